@@ -49,7 +49,7 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
         with MalformedRows(folder / "malformed.jsonl") as malformed, PartWriter(folder) as writer:
             for batch in find_reader(file, CRITEO_RECOMMENDER).batches(malformed):
                 writer.write(batch)
-            malformed.judge()
+            malformed.check()
         return sum(part.num_rows for part in writer.parts)
 
     return work

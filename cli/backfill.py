@@ -98,9 +98,9 @@ def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: dat
             for table, left_out in _day_rows(files, recommender, day, malformed=malformed, scratch=scratch):
                 copies.add(left_out)
                 writer.write(table)
-            malformed.judge()
+            malformed.check()
         num_rows = sum(part.num_rows for part in writer.parts)
-        copies.judge(num_rows, max_fraction=limits.max_conflicting_fraction, source=f"day {day}")
+        copies.check(num_rows, max_fraction=limits.max_conflicting_fraction, source=f"day {day}")
         if not num_rows:
             raise ContractError(f"{files[0]} and the other files hold no row of {day}, expected some")
         if malformed.num_rows:

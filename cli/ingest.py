@@ -185,7 +185,7 @@ def ingest(
                 files, recommender, malformed, counts=read, keeps_times=keeps_times, max_rows=settings.max_rows
             ):
                 spool.write(batch)
-            malformed.judge()
+            malformed.check()
         with spool.close() as events:
             if not spool.num_rows:
                 raise ContractError(f"{', '.join(map(str, files))} holds no row, expected some")
@@ -274,7 +274,7 @@ def _expect_keys(events: Events, recommender: Recommender, files: list[Path], *,
     """
     found = events.counts()
     key, source = (recommender.data.request_id, recommender.data.row), ", ".join(map(str, files))
-    found.copies.judge(found.rows, max_fraction=limit, source=source, key=key)
+    found.copies.check(found.rows, max_fraction=limit, source=source, key=key)
     if changed := found.copies.num_updated + found.copies.num_conflicting:
         logger.warning("%d rows occur again with other content: the last copy of each counts", changed)
     if found.copies.num_equal:

@@ -28,7 +28,7 @@ from components.extraction.lineage import lake_versions
 from demo.environments import REPOSITORY, python_of
 from evergreen.contracts.manifests import NONE, Manifest, Model, RawDataset
 from evergreen.networks.files import open_model
-from evergreen.registry.models import graph_sha256, judged_model, model_folder, referenced_model
+from evergreen.registry.models import evaluated_model, graph_sha256, model_folder, referenced_model
 from evergreen.registry.promotion_journal import JOURNAL_FILE, moment_of, read_entries
 from evergreen.registry.recommenders import accept
 from evergreen.registry.runs import read_notes, trained_model
@@ -222,7 +222,7 @@ def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> 
     Raises:
         ContractError: the model was never evaluated, or its run left no notes.
     """
-    model, _, raw = judged_model(store, model_id)
+    model, _, raw = evaluated_model(store, model_id)
     runs = [read_notes(store, path.parent.name) for path in (store / "runs").glob("*/training.json")]
     notes = next((run for run in runs if trained_model(run) == model_id), [])
     begun = {note.step: note.started_at for note in notes}

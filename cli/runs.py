@@ -188,7 +188,7 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
     if outcome.state == "canary":
         return f"`evergreen canary status --store {shlex.quote(str(store))}` shows the progress of the new version"
     verdict = _model_and_verdict(store, read_notes(store, outcome.run))[1]
-    if outcome.state == "judged" and verdict is not None:
+    if outcome.state == "evaluated" and verdict is not None:
         words = ["evergreen", "promote", "--store", str(store), "--model-id", verdict.candidate_model_id]
         return f"{shlex.join(words)} --override WHY makes the model live"
     said = verdict.advice if verdict is not None and outcome.state == "refused" else []

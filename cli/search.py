@@ -29,7 +29,7 @@ from evergreen.config.spec import Recommender
 from evergreen.contracts.manifests import CURRENT
 from evergreen.recommender_file.document import load_document
 from evergreen.recommender_file.form import read_recommender
-from evergreen.registry.models import judged_run
+from evergreen.registry.models import evaluated_run
 from evergreen.registry.recommenders import accepted, check_run
 from evergreen.registry.runs import find_outcome, new_run_name
 from evergreen.runtime.durable import write_whole
@@ -223,7 +223,7 @@ def run_trial(
         with subprocess.Popen(command, env=variables, stdout=log, stderr=log) as process:
             process.wait()
     outcome = find_outcome(folders.store, name)
-    judged = judged_run(folders.store, outcome.run) if outcome else None
+    judged = evaluated_run(folders.store, outcome.run) if outcome else None
     if judged is None:
         return {"reason": outcome.reason if outcome else f"exit code {process.returncode}, see {log.name}"}
     found = judged[0].candidate

@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from evergreen.contracts.manifests import Release
 from evergreen.registry import promotion_journal
-from evergreen.registry.models import judged_model, read_release, read_serving_place
+from evergreen.registry.models import evaluated_model, read_release, read_serving_place
 from evergreen.registry.promotion_journal import Promotion
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
@@ -47,7 +47,7 @@ def promote_model(settings: SiteSettings, model_id: str, *, override: str) -> Re
     Raises:
         ContractError: the model does not exist or was never evaluated, or `release` raises it.
     """
-    evaluated = judged_model(settings.store, model_id)
+    evaluated = evaluated_model(settings.store, model_id)
     return release(*evaluated, settings=as_served_now(settings.serving(evaluated[0])), override=override)
 
 

@@ -220,7 +220,7 @@ def _kfp_output_to(log_path: Path) -> Iterator[None]:
             root_logger.setLevel(level)
 
 
-EXIT_CODES = {"released": 0, "canary": 0, "judged": 0, "refused": 1, "failed": 3}
+EXIT_CODES = {"released": 0, "canary": 0, "evaluated": 0, "refused": 1, "failed": 3}
 
 
 class LocalFolders:

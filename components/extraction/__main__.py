@@ -36,8 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--lake",
         required=True,
         help="lake with day=YYYY-MM-DD folders: absolute path, file:// or gs://, of which what the "
-        "window needs is "
-        "fetched into <work>/.lake-cache",
+        "window needs is fetched into <work>/.lake-cache",
     )
     parser.add_argument(
         "--recommender",

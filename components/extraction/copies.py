@@ -49,7 +49,7 @@ class Copies:
         self.num_conflicting += other.num_conflicting
         self.example = self.example or other.example
 
-    def judge(
+    def check(
         self, num_kept: int, *, max_fraction: float, source: str, key: tuple[str, str] = (REQUEST_ID, ROW)
     ) -> None:
         """Check that few rows have the same key as a row with other features.
@@ -67,12 +67,10 @@ class Copies:
         if self.num_conflicting > max_fraction * num_rows:
             raise ContractError(
                 f"{source}: {self.num_conflicting} of {num_rows} rows "
-                f"({self.num_conflicting / num_rows:.2%}) have the "
-                f"{key[0]} and {key[1]} of another row with other features, expected at most "
-                f"{max_fraction:.2%} "
+                f"({self.num_conflicting / num_rows:.2%}) have the {key[0]} and {key[1]} of "
+                f"another row with other features, expected at most {max_fraction:.2%} "
                 f"(extraction.max_conflicting_fraction), because {key[0]} and {key[1]} together "
-                "name one row; such as "
-                f"{self.example}"
+                f"name one row; such as {self.example}"
             )
 
 

@@ -351,8 +351,8 @@ def _write_rows(
     ) as malformed:
         count, parts = _copy_window(lake, window, malformed, folder=folder, workers=workers)
         late = _copy_late(lake, window, malformed, folder=folder)
-        malformed.judge()
-    copies = _judged_copies(count, late, window, settings=settings)
+        malformed.check()
+    copies = _checked_copies(count, late, window, settings=settings)
     num_late_clicks = lake.late.num_joined
     _expect_rows(count, window, lake=lake, parent=baselines.parent)
     cut = _cut(parts, window, lake=lake, settings=settings, baselines=baselines)
@@ -444,7 +444,7 @@ def _num_left_rows(lake: Lake) -> int | None:
     return None if None in counts else sum(each or 0 for each in counts)
 
 
-def _judged_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, settings: ExtractionSettings) -> Copies:
+def _checked_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, settings: ExtractionSettings) -> Copies:
     """Log and return the counts of left-out rows, and check that few conflict.
 
     Raises:
@@ -456,12 +456,11 @@ def _judged_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, s
     if copies.num_rows:
         logger.info(
             "%s: of rows that came more than once %d equal copies were left out, %d older ones "
-            "with another label or "
-            "time, and %d with other features",
+            "with another label or time, and %d with other features",
             window, copies.num_equal, copies.num_updated, copies.num_conflicting,
         )  # fmt: skip
     limit = settings.max_conflicting_fraction
-    copies.judge(count.num_rows + late.num_rows, max_fraction=limit, source=f"window {window}")
+    copies.check(count.num_rows + late.num_rows, max_fraction=limit, source=f"window {window}")
     return copies
 
 
@@ -609,11 +608,10 @@ def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan, *, worker
     num_straddling = remove_straddling(folder / "holdout", [folder / "train", folder / REPLAYED], workers)
     if num_straddling == num_newer:
         raise ContractError(
-            f"window {window} has {num_newer} newest rows whose requests have older rows, too, "
-            "expected a request "
-            "whose rows are all new, to judge by: if data.request_id names a session, a user or a "
-            "day, remove it from "
-            "the recommender's file, accept that, and ingest the rows again into an empty lake"
+            f"window {window} has {num_newer} holdout rows whose requests have older rows, too, "
+            "expected a request whose rows are all new: if data.request_id names a session, a "
+            "user or a day, remove it from the recommender's file, accept that, and ingest the "
+            "rows again into an empty lake"
         )
     return num_straddling
 
@@ -642,19 +640,16 @@ def _cut(
         raise ContractError(
             f"window {window} holds {num_newer} rows newer than {to_iso(learned)}, up to which "
             f"{' or '.join(model.model_id for model in baselines.models)} learned, expected at "
-            f"least {MIN_ROWS}: rows "
-            "that one of the compared models learned cannot judge; "
-            f"{_enough(lake, learned, settings.attribution)}"
+            f"least {MIN_ROWS}: rows that one of the compared models learned cannot be in the "
+            f"holdout; {_enough(lake, learned, settings.attribution)}"
         )
     num_wanted = min(max(1, round(num_rows * settings.holdout_fraction)), num_rows - 1)
     cut = find_cut(parts, num_wanted, learned=learned)
     if cut is None:
         raise ContractError(
             f"window {window} holds {num_rows} rows of one time, expected older and newer ones: "
-            "name the column of "
-            "their times by data.event_time and ingest them again into an empty lake; without one "
-            "`evergreen ingest` "
-            "spreads them over days"
+            "name the column of their times by data.event_time and ingest them again into an "
+            "empty lake; without one `evergreen ingest` spreads them over days"
         )
     return cut
 
@@ -672,6 +667,6 @@ def _enough(lake: Lake, learned: int, attribution: int) -> str:
                 return f"a window_end of {to_iso(newer[MIN_ROWS - 1] + 1 + attribution)} or later would do"
     return (
         f"the lake holds {len(newer)} such rows, so no window would do before more have come "
-        "(`evergreen ingest`); to "
-        f"learn all rows anew without a comparison, {run_again(FROM_SCRATCH)}"
+        "(`evergreen ingest`); to learn all rows anew without a comparison, "
+        f"{run_again(FROM_SCRATCH)}"
     )

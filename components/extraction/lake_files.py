@@ -208,9 +208,8 @@ def files_in_place(
         more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
         raise ContractError(
             f"lake {name} holds {len(wrong)} files where no rows are read: "
-            f"{', '.join(wrong[:_NUM_NAMED])}{more}; "
-            "expected regular files day=YYYY-MM-DD/*.parquet and "
-            "outcomes/day=YYYY-MM-DD/*.parquet; move them there or "
+            f"{', '.join(wrong[:_NUM_NAMED])}{more}; expected regular files "
+            "day=YYYY-MM-DD/*.parquet and outcomes/day=YYYY-MM-DD/*.parquet; move them there or "
             "away, or pass them over: --set "
             f"'extraction.pass_over=[{json.dumps(_folder_pattern(wrong[0]))}]'"
         )
@@ -274,8 +273,7 @@ def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -
         if found is None or found.size != mark.size:
             raise ContractError(
                 f"{objects.uri}/{location}/{mark.name} is absent or changed, expected {mark.size} "
-                "bytes as its "
-                f"{VERSION_COMPLETE} says"
+                f"bytes as its {VERSION_COMPLETE} says"
             )
         files.append(found)
     replaced = {(mark.name, mark.size) for mark in marker.replaces}
@@ -452,8 +450,7 @@ class LakeFiles:
         if not self._rows and not outcomes:
             raise ContractError(
                 f"lake {self.name} holds no rows, expected folders day=YYYY-MM-DD of Parquet "
-                "files; `evergreen ingest` "
-                "brings files of rows into a lake"
+                "files; `evergreen ingest` brings files of rows into a lake"
             )
         self.outcomes = {
             day: [each for name, each in sorted(names.items()) if "/" not in name and name.endswith(".parquet")]

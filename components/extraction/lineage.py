@@ -124,11 +124,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the command's parser. `--help` is its documentation."""
     parser = CommandParser(
         prog="evergreen lineage",
-        description="Reports for the models of a store which version of which day of the lake they "
-        "learned from, "
-        "themselves or through the models that they continued; and with --lake, which of these "
-        "rows a later back-fill "
-        "has replaced since.",
+        description="Lists for each model of a registry which version of which day it learned "
+        "from, itself or through the models that it continued. With --lake, it also lists which of "
+        "these rows a later back-fill has replaced.",
     )
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     only = parser.add_mutually_exclusive_group()
@@ -161,19 +159,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _lines(document: dict[str, Any]) -> list[str]:
     continued = f", continues {document['parent_model_id']}" if document["parent_model_id"] else ", from scratch"
     lines = [f"{document['model_id']}{' (live)' if document['is_live'] else ''}{continued}"]
-    later = f", learned later by {', '.join(document['learned_later'])}" if document["learned_later"] else ""
+    later = (
+        f"; evaluation rows learned later by {', '.join(document['learned_later'])}"
+        if document["learned_later"]
+        else ""
+    )
     until = document["last_learned_time"]
-    lines.append(f"  learned rows up to {until}, judged by rows up to {document['last_event_time']}{later}")
+    lines.append(f"  trained on rows up to {until}, evaluated on rows up to {document['last_event_time']}{later}")
     for seen in document["days"]:
         through = "" if seen["model_id"] == document["model_id"] else f", through {seen['model_id']}"
         replayed = ", replayed" if seen["replay"] else ""
         late = f", {seen['num_late_rows']} of them late" if seen["num_late_rows"] else ""
-        judging = f", {seen['num_holdout_rows']} of them held out" if seen["num_holdout_rows"] else ""
-        rows = f"{seen['num_rows']} rows{late}{judging}"
+        held_out = f", {seen['num_holdout_rows']} of them held out" if seen["num_holdout_rows"] else ""
+        rows = f"{seen['num_rows']} rows{late}{held_out}"
         lines.append(f"  {seen['day']} version {seen['version']}: {rows}{replayed}{through}")
         if seen.get("outdated"):
             lines.append(f"    OUTDATED: the lake has version {seen['lake_version']}")
-    return lines + [f"  what {model_id} saw is not known" for model_id in document["unknown"]]
+    return lines + [f"  the days of {model_id} are unknown" for model_id in document["unknown"]]
 
 
 if __name__ == "__main__":

@@ -143,8 +143,8 @@ class Spool:
         content = f"md5(to_json(list_filter([{values}], lambda value: value IS NOT NULL))::VARCHAR)"
         return (
             f"SELECT {column[LABEL]} AS label, {column[EVENT_TIME]} AS time, {column[REQUEST_ID]} "
-            "AS request, "
-            f"{column[ROW]} AS number, {weight} AS weight, {content} AS content{more} FROM {source}"
+            f"AS request, {column[ROW]} AS number, {weight} AS weight, {content} AS content{more} "
+            f"FROM {source}"
         )
 
     def _text_of(self, name: str) -> str:
@@ -230,9 +230,8 @@ class Events:
             ContractError: a file is not readable Parquet, or not in the lake's schema.
         """
         self._execute(
-            "CREATE OR REPLACE TABLE known "
-            "(label INTEGER, time BIGINT, request VARCHAR, number INTEGER, weight DOUBLE, content "
-            "VARCHAR)"
+            "CREATE OR REPLACE TABLE known (label INTEGER, time BIGINT, request VARCHAR, number "
+            "INTEGER, weight DOUBLE, content VARCHAR)"
         )
         for path in files:
             for batch in self._spool.plain_batches(path):
@@ -253,8 +252,8 @@ class Events:
         num_known = self._count("SELECT count(*) FROM dropped") - before
         others = (
             "FROM events SEMI JOIN known ON known.request = events.request AND known.number = "
-            "events.number "
-            "AND known.content <> events.content WHERE place NOT IN (SELECT place FROM dropped)"
+            "events.number AND known.content <> events.content WHERE place NOT IN (SELECT place "
+            "FROM dropped)"
         )
         num_others = self._count(f"SELECT count(*) {others}")
         example = self._fetch(f"SELECT request, number {others} ORDER BY place LIMIT 1")
@@ -274,8 +273,7 @@ class Events:
         )
         found = self._fetch(
             "SELECT request, number FROM events JOIN dropped USING (place) WHERE kind = "
-            "'conflicting' "
-            "ORDER BY place LIMIT 1"
+            "'conflicting' ORDER BY place LIMIT 1"
         )
         copies = Copies(
             num_equal=kinds.get("equal", 0),
@@ -314,8 +312,8 @@ class Events:
         listed = ", ".join(f"{own.get(name, f'spooled.{column}')} AS {column}" for name, column in columns.items())
         query = (
             f"SELECT {listed} FROM {self._rows} AS spooled JOIN events ON events.place = "
-            f"spooled.{_PLACE} {join} "
-            f"WHERE events.place NOT IN (SELECT place FROM dropped) ORDER BY {order}"
+            f"spooled.{_PLACE} {join} WHERE events.place NOT IN (SELECT place FROM dropped) ORDER "
+            f"BY {order}"
         )
         with self._translated():
             for found in self._connection.sql(query).to_arrow_reader(BATCH_ROWS):

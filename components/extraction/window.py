@@ -105,8 +105,7 @@ class SeenFiles:
                 if size != file.size:
                     logger.warning(
                         "%s has %d bytes, expected the %d that it had when rows up to %s were "
-                        "learned: what was "
-                        "changed is not learned, new rows belong in new files",
+                        "learned: what was changed is not learned, new rows belong in new files",
                         file.name, file.size, size, to_iso(self.watermark),
                     )  # fmt: skip
 
@@ -201,9 +200,8 @@ def resolve_window(
     if window.is_empty and attribution:
         raise ContractError(
             f"window {window} holds no mature row: of rows up to {to_iso(requested or 0)} those of "
-            "the last "
-            f"{attribution / DAY_MICROS * 24:g} hours (attribution_hours) are left for the next "
-            "round"
+            f"the last {attribution / DAY_MICROS * 24:g} hours (attribution_hours) are left for "
+            "the next round"
         )
     if window.is_empty:
         raise ContractError(f"window {window} is empty, expected its start before its end")
@@ -260,8 +258,7 @@ def find_baselines(store: Path, *, parent: str, champion: str, features: Feature
     if found is not None and (lost := features.places_lost(found.recommender.features)):
         raise ContractError(
             f"columns {lost} of the champion {found.model_id} are none of this run's, so that it "
-            "cannot be judged on "
-            "the same rows; to judge without it, "
+            "cannot be judged on the same rows; to judge without it, "
             f"{run_again('-p champion=none' if continued else FROM_SCRATCH)}"
         )
     return Baselines(parent=continued, champion=found)
@@ -283,9 +280,8 @@ def expect_past(baselines: Baselines, ahead_from: int) -> None:
         if (newest := watermark(model)) >= ahead_from:
             raise ContractError(
                 f"model {model.model_id} learned rows up to {to_iso(newest)}, later than "
-                f"{to_iso(ahead_from)}, "
-                "ahead of the clock: no row would be newer until then; to train without it, "
-                f"{run_again(FROM_SCRATCH)}"
+                f"{to_iso(ahead_from)}, ahead of the clock: no row would be newer until then; to "
+                f"train without it, {run_again(FROM_SCRATCH)}"
             )
 
 

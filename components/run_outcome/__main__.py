@@ -92,8 +92,8 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
     elif outcome.state == "canary":
         title, done = f"Version {outcome.version} runs beside the live one", outcome.reason
-    elif outcome.state == "judged":
-        title, done = "A new model was judged", outcome.reason
+    elif outcome.state == "evaluated":
+        title, done = "A new model was evaluated", outcome.reason
     elif outcome.state == "refused":
         title, done = f"The new model was refused by {outcome.step}: {outcome.reason}", "what was live stays live"
     else:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from evergreen.registry.models import judged_run
+from evergreen.registry.models import evaluated_run
 from evergreen.registry.runs import find_outcome, store_name
 from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.runtime.exit_codes import exits_with_code
@@ -45,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     run_id = server.start_run(experiment, trial, source=version, parameters=parameters, service_account=SERVICE_ACCOUNT)
     ended = wait(server, run_id, seconds=24 * 3600.0)
     outcome = find_outcome(arguments.store, store_name(trial, "", run_id))
-    judged = judged_run(arguments.store, outcome.run) if outcome else None
+    judged = evaluated_run(arguments.store, outcome.run) if outcome else None
     if judged is None:
-        raise PermanentError(f"run {run_id} was not judged: {outcome.reason if outcome else describe_end(ended)}")
+        raise PermanentError(f"run {run_id} was not evaluated: {outcome.reason if outcome else describe_end(ended)}")
     print(f"auc={judged[0].candidate.auc}\nlog_loss={judged[0].candidate.log_loss}", flush=True)
     return 0
 

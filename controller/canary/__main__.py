@@ -7,7 +7,7 @@ from typing import Any
 
 from controller.canary import steps
 from controller.promote import as_served_now
-from evergreen.registry.models import judged_model
+from evergreen.registry.models import evaluated_model
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
             f"interval is {arguments.interval_seconds} s, expected more than 0 and at most {MAX_INTERVAL_SECONDS:g}"
         )
     if arguments.command == "start":
-        evaluated = judged_model(site.store, arguments.model_id)
+        evaluated = evaluated_model(site.store, arguments.model_id)
         share = 0.0 if arguments.shadow_only else serving_canary.FIRST_SHARE
         done = serving_canary.start(*evaluated, settings=as_served_now(site.serving(evaluated[0])), share=share)
         print(f"version {done.version} is the canary, model {done.model_id}")

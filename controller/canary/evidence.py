@@ -185,8 +185,7 @@ def fetch(address: str) -> str:
                 if len(content) > MAX_TEXT_BYTES or time.monotonic() > deadline:
                     raise TemporaryError(
                         f"metrics of {address} are incomplete after {len(content):,} bytes, "
-                        "expected at most "
-                        f"{MAX_TEXT_BYTES:,} bytes within {READ_SECONDS:g} s"
+                        f"expected at most {MAX_TEXT_BYTES:,} bytes within {READ_SECONDS:g} s"
                     )
             return content.decode()
     except (URLError, HTTPException, OSError, ValueError) as error:

@@ -157,7 +157,7 @@ def try_rows(
             for path in click_log_files(data):
                 _try_file(path, collector, malformed, now=time.time() if now is None else now)
             try:
-                malformed.judge()
+                malformed.check()
             except ContractError as error:
                 if str(error) not in trial.refusals:
                     trial.refusals.append(str(error))

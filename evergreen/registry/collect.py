@@ -161,8 +161,7 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
         given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
         raise ContractError(
             f"{given} are given, expected at least 1 day and 2 versions: one to go back to; and at "
-            f"most {MAX_DAYS:,} "
-            "days"
+            f"most {MAX_DAYS:,} days"
         )
     store = typed_folder(arguments.store, "--store")
     work = typed_folder(arguments.work, "--work") if arguments.work else None

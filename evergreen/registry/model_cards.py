@@ -136,7 +136,7 @@ def read_card(store: Path, reference: str) -> ModelCard:
     model_id = referenced_model(store, reference).model_id
     path = card_path(store, model_id)
     if not path.exists():
-        raise ContractError(f"{path} is absent: model {model_id} has no card, expected a model that evaluation judged")
+        raise ContractError(f"{path} is absent: model {model_id} has no card, expected an evaluated model")
     return completed(store, ModelCard.read(path))
 
 

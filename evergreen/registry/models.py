@@ -104,7 +104,7 @@ def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> Verdict:
     return verdict
 
 
-def judged_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawDataset]:
+def evaluated_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawDataset]:
     """Return a stored model, its last verdict, and the dataset with its holdout rows.
 
     Raises:
@@ -114,12 +114,12 @@ def judged_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawDataset
     of_verdict, of_raw = verdict_paths(store, model_id)
     if not of_verdict.exists():
         raise ContractError(
-            f"{of_verdict} is absent: model {model_id} was never judged, so there is no parity to prove"
+            f"{of_verdict} is absent: model {model_id} was never evaluated, so its parity cannot be checked"
         )
     return model, Verdict.read(of_verdict), RawDataset.read(of_raw)
 
 
-def judged_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
+def evaluated_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
     """Return the verdict on the model that `run` trained, and the dataset with its holdout rows.
 
     Returns None if the run trained no model or did not evaluate it.
@@ -130,7 +130,7 @@ def judged_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
     name = trained_model(read_notes(store, run))
     if name is None or not verdict_paths(store, name)[0].exists():
         return None
-    return judged_model(store, name)[1:]
+    return evaluated_model(store, name)[1:]
 
 
 def write_serving_place(store: Path, place: ServingPlace) -> None:
@@ -194,10 +194,8 @@ def _expect_tree(folder: Path, expected: str, model_id: str) -> None:
         names = ", ".join(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
         raise ContractError(
             f"{folder} with {names or 'no files'} has sha256 {found}, expected {expected} as in "
-            "the manifest of model "
-            f"{model_id}: a file was changed, corrupted or lost since the model was stored; "
-            "restore the folder, or "
-            "continue another model"
+            f"the manifest of model {model_id}: a file was changed, corrupted or lost since the "
+            "model was stored; restore the folder, or continue another model"
         )
 
 
@@ -266,8 +264,8 @@ def parent(store: Path, reference: str) -> Model | None:
     if len(names := [name for name in re.split(r"[\s,;+]+", reference) if name]) > 1:
         raise ContractError(
             f"parent is {reference!r}, which names {len(names)} models, expected one: models "
-            "cannot be merged, because "
-            "the same id means another category, and the same weight another feature, in each"
+            "cannot be merged, because the same id means another category, and the same weight "
+            "another feature, in each"
         )
     if reference == CURRENT:
         release = champion(store, CURRENT)

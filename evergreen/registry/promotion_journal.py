@@ -122,8 +122,8 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotio
             raise ContractError(f"{path} line {number} is not a promotion: {error}") from error
         if type(entry.version) is not int or entry.action not in ACTIONS:
             raise ContractError(
-                f"{path} line {number} is {entry.action!r} of version {entry.version!r}, "
-                f"expected one of {', '.join(ACTIONS)} of a number"
+                f"{path} line {number} is {entry.action!r} of version {entry.version!r}, expected "
+                f"one of {', '.join(ACTIONS)} of a number"
             )
     # Only the configuration in the last line is ever restored. The others would take most of the
     # memory.

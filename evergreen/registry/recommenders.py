@@ -71,8 +71,7 @@ def accepted(store: Path, reference: str) -> Recommender:
     if not lines:
         raise ContractError(
             f"{recommenders_folder(store)} holds no recommender: describe yours in a file and "
-            "accept it with "
-            f"`evergreen recommender accept FILE --store {store}`"
+            f"accept it with `evergreen recommender accept FILE --store {store}`"
         )
     found = lines
     if reference != CURRENT:
@@ -81,8 +80,7 @@ def accepted(store: Path, reference: str) -> Recommender:
     if not found:
         raise ContractError(
             f"recommender is {reference!r}, expected {CURRENT}, the number of an accepted version "
-            "(1 to "
-            f"{lines[-1].version}) or 8 digits of its digest at least"
+            f"(1 to {lines[-1].version}) or 8 digits of its digest at least"
         )
     return read_version(store, found[-1])
 
@@ -227,17 +225,14 @@ def _expect_same(store: Path, line: AcceptedRecommender, recommender: Recommende
     elif set(before.features.names).isdisjoint(recommender.features.names):
         difference = (
             f"the file has none of the features of {before.name!r} "
-            f"({', '.join(before.features.names[:5])}, ...), "
-            "expected one at least"
+            f"({', '.join(before.features.names[:5])}, ...), expected one at least"
         )
     else:
         return
     raise ContractError(
         f"{difference}: {store} is in use by version {line.version} of {before.name!r}. Give "
-        "another recommender a "
-        f"store of its own (--store), or replace {before.name!r} on purpose by --replace, and "
-        "train the next model "
-        "by `evergreen run --from-scratch`"
+        f"another recommender a store of its own (--store), or replace {before.name!r} on purpose "
+        "by --replace, and train the next model by `evergreen run --from-scratch`"
     )
 
 

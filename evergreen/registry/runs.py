@@ -62,7 +62,7 @@ class RunOutcome:
     """Retrain request of the monitor, or of a command with `trigger_id`. Empty for a run that a
     person or a schedule started."""
     state: str
-    """`released`, `canary` (its version is a canary beside the live one), `judged` (the gate
+    """`released`, `canary` (its version is a canary beside the live one), `evaluated` (the gate
     accepted the model, and the settings ask for no release), `refused` (by validation or the gate)
     or `failed`."""
     step: str
@@ -301,7 +301,7 @@ def conclude(
     made = _promotion_of(store, run) if last.step == LAST_STEP else None
     version, reason = None, last.reason
     if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
-        state = "judged"
+        state = "evaluated"
     elif last.state == "refused" and last.step == LAST_STEP and (canary := canary_at_work(store)):
         # The running canary continues. That is no reason for a longer cooldown or an alert.
         state, version = "canary", canary.version

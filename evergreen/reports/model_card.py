@@ -60,10 +60,8 @@ def card_page(card: ModelCard) -> str:
             "Slices": [
                 Text(
                     "Those that speak most against the candidate. p is the probability of such a "
-                    "loss of log loss "
-                    "where the slice loses no more than is allowed; the gate corrects it for the "
-                    "number of slices. "
-                    "Intervals are 95 %, one by one."
+                    "loss of log loss where the slice loses no more than is allowed; the gate "
+                    "corrects it for the number of slices. Intervals are 95 %, one by one."
                 ),
                 *slices_blocks(card.slices),
             ],
@@ -211,12 +209,10 @@ def _old_rows(card: ModelCard) -> list[PageBlock]:
         return [Text("No rows older than the window were held out.")]
     text = (
         f"{old.num_rows} rows of days before the window, {old.num_clicks} clicks, drawn for this "
-        "and never replayed. "
-        "Both models may have learned them when they were new: this shows how well they are "
-        "remembered. Where the "
-        "world changed in between, a candidate that follows it is wrong about them and scores "
-        "lower; that is a fault "
-        "only where the old world may return."
+        "and never replayed. Both models may have learned them when they were new: this shows how "
+        "well they are remembered. Where the world changed in between, a candidate that follows "
+        "it is wrong about them and scores lower; that is a fault only where the old world may "
+        "return."
     )
     return [Text(text), *quality_blocks(old, _names(card))]
 
@@ -232,8 +228,8 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
         return Text("No held-out list was explored, so the logs do not tell what another order is worth.")
     overlap = (
         f"{found.num_lists} held-out lists were explored. The candidate would order "
-        f"{percent(found.disputed_share)} of "
-        f"the neighbours otherwise, and {found.num_swaps} swaps of such a pair were shown"
+        f"{percent(found.disputed_share)} of the neighbours otherwise, and {found.num_swaps} swaps "
+        "of such a pair were shown"
     )
     if found.gain is None or found.low is None or found.high is None:
         return Text(f"{overlap}: too few to tell what its order is worth.")
@@ -241,8 +237,7 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
         f"{overlap}. Each such swap gains ",
         Strong(f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"),
         " clicks on the two rows over the order that was served. The interval, 95 %, holds at "
-        "every number of lists at "
-        "once. The gate does not judge by it.",
+        "every number of lists at once. The gate does not judge by it.",
     )
 
 
@@ -307,8 +302,8 @@ def _drift(report: ValidationReport | None) -> list[PageBlock]:
         found.append(
             Text(
                 f"Click rate {percent(label['rate_now'])}, before {percent(label['rate_before'])}: "
-                "difference "
-                f"{label['difference']:+.4f} [{label['low']:+.4f}, {label['high']:+.4f}]."
+                f"difference {label['difference']:+.4f} [{label['low']:+.4f}, "
+                f"{label['high']:+.4f}]."
             )
         )
     if not report.drift:

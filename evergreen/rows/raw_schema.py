@@ -288,7 +288,7 @@ class MalformedRows:
         if counts.num_rows >= CHECKED_FROM_ROWS:
             self._check_file(path, counts)
 
-    def judge(self) -> None:
+    def check(self) -> None:
         """Check every file that was read.
 
         A feature that a recommender got later is absent from the files of earlier days. A file may

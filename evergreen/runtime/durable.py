@@ -200,8 +200,7 @@ def _without_checksum(line: bytes) -> bytes:
     if not _has_checksum(line):
         raise ValueError(
             f"its crc32 is {_digits(head).decode()}, expected {tail[:8].decode(errors='replace')}: "
-            "the line was "
-            "corrupt, or edited without removing its key crc32"
+            "the line was corrupt, or edited without removing its key crc32"
         )
     return head + _END
 

@@ -90,8 +90,7 @@ def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Work
         except KilledWorker as error:
             raise TemporaryError(
                 f"workers of Dask scheduler {scheduler} were killed: {first_line(error)}; smaller "
-                "partitions take less "
-                "memory"
+                "partitions take less memory"
             ) from error
 
 
@@ -130,8 +129,7 @@ def _client(scheduler: str) -> Iterator[Any]:
     except (ValueError, TypeError) as error:
         raise ContractError(
             f"dask_scheduler is {scheduler!r} ({first_line(error)}), expected an address such as "
-            "tcp://host:8786, or "
-            "nothing for this process"
+            "tcp://host:8786, or nothing for this process"
         ) from error
     except OSError as error:
         raise TemporaryError(f"Dask scheduler {scheduler} does not answer: {first_line(error)}") from error

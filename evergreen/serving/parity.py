@@ -205,8 +205,7 @@ def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, source: str) 
         got, expected = scores[worst], rows.expected[worst]
         raise ContractError(
             f"{source} differs from the training-side score by {differences[worst]:.3g} at row "
-            f"{worst} "
-            f"({got:.7f} instead of {expected:.7f}), expected at most {TOLERANCE:g}; the row is "
-            f"{rows.values(worst)}"
+            f"{worst} ({got:.7f} instead of {expected:.7f}), expected at most {TOLERANCE:g}; the "
+            f"row is {rows.values(worst)}"
         )
     return float(differences[worst])

@@ -225,8 +225,7 @@ class Triton:
         wanted = PROBABILITY_OUTPUT
         return PermanentError(
             f"triton {self.url} answered {name} {how}, expected one output {wanted.name} of type "
-            f"{wanted.datatype} "
-            f"from a version of {name}"
+            f"{wanted.datatype} from a version of {name}"
         )
 
     @contextmanager

@@ -117,8 +117,7 @@ class SiteSettings:
         if promotion_journal.read_entries(self.store) and known != name:
             raise ContractError(
                 f"model {model.model_id} is of recommender {name!r}, expected {known!r}, which the "
-                "store "
-                f"{self.store} serves: another recommender needs another store"
+                f"store {self.store} serves: another recommender needs another store"
             )
         return replace(self, recommender=name)
 
@@ -398,8 +397,7 @@ def add_site_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--triton-urls",
         help="host:grpc_port or dns:///name:grpc_port of the running servers, comma-separated; "
-        "empty = none; "
-        "default: those of the last release",
+        "empty = none; default: those of the last release",
     )
     parser.add_argument("--who", default="", help="person who makes the change, for the journal; default: user@host")
     add_flags(parser, TritonAccess, prefix=ACCESS_FLAGS, variables=ACCESS_VARIABLES)
@@ -418,8 +416,7 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     if place is None and (arguments.repository is None or arguments.triton_urls is None):
         raise ContractError(
             f"{store / 'serving.json'} is absent (no release yet), expected --repository and "
-            "--triton-urls "
-            "(empty = no server runs)"
+            "--triton-urls (empty = no server runs)"
         )
     urls = arguments.triton_urls
     access = read_access(arguments)

@@ -24,7 +24,7 @@ TAKEN_BACK = "taken_back"
 _ENDED_WELL = {
     "released": "a release",
     "canary": "a canary's start",
-    "judged": "a model that is kept",
+    "evaluated": "a model that is kept",
     "notified": "a notification",
     TAKEN_BACK: "a new version was taken back",
 }
@@ -97,8 +97,8 @@ def ended(
 
     Args:
         memory: Memory before.
-        outcome: `released`, `canary`, `judged`, `refused` or `failed`. Also `notified`, if people
-            were notified instead of a run, and `TAKEN_BACK`.
+        outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. Also `notified`, if
+            people were notified instead of a run, and `TAKEN_BACK`.
         settings: Rate limits.
         now: Seconds since the epoch.
         parent: `none` for a full run, `current` for an incremental one.
@@ -109,7 +109,7 @@ def ended(
     (900.0, 1800.0)
     """
     if outcome in _ENDED_WELL:
-        is_release = outcome not in ("judged", TAKEN_BACK)
+        is_release = outcome not in ("evaluated", TAKEN_BACK)
         return replace(
             memory,
             blocked_until=now + settings.cooldown_seconds,

@@ -76,8 +76,8 @@ _RULES = {
     "canary": _Rule(
         DRIFT, "A new version runs beside the live one", "its canary decides", is_of_run=True
     ),
-    "judged": _Rule(
-        DRIFT, "A new model was judged", "kept; a person may promote it", is_of_run=True
+    "evaluated": _Rule(
+        DRIFT, "A new model was evaluated", "kept; a person may promote it", is_of_run=True
     ),
     "refused": _Rule(
         DRIFT, "The new model was refused", "the live version stays live", is_of_run=True

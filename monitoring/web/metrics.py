@@ -45,7 +45,7 @@ DRIFT_OUTCOMES = {
     "drift_no_reference_row": "rows of a version whose training rows are not known",
     "drift_too_many_versions_row": "rows of more versions in one bucket than are held",
 }
-REQUEST_OUTCOMES = ("started", "released", "canary", "judged", "refused", "failed", "notified")
+REQUEST_OUTCOMES = ("started", "released", "canary", "evaluated", "refused", "failed", "notified")
 KPI_GAUGES = {
     "auc": ("rolling_auc", "AUC of the window; absent while undefined"),
     "auc_low": ("rolling_auc_low", "Lower end of the AUC's 95 % interval"),

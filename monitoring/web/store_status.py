@@ -38,7 +38,7 @@ REPEAT_SECONDS = 86_400.0
 name counts again."""
 RELEASED = "released"
 CANARY = "canary"
-JUDGED = "judged"
+EVALUATED = "evaluated"
 GATE_FAILED = "gate_failed"
 GATE_INCONCLUSIVE = "gate_inconclusive"
 BLOCKED_BY_DATA = "blocked_by_data"
@@ -47,7 +47,7 @@ FAILED = "failed"
 VERDICTS = (
     RELEASED,
     CANARY,
-    JUDGED,
+    EVALUATED,
     GATE_FAILED,
     GATE_INCONCLUSIVE,
     BLOCKED_BY_DATA,
@@ -218,7 +218,7 @@ class RunCounter:
             counted[f"run_{verdict}"] += 1
             if verdict in (GATE_FAILED, GATE_INCONCLUSIVE):
                 refusals = (refusals or 0) + 1
-            elif verdict in (RELEASED, CANARY, JUDGED):
+            elif verdict in (RELEASED, CANARY, EVALUATED):
                 refusals = 0
             ended[outcome.run] = outcome.ended_at
             last = _last_run(self._store, outcome)
@@ -259,7 +259,7 @@ def verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
     The note of a run that the gate refused shows whether the gate was inconclusive.
     """
     if outcome.state != "refused":
-        return outcome.state if outcome.state in (RELEASED, CANARY, JUDGED) else FAILED
+        return outcome.state if outcome.state in (RELEASED, CANARY, EVALUATED) else FAILED
     if outcome.step == "evaluation":
         notes = {note.step: note for note in runs.read_notes(store, outcome.run)}
         note = notes.get("evaluation")

@@ -53,7 +53,7 @@ def leave_run(store, run: str, auc: float) -> None:
     verdict = passing_verdict(model.model_id, store / "scores", num_rows=9, candidate=quality)
     keep_verdict(store, verdict, make_dataset(store, 9))
     told = {"step": "deployment", "reason": "kept", "version": None, "ended_at": "2100-01-01"}
-    write_outcome(store, RunOutcome(run=run, trigger_id=run, state="judged", **told))
+    write_outcome(store, RunOutcome(run=run, trigger_id=run, state="evaluated", **told))
 
 
 RUN = """
@@ -109,7 +109,7 @@ def test_two_real_trials_are_judged_by_same_rows_and_release_nothing(tmp_path):
     subprocess.run([sys.executable, "-m", "cli", *simulate], check=True, cwd=REPOSITORY)
     done = call(tmp_path, "--trials=2")
     runs = read_runs(tmp_path / "store")
-    assert [(run.state, run.version) for run in runs] == [("judged", None)] * 2, done.stderr
+    assert [(run.state, run.version) for run in runs] == [("evaluated", None)] * 2, done.stderr
     assert [f"auc {run.auc:.4f} [" in text for run, text in zip(runs, done.stdout.splitlines())] == [True, True]
     assert runs[0].auc != runs[1].auc
 

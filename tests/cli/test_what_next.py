@@ -61,7 +61,7 @@ def test_refused_model_repeats_gates_advice_and_command(tmp_path, state, step):
     assert said[:2] == advice
     assert shlex.split(said[2]) == [*COMMAND, "--set", "gate.min_auc=0.5"]
     assert f"evergreen promote --store {tmp_path} --model-id m1 --override" in what_next(
-        tmp_path, ended("judged"), command=COMMAND
+        tmp_path, ended("evaluated"), command=COMMAND
     )
 
 

@@ -64,7 +64,7 @@ def test_parity_is_proven_all_same(settings, live, make_candidate, with_scores, 
 def test_model_that_nobody_judged_or_that_is_unknown_is_named(settings, live, make_candidate, promote, capsys):
     make_candidate(settings.store, 2)
     assert promote("model-2") == 2
-    assert "model-2 was never judged" in capsys.readouterr().err
+    assert "model-2 was never evaluated" in capsys.readouterr().err
     assert promote("model-9") == 2
     assert "'model-9' is not in the model store" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):

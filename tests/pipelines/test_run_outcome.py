@@ -38,7 +38,7 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
         ("deployment", "done", {"version": 3, "rollout": "canary"}, ("canary", 3)),
         ("deployment", "done", {"version": 3, "rollout": "shadow"}, ("canary", 3)),
         # Stored as requested, which is no refusal.
-        ("deployment", "refused", {"rollout": "none"}, ("judged", None)),
+        ("deployment", "refused", {"rollout": "none"}, ("evaluated", None)),
         ("evaluation", "refused", {}, ("refused", None)),
     ],
 )

@@ -94,7 +94,7 @@ def read(tmp_path):
         path.unlink(missing_ok=True)
         with MalformedRows(path, max_fraction=max_fraction) as malformed:
             rows = [row for batch in reader.batches(malformed) for row in click_tuples(batch)]
-            malformed.judge()
+            malformed.check()
         return rows, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     return run

@@ -177,8 +177,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
     if (num_slots := len(workflow.features.slots)) > keys_of.max_slots:
         raise ContractError(
             f"{num_slots} categorical columns are too many for one graph, expected at most "
-            f"{keys_of.max_slots} "
-            "if a category is 2^32 or more"
+            f"{keys_of.max_slots} if a category is 2^32 or more"
         )
     if not names:
         return parts.node("Cast", [_no_columns(parts, DENSE_INPUT)], "table_rows", to=TensorProto.INT64)

@@ -156,7 +156,7 @@ def test_lines_for_people_say_same(store, lake, capsys):
     assert main(["--store", str(store), "--lake", str(lake), "--model", "m2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "m2 (live), continues m1",
-        f"  learned rows up to {at(1)}, judged by rows up to {at(1.5)}, learned later by m3",
+        f"  trained on rows up to {at(1)}, evaluated on rows up to {at(1.5)}; evaluation rows learned later by m3",
         "  2026-03-02 version 0: 60 rows",
         "    OUTDATED: the lake has version 2",
         "  2026-03-01 version 1: 20 rows, replayed",
@@ -171,9 +171,9 @@ def test_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys)
     assert main(["--store", str(store), "--day", "2027-01-01"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "old, continues gone",
-        f"  learned rows up to {at(4)}, judged by rows up to {at(4.5)}",
-        "  what old saw is not known",
-        "  what gone saw is not known",
+        f"  trained on rows up to {at(4)}, evaluated on rows up to {at(4.5)}",
+        "  the days of old are unknown",
+        "  the days of gone are unknown",
     ]
     shutil.rmtree(model_folder(store, "old"))
     assert main(["--store", str(store), "--day", "2027-01-01"]) == 0

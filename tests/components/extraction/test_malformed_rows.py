@@ -39,7 +39,7 @@ def test_each_file_is_judged_by_itself(tmp_path):
         malformed.add(tmp_path / "bad", 1, "reason", text="text")
         malformed.count(tmp_path / "bad", 2)
         with pytest.raises(ContractError, match="bad: 1 of 2 rows"):
-            malformed.judge()
+            malformed.check()
 
 
 def test_garbage_stops_before_end_of_large_file(tmp_path):

@@ -40,9 +40,9 @@ def test_outcomes_are_frozen():
         "ctr_monitor_promotions_total": sorted(PROMOTIONS),
         "ctr_monitor_notifications_total": ["delivered", "dropped"],
     }
-    assert REQUEST_OUTCOMES == ("started", "released", "canary", "judged", "refused", "failed", "notified")
+    assert REQUEST_OUTCOMES == ("started", "released", "canary", "evaluated", "refused", "failed", "notified")
     refusals = ("gate_failed", "gate_inconclusive", "blocked_by_data", "refused_at_deployment")
-    assert ("released", "canary", "judged", *refusals, "failed") == VERDICTS
+    assert ("released", "canary", "evaluated", *refusals, "failed") == VERDICTS
     assert PROMOTIONS == ("release", "rollback", "promote", "withdrawn", "canary", "canary_ended", "baked")
 
 
