@@ -7,7 +7,7 @@ import pytest
 
 from evergreen.config.monitor import PolicySettings
 from monitoring.metrics.window import MAX_VERSIONS
-from monitoring.policies.betting import FRACTIONS, Trail, factors
+from monitoring.policies.betting import FRACTIONS, EValue, Trail, factors
 from monitoring.policies.lineage_evidence import LineageEvidence
 from monitoring.policies.policies import SequentialPolicy
 from monitoring.policies.policy import NO_ROWS, Action, Baseline, without_oldest
