@@ -1,4 +1,5 @@
-"""One script per number that the README states; each prints a ratio against a named peer, measured in the same run.
+"""Benchmarks for the numbers of the README, each compared with a named peer in the same run.
 
-Nothing here is a test: no figure decides whether a build is right. `components` and the others know nothing of it.
+They are not tests: no figure decides whether a build is right. `components` and the other packages
+do not import this one.
 """

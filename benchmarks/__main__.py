@@ -1,8 +1,10 @@
-"""Every benchmark in turn, unattended: `make benchmarks`, or by name `python -m benchmarks training serving`.
+"""Run every benchmark in turn, unattended.
 
-Each runs as a process of its own in its environment, writes build/benchmarks/NAME.json and prints to NAME.log there.
-One whose document is of this very commit is not run again, so that a second call goes on where the first was ended; one
-that fails or exceeds its time keeps no other from running. `make performance` makes the page afterwards.
+`make benchmarks` runs all of them, and `python -m benchmarks training serving` those that are
+named. Each runs as a process in its environment, writes build/benchmarks/NAME.json, and prints to
+NAME.log there. A benchmark with a document of the current commit is skipped, so that a second call
+resumes an interrupted one. A failure or a timeout does not stop the others. `make performance` then
+writes the page.
 """
 
 import argparse
@@ -22,7 +24,7 @@ from demo.environments import REPOSITORY, python_of
 
 
 class Plan(NamedTuple):
-    """Where a benchmark runs, and the most minutes that it may take: some times what it took on two cores."""
+    """Environment and maximum minutes of a benchmark, a multiple of its time on two cores."""
 
     environment: str
     quick: int
@@ -54,11 +56,14 @@ PLANS = {
     "quality": Plan("benchmarks", 10, 60),
     "freshness": Plan("driver", 15, 120),
 }
-"""Speed first, studies of judgement last."""
+"""All benchmarks: first those of speed, last the studies of decisions."""
 
 
 def is_done(name: str, commit: str | None, *, is_quick: bool) -> bool:
-    """Whether `name` was measured at this commit, in full where that is asked for; never of uncommitted changes."""
+    """Return whether `name` was measured at this commit, in full unless `is_quick`.
+
+    A measurement of uncommitted changes never counts.
+    """
     path = MEASURED / f"{name}.json"
     if commit is None or " " in commit or not path.exists():
         return False
@@ -67,7 +72,10 @@ def is_done(name: str, commit: str | None, *, is_quick: bool) -> bool:
 
 
 def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
-    """Runs one to its end or to that of its time; what came of it. What it prints is shown, or goes to its log."""
+    """Run one benchmark to its end or timeout, and return a line about its result.
+
+    Its output is shown, or goes to its log.
+    """
     plan, began = PLANS[name], time.monotonic()
     command = [str(python_of(plan.environment)), "-m", f"benchmarks.{name}", *["--quick"] * is_quick]
     minutes = plan.quick if is_quick else plan.full
@@ -83,7 +91,7 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
             return f"ended after its {minutes} minutes, see {log.name}"
         finally:
             if process.poll() is None:
-                # As Ctrl-C, upon which a benchmark stops its servers; what does not hear is killed.
+                # On SIGINT a benchmark stops its servers. Kill it if it does not react.
                 os.killpg(process.pid, signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(60)
@@ -94,25 +102,27 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what was asked for; 1 = one of them has no figures."""
+    """Run the requested benchmarks. Return 1 if one of them has no figures, else 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     minutes_of = ", ".join(f"{name} ({plan.quick}, {plan.full})" for name, plan in PLANS.items())
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"and most minutes, quick and full: {minutes_of}")
-    parser.add_argument("--quick", action="store_true", help="whether they run: fewer and shorter rounds")
-    parser.add_argument("--again", action="store_true", help="measure what was measured at this commit too")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"benchmark, and its maximum minutes, quick and full: {minutes_of}"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, to test that they run")
+    parser.add_argument("--again", action="store_true", help="also repeat benchmarks that were measured at this commit")
     flags = parser.parse_args(argv)
     if unknown := set(flags.names) - set(PLANS):
         parser.error(f"no benchmark is named {sorted(unknown)}, expected {', '.join(PLANS)}")
     os.chdir(REPOSITORY)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what runs is ended too
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the running benchmark
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
     MEASURED.mkdir(parents=True, exist_ok=True)
     names, commit, has_failed = flags.names or PLANS, machine.facts()["revision"], False
     minutes = sum(PLANS[name].quick if flags.quick else PLANS[name].full for name in names)
     print(f"{len(names)} benchmarks at {commit}, at most {minutes} minutes", flush=True)
     for name in names:
         if not flags.again and is_done(name, commit, is_quick=flags.quick):
-            print(f"{name}: is there", flush=True)
+            print(f"{name}: was measured at this commit", flush=True)
             continue
         print(f"{name}: ", end="", flush=True)
         said = run(name, is_quick=flags.quick, is_shown=len(names) == 1)

@@ -1,8 +1,9 @@
-"""A day's backlog: a monitor that was away for a day reads what was logged meanwhile: `make benchmark-backlog`.
+"""Measure how a monitor processes the backlog of a day, for `make benchmark-backlog`.
 
-2.4 million rows in messages of ten, and their clicks, wait in a SQLite log. The monitor's own program is started on one
-core, with the settings that it ships with. The time is from its start until the last row has its label, with drift
-measured and all files of the archive written; the memory is the most that is its own at any moment.
+2.4 million rows in messages of ten, and their clicks, wait in an SQLite log. The monitor's program
+starts on one core with its default settings. The time ends when the last row has its label, drift
+was measured, and all archive files were written. The memory is the maximum of the monitor's
+anonymous memory.
 """
 
 import json
@@ -28,12 +29,12 @@ from tests.support.recommenders import accept_into
 ROWS, ROWS_A_MESSAGE = 2_400_000, 10
 DAY_SECONDS, STEPS = 86_400.0, 1_000
 AGE_SECONDS = 7200.0
-"""Age of the newest row: by then the labels of all are final."""
+"""Age of the newest row in seconds, at which all labels are final."""
 POLL_SECONDS = 0.2
 
 
 def write_backlog(folder: Path, rows: int) -> None:
-    """Write a day of records that ends two hours ago, and the model that they are of."""
+    """Write a day of records that ended two hours ago, and the model that scored them."""
     traffic, begin = RecordTraffic(ROWS_A_MESSAGE), time.time() - AGE_SECONDS - DAY_SECONDS
     accept_into(folder / "store")
     write_reference(folder / "store", traffic.records)
@@ -45,10 +46,12 @@ def write_backlog(folder: Path, rows: int) -> None:
 
 
 def measure(rows: int) -> dict[str, Any]:
-    """Read a backlog of so many rows; seconds by the clock and of the core, bytes of memory and rows.
+    """Let the monitor read a backlog of so many rows, and return time, memory and rows.
+
+    The result has wall-clock seconds, processor seconds, peak bytes and the number of rows.
 
     Raises:
-        RuntimeError: the monitor ended, with its last words.
+        RuntimeError: the monitor ended. The message has its output.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -77,7 +80,7 @@ def measure(rows: int) -> dict[str, Any]:
 
 
 def _counters(state: Path) -> dict[str, float]:
-    """What the monitor has counted; nothing while it starts."""
+    """Return the monitor's counters, or nothing while it starts."""
     try:
         address = json.loads((state / "http.json").read_text())
     except FileNotFoundError:
@@ -88,8 +91,8 @@ def _counters(state: Path) -> dict[str, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs it; 0 = the figures are there."""
-    parser = benchmark_parser("backlog", __doc__, quick="a tenth of the rows: whether it runs")
+    """Run the benchmark, and return 0."""
+    parser = benchmark_parser("backlog", __doc__, quick="a tenth of the rows, to test that it runs")
     flags = parser.parse_args(argv)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with documented(flags) as document:

@@ -1,13 +1,16 @@
-"""When Triton's response cache pays: by model cost and hit rate, hashing counted: `make benchmark-cache`.
+"""Measure when Triton's response cache saves time, for `make benchmark-cache`.
 
-Repeats the comparison of the post "How to build a distributed inference cache with NVIDIA Triton and Redis" for no
-cache and the local one: one server serves each network twice, with and without the cache, and every request is asked
-of both, one right after the other, in turns first, so that a slow moment of the machine meets both. One request at a
-time: what is measured is what one answer takes, hashing included. Half of the requests are planted hits, which the
-server's own counters must confirm; since nothing waits, the time saved at another hit rate follows from what a hit
-saves and a miss costs. Redis is not in the laptop's server.
+The result depends on the cost of the model and on the hit rate. It repeats the comparison of the
+post "How to build a distributed inference cache with NVIDIA Triton and Redis" for no cache and the
+local one. The laptop's server has no Redis.
 
-Prints a table and writes all of it as JSON. The requests and models are in `cache_model`.
+One server serves each network twice, with and without the cache. Every request is sent to both, one
+directly after the other in alternating order, so that a slow moment of the machine affects both.
+Only one request is in flight, so that the time of one response is measured, including hashing. Half
+of the requests are planted hits, which the server's own counters must confirm. Nothing waits, so
+the saved time at another hit rate follows from the saving of a hit and the cost of a miss.
+
+Prints a table, and writes all figures as JSON. `cache_model` has the requests and models.
 """
 
 import sys
@@ -34,56 +37,59 @@ from evergreen.runtime.errors import PermanentError
 from evergreen.runtime.exit_codes import exits_with_code
 
 HIT_RATES = (0, 10, 25, 50, 75, 90, 100)
-"""Percent."""
+"""Hit rates in per cent."""
 CASES = (("demo", 1), ("demo", 64), ("sample", 1), ("sample", 64), ("demo", 1024))
-"""Network and rows of a request."""
+"""Network, and rows of a request."""
 _QUICK_CASES = CASES[:4]
 _ROUNDS, _QUICK_ROUNDS = 5, 2
 _REQUESTS, _QUICK_REQUESTS = 1000, 200
-"""Per round, half of them hits."""
+"""Requests per round, half of them hits."""
 _WARM = 20
-"""Requests that are in the cache before a round begins; its hits are these, again and again."""
+"""Requests that are cached before a round. The hits of the round repeat them."""
 _WARM_UP = 30
-"""Requests of each model before anything is measured."""
+"""Requests to each model before the measurement."""
 _TRAFFIC_ROWS = 100_000
-"""Rows of the demo's traffic in which repetitions are looked for."""
+"""Rows of the demo's traffic in which repetitions are counted."""
 
 
 class Pair(NamedTuple):
-    """One request, asked of both; seconds."""
+    """Durations in seconds of one request with and without the cache."""
 
     is_hit: bool
-    """Whether it had been asked before."""
+    """Whether the request is a repetition."""
     plain: float
     cached: float
 
 
 class Unplanted(PermanentError):
-    """The server counted other hits than were planted: the figures would be of something else."""
+    """The server counted other hits than the planted ones, so the figures are invalid."""
 
 
 class RoundMedians(NamedTuple):
-    """One round, in milliseconds; medians, since a mean would be that of the worst moments."""
+    """Medians of one round in milliseconds. Means would depend on the slowest moments."""
 
     plain: float
-    """A request without the cache."""
+    """Duration of a request without the cache."""
     miss_cost: float
-    """What the cache adds to a miss."""
+    """Additional duration of a miss with the cache."""
     hit_saving: float
-    """What it takes off a hit."""
+    """Saved duration of a hit."""
 
     def saved(self, hit_rate: float) -> float:
-        """The share of a request's time that the cache saves at a hit rate in [0, 1]; negative: costs."""
+        """Return the share of a request's time that the cache saves at a hit rate in [0, 1].
+
+        A negative share is a cost.
+        """
         return (hit_rate * self.hit_saving - (1 - hit_rate) * self.miss_cost) / self.plain
 
 
 def measure(
     client: InferenceServerClient, network: str, num_rows: int, *, world: World, is_quick: bool
 ) -> dict[str, Any]:
-    """The figures of one network and request size.
+    """Return the figures of one network and request size.
 
     Raises:
-        Unplanted: see there.
+        Unplanted: the server counted other hits than the planted ones.
     """
     requests, random = RequestStream(world, num_rows), np.random.default_rng(0)
     names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}
@@ -132,7 +138,7 @@ def _ask_one_round(
 
 
 def medians_of(pairs: Sequence[Pair]) -> RoundMedians:
-    """The medians of a round with at least one hit and one miss."""
+    """Return the medians of a round with at least one hit and one miss."""
     return RoundMedians(
         plain=1e3 * median(pair.plain for pair in pairs),
         miss_cost=1e3 * median(pair.cached - pair.plain for pair in pairs if not pair.is_hit),
@@ -141,7 +147,9 @@ def medians_of(pairs: Sequence[Pair]) -> RoundMedians:
 
 
 def break_even(miss_cost: float, hit_saving: float) -> float | None:
-    """The hit rate at which what misses cost is what hits save; 0 where misses cost nothing, None where it never pays.
+    """Return the hit rate at which the cost of misses equals the saving of hits.
+
+    Returns 0 if misses cost nothing, and None if hits save nothing.
 
     >>> break_even(0.1, 0.3), break_even(-0.02, 0.3), break_even(0.1, -0.2)
     (0.25, 0.0, None)
@@ -152,7 +160,7 @@ def break_even(miss_cost: float, hit_saving: float) -> float | None:
 
 
 def print_case(result: dict[str, Any]) -> None:
-    """One case's table."""
+    """Print the table of one case."""
     plain, compute = result["plain_ms"].shown(".3f"), result["compute_us"]
     print(f"\n{result['case']}: {plain} ms without the cache, of which the model computes {compute:,.0f} us")
     for rate, saved in result["saved_by_rate"].items():
@@ -164,7 +172,7 @@ def print_case(result: dict[str, Any]) -> None:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all cases; 0 = all figures are there, whatever they say."""
+    """Run all cases, and return 0."""
     flags = benchmark_parser("cache", __doc__, quick="under a minute: fewer requests, wider spreads").parse_args(argv)
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         print("one request at a time; median of a round, then median (least to most) over rounds", flush=True)

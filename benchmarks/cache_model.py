@@ -1,7 +1,8 @@
-"""Requests and models of the cache's benchmark: two networks, each served by one server with and without the cache.
+"""Requests and models for the benchmark of the cache.
 
-Rows are drawn from the demo's world; the workflow's vocabularies are the categories of such rows, the weights fresh
-ones: neither the cost of a model nor that of hashing its requests depends on what it learned.
+One server serves each of two networks with and without the cache. Rows are drawn from the demo's
+simulator, and their categories form the vocabularies. The weights are initial ones, because neither
+the cost of a model nor that of hashing its requests depends on training.
 """
 
 from dataclasses import replace
@@ -26,14 +27,14 @@ from evergreen.serving.repository.triton_config import ServingOptions, triton_co
 from inference_client.rows import FeatureRows
 
 NETWORKS = {"demo": CONFIG, "sample": replace(CONFIG, num_cross_layers=6, tower=(1024, 1024))}
-"""`demo` is what `make demo` serves, `sample` NVIDIA's DCN sample."""
+"""Networks by name: `demo` is that of `make demo`, and `sample` that of NVIDIA's DCN sample."""
 PLAIN, CACHED = "plain", "cached"
 CACHE_BYTES = 256 * 2**20
-"""Room for every answer of the benchmark: evictions would be another subject."""
+"""Cache size in bytes, enough for every response, so that nothing is evicted."""
 
 
 def write_models(repository: Path, network: str, *, world: World, scratch: Path) -> list[str]:
-    """Writes the network as two models that differ in the cache's switch only; their names."""
+    """Write the network as two models that differ only in the cache, and return their names."""
     config, workflow = NETWORKS[network], _workflow(world)
     weights, graph = scratch / f"weights {network}", scratch / f"graph {network}"
     table = write_initial_model(weights, config, workflow.slot_sizes, seed=0).table
@@ -69,14 +70,17 @@ def _workflow(world: World) -> FeatureWorkflow:
 
 
 class RequestStream:
-    """Prepared requests of `num_rows` rows, no two alike: taken from the world, and numbered in the first value."""
+    """Prepared requests of `num_rows` simulated rows.
+
+    A number in the first value makes each unique.
+    """
 
     def __init__(self, world: World, num_rows: int) -> None:
         self._drawn = drawn_features(world, max(1024, num_rows), seed=4)
         self._num_rows, self._number = num_rows, 0
 
     def fresh(self, count: int) -> list[list[Any]]:
-        """`count` requests that were never asked before."""
+        """Return `count` requests that were never sent before."""
         return [self._number_next() for _ in range(count)]
 
     def _number_next(self) -> list[Any]:
@@ -92,7 +96,10 @@ class RequestStream:
 
 
 def repeating_share(world: World, num_rows: int) -> float:
-    """Share of the demo's traffic, as rows of one request each, whose bytes were asked for before: its hit rate."""
+    """Return the share of repeated requests in the demo's traffic, with one row per request.
+
+    It is the hit rate of that traffic.
+    """
     rows = drawn_features(world, num_rows, seed=1)
     whole = np.concatenate([rows.dense.view(np.uint8), rows.categorical.view(np.uint8)], axis=1)
     return 1 - len({row.tobytes() for row in whole}) / num_rows

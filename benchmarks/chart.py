@@ -1,4 +1,4 @@
-"""A line chart as a file of its own, for a page on the web."""
+"""Write a line chart as a separate file for a web page."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,10 @@ COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#77
 
 
 def chart_file(lines: Sequence[Line], *, y_label: str, x_unit: str) -> str:
-    """The chart with its legend as the text of an SVG file; see `line_chart`. What has no room above goes below."""
+    """Return the SVG file of a `line_chart` with its legend.
+
+    Entries of the legend that do not fit above the chart go below it.
+    """
     drawn = str(escape(line_chart(lines, y_label=y_label, x_unit=x_unit)))
     body = drawn[drawn.index("<svg") : drawn.rindex("</svg>") + len("</svg>")]
     legend, place, row = "", 40.0, 0

@@ -1,8 +1,9 @@
-"""What benchmarks share: two flags, and the JSON document of one form that each writes; child processes.
+"""Provide the flags, the JSON document and the child processes that benchmarks share.
 
-The form: `benchmark`, `command`, `date` (UTC), `commit`, `is_quick`, `seconds`, `machine` (facts), `limits` (what the
-machine could do just then), `other_work_share`, `figures` (rows of `spread.Figure`), and what else a benchmark adds.
-`benchmarks.page` makes docs/performance.md of it. What is measured, and how it is shown, is each benchmark's own.
+Each document has `benchmark`, `command`, `date` (UTC), `commit`, `is_quick`, `seconds`, `machine`
+(facts), `limits` (peak rates of the machine at that time), `other_work_share`, `figures` (rows of
+`spread.Figure`), and further fields of the benchmark. `benchmarks.page` makes docs/performance.md
+of the documents. Each benchmark defines its own measurements and output.
 """
 
 import argparse
@@ -23,11 +24,11 @@ from demo.environments import REPOSITORY
 from evergreen.runtime.durable import write_whole
 
 MEASURED = Path("build/benchmarks")
-"""Where documents are written to."""
+"""Folder of the documents."""
 
 
 def benchmark_parser(name: str, description: str | None, *, quick: str) -> argparse.ArgumentParser:
-    """A parser with `--quick`, whose help is `quick`, and `--output`, the document's path."""
+    """Return a parser with `--quick`, whose help is `quick`, and `--output` for the document."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",
         description=description,
@@ -42,10 +43,10 @@ def benchmark_parser(name: str, description: str | None, *, quick: str) -> argpa
 
 @contextmanager
 def documented(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields the document, to be filled with figures, and writes it to `flags.output` if the block succeeds.
+    """Yield a document for figures, and write it to `flags.output` if the block succeeds.
 
-    The machine's facts are printed first; last the figures, and a warning where other work took so much of the machine
-    that they are doubtful. A `Spread` becomes an object.
+    Prints the machine's facts first. At the end it prints the figures, and a warning if other work
+    on the machine makes them doubtful. A `Spread` becomes a JSON object.
     """
     facts, limits = machine.facts(), machine.limits()
     other_work, began = machine.OtherWork(), time.monotonic()
@@ -72,10 +73,10 @@ def documented(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def run_to_end(command: Sequence[str]) -> str:
-    """Runs a command at the repository's root; what it printed.
+    """Run a command in the repository's root, and return its output.
 
     Raises:
-        RuntimeError: it failed; the message ends with its last words.
+        RuntimeError: the command failed. The message has the end of its output.
     """
     done = subprocess.run(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
@@ -87,24 +88,24 @@ _POLL_SECONDS = 0.02
 
 
 class StepProcessFailed(Exception):
-    """A process ended with an error; the message ends with its last words."""
+    """A process failed. The message has the end of its output."""
 
 
 class Run(NamedTuple):
-    """One process from start to end."""
+    """Resources of one process."""
 
     seconds: float
     processor_seconds: float
-    """Of it and its children."""
+    """Processor seconds of the process and its children."""
     peak: int
-    """Bytes."""
+    """Peak anonymous memory in bytes."""
 
 
 def measure(command: list[str]) -> Run:
-    """Runs a command at the repository's root; its memory is anonymous, and that of all processes that it starts.
+    """Run a command in the repository's root, and measure it with all its child processes.
 
     Raises:
-        StepProcessFailed: it failed.
+        StepProcessFailed: the command failed.
     """
     before = os.times()
     began = time.perf_counter()
@@ -132,7 +133,7 @@ def _tree(pid: int) -> Iterator[int]:
 
 
 def anonymous_memory(pid: int) -> int:
-    """Return the bytes that are a process's own; 0 once it has ended."""
+    """Return the anonymous memory of a process in bytes, or 0 once it has ended."""
     try:
         found = re.search(r"^Pss_Anon:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
     except OSError:

@@ -1,6 +1,7 @@
-"""How long the demo takes, and where: `make benchmark-demo`; the same from an empty folder as `make demo`.
+"""Measure the duration of the demo and its stages, for `make benchmark-demo`.
 
-Of `summary.json`, which the demo writes. There is no smaller demo: `--quick` is the same.
+It runs `make demo` from an empty folder, and reads the demo's `summary.json`. There is no smaller
+demo, so `--quick` changes nothing.
 """
 
 import json
@@ -17,17 +18,17 @@ FOLDER = Path("build/demo")
 SECONDS_TARGET = 100
 STAGES = {
     "first_run": "first model through the pipeline",
-    "baseline": "traffic before the world changes",
+    "baseline": "traffic before the drift",
     "drift_to_detection": "from the change to the decision to retrain",
     "trigger_to_serving": "from that decision to serving, beside traffic",
-    "bad_release": "a bad release and the way back",
+    "bad_release": "a bad release and its rollback",
     "drain": "accounting for every record",
     "verify": "every score and decision made again",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the demo once."""
+    """Run the demo once, and return the exit code."""
     flags = benchmark_parser("demo", __doc__, quick="the same").parse_args(argv)
     with documented(flags) as document:
         shutil.rmtree(FOLDER, ignore_errors=True)
@@ -41,7 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             Figure("requests failed", spread([summary["requests"]["failed"]]), "requests", target=0),
             Figure("request of 64 rows, p50", spread([summary["latency_ms"]["p50"]]), "ms"),
             Figure("request of 64 rows, p99", spread([summary["latency_ms"]["p99"]]), "ms"),
-            Figure("a bad release goes back by itself", spread([summary["bad_release"]["taken_back"]["seconds"]]), "s"),
+            Figure(
+                "a bad release is rolled back automatically",
+                spread([summary["bad_release"]["rolled_back"]["seconds"]]),
+                "s",
+            ),
         ]
     return 0
 

@@ -1,9 +1,10 @@
-"""Encoded rows with a planted click logit, for tables of a given size.
+"""Generate encoded rows with a planted click logit, for tables of a given size.
 
-The table of 1,221,286 rows is that of NVIDIA's DCN sample: its 26 slot sizes are one day of Criteo 1TB after NVTabular.
-Ids are drawn with probability about 1 / (id + 1), Zipf with exponent 1, which is what Categorify's order by frequency
-leaves of click logs. The true logit is a sum of one weight per id and of the weighted dense values. A list adds what it
-pools of its elements' weights; it has any number of elements up to its most, and none of them is id 0, its padding.
+The table of 1,221,286 rows is that of NVIDIA's DCN sample, whose 26 slot sizes are one day of
+Criteo 1TB after NVTabular. Ids have a probability of about 1 / (id + 1), Zipf with exponent 1, as
+in click logs after Categorify's order by frequency. The true logit is the sum of one weight per id
+and of the weighted dense values. A list adds the pooled weights of its elements. It has any number
+of elements up to its maximum, and none of them is id 0, the padding.
 """
 
 import numpy as np
@@ -19,37 +20,42 @@ SAMPLE_SLOT_SIZES = [
     2168, 7338, 61, 4, 932, 15, 204515, 141526, 199433, 60919, 9137, 71, 34,
 ]  # fmt: skip
 _LARGE_SLOT = 10_000
-"""A longer log grows the slots above this size; the others have all their categories already."""
+"""Slot size above which a longer log adds categories. Smaller slots have all their categories
+already."""
 _BIAS = -1.2
 _WEIGHT_OF_ID, _WEIGHT_OF_DENSE = 0.3, 0.2
-"""Standard deviations; 26 slots and 13 values then let nobody reach more than an AUC of about 0.83."""
+"""Standard deviations of the weights. With 26 slots and 13 values the best possible AUC is about
+0.83."""
 
 
 def slot_sizes_for(table_rows: int) -> list[int]:
-    """The sample's slot sizes, its large slots scaled so that all together have about `table_rows` rows."""
+    """Return the sample's slot sizes with about `table_rows` rows in total.
+
+    Only the large slots are scaled.
+    """
     large = sum(size for size in SAMPLE_SLOT_SIZES if size > _LARGE_SLOT)
     factor = (table_rows - (sum(SAMPLE_SLOT_SIZES) - large)) / large
     return [round(size * factor) if size > _LARGE_SLOT else size for size in SAMPLE_SLOT_SIZES]
 
 
 class PlantedLogit:
-    """Draws rows whose click probability is known."""
+    """Generator of rows with a known click probability."""
 
     def __init__(self, slot_sizes: list[int], seed: int = 1, *, features: Features = CRITEO) -> None:
-        """Plants the weights; `features` are Criteo's, and lists of their categories."""
+        """Draw the weights. `features` are Criteo's, and lists of their categories."""
         random = np.random.default_rng(seed)
         self.slot_sizes, self._places = slot_sizes, features.places
         self._by_id = [_WEIGHT_OF_ID * random.standard_normal(size, np.float32) for size in slot_sizes]
         self._by_dense = _WEIGHT_OF_DENSE * random.standard_normal(NUM_DENSE, np.float32)
 
     def draw(self, num_rows: int, seed: int) -> tuple[Rows, NDArray[np.float32]]:
-        """`num_rows` rows, and their true logits [n]."""
+        """Return `num_rows` rows and their true logits [n]."""
         random = np.random.default_rng(seed)
         dense = random.standard_normal((num_rows, NUM_DENSE), np.float32)
         ids = np.empty((num_rows, len(self._places.slots)), np.int32)
         logits = dense @ self._by_dense + np.float32(_BIAS)
         for slot, (size, weights) in enumerate(zip(self.slot_sizes, self._by_id)):
-            # The inverse of the distribution function log(1 + id) / log(1 + size).
+            # This inverts the distribution function log(1 + id) / log(1 + size).
             drawn = np.expm1(random.random(num_rows) * np.log1p(size)).astype(np.int32)
             ids[:, slot] = np.minimum(drawn, size - 1)
             logits += weights[ids[:, slot]]

@@ -1,11 +1,12 @@
-"""Criteo 1TB's TSV.gz to Parquet beside pyarrow's two ways, on the same file: `make benchmark-extraction`.
+"""Compare our conversion of Criteo 1TB's TSV.gz to Parquet with two ways of pyarrow.
 
-Each way runs in a process of its own (`--way`), on all cores there are; every round in another order, a ratio is of one
-round's two rates. The target is held against the faster of pyarrow's two ways in each round: the whole file in memory
-by read_csv, or block by block by open_csv. Outputs are compared in the run: as many rows, and of the first and the last
-rows every value. Peak memory of ours is taken on a second file too, of several times the rows.
+Run by `make benchmark-extraction`. Each way runs in its own process (`--way`) on all cores. Rounds
+change the order, and a ratio divides two rates of the same round. The target applies to the faster
+way of pyarrow in each round: the complete file in memory by read_csv, or block by block by
+open_csv. The outputs are compared: the number of rows, and every value of the first and last rows.
+Our peak memory is also measured on a file with several times the rows.
 
-Prints tables, and writes all of it as JSON.
+Prints tables, and writes all figures as JSON.
 """
 
 import json
@@ -30,13 +31,15 @@ DENSE, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1,
 NAMES = ["label", *DENSE, *CATEGORICAL]
 
 Way = Callable[[Path, Path], Callable[[], int]]
-"""Imports what it needs, and gives the work: file and folder to number of rows."""
+"""Function that imports its libraries and returns the work: a function from file and folder to the
+number of rows."""
 
 
 def ours(file: Path, folder: Path) -> Callable[[], int]:
-    """Extraction's reader and writer: every value checked, what is malformed set aside with its line number.
+    """Use extraction's reader and writer.
 
-    Categories become int64.
+    They check every value, set malformed lines aside with their line numbers, and convert
+    categories to int64.
     """
     from evergreen.contracts.criteo import CRITEO_RECOMMENDER
     from evergreen.rows.forms import find_reader
@@ -53,10 +56,11 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
 
 
 def pyarrow_whole(file: Path, folder: Path) -> Callable[[], int]:
-    """pyarrow.csv.read_csv of the gzip file with types given and its threads on, then parquet.write_table.
+    """Use pyarrow.csv.read_csv with types and threads, then parquet.write_table.
 
-    Checked is the number of fields, and that a label is an integer and the others numbers; `0x1f`, `nan`, `1.5` and
-    ` 1` are numbers to it. Categories stay text, whatever it is.
+    It checks the number of fields, that the label is an integer, and that the other fields are
+    numbers. `0x1f`, `nan`, `1.5` and ` 1` count as numbers. Categories stay strings without a
+    check.
     """
 
     def work() -> int:
@@ -68,7 +72,10 @@ def pyarrow_whole(file: Path, folder: Path) -> Callable[[], int]:
 
 
 def pyarrow_stream(file: Path, folder: Path) -> Callable[[], int]:
-    """pyarrow.csv.open_csv in blocks of 8 MiB to a ParquetWriter; checks as `pyarrow_whole`."""
+    """Use pyarrow.csv.open_csv in blocks of 8 MiB, and a ParquetWriter.
+
+    The checks are those of `pyarrow_whole`.
+    """
 
     def work() -> int:
         num_rows = 0
@@ -95,7 +102,10 @@ WAYS: dict[str, Way] = {each.__name__: each for each in (ours, pyarrow_whole, py
 
 
 def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
-    """One way in this process: seconds of the work without imports, processor seconds, rows, peak bytes of memory."""
+    """Run one way in this process, and return its resources.
+
+    They are seconds without imports, processor seconds, rows and peak bytes of memory.
+    """
     folder.mkdir()
     work = WAYS[way](file, folder)
     began, processor = time.perf_counter(), time.process_time()
@@ -107,25 +117,29 @@ def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
 OURS = "ours"
 PYARROW = ("pyarrow_whole", "pyarrow_stream")
 RATIO_TARGET, MEMORY_TARGET, GROWTH_TARGET = 0.5, 10**9, 1.1
-"""Ours to the faster pyarrow way; bytes; peak on the large file to that on the small one, a tenth of it for noise."""
+"""Targets: our rate relative to the faster way of pyarrow, peak memory in bytes, and peak memory of
+the large file relative to the small one. The last one allows a tenth for noise."""
 _ROWS, _QUICK_ROWS, _ROUNDS, _QUICK_ROUNDS = 1_500_000, 200_000, 5, 3
 _LARGER = 4
 _COMPARED_ROWS = 500
 
 
 class Unequal(Exception):
-    """Two ways made different rows of one file: their speed would be compared on different work."""
+    """Two ways wrote different rows for one file, so that their speeds are not comparable."""
 
 
 def run(way: str, file: Path, folder: Path) -> dict[str, Any]:
-    """One way in a process of its own; see `run_here`."""
+    """Run one way in its own process, and return the result of `run_here`."""
     command = [sys.executable, "-m", "benchmarks.extraction", "--way", way, str(file), str(folder)]
     told: dict[str, Any] = json.loads(run_to_end(command).splitlines()[-1])
     return told
 
 
 def rows_of(folder: Path) -> list[tuple[Any, ...]]:
-    """The first and last rows of what a way made, as numbers: categories in hex digits by their value."""
+    """Return the first and last rows of an output as numbers.
+
+    A category becomes the value of its hex digits.
+    """
     table = pq.read_table(sorted(folder.rglob("*.parquet")), columns=["label", *DENSE, *CATEGORICAL], partitioning=None)
     ends = [table.slice(0, _COMPARED_ROWS), table.slice(max(0, table.num_rows - _COMPARED_ROWS))]
     rows = [row for end in ends for row in zip(*(end.column(name).to_pylist() for name in end.column_names))]
@@ -133,10 +147,10 @@ def rows_of(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def measure(file: Path, num_rows: int, ways: Sequence[str], *, rounds: int, scratch: Path) -> list[dict[str, Any]]:
-    """What each way told in each round.
+    """Return the results of each way in each round.
 
     Raises:
-        Unequal: a way lost rows, or made others.
+        Unequal: a way lost or changed rows.
     """
     taken = []
     for number in range(rounds):
@@ -156,7 +170,10 @@ def measure(file: Path, num_rows: int, ways: Sequence[str], *, rounds: int, scra
 
 
 def figures(taken: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[str, Spread]]:
-    """Rows per second, processor seconds, peak bytes and ours' ratio to each way, as spreads over rounds."""
+    """Return the figures as spreads over rounds.
+
+    They are rows per second, processor seconds, peak bytes, and our ratio to each way.
+    """
     return {
         way: {
             "rows_per_second": spread([num_rows / told[way]["seconds"] for told in taken]),
@@ -169,12 +186,12 @@ def figures(taken: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[st
 
 
 def ratio_to_pyarrow(taken: Sequence[dict[str, Any]]) -> Spread:
-    """Ours to the faster pyarrow way of each round."""
+    """Return our rate relative to the faster way of pyarrow, per round."""
     return spread([min(told[way]["seconds"] for way in PYARROW) / told[OURS]["seconds"] for told in taken])
 
 
 def print_figures(result: dict[str, Any]) -> None:
-    """The table."""
+    """Print the table."""
     print(
         f"\n{result['rows']:,} rows, {result['packed_bytes'] / 1e6:,.0f} MB packed; median (least to most) over rounds"
     )
@@ -186,7 +203,7 @@ def print_figures(result: dict[str, Any]) -> None:
 
 
 def figures_of(result: dict[str, Any]) -> list[Figure]:
-    """The rows of the page."""
+    """Return the figures for the page."""
     small, large = result["ways"][OURS]["peak_bytes"].most, result["large"]
     name, peak = f"peak memory on {large['rows']:,} rows", spread([max(small, large["peak"]) / 1e6])
     ratio = result["ratio_to_pyarrow"]
@@ -199,9 +216,9 @@ def figures_of(result: dict[str, Any]) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all; 0 = all figures are there, whatever they say."""
+    """Run all ways, and return 0."""
     parser = benchmark_parser("extraction", __doc__, quick="a minute: fewer rounds and rows, wider spreads")
-    parser.add_argument("--way", nargs=3, metavar=("WAY", "FILE", "FOLDER"), help="only one way, in this process")
+    parser.add_argument("--way", nargs=3, metavar=("WAY", "FILE", "FOLDER"), help="run only one way, in this process")
     flags = parser.parse_args(argv)
     if flags.way:
         way, file, folder = flags.way
@@ -216,11 +233,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_all(num_rows: int, *, rounds: int, scratch: Path) -> dict[str, Any]:
-    """The figures of every way on a file of `num_rows` rows, and ours' peak on a file of several times the rows."""
+    """Return the figures of every way, and our peak memory on a larger file."""
     file, large = scratch / "day_0.gz", scratch / "day_1.gz"
     write_tsv_gz(file, num_rows)
     taken = measure(file, num_rows, [OURS, *PYARROW], rounds=rounds, scratch=scratch)
-    # Members of a gzip file follow each other.
+    # A gzip file may consist of several members.
     with open(large, "wb") as copies:
         for _ in range(_LARGER):
             copies.write(file.read_bytes())

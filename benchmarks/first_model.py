@@ -1,7 +1,7 @@
-"""A first model of some rows, learned as the steps learn one, in this process and without manifests between.
+"""Train a first model like the steps do, in this process and without manifests.
 
-Vocabularies come from preprocessing's own functions, files from `contracts`, the fit from training; NumPy counts the
-categories in place of NVTabular. Nothing is held out and nothing is judged.
+Vocabularies come from preprocessing's functions, files from `contracts`, and the fit from training.
+NumPy counts the categories in place of NVTabular. There is no hold-out and no evaluation.
 """
 
 from dataclasses import replace
@@ -32,10 +32,13 @@ _BACKEND = "pytorch"
 
 
 class FirstModel:
-    """A model that has learned the rows of one window."""
+    """A model that was trained on the rows of one window."""
 
     def __init__(self, rows: WorldRows, folder: Path, recommender: Recommender) -> None:
-        """Learns the rows of the recommender's features by its settings; `folder` exists and takes its files."""
+        """Train on the rows with the recommender's features and settings.
+
+        `folder` exists, and receives the model's files.
+        """
         self._recommender = recommender
         self._features = _features(rows, recommender)
         config, settings = network_config(recommender), recommender.section("training", TrainingSettings)
@@ -62,11 +65,11 @@ class FirstModel:
 
     @property
     def slot_sizes(self) -> list[int]:
-        """Rows of the table, by column."""
+        """Number of rows of the embedding table, by column."""
         return self._features.slot_sizes
 
     def encoded(self, rows: WorldRows) -> EncodedRows:
-        """The rows as the model takes them."""
+        """Return the rows in the encoding of the model."""
         return EncodedRows(
             labels=rows.label.astype(np.float32),
             dense=self._features.encode_dense(rows.dense),
@@ -74,7 +77,10 @@ class FirstModel:
         )
 
     def score(self, rows: WorldRows) -> NDArray[np.float32]:
-        """Click probabilities [n], of the real values also where a column is served as one value."""
+        """Return the click probabilities [n].
+
+        The scores use the real values even for a column that serving replaces by one value.
+        """
         return corrected(self._engine.score(self.encoded(rows)), shift=-self._served_shift)
 
     def _training_set(self, folder: Path, rows: WorldRows) -> TrainingSet:
@@ -102,7 +108,7 @@ class FirstModel:
 
 
 def _features(rows: WorldRows, recommender: Recommender) -> FeatureWorkflow:
-    """What preprocessing would fit in a first round."""
+    """Return the workflow that preprocessing fits in a first run."""
     features, rules = recommender.features, recommender.section("preprocessing", PreprocessingSettings)
     nothing, place_slots = unseen_column(np.zeros(0, np.int64)), np.array(features.places.slots)
     columns = [
@@ -129,7 +135,7 @@ def _scaling(values: NDArray[np.float64], options: NumericOptions) -> tuple[floa
 
 
 def _counted(raw: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Categories of a slot and their counts."""
+    """Return the categories of a slot and their counts."""
     seen, counts = np.unique(raw, return_counts=True)
     has_category = seen != MISSING_CATEGORY
     return seen[has_category], counts[has_category].astype(np.int64)

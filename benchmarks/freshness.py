@@ -1,19 +1,20 @@
-"""What fresh models gain in a drifting world, and what they cost: `make benchmark-freshness`.
+"""Measure the gain and the cost of fresh models under drift, for `make benchmark-freshness`.
 
-Simulated traffic over a day after a first model; policies differ in how they retrain and in nothing else. Every
-round goes through the steps themselves, with their defaults: extraction, preprocessing, training, the gate, and the
-release or the canary that follows (`benchmarks.model_line`). Prints the AUC of what users were served, what became of
-the rounds, and what they cost, beside the gains and savings that others published. docs/freshness.md says what was
-chosen; the world is `benchmarks.slow_drift`'s.
+Simulated traffic continues for a day after a first model. The retraining policies differ only in
+their cadence and parent. Every run executes the real steps with their defaults: extraction,
+preprocessing, training, the gate, and a release or a canary (`benchmarks.model_line`). The output
+has the AUC of the served scores, the outcomes of the runs and their cost, next to published gains
+and savings. docs/freshness.md explains the choices, and `benchmarks.slow_drift` is the simulator.
 
-The order is that of production: rows of a quarter of an hour are scored by what is live then, and join the lake; a
-canary is judged; when a policy's interval is over, a round runs over the lake so far, and what it released scores what
-comes after.
+Events have the same order as in production. The live model scores the rows of a quarter of an hour,
+which then enter the lake. A canary is evaluated. After a policy's interval, a run trains on the
+lake so far, and its release scores the following rows.
 
-Gains are in AUC points: 1 point = 0.01 of AUC. Each is the mean over hours of the difference within an hour, since
-rows of different hours were scored by different models. Its interval is DeLong's: hours hold different rows, so the
-variances of the hours' paired differences add up. It says how sure these rows make us of these models' difference in
-this world; another seed is another world.
+Gains are in AUC points, where 1 point is 0.01 of AUC. Each is the mean over hours of the difference
+within an hour, because different models scored different hours. Its interval is DeLong's: different
+hours hold different rows, so the variances of their paired differences add up. It covers the
+uncertainty from the rows, for these models and this simulator. Another seed gives another
+simulator.
 """
 
 import math
@@ -42,20 +43,21 @@ from tests.crossings.warm_steps import WarmSteps
 FROZEN = "never"
 FULL = "every 12 h, from scratch"
 CONTROL = "every 5 h"
-"""The policy that also runs in a world where nothing moves: what it gains there comes from more rows."""
+"""Policy that also runs without drift. Its gain there comes only from more rows."""
 BEST = "best possible"
 EXACT = "exact truth of hour 0"
-"""Not a model: the truth of the moment at which the first model was trained. What it loses, drift alone takes."""
+"""The true probabilities at the time when the first model was trained. They lose AUC only by
+drift."""
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """When and how models are retrained."""
+    """Interval and parent of retraining."""
 
     hours: float
-    """Between two rounds, a multiple of the world's steps; infinite = never."""
+    """Hours between two runs, a multiple of the simulator's steps. Infinite means never."""
     parent: str = CURRENT
-    """The round's parameter: what is live, or none."""
+    """The run's parameter `parent`: the live model, or none."""
 
 
 POLICIES = {
@@ -67,10 +69,12 @@ POLICIES = {
     "every 30 min": Cadence(0.5),
 }
 PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
-"""Monolith (Liu et al. 2022, arXiv 2209.07663), table 2: mean AUC of DeepFM on Criteo's rows, trained on from batch
-training with parameters synchronised at this interval, minus that of batch training alone; in AUC points."""
+"""Published gains in AUC points by interval: Monolith (Liu et al. 2022, arXiv 2209.07663), table 2.
+Each is the mean AUC of DeepFM on Criteo's rows with parameters synchronised at this interval, minus
+that of batch training alone."""
 PUBLISHED_SAVING = 45
-"""Grubhub (Egg 2021, arXiv 2107.07106): up to so many times cheaper than stateless batch training."""
+"""Published factor by which incremental training is cheaper than stateless batch training: Grubhub
+(Egg 2021, arXiv 2107.07106)."""
 OUTCOMES = (RELEASED, CANARY, GAVE_WAY, REFUSED)
 COLORS = {
     FROZEN: "#dc2626",
@@ -81,15 +85,17 @@ COLORS = {
     EXACT: "#777",
 }
 SMOOTHED_HOURS = 3
-"""Hours whose mean is drawn: a single hour's clicks make a policy's AUC uncertain by a tenth of a point."""
+"""Number of hours that the chart averages. With the clicks of a single hour, a policy's AUC is
+uncertain by a tenth of a point."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Days:
-    """How long, how much, and who learns when."""
+    """Length, size and policies of the study."""
 
     hours: int
-    """Traffic before hour 0, which the first model's round reads, and as long after it, which is scored."""
+    """Hours of traffic before hour 0, on which the first model trains, and hours after it, which
+    are scored."""
     rows_per_hour: int
     policies: dict[str, Cadence]
     seed: int
@@ -97,21 +103,21 @@ class Days:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scores:
-    """All scored rows, in time order, n of them."""
+    """All n scored rows in time order."""
 
     hour: NDArray[np.int64]
-    """[n], from 0."""
+    """[n]: hour from 0."""
     label: NDArray[np.int32]
     by: dict[str, NDArray[np.float64]]
-    """Per policy, and for `BEST` and `EXACT`: scores [n]."""
+    """Scores [n] of each policy, of `BEST` and of `EXACT`."""
     first: LineRound
-    """What the first model took."""
+    """The run of the first model."""
     lines: dict[str, ModelLine]
-    """Per policy."""
+    """Lineage of each policy."""
 
 
 def drifting_world(seed: int, *, is_still: bool = False) -> DriftingWorld:
-    """The study's world; a still one differs in nothing but that nothing moves."""
+    """Return the simulator of the study, or with `is_still` the same without drift."""
     drift = SlowDrift(seed=seed)
     if is_still:
         drift = replace(drift, columns=(), new_category_columns=())
@@ -119,7 +125,7 @@ def drifting_world(seed: int, *, is_still: bool = False) -> DriftingWorld:
 
 
 def _traffic(world: DriftingWorld, days: Days, hours: range) -> Iterator[tuple[float, TimedRows]]:
-    """(End in hours, rows) of each of the world's steps in `hours`; the same for every run of a seed."""
+    """Yield the end in hours and the rows of each step in `hours`, equal for equal seeds."""
     step = world.drift.step_minutes / 60.0
     count = round(days.rows_per_hour * step)
     for number in range(round(hours.start / step), round(hours.stop / step)):
@@ -129,7 +135,10 @@ def _traffic(world: DriftingWorld, days: Days, hours: range) -> Iterator[tuple[f
 
 
 def run_days(world: DriftingWorld, days: Days, folder: Path) -> Scores:
-    """Scores of every policy over the same rows; the lake and every line have their place in `folder`."""
+    """Return the scores of every policy over the same rows.
+
+    The lake and the lineages are written to `folder`.
+    """
     exact, lake = world.at(days.hours), folder / "lake"
     hours: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int32]] = []
@@ -152,7 +161,7 @@ def run_days(world: DriftingWorld, days: Days, folder: Path) -> Scores:
             traffic.write(lake)
             for name, line in lines.items():
                 line.step_canary()
-                # Nothing would be scored by what is learned at the very end.
+                # A run at the very end would score no rows.
                 if hour % days.policies[name].hours == 0 and hour < days.hours:
                     line.run_round(parent=days.policies[name].parent)
             if hour % 6 == 0:
@@ -168,7 +177,7 @@ def run_days(world: DriftingWorld, days: Days, folder: Path) -> Scores:
 
 
 def figures(scores: Scores) -> dict[str, Any]:
-    """All figures of one run as JSON-ready values."""
+    """Return all figures of one study as JSON-ready values."""
     names = [*scores.lines]
     hourly = {
         name: [roc_auc(scores.label[rows], by[rows]) for rows in _rows_by_hour(scores)]
@@ -200,7 +209,7 @@ def figures(scores: Scores) -> dict[str, Any]:
 
 
 def _cost(rounds: Sequence[LineRound]) -> dict[str, Any]:
-    """Rows learned and processor seconds, of training and of all steps, over all rounds."""
+    """Return training rows and processor seconds over all runs, for training and for all steps."""
     return {
         "rows": sum(each.rows for each in rounds),
         "training_seconds": sum(each.seconds["training"] for each in rounds),
@@ -209,10 +218,13 @@ def _cost(rounds: Sequence[LineRound]) -> dict[str, Any]:
 
 
 def gain(scores: Scores, name: str, reference: str) -> dict[str, float]:
-    """Mean over hours of AUC(name) - AUC(reference) in points, with its 95 % interval."""
+    """Return the mean over hours of AUC(name) - AUC(reference), with its 95 % interval.
+
+    Both are in AUC points.
+    """
     differences, variances = [], []
     for rows in _rows_by_hour(scores):
-        # The world draws every row for itself.
+        # The simulator draws rows independently.
         groups = range(rows.start, rows.stop)
         found = auc_difference(scores.label[rows], scores.by[name][rows], scores.by[reference][rows], groups=groups)
         assert found is not None, "an hour has clicks and other rows"
@@ -223,18 +235,19 @@ def gain(scores: Scores, name: str, reference: str) -> dict[str, float]:
 
 
 def _rows_by_hour(scores: Scores) -> list[slice]:
-    """The rows of each hour; they lie in time order."""
+    """Return the slice of rows of each hour. Rows are in time order."""
     edges = np.searchsorted(scores.hour, np.arange(scores.hour[-1] + 2)).tolist()
     return [slice(start, end) for start, end in zip(edges, edges[1:])]
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures for people."""
+    """Return the figures as text."""
     study, control = result["study"], result["control"]
     lines = [
         f"{study['rows']:,} rows scored, {study['clicks']:,} clicks; gains in AUC points (0.01), mean over "
         f"{len(study['hourly_auc'][FROZEN])} hours [95 %]",
-        f"{'retrained':<26}{'mean AUC':>9}{'log loss':>9}{'gain over never':>28}{'Monolith':>10}{'below best':>12}",
+        f"{'retrained':<26}{'mean AUC':>9}{'log loss':>9}"
+        + f"{'gain over never':>28}{'Monolith':>10}{'below best':>12}",
     ]
     for name in study["rounds"]:
         gained = _interval(study["gain_over_frozen"][name]) if name != FROZEN else ""
@@ -259,10 +272,13 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _rounds_table(study: dict[str, Any]) -> list[str]:
-    """What became of the rounds, and what they cost; gains per cost also as multiples of `FULL`'s."""
+    """Return outcomes and cost of the runs as text.
+
+    Gains per cost are also given as multiples of those of `FULL`.
+    """
     lines = [
         f"{'retrained':<26}" + "".join(f"{each:>10}" for each in OUTCOMES) + f"{'grown':>7}{'aborted':>8}{'rows':>12}"
-        f"{'training s':>11}{'all s':>8}{'points per M rows':>18}{'per minute':>11}{'x scratch':>10}"
+        f"{'training s':>11}{'all s':>8}{'points per M rows':>18}" + f"{'per minute':>11}{'x scratch':>10}"
     ]
     per_second = {
         name: study["gain_over_frozen"][name]["points"] / each["seconds"]
@@ -277,7 +293,7 @@ def _rounds_table(study: dict[str, Any]) -> list[str]:
             f"{name:<26}"
             + "".join(f"{each['outcomes'].get(outcome, 0):>10}" for outcome in OUTCOMES)
             + f"{ends[True]:>7}{ends[False]:>8}{each['rows']:>12,}{each['training_seconds']:>11.0f}"
-            f"{each['seconds']:>8.0f}{study['gain_over_frozen'][name]['points'] / each['rows'] * 1e6:>18.2f}"
+            f"{each['seconds']:>8.0f}" + f"{study['gain_over_frozen'][name]['points'] / each['rows'] * 1e6:>18.2f}"
             f"{60 * per_second[name]:>11.3f}"
             + (f"{per_second[name] / per_second[FULL]:>10.1f}" if FULL in per_second else "")
         )
@@ -294,14 +310,14 @@ def _interval(found: dict[str, float]) -> str:
 
 
 def chart(result: dict[str, Any]) -> str:
-    """An SVG file of AUC points to the best possible by hour, from the study's JSON document."""
+    """Return an SVG chart of the AUC points below the best possible, by hour."""
     hourly = result["study"]["hourly_auc"]
     lines = []
     for name, color in COLORS.items():
         if name not in hourly:
             continue
         points = 100.0 * (np.array(hourly[name]) - np.array(hourly[BEST]))
-        # Hours at the ends have fewer neighbours.
+        # The first and last hours have fewer neighbours.
         sums, counts = (np.convolve(each, np.ones(SMOOTHED_HOURS), "same") for each in (points, np.ones(len(points))))
         lines.append(Line(label=name, color=color, x=[*np.arange(0.5, len(points))], y=(sums / counts).tolist()))
     title = f"AUC points to the best possible, mean of {SMOOTHED_HOURS} hours"
@@ -309,14 +325,16 @@ def chart(result: dict[str, Any]) -> str:
 
 
 def charts(document: dict[str, Any]) -> dict[str, str]:
-    """The study's chart, by its file's name."""
+    """Return the study's chart, by file name."""
     return {"freshness.svg": chart(document)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the study; 0 = done, whatever the figures."""
-    parser = benchmark_parser("freshness", __doc__, quick="two policies, six hours of few rows: whether it runs")
-    parser.add_argument("--seed", type=int, default=1, help="of the world, its drift and its traffic (default: 1)")
+    """Run the study, and return 0."""
+    parser = benchmark_parser("freshness", __doc__, quick="two policies, six hours of few rows, to test that it runs")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of the simulator, its drift and its traffic (default: 1)"
+    )
     flags = parser.parse_args(argv)
     hours, rows = (6, 20_000) if flags.quick else (24, 40_000)
     chosen = [FROZEN, CONTROL, "every 1 h"] if flags.quick else POLICIES

@@ -1,8 +1,9 @@
-"""Seconds and peak memory of extraction where a round from scratch reads the whole lake.
+"""Measure time and peak memory of extraction for a run from scratch on a large lake.
 
-`python -m benchmarks.full_window [--rows N] [--days D]` writes a lake of a simulated world, of which one day is drawn;
-the others are the same rows at other times and of other requests. It extracts a quarter of the days, then all of them,
-each by the step's own command in a process of its own: memory that grew with the window would show in the second.
+`python -m benchmarks.full_window [--rows N] [--days D]` writes a simulated lake. One day is drawn,
+and the other days repeat its rows at other times and in other requests. Extraction then reads a
+quarter of the days, and all of them, each time in its own process. If memory grew with the window,
+the second process would show it.
 """
 
 import argparse
@@ -30,7 +31,7 @@ _FIRST_DAY = date(2026, 1, 1)
 
 
 def write_days(lake: Path, *, rows: int, days: int) -> None:
-    """Writes `rows` rows evenly over `days` days."""
+    """Write `rows` rows evenly over `days` days."""
     write_lake(World.create(1), str(lake), rows=rows // days, days=1, last_day=_FIRST_DAY, seed=1)
     first = lake / DAY_PARTITION.format(day=_FIRST_DAY)
     for number in range(1, days):
@@ -47,7 +48,7 @@ def write_days(lake: Path, *, rows: int, days: int) -> None:
 
 
 def extract(folder: Path, *, days: int) -> tuple[RawDataset, float, int]:
-    """The dataset of the first `days` days, the seconds that it took, and the bytes that its process held at most."""
+    """Extract the first `days` days, and return the dataset, the seconds and the peak bytes."""
     output, now = folder / "raw.json", datetime.now(timezone.utc)
     if not read_accepted(folder / "store"):
         accept(folder / "store", CRITEO_RECOMMENDER, who=whoami(), why="to be measured", now=now)
@@ -62,10 +63,10 @@ def extract(folder: Path, *, days: int) -> tuple[RawDataset, float, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs both and prints a line for each."""
+    """Run both extractions, and print a line for each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.full_window", description=__doc__)
-    parser.add_argument("--rows", type=int, default=10_000_000, help="of the whole lake (default %(default)s)")
-    parser.add_argument("--days", type=int, default=20, help="a multiple of 4 (default %(default)s)")
+    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the complete lake (default: %(default)s)")
+    parser.add_argument("--days", type=int, default=20, help="days of the lake, a multiple of 4 (default: %(default)s)")
     flags = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="full-window-") as name:
         folder = Path(name)

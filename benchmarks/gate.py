@@ -1,8 +1,8 @@
-"""How often the gate releases, refuses and cannot tell, and what becomes of the undecided: `make benchmark-gate`.
+"""Measure how often the gate accepts, refuses or stays undecided, for `make benchmark-gate`.
 
-Candidates with a planted loss of AUC (`tests.support.planted_models`) against their champion. First single hold-outs,
-judged by the shipped gate. Then hourly rounds of 20,000 rows: each judged alone, and handed over to a canary, by its
-shipped policy.
+Candidates with a planted loss of AUC (`tests.support.planted_models`) are compared with their
+champion. The shipped gate first evaluates single hold-outs. Then hourly runs of 20,000 rows are
+evaluated alone, and promoted to a canary with its shipped policy.
 """
 
 import sys
@@ -30,7 +30,7 @@ from tests.support.planted_models import (
 
 MARGIN = GateSettings.max_auc_loss
 MARGIN_ALPHA = 0.025
-"""How often the gate may pass a loss of the margin: one side of its 95 % interval."""
+"""Maximum rate at which the gate accepts a loss of the margin: one side of its 95 % interval."""
 LOSSES = {"better": -MARGIN, "equal": 0.0, "at the margin": MARGIN, "worse": 2 * MARGIN}
 RATES, REQUEST_ROWS = (0.003, 0.03, 0.25), (1, 10)
 REPEATS = {2_000: 200, 20_000: 200, 100_000: 60, 1_000_000: 10}
@@ -38,9 +38,13 @@ ROUND_ROWS, ROUND_RATE, HOLDOUT_FRACTION, DAY_ROUNDS = 20_000, 0.03, 0.1, 24
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the study; 0 = done and within the bounds, 1 = a loss of the margin went live more often than stated."""
+    """Run the study.
+
+    Returns 0 if it is within the bounds, or 1 if losses of the margin went live more often than
+    stated.
+    """
     parser = benchmark_parser("gate", __doc__, quick="a twentieth of the repeats, no hold-outs of a million rows")
-    parser.add_argument("--seed", type=int, default=1, help="of all rows (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all rows (default: %(default)s)")
     flags = parser.parse_args(argv)
     share = 20 if flags.quick else 1
     num_canaries = 200 // share
@@ -57,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def figures(document: Mapping[str, Any], repeats: Mapping[int, int], *, num_canaries: int) -> list[Figure]:
-    """Shares with their 95 % intervals: what bounds are stated for, and each canary; `repeats` by a hold-out's rows."""
+    """Return shares with their 95 % intervals for all stated bounds and all canaries.
+
+    `repeats` is the number of repetitions by rows of the hold-out.
+    """
 
     def share(name: str, value: float, *, count: int, target: float | None) -> Figure:
         within = Spread(value, *share_interval(round(value * count), count))
@@ -83,7 +90,7 @@ def _traffic(case: Mapping[str, Any]) -> str:
 
 
 def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[str, Any]]:
-    """Shares of the gate's decisions by size of the hold-out, requests and candidate."""
+    """Return the shares of the gate's decisions by hold-out size, requests and candidate."""
     found = []
     for rows, count in repeats.items():
         for rows_per_request in REQUEST_ROWS:
@@ -106,13 +113,16 @@ def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[st
 
 
 def gate_decision(rows: PlantedRows) -> str:
-    """The shipped gate's decision, without a floor."""
+    """Return the decision of the shipped gate without a minimum AUC."""
     settings = GateSettings(min_auc=0.0)
     return judge(rows.labels, rows.candidate, rows.champion, groups=rows.requests, settings=settings).decision
 
 
 def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """By kind of line: shares released within a day's rounds, each candidate of the line losing alike."""
+    """Return the shares released within a day, by lineage.
+
+    All candidates of a lineage have the same loss.
+    """
     found = []
     for rows_per_request in REQUEST_ROWS:
         for name, loss in LOSSES.items():
@@ -129,7 +139,10 @@ def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
 
 
 def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> int | None:
-    """The first round of a day that the gate passes; what no round learnt for good is in the next one's window too."""
+    """Return the first run of a day that passes the gate.
+
+    Rows of a run without a release are also in the next run's window.
+    """
     noise = noise_that_loses(ROUND_RATE, loss)
     for number in range(1, DAY_ROUNDS + 1):
         rows = int(ROUND_ROWS * HOLDOUT_FRACTION) * number
@@ -140,7 +153,10 @@ def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> 
 
 
 def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """Shares of canaries that the shipped policy grows and takes back, and the pairs that it takes to grow."""
+    """Return the shares of canaries that the shipped policy grows and rolls back.
+
+    The result also has the number of pairs until growth.
+    """
     policy, found = CanaryPolicy(), []
     for rows_per_request in REQUEST_ROWS:
         for name, loss in LOSSES.items():
@@ -165,7 +181,7 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
 
 
 def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
-    """What the policy does first, and after how many pairs."""
+    """Return the policy's first decision, and the number of pairs before it."""
     pairs = Pairs(labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests)
     for size in policy.looks:
         action = judge_pairs(pairs.first(size), policy).action
@@ -175,10 +191,11 @@ def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
 
 
 def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """How often the gate refuses for a slice: where every slice loses just what is allowed, and where one loses more.
+    """Return how often the gate refuses a candidate for one slice.
 
-    Slices are those of 26 columns with Zipf's frequencies; half of them are of the request. One of a twentieth
-    and one of a quarter of the rows is harmed, its odds all wrong by one factor.
+    Either every slice has the largest allowed loss, or one slice has more. Slices are those of 26
+    columns with Zipf's frequencies, half of them constant within a request. A slice of a twentieth
+    and one of a quarter of the rows are harmed: a common factor changes their odds.
     """
     settings, found = GateSettings(min_auc=0.0, max_auc_loss=1.0), []
     allowed = settings.max_slice_loss
@@ -213,7 +230,7 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
 
 
 HARMED = {"column 20: 4": 0.05, "column 20: 0": 0.25}
-"""Slices that are harmed, and about their share of the rows."""
+"""Harmed slices, and their approximate share of the rows."""
 HARMS = (0.05, 0.1, 0.2, 0.4)
 
 

@@ -1,10 +1,11 @@
-"""What only a GPU can show, in steps of minutes, unattended: `make gpu`, or `python -m benchmarks.gpu`.
+"""Run all measurements that need a GPU, in steps of minutes, unattended.
 
-Needs torch with its CUDA wheel and what the training environment has beside it; nothing is fetched. Each step is a
-process of its own that writes build/benchmarks/gpu/STEP.json, and is not run again at the same commit, so a second call
-goes on where the first was ended. `--minutes` ends before a step that might not fit: call again (exit code 3). What is
-not installed, or needs a GPU where there is none, is left out and said. When all are there they become gpu.json, which
-`make performance` puts on the page. What the steps measure is `gpu_steps`'s.
+Use `make gpu` or `python -m benchmarks.gpu`. It needs torch with its CUDA wheel and the other
+packages of the training environment, and downloads nothing. Each step is a process that writes
+build/benchmarks/gpu/STEP.json. A step with a document of the current commit is skipped, so that a
+second call resumes the first. `--minutes` stops before a step that may not fit, with exit code 3.
+Packages that are absent, and measurements that lack a GPU, are skipped and reported. The complete
+documents become gpu.json, which `make performance` puts on the page. `gpu_steps` defines the steps.
 """
 
 import argparse
@@ -34,11 +35,14 @@ STEPS = (
     "memory",
     "serving",
 )
-"""The first ones say most, should the time end."""
+"""All steps, the most important first in case the time runs out."""
 
 
 def is_done(path: Path, commit: str | None, *, is_quick: bool) -> bool:
-    """Whether a step's document is there, of this commit and size; one of changed files counts while they are."""
+    """Return whether a step has a document of this commit and size.
+
+    With uncommitted changes, a document counts if it was written with uncommitted changes too.
+    """
     if not path.exists():
         return False
     document = json.loads(path.read_text())
@@ -46,7 +50,7 @@ def is_done(path: Path, commit: str | None, *, is_quick: bool) -> bool:
 
 
 def run_step(name: str, output: Path, *, is_quick: bool, minutes: float) -> str:
-    """Runs one step to its end; what came of it."""
+    """Run one step to its end, and return a line about its result."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--step", name, f"--output={output}", *["--quick"] * is_quick]
     began = time.monotonic()
     with open(output.with_suffix(".log"), "w") as log:
@@ -58,7 +62,7 @@ def run_step(name: str, output: Path, *, is_quick: bool, minutes: float) -> str:
 
 
 def measure(flags: argparse.Namespace) -> None:
-    """One step, in this process."""
+    """Run one step in this process."""
     from benchmarks import gpu_steps
 
     flags.benchmark = "gpu"
@@ -69,7 +73,7 @@ def measure(flags: argparse.Namespace) -> None:
 
 
 def combined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One document of all steps: where and when are the first one's, figures and what was left out are everybody's."""
+    """Return one document of all steps, with the machine and date of the first one."""
     first = documents[0]
     skipped = [said for each in documents for said in each["skipped"]]
     return {
@@ -83,16 +87,23 @@ def combined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing; 0 = all is there, 1 = a step failed, 3 = the time is over and a step is missing."""
-    parser = benchmark_parser("gpu", __doc__, quick="tiny tables and few steps: whether it runs, also without a GPU")
-    parser.add_argument("--step", choices=STEPS, help="only this one, in this process")
-    parser.add_argument("--minutes", type=float, default=1e9, help="of this call, for a machine that is lent")
-    parser.add_argument("--folder", type=Path, default=MEASURED / "gpu", help="of the steps (default: %(default)s)")
+    """Run the missing steps.
+
+    Returns 0 if all documents exist, 1 if a step failed, or 3 if the time ran out.
+    """
+    parser = benchmark_parser(
+        "gpu", __doc__, quick="tiny tables and few steps, to test that it runs, also without a GPU"
+    )
+    parser.add_argument("--step", choices=STEPS, help="run only this step, in this process")
+    parser.add_argument("--minutes", type=float, default=1e9, help="maximum minutes of this call")
+    parser.add_argument(
+        "--folder", type=Path, default=MEASURED / "gpu", help="folder of the steps (default: %(default)s)"
+    )
     flags = parser.parse_args(argv)
     if flags.step:
         measure(flags)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the step is ended too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the running step
     flags.folder.mkdir(parents=True, exist_ok=True)
     commit, began, has_failed = machine.facts()["revision"], time.monotonic(), False
     for name in STEPS:

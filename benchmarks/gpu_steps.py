@@ -1,8 +1,8 @@
-"""The steps of `benchmarks.gpu`: what each measures, on the GPU where there is one, else on the CPU at a tiny size.
+"""Steps of `benchmarks.gpu`, on the GPU, or without one on the CPU at a tiny size.
 
-A rate is of whole passes over rows in memory, of batches of `BATCH` rows; the first pass warms up. Ours gathers and
-sorts its batches on the CPU while the GPU is at work; plain PyTorch and TorchRec are given theirs in pinned memory,
-shuffled beforehand, which favours them. All train the same `nn.Module`.
+A rate counts complete passes over rows in memory, in batches of `BATCH` rows, after a warm-up pass.
+Our engine gathers and sorts its batches on the CPU while the GPU computes. Plain PyTorch and
+TorchRec get theirs shuffled in pinned memory, which favours them. All train the same `nn.Module`.
 """
 
 import contextlib
@@ -42,20 +42,20 @@ CONFIGS: dict[str, NetworkConfig] = {
     "deepfm": DeepFmConfig(**COLUMNS, tower=(400, 400, 400)),
     "dlrm": DlrmConfig(**COLUMNS, tower=(1024, 1024, 512, 256)),
 }
-"""As large as NVIDIA's samples of the three."""
+"""Networks as large as NVIDIA's samples of the three."""
 TABLES = {"1.2M": sum(SAMPLE_SLOT_SIZES), "10M": 10_000_000, "100M": 100_000_000}
 QUICK_TABLES = {"1.2M": 150_000, "10M": 200_000, "100M": 300_000}
 BATCH, STEPS, PASSES = 65_536, 16, 4
 QUICK_BATCH, QUICK_STEPS, QUICK_PASSES = 512, 3, 2
 RATE_TARGET, BOUND_TARGET = 3_000_000, 0.6
-"""Rows per second of the sample network, or this share of what binds it."""
+"""Target of the sample network: rows per second, or this share of the hardware's bound."""
 MIG_GIB = (5, 10, 20, 40, 80)
 RATE = 0.001
 
 
 @dataclass
 class StepFigures:
-    """What a step measured."""
+    """Results of a step."""
 
     figures: list[Figure] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -63,12 +63,12 @@ class StepFigures:
 
 
 def as_document(step: StepFigures) -> dict[str, Any]:
-    """Its part of the document."""
+    """Return the step's part of the document."""
     return {"figures": step.figures, "skipped": step.skipped, "details": step.details}
 
 
 def gpu_facts() -> dict[str, Any]:
-    """Name, memory and driver's CUDA of the GPU; empty without one."""
+    """Return name, memory and CUDA version of the GPU, or nothing without a GPU."""
     if DEVICE == "cpu":
         return {}
     found = torch.cuda.get_device_properties(0)
@@ -76,7 +76,7 @@ def gpu_facts() -> dict[str, Any]:
 
 
 class GpuSizes(NamedTuple):
-    """How much a step does."""
+    """Sizes of a step."""
 
     batch: int
     steps: int
@@ -85,21 +85,21 @@ class GpuSizes(NamedTuple):
 
     @classmethod
     def of(cls, is_quick: bool) -> "GpuSizes":
-        """The sizes of a quick or a full run."""
+        """Return the sizes of a quick or a full run."""
         if is_quick:
             return cls(QUICK_BATCH, QUICK_STEPS, QUICK_PASSES, QUICK_TABLES)
         return cls(BATCH, STEPS, PASSES, TABLES)
 
 
 def synchronized() -> float:
-    """The time once the GPU has done all that was asked."""
+    """Wait for the GPU, and return the time in seconds."""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def seconds_of(work: Callable[[], object], times: int = 10) -> float:
-    """The best of several seconds, after one that warms up."""
+    """Return the minimum seconds over several runs after a warm-up run."""
     taken = []
     for _ in range(times + 1):
         began = synchronized()
@@ -109,7 +109,10 @@ def seconds_of(work: Callable[[], object], times: int = 10) -> float:
 
 
 def limits(name: str, *, is_quick: bool) -> StepFigures:
-    """What binds: products by precision, memory in a row and by random rows of a table, the way to the GPU."""
+    """Measure the hardware's limits: products by precision, memory, and transfer to the GPU.
+
+    Memory is measured for sequential access and for random rows of a table.
+    """
     step, size = StepFigures(), 2**22 if is_quick else 2**30
     side = 512 if is_quick else 8192
     for precision, dtype in (("float32", torch.float32), ("tf32", torch.float32), ("bfloat16", torch.bfloat16)):
@@ -132,7 +135,10 @@ def limits(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def random_rows(is_quick: bool) -> float:
-    """GB/s of fetching and storing random rows of vector and moments, as a step against a table does."""
+    """Return the GB/s of reading and writing random rows of vectors and moments.
+
+    A training step accesses its table like this.
+    """
     num_rows, taken = (100_000, 10_000) if is_quick else (20_000_000, 1_000_000)
     table = torch.zeros(num_rows, 3, 16, device=DEVICE)
     rows = torch.randperm(num_rows, device=DEVICE)[:taken].sort().values
@@ -140,7 +146,7 @@ def random_rows(is_quick: bool) -> float:
 
 
 def tests(name: str, *, is_quick: bool) -> StepFigures:
-    """The suite's tests marked `gpu`."""
+    """Run the tests marked `gpu`."""
     step = StepFigures()
     folders = ["tests/components/training/test_pytorch_engine.py"]
     command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", *folders]
@@ -161,7 +167,7 @@ def tests(name: str, *, is_quick: bool) -> StepFigures:
 
 @contextlib.contextmanager
 def initial_weights(config: NetworkConfig, slot_sizes: list[int]) -> Iterator[Path]:
-    """A folder with fresh weights."""
+    """Yield a folder with initial weights."""
     with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
         weights = Path(scratch) / "weights"
         write_initial(weights, config, slot_sizes, click_rate=0.25, seed=1)
@@ -169,7 +175,7 @@ def initial_weights(config: NetworkConfig, slot_sizes: list[int]) -> Iterator[Pa
 
 
 def equality(name: str, *, is_quick: bool) -> StepFigures:
-    """Scores of the same weights on GPU and CPU, and after both learned the same rows."""
+    """Compare scores on GPU and CPU, with equal weights and after training on equal rows."""
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
     slot_sizes = slot_sizes_for(sizes.tables["1.2M"])
     planted = PlantedLogit(slot_sizes)
@@ -197,7 +203,10 @@ def equality(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def lookups_here(keys: Tensor) -> Lookups:
-    """As `engine.assemble` finds them, on the device of `keys`: rows of one table, [B * P]."""
+    """Return the lookups of rows of one table [B * P], on the device of `keys`.
+
+    They equal those of `engine.assemble`.
+    """
     in_order, order = keys.sort()
     is_first = torch.ones_like(in_order, dtype=torch.bool)
     torch.ne(in_order[1:], in_order[:-1], out=is_first[1:])
@@ -208,10 +217,10 @@ def lookups_here(keys: Tensor) -> Lookups:
 
 
 class SortedOnGpu(PytorchEngine):
-    """Ours, but that rows go to the GPU as they are and each batch is gathered and sorted there: an experiment."""
+    """Experiment: our engine, but batches are gathered and sorted on the GPU."""
 
     def learn(self, rows: Rows, order: Any, *, batch_size: int, seed: int, rate: Any = None) -> float:
-        """See `Engine`."""
+        """Train on the rows as `Engine.learn` does."""
         self._rate = rate or (lambda step: self._settings.learning_rate)
         dense, ids, labels = (each.to(DEVICE, non_blocking=True) for each in pinned(rows))
         numbers, losses = torch.from_numpy(order).to(DEVICE), []
@@ -227,19 +236,22 @@ class SortedOnGpu(PytorchEngine):
 
 
 def new_sorted_on_gpu(config: NetworkConfig, slot_sizes: list[int], precision: str) -> PytorchEngine:
-    """The experiment, with zero tables."""
+    """Return the experimental engine with zero tables."""
     settings = TrainingSettings(precision=precision, learning_rate=RATE)
     return SortedOnGpu(config, slot_sizes, settings, device=DEVICE)
 
 
 def new_engine(config: NetworkConfig, slot_sizes: list[int], precision: str, *, device: str = DEVICE) -> PytorchEngine:
-    """Ours, with zero tables."""
+    """Return our engine with zero tables."""
     settings = TrainingSettings(precision=precision, learning_rate=RATE)
     return PytorchEngine(config, slot_sizes, settings, device=device)
 
 
 def rates(name: str, *, is_quick: bool) -> StepFigures:
-    """Rows per second of a network on a table: ours by precision, plain PyTorch, and TorchRec where it is installed."""
+    """Measure rows per second of a network on a table.
+
+    It compares our engine by precision, plain PyTorch, and TorchRec if it is installed.
+    """
     _, network, table = name.split("-")
     step, sizes, config = StepFigures(), GpuSizes.of(is_quick), CONFIGS[network]
     slot_sizes = slot_sizes_for(sizes.tables[table])
@@ -254,7 +266,7 @@ def rates(name: str, *, is_quick: bool) -> StepFigures:
             except (ImportError, AssertionError, NotImplementedError, RuntimeError) as error:
                 step.skipped.append(f"{peer} in {name}: {type(error).__name__}: {str(error)[:120]}")
             free()
-    # A CUDA graph that cannot be made may leave the GPU unusable, so it comes last.
+    # A failed CUDA graph may leave the GPU unusable, so it comes last.
     for way, (precision, engine, graph) in OURS.items():
         try:
             found[way] = rate_of_ours(engine(config, slot_sizes, precision), rows, sizes, with_graph=graph)
@@ -269,7 +281,7 @@ def rates(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def rate_of_ours(engine: PytorchEngine, rows: Rows, sizes: GpuSizes, *, with_graph: bool) -> Spread:
-    """Rows per second of the engine, its network as a CUDA graph where asked for; closes it."""
+    """Return rows per second of the engine, optionally with a CUDA graph, and close it."""
     try:
         if with_graph:
             engine._network = graphed(engine._network.train(), sample_of(sizes.batch))
@@ -281,7 +293,7 @@ def rate_of_ours(engine: PytorchEngine, rows: Rows, sizes: GpuSizes, *, with_gra
 def rate_figures(
     case: str, config: NetworkConfig, *, found: dict[str, Spread], peers: dict[str, Spread], bytes_a_row: float
 ) -> list[Figure]:
-    """Ours beside what binds it and beside the fastest peer; then the peers."""
+    """Return our figures next to the hardware's bound and the fastest peer, then the peers'."""
     figures, fastest = [], max(peers, key=lambda peer: peers[peer].median, default=None)
     by_memory = random_rows(is_quick=DEVICE == "cpu") * 1e9 / bytes_a_row
     for way, rate in found.items():
@@ -301,13 +313,19 @@ def rate_figures(
 
 
 def bytes_of_row(rows: Rows, batch: int) -> float:
-    """Bytes of vectors and moments that a row of a batch moves: distinct rows of the table, fetched and stored."""
+    """Return the bytes of vectors and moments that each row of a batch reads and writes.
+
+    Each distinct table row of a batch is read and written once.
+    """
     distinct = sum(len(np.unique(rows.ids[:batch, slot])) for slot in range(rows.ids.shape[1]))
     return 2 * 192 * distinct / batch
 
 
 def over_passes(work: Callable[[int], int], sizes: GpuSizes) -> Spread:
-    """Rows per second over the passes after the first; `work` takes the pass's number and tells its rows."""
+    """Return rows per second over the passes after the first.
+
+    `work` takes the number of the pass and returns its rows.
+    """
     taken = []
     for number in range(sizes.passes):
         began = synchronized()
@@ -317,20 +335,20 @@ def over_passes(work: Callable[[int], int], sizes: GpuSizes) -> Spread:
 
 
 def learn(engine: PytorchEngine, rows: Rows, *, batch: int, number: int) -> int:
-    """One pass of ours over the rows, in an order of its own."""
+    """Train our engine for one pass, in the random order of that pass."""
     engine.learn(rows, np.random.default_rng(number).permutation(len(rows)), batch_size=batch, seed=number)
     return len(rows)
 
 
 def free() -> None:
-    """Gives the GPU's memory back that nothing holds."""
+    """Release unused memory of the GPU."""
     if DEVICE == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 
 
 class PeerCase(NamedTuple):
-    """What a peer learns, and how."""
+    """Training task of a peer."""
 
     config: NetworkConfig
     slot_sizes: list[int]
@@ -340,11 +358,11 @@ class PeerCase(NamedTuple):
 
 
 Peer = Callable[[PeerCase], Callable[[int], int]]
-"""Gives what learns the rows once: the pass's number to the rows."""
+"""Function that returns a function for one pass, from the number of the pass to its rows."""
 
 
 def pinned(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Dense values, ids and labels, in memory that the GPU reads by itself."""
+    """Return dense values, ids and labels in pinned memory."""
     found = (rows.dense, rows.ids.astype(np.int64), rows.labels)
     tensors = [torch.from_numpy(np.ascontiguousarray(each)) for each in found]
     dense, ids, labels = (each.pin_memory() if DEVICE == "cuda" else each for each in tensors)
@@ -354,7 +372,7 @@ def pinned(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
 def trained(
     case: PeerCase, logits: Callable[[Tensor, Tensor], Tensor], step: Callable[[Tensor], None]
 ) -> Callable[[int], int]:
-    """A pass: forward of `logits`, mean loss, and `step`, which takes the loss back and moves the weights."""
+    """Run one pass: forward of `logits`, mean loss, and `step`, which does backward and update."""
     of_rows = pinned(case.rows)
     loss_of = torch.nn.functional.binary_cross_entropy_with_logits
 
@@ -370,7 +388,10 @@ def trained(
 
 
 def plain(*, is_sparse: bool) -> Peer:
-    """`nn.EmbeddingBag` for each column; torch.optim.Adam, and for sparse gradients SparseAdam."""
+    """Train with one `nn.EmbeddingBag` per column, and torch.optim.Adam.
+
+    Sparse gradients use SparseAdam.
+    """
 
     def make(case: PeerCase) -> Callable[[int], int]:
         with torch.device(DEVICE):
@@ -391,7 +412,7 @@ def plain(*, is_sparse: bool) -> Peer:
 
 
 def torchrec(case: PeerCase) -> Callable[[int], int]:
-    """TorchRec's fused embedding bags, whose Adam runs within the backward pass."""
+    """Train with TorchRec's fused embedding bags, which run Adam in the backward pass."""
     from torchrec import EmbeddingBagConfig, KeyedJaggedTensor
     from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
@@ -424,7 +445,8 @@ OURS: dict[str, tuple[str, Callable[..., PytorchEngine], bool]] = {
     "bfloat16, sorted on the GPU": ("bfloat16", new_sorted_on_gpu, False),
     "tf32, sorted on the GPU, CUDA graph": ("tf32", new_sorted_on_gpu, True),
 }
-"""By name: precision, what makes the engine, and whether its network is a CUDA graph."""
+"""Our variants by name: precision, constructor of the engine, and whether its network is a CUDA
+graph."""
 PEERS: dict[str, Peer] = {
     "plain PyTorch": plain(is_sparse=False),
     "plain PyTorch, sparse gradients": plain(is_sparse=True),
@@ -433,7 +455,10 @@ PEERS: dict[str, Peer] = {
 
 
 def graphs(name: str, *, is_quick: bool) -> StepFigures:
-    """The network's forward and backward as it is, as a CUDA graph, and compiled; an experiment, not the product's."""
+    """Measure the network's forward and backward eagerly, as a CUDA graph, and compiled.
+
+    This is an experiment. The product does not use it.
+    """
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
     batches = (sizes.batch,) if is_quick else (2048, sizes.batch)
     for network, config in CONFIGS.items():
@@ -443,7 +468,7 @@ def graphs(name: str, *, is_quick: bool) -> StepFigures:
                 case = f"{network}, forward and backward of {batch:,} rows, {way}"
                 try:
                     taken = 1e3 * seconds_of(passes_of(config, batch, make), 3 if is_quick else 20)
-                except Exception as error:  # a way that this torch or machine cannot go says so, and the others count
+                except Exception as error:  # report it, the other variants count
                     step.skipped.append(f"{case}: {type(error).__name__}: {str(error).strip()[:100]}")
                     continue
                 usual = usual or taken
@@ -453,13 +478,13 @@ def graphs(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def sample_of(batch: int) -> tuple[Tensor, Tensor]:
-    """Inputs of a batch, as the sample networks take them."""
+    """Return the inputs of a batch for the sample networks."""
     dense = torch.randn(batch, NUM_DENSE, device=DEVICE)
     return dense, torch.randn(batch, NUM_CATEGORICAL, WIDTH, device=DEVICE, requires_grad=True)
 
 
 def passes_of(config: NetworkConfig, batch: int, make: Callable[..., Any]) -> Callable[[], object]:
-    """One forward and backward of a network that `make` has changed."""
+    """Measure one forward and backward of a network that `make` has changed."""
     dense, vectors = sample_of(batch)
     model = build_network(config).to(DEVICE)
     parameters = list(model.parameters())
@@ -472,7 +497,7 @@ def passes_of(config: NetworkConfig, batch: int, make: Callable[..., Any]) -> Ca
 
 
 def graphed(model: Any, sample: tuple[Tensor, ...]) -> Any:
-    """The model as a CUDA graph."""
+    """Return the model as a CUDA graph."""
     if DEVICE == "cpu":
         raise NotImplementedError("there is no GPU")
     return torch.cuda.make_graphed_callables(model, sample)
@@ -486,7 +511,10 @@ WAYS: dict[str, Callable[..., Any]] = {
 
 
 def loading(name: str, *, is_quick: bool) -> StepFigures:
-    """How many rows per second reach the GPU: ours by threads, torch's DataLoader by processes."""
+    """Measure how many rows per second reach the GPU.
+
+    Our loader is measured by threads, and torch's DataLoader by processes.
+    """
     from torch.utils.data import DataLoader, TensorDataset
 
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
@@ -526,10 +554,11 @@ def loading(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
-    """Bytes that a fit should need: vectors with two moments, dense weights likewise, and a batch.
+    """Return an estimate of the bytes that a fit needs.
 
-    Of a batch: its vectors, gathered, looked up, their gradients and the new ones; every activation of the network and
-    its gradient; three batches ahead.
+    They are vectors with two moments, dense weights with two moments, and the batch. A batch has
+    its gathered and looked-up vectors, their gradients and new values, every activation of the
+    network with its gradient, and three batches ahead.
     """
     width = config.embedding_dim
     dense = sum(each.numel() for each in build_network(config).parameters())
@@ -539,7 +568,7 @@ def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
 
 
 def memory(name: str, *, is_quick: bool) -> StepFigures:
-    """Peak memory beside the estimate, and the smallest MIG slice that holds it."""
+    """Compare the peak memory with the estimate, and find the smallest sufficient MIG slice."""
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
     for network, config in CONFIGS.items():
         for table, table_rows in sizes.tables.items():
@@ -567,7 +596,10 @@ def memory(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def serving(name: str, *, is_quick: bool) -> StepFigures:
-    """The served graph in ONNX Runtime alone: milliseconds of an answer by CUDA provider and CPU, and equality."""
+    """Measure the served graph in ONNX Runtime by CUDA provider and CPU.
+
+    The figures are milliseconds per response, and the difference of the scores.
+    """
     step = StepFigures()
     try:
         import onnxruntime

@@ -1,9 +1,10 @@
-"""Cost as work grows, with slopes on logarithmic axes: `make benchmark-growth`.
+"""Measure how cost grows with the work, as slopes on logarithmic axes.
 
-Steps by rows are `benchmarks.scale`'s, a store by rounds `benchmarks.year`'s: their documents are read. Measured here
-is the monitor's processor time by requests per second, a second of traffic a turn or less; from it follow the replicas
-that the rate needs, each with partitions of its own. A slope of 1 says that twice the work costs twice as much; where
-the last one of a curve is over `STEEP`, the figure is missed.
+Run by `make benchmark-growth`. Steps by rows come from the document of `benchmarks.scale`, and a
+registry by runs from that of `benchmarks.year`. This benchmark measures the monitor's processor
+time by requests per second, with turns of at most a second of traffic. From it follows the number
+of replicas for a rate, each with its own partitions. A slope of 1 means that twice the work costs
+twice as much. A last slope above `STEEP` misses the target.
 """
 
 import json
@@ -25,19 +26,21 @@ RATES, QUICK_RATES = (1, 10, 100, 1_000, 10_000), (10, 100, 1_000)
 """Requests per second, of `ROWS_PER_REQUEST` rows each."""
 ROWS_PER_REQUEST, LEAST_ROWS = 10, 100_000
 MOST_A_TURN = TICK_PULLS * RecordSettings.pull_messages // 2
-"""Requests: half of the messages that a turn pulls, so that there is room for the clicks."""
+"""Maximum requests of a turn: half of the messages that a turn pulls, to leave room for the
+clicks."""
 BUSY = 0.7
-"""Share of a core that a replica may use, so that it catches up after a pause."""
+"""Share of a core that a replica may use, so that it can catch up after a pause."""
 STEEP = 1.05
-"""Slope from which a cost counts as growing faster than the work; the rest is noise."""
+"""Slope above which a cost grows faster than the work. Smaller excesses are noise."""
 Curve = Sequence[tuple[float, float]]
-"""(Work, cost), ascending."""
+"""Pairs of work and cost, ascending."""
 
 
 def last_slope(curve: Curve) -> float:
-    """The slope up to the largest size, on logarithmic axes: 1 = proportional, 2 = by the square.
+    """Return the slope up to the largest size on logarithmic axes.
 
-    From the largest size of at most a third of it: between closer ones, chance decides.
+    1 is proportional, and 2 quadratic. The slope starts at the largest size of at most a third of
+    the last one, because noise dominates between closer sizes.
 
     >>> last_slope([(10, 1), (100, 2), (900, 170), (1_000, 200)])
     2.0
@@ -48,11 +51,11 @@ def last_slope(curve: Curve) -> float:
 
 
 def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
-    """Requests per second, and the share of a core that they take."""
+    """Return the share of a core by requests per second."""
     curve = []
     for rate in rates:
         rows = max(least_rows, 5 * rate * ROWS_PER_REQUEST) if rate >= 100 else rate * ROWS_PER_REQUEST * 100
-        turns = -(-rate // MOST_A_TURN)  # in each second of traffic
+        turns = -(-rate // MOST_A_TURN)  # per second of traffic
         run = measure(
             rows,
             rows_per_message=ROWS_PER_REQUEST,
@@ -65,7 +68,10 @@ def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
 
 
 def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
-    """By what is counted, then step: rows, and processor seconds, bytes of memory or bytes on disk."""
+    """Return curves over rows, by resource and step.
+
+    Resources are processor seconds, bytes of memory and bytes on disk.
+    """
     kinds = {"seconds": "processor_seconds", "memory": "peak", "disk": "disk"}
     return {
         kind: {step: [(each["rows"], each[key]) for each in of if each[key]] for step, of in document["steps"].items()}
@@ -74,7 +80,7 @@ def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
 
 
 def store_curves(document: Mapping[str, Any]) -> dict[str, Curve]:
-    """By what reads the store: rounds, and CPU seconds."""
+    """Return a curve of CPU seconds over runs for each reader of the registry."""
     rounds = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
     store = document["store"]
     names = [name for name in next(iter(store.values())) if name.startswith("s, ")]
@@ -82,7 +88,7 @@ def store_curves(document: Mapping[str, Any]) -> dict[str, Curve]:
 
 
 def slopes(what: str, curves: Mapping[str, Curve]) -> list[Figure]:
-    """A row for each curve."""
+    """Return a figure for each curve."""
     found = []
     for name, curve in curves.items():
         if len(curve) < 2:
@@ -94,7 +100,7 @@ def slopes(what: str, curves: Mapping[str, Curve]) -> list[Figure]:
 
 
 def charts(document: Mapping[str, Any]) -> dict[str, str]:
-    """One chart for each kind of work, by its file's name; both axes are powers of ten."""
+    """Return one chart for each kind of work, by file name. Both axes are logarithmic."""
     drawn = {}
     for name, of in document["curves"].items():
         lines = [
@@ -121,7 +127,7 @@ _AXES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures the monitor, reads what others measured, and tells the slopes."""
+    """Measure the monitor, read the other documents, and report the slopes."""
     flags = benchmark_parser("growth", __doc__, quick="three rates and few rows").parse_args(argv)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     with documented(flags) as document:

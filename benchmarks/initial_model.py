@@ -1,7 +1,7 @@
-"""A stored model with fresh weights, for benchmarks of serving: its speed does not depend on what a model learned.
+"""Write a model with initial weights for benchmarks of serving.
 
-The weights and the network's graph are made by training's own code in training's environment, which has torch; whoever
-asks needs none.
+The speed of serving does not depend on training. Training's own code creates weights and graph in
+training's environment, which has torch. The caller needs no torch.
 """
 
 import json
@@ -18,14 +18,14 @@ CLICK_RATE = 0.25
 
 
 def write_initial_model(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], *, seed: int) -> Tensors:
-    """Writes weights and `network.onnx` into the folder; gives the weights."""
+    """Write weights and `network.onnx` into the folder, and return the weights."""
     asked = json.dumps({"config": config.as_document(), "slot_sizes": list(slot_sizes), "seed": seed})
     run_to_end([str(python_of("training")), "-m", "benchmarks.initial_model", str(folder), asked])
     return open_model(folder, slot_sizes).weights
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Writes the model of `write_initial_model`."""
+    """Write the model of `write_initial_model`."""
     from components.training.start import write_initial
     from evergreen.networks.network import export_onnx
     from evergreen.networks.scoring import load_network

@@ -1,8 +1,9 @@
-"""What a list costs in the served graph, beside as many flat columns: `make benchmark-lists`.
+"""Compare the cost of a list in the served graph with that of as many flat columns.
 
-Three graphs are run in turns by ONNX Runtime, without a server: 26 columns; the same and a list of up to 20 elements of
-the first column, pooled by mean; the same and 20 flat columns with vocabularies of their own. The list gives the
-network one vector more, the flat columns give it 20. Prints the time of an answer; writes all of it as JSON.
+Run by `make benchmark-lists`. ONNX Runtime runs three graphs in turn, without a server. The first
+has 26 columns. The second adds a list of up to 20 elements of the first column, pooled by mean. The
+third adds 20 flat columns with their own vocabularies. The list adds one vector to the network's
+input, and the flat columns add 20. Prints the time of a response, and writes all figures as JSON.
 """
 
 import sys
@@ -44,16 +45,17 @@ _BATCHES = (1, 64, 1024)
 _MOST_ROWS = 4096
 _ROUNDS, _QUICK_ROUNDS = 15, 3
 _SECONDS, _QUICK_SECONDS = 0.4, 0.05
-"""Of each graph in a round."""
+"""Seconds of each graph per round."""
 
 
 class TimedGraph:
-    """One graph, and rows that it is asked for."""
+    """One graph with its input rows."""
 
     def __init__(self, features: Features, folder: Path, *, provider: str | None = None) -> None:
-        """Writes and opens the graph; its weights are drawn, since speed does not depend on what they learned.
+        """Write and open the graph with random weights, which do not change its speed.
 
-        `provider` is ONNX Runtime's name of what computes; None = as the product opens graphs, on the CPU.
+        `provider` is an execution provider of ONNX Runtime. None means the CPU, as the product uses
+        it.
         """
         random = np.random.default_rng(7)
         workflow = FeatureWorkflow(
@@ -76,13 +78,13 @@ class TimedGraph:
             self._rows[:, start:stop][np.arange(stop - start) >= lengths] = MISSING_CATEGORY
 
     def answer(self, num_rows: int) -> NDArray[np.float32]:
-        """The first rows' probabilities, [n]."""
+        """Return the probabilities [n] of the first rows."""
         inputs = named_inputs(np.zeros((num_rows, 0), np.float32), self._rows[:num_rows])
         answer: NDArray[np.float32] = self._session.run(None, inputs)[0]
         return answer
 
     def answer_ms(self, num_rows: int, seconds: float) -> float:
-        """Mean time of an answer to `num_rows` rows, milliseconds."""
+        """Return the mean time of a response for `num_rows` rows in milliseconds."""
         inputs = named_inputs(np.zeros((num_rows, 0), np.float32), self._rows[:num_rows])
         self._session.run(None, inputs)
         count, began = 0, time.perf_counter()
@@ -93,7 +95,7 @@ class TimedGraph:
 
 
 def measure(num_rows: int, contestants: dict[str, TimedGraph], *, is_quick: bool) -> dict[str, Any]:
-    """The figures of one size of batch."""
+    """Return the figures of one batch size."""
     rounds, seconds = (_QUICK_ROUNDS, _QUICK_SECONDS) if is_quick else (_ROUNDS, _SECONDS)
     taken: dict[str, list[float]] = {name: [] for name in contestants}
     for _ in range(rounds):
@@ -106,7 +108,7 @@ def measure(num_rows: int, contestants: dict[str, TimedGraph], *, is_quick: bool
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and writes the document."""
+    """Run the benchmark, and return 0."""
     flags = benchmark_parser("lists", __doc__, quick="shorter rounds").parse_args(argv)
     with documented(flags) as document, tempfile.TemporaryDirectory() as folder:
         contestants = {name: TimedGraph(each, Path(folder) / name) for name, each in CONTESTANTS.items()}

@@ -1,8 +1,9 @@
-"""Puts a stated load on a server and measures it, in an open or a closed loop: what the benchmarks of serving share.
+"""Send a defined load to a server and measure it, in an open or a closed loop.
 
-Open: requests come at a rate, whatever the server does, as users do. So latency counts from the moment a request was
-due, and one that waits behind a slow one counts its wait (no coordinated omission). Closed: a number of
-callers, each of which waits for its answer before it sends the next request.
+In an open loop, requests come at a fixed rate whatever the server does, like those of users.
+Latency counts from the scheduled time of a request, so that the wait behind a slow request counts
+too (no coordinated omission). In a closed loop, each of several callers waits for its response
+before the next request.
 """
 
 import asyncio
@@ -25,26 +26,28 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What came back in one loop."""
+    """Results of one loop."""
 
     due: NDArray[np.float64]
-    """[n] when each answered request was due, in seconds of the timer."""
+    """[n]: scheduled time of each answered request, in seconds of the timer."""
     latencies: NDArray[np.float64]
-    """[n] seconds from then to its answer."""
+    """[n]: seconds from the scheduled time to the response."""
     seconds: float
-    """From the first request to the last answer, or to the end of an open loop's schedule."""
+    """Seconds from the first request to the last response, or to the end of an open loop's
+    schedule."""
     failed: dict[str, int]
-    """Failed requests by the kind of error (its class)."""
+    """Number of failed requests by error class."""
     first_errors: dict[str, str]
-    """The first message of each kind."""
+    """First message by error class."""
 
 
 async def closed_loop(
     ask: Callable[[int], Awaitable[object]], concurrency: int, seconds: float, *, timing: Timing | None = None
 ) -> Answers:
-    """`concurrency` callers, each asking as soon as it is answered, for `seconds`.
+    """Run `concurrency` callers for `seconds`. Each sends its next request after a response.
 
-    `ask` sends the request of a number, from 0; errors of the three families are counted, others are raised.
+    `ask` sends the request with a number, counted from 0. Errors of the three error classes are
+    counted, and other errors are raised.
     """
     timer = (timing or Timing()).timer
     notes = _Notes(ask, timer)
@@ -66,9 +69,15 @@ async def open_loop(
     until: asyncio.Event | None = None,
     timing: Timing | None = None,
 ) -> Answers:
-    """Requests at the times of a Poisson process, as of independent users, however late answers are.
+    """Send requests at the times of a Poisson process, without waiting for responses.
 
-    `ask` is as of `closed_loop`; `seed` decides the times; `until` ends the load earlier.
+    Args:
+        ask: Sends the request with a number, counted from 0.
+        rate: Requests per second.
+        seconds: Length of the load.
+        seed: Seed of the times.
+        until: Event that ends the load early.
+        timing: Clock and sleep.
     """
     timing, random = timing or Timing(), np.random.default_rng(seed)
     notes, in_flight = _Notes(ask, timing.timer), set[asyncio.Task[None]]()
@@ -87,7 +96,7 @@ async def open_loop(
 
 
 class _Notes:
-    """Sends requests and collects what `Answers` holds."""
+    """Sender of requests that collects the content of `Answers`."""
 
     def __init__(self, ask: Callable[[int], Awaitable[object]], timer: Callable[[], float]) -> None:
         self._ask, self._timer = ask, timer
@@ -120,7 +129,7 @@ class _Notes:
 
 @dataclass(frozen=True, kw_only=True)
 class Latencies:
-    """Percentiles in milliseconds, interpolated as NumPy does by default; all None where nothing was answered."""
+    """Percentiles in milliseconds with NumPy's default interpolation, or None without responses."""
 
     p50: float | None = None
     p95: float | None = None
@@ -130,7 +139,7 @@ class Latencies:
 
     @classmethod
     def of(cls, seconds: NDArray[np.float64]) -> "Latencies":
-        """The percentiles of some times in seconds."""
+        """Return the percentiles of times in seconds."""
         if not len(seconds):
             return cls()
         percentiles = {f"p{percent}": 1e3 * float(np.percentile(seconds, percent)) for percent in (50, 95, 99)}
@@ -138,15 +147,16 @@ class Latencies:
 
 
 def run_precisely(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run` with timers exact to microseconds, for up to about 1000 open sockets.
+    """Run `asyncio.run` with timers precise to microseconds, for up to about 1000 open sockets.
 
-    The usual loop's epoll rounds every wait up to a millisecond, with which a request that takes less would be charged.
+    The default loop's epoll rounds every wait up to a millisecond, which would be added to shorter
+    requests.
     """
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     task = loop.create_task(main)
     try:
-        # Ctrl-C cancels `main`, which ends in order: breaking off its calls could crash the server. Signals are the
-        # main thread's.
+        # Ctrl-C cancels `main`, which ends in order, because interrupted calls could crash the
+        # server. Only the main thread handles signals.
         with suppress(ValueError, RuntimeError):
             loop.add_signal_handler(signal.SIGINT, task.cancel)
         return loop.run_until_complete(task)

@@ -1,4 +1,4 @@
-"""What a figure was measured on: processor, versions, revision, what it can do, other work; a process's memory."""
+"""Describe the machine of a measurement: processor, versions, limits, other work, memory."""
 
 import importlib.metadata
 import os
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 _BUSY_SHARE = 0.1
-"""Share of the machine's processor time that others may take before the figures are doubted."""
+"""Share of the machine's processor time used by others above which figures are doubtful."""
 
 
 def facts() -> dict[str, Any]:
-    """Processor, memory, versions of what is installed of the packages that matter, git revision and load average."""
+    """Return processor, memory, versions of important packages, git revision and load average."""
     revision, changed = _git("rev-parse", "--short=10", "HEAD"), _git("status", "--porcelain")
     return {
         "processor": _line_of("/proc/cpuinfo", "model name") or platform.processor(),
@@ -36,7 +36,7 @@ def facts() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str:
-    """What git says of this checkout; empty where there is no git."""
+    """Return git's output for this checkout, or "" without git."""
     command = ["git", "-C", str(Path(__file__).resolve().parents[1]), *arguments]
     with suppress(FileNotFoundError):
         return subprocess.run(command, capture_output=True, text=True).stdout.strip()
@@ -44,10 +44,11 @@ def _git(*arguments: str) -> str:
 
 
 def limits() -> dict[str, float]:
-    """What the cores, the memory and the disk do at best just now, each a median of a few tries; takes two seconds.
+    """Measure the current limits of cores, memory and disk, which takes two seconds.
 
-    Products of float32 matrices by NumPy on all cores in GFLOP/s, a copy of memory by one core in GB/s (bytes read and
-    written), and a write of 4 KiB with fsync in milliseconds.
+    Each is a median of a few tries. They are float32 matrix products by NumPy on all cores in
+    GFLOP/s, a memory copy by one core in GB/s (bytes read and written), and a write of 4 KiB with
+    fsync in milliseconds.
     """
     side, size = 2048, 2**27
     matrix, source = np.ones((side, side), np.float32), np.ones(size, np.uint8)
@@ -75,20 +76,20 @@ def _seconds(work: Callable[[], object], times: int = 5) -> float:
 
 
 class OtherWork:
-    """The share of the machine's processor time that went to other processes than this one and its children."""
+    """Share of the machine's processor time used by unrelated processes."""
 
     def __init__(self) -> None:
-        """Starts measuring."""
+        """Start the measurement."""
         self._began, self._busy, self._own = time.monotonic(), _busy_seconds(), _own_seconds()
 
     def share(self) -> float:
-        """Share since the start, in [0, 1]."""
+        """Return the share since the start, in [0, 1]."""
         busy, own = _busy_seconds() - self._busy, _own_seconds() - self._own
         all_seconds = (os.cpu_count() or 1) * max(time.monotonic() - self._began, 1e-9)
         return min(1.0, max(0.0, busy - own) / all_seconds)
 
     def warning(self) -> str | None:
-        """What to print where others took so much that the figures are doubtful."""
+        """Return a warning if others used so much time that the figures are doubtful."""
         share = self.share()
         if share < _BUSY_SHARE:
             return None
@@ -110,7 +111,10 @@ def _own_seconds() -> float:
 
 
 def own_memory(line: str) -> int:
-    """Bytes of a line of this process's `/proc/self/status`, such as `RssAnon` (now) or `VmHWM` (the most so far)."""
+    """Return the bytes of a line of this process's `/proc/self/status`.
+
+    Examples are `RssAnon` (current) and `VmHWM` (maximum).
+    """
     return 1024 * int((_line_of("/proc/self/status", line) or "0 kB").split()[0])
 
 

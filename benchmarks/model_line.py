@@ -1,14 +1,14 @@
-"""A line of models over simulated traffic: its rounds are the steps' own commands, its canary is the shipped one.
+"""Run a lineage of models over simulated traffic, with the steps' real commands and canary.
 
-A round runs extraction, preprocessing, training, evaluation and deployment with their defaults, each in its
-environment, forked from a process that has its libraries (`tests.crossings.warm_steps`). Validation runs in the first
-round alone; its report stands for all, because training only keeps it.
+A run executes extraction, preprocessing, training, evaluation and deployment with their defaults.
+Each step runs in its environment, forked from a process with its libraries
+(`tests.crossings.warm_steps`). Validation runs only in the first run. Its report serves all runs,
+because training only stores it.
 
-Traffic is scored by the released graphs as the traffic plan says, each request by its arm and in the shadow by the
-other, and the canary is judged by `deployment.canary` over the rows that both scored. No server runs: both arms count
-as equally fast and as failing nobody.
-
-Which rounds are asked for, and when, is left to `benchmarks.freshness`.
+The released graphs score traffic by the traffic plan. One arm scores each request for users, and
+the other one scores it as shadow traffic. `deployment.canary` evaluates the canary over the rows
+that both scored. No server runs, so both arms count as equally fast and without errors.
+`benchmarks.freshness` decides when runs happen.
 """
 
 import os
@@ -44,11 +44,12 @@ from tests.crossings.warm_steps import WarmSteps
 from tests.support.recommenders import accept_into
 
 FIRST_DAY = date(2040, 1, 1)
-"""Of the traffic. Later than any clock, because a canary counts rows since the clock's time when it began."""
+"""First day of the traffic. It is in the future, because a canary counts rows after the wall-clock
+time of its start."""
 ROWS_PER_REQUEST = 10
 RELEASED, CANARY, REFUSED, GAVE_WAY = "released", "canary", "refused", "gave way"
-"""What becomes of a round's model: it serves at once; it becomes a canary; the gate fails it; it is undecided, and
-another canary is at work."""
+"""Outcomes of a run: its model serves at once, it becomes a canary, the gate refuses it, or the
+gate is undecided while another canary is active."""
 _METRICS = "no-server:8002"
 _COMPUTE_MICROSECONDS = 1000.0
 _REFUSED_CODE = 1
@@ -60,25 +61,25 @@ finally:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print("\\n", sum(each.ru_utime + each.ru_stime for each in used), flush=True)
 """
-"""The step, and last of all that it says its processor seconds, imports aside."""
+"""Program that runs a step, and prints its processor seconds without imports in the last line."""
 
 
 class CanaryEnd(NamedTuple):
-    """What became of a canary whose evidence decided."""
+    """End of a canary by its evidence."""
 
     is_released: bool
     rows: int
-    """Rows that both arms had scored by then."""
+    """Number of rows that both arms had scored."""
 
 
 class LineRound(NamedTuple):
-    """One round."""
+    """One run of the lineage."""
 
     outcome: str
     rows: int
-    """Rows that the round learned, those of an earlier round that nobody released among them."""
+    """Number of training rows, including those of earlier runs without a release."""
     seconds: dict[str, float]
-    """Processor seconds of each step but validation, without starting it and its imports."""
+    """Processor seconds of each step except validation, without startup and imports."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,15 +88,18 @@ class TimedRows:
 
     rows: WorldRows
     requests: list[str]
-    """[n]."""
+    """[n]: request ids."""
     places: NDArray[np.int32]
-    """[n] within the request."""
+    """[n]: position within the request."""
     times: NDArray[np.float64]
-    """[n] seconds since the epoch, ascending."""
+    """[n]: seconds since the epoch, ascending."""
 
     @classmethod
     def of(cls, rows: WorldRows, *, start: float, end: float) -> "TimedRows":
-        """The rows spread evenly over the hours from `start` to `end` after the beginning of `FIRST_DAY`."""
+        """Return the rows spread evenly over an interval.
+
+        `start` and `end` are in hours from the beginning of `FIRST_DAY`.
+        """
         number, began = np.arange(len(rows.label)), datetime.combine(FIRST_DAY, time(tzinfo=timezone.utc)).timestamp()
         request = number // ROWS_PER_REQUEST
         seconds = 3600.0 * (end - start) * (request + 0.5) / (request[-1] + 1)
@@ -108,12 +112,12 @@ class TimedRows:
 
     @property
     def file(self) -> str:
-        """Name of its file in a lake or an archive; rows of a `TimedRows` are of one day."""
+        """Name of its file in a lake or an archive. All rows are of one day."""
         first = datetime.fromtimestamp(self.times[0], timezone.utc)
         return f"{raw_rows.DAY_PARTITION.format(day=first.date())}/{first:%H%M%S}.parquet"
 
     def write(self, folder: Path, **more: Any) -> None:
-        """Adds the rows to a lake, with columns of these names in place of the empty ones of the raw schema."""
+        """Write the rows to a lake. `more` replaces empty columns of the raw schema, by name."""
         table = raw_table(self.rows, request_ids=self.requests, row=self.places, times=self.times)
         for name, values in more.items():
             place = table.schema.get_field_index(name)
@@ -124,10 +128,10 @@ class TimedRows:
 
 
 class ModelLine:
-    """A store with its repository in a folder, and the rounds run over a lake."""
+    """A registry and a repository in a folder, and the runs over a lake."""
 
     def __init__(self, root: Path, *, lake: Path, warm: WarmSteps) -> None:
-        """A line without models, in the folder `root`, which must exist."""
+        """Create a lineage without models in the existing folder `root`."""
         self.rounds: list[LineRound] = []
         self.canary_ends: list[CanaryEnd] = []
         self._root = root
@@ -140,7 +144,10 @@ class ModelLine:
         accept_into(root / "store")
 
     def branched(self, root: Path) -> "ModelLine":
-        """Another line in `root` that goes on from here, without rounds of its own."""
+        """Return a copy of the lineage in `root` that continues from its current state.
+
+        The copy has no runs of its own yet.
+        """
         for name in ("store", "repository"):
             shutil.copytree(self._root / name, root / name)
         for path in [*root.glob("store/**/*.json"), *root.glob("store/*.jsonl")]:
@@ -160,10 +167,12 @@ class ModelLine:
         )
 
     def run_round(self, *, parent: str = "current") -> LineRound:
-        """Runs a round over all rows of the lake so far that the parent has not learned; `none` = over all rows.
+        """Run the pipeline over all rows of the lake that the parent was not trained on.
+
+        With the parent `none` it uses all rows.
 
         Raises:
-            RuntimeError: a step failed; the message ends with its last words.
+            RuntimeError: a step failed. The message has the end of its output.
         """
         run, seconds = f"round-{len(self.rounds):04d}", {}
         folder = self._root / "manifests" / run
@@ -179,7 +188,7 @@ class ModelLine:
         step("extraction", raw, lake=self._lake, parent=parent, **work)
         if self._report is None:
             self._report = folder / "validation.json"
-            # Every model keeps a copy of what the report names, so this is not tidied away.
+            # Keep this folder, because every model copies the files that the report names.
             apart = self._root / "validation"
             self._step("validation", run=run, output=self._report, raw_dataset=raw, champion="current", work=apart)
         replace(RawDataset.read(raw), validation_report=refer(self._report)).write(raw)
@@ -199,7 +208,10 @@ class ModelLine:
         return done
 
     def _step(self, name: str, **flags: Any) -> tuple[bool, float]:
-        """Whether the step did its work, rather than refuse it, and its processor seconds."""
+        """Run a step.
+
+        Return whether it succeeded rather than refused, and its processor seconds.
+        """
         arguments = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
         arguments.append(f"--store={self._root / 'store'}")
         variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -210,7 +222,7 @@ class ModelLine:
         return code == 0, float(said.split()[-1])
 
     def _tidy(self) -> None:
-        """Removes what no later round reads: a study has hundreds of them."""
+        """Remove files that no later run reads, because a study has hundreds of runs."""
         shutil.rmtree(self._root / "work")
         (self._root / "work").mkdir()
         store = self._root / "store"
@@ -226,7 +238,10 @@ class ModelLine:
         return promotion_journal.canary_at_work(self._root / "store")
 
     def serve(self, traffic: TimedRows) -> NDArray[np.float64]:
-        """The scores [n] that users got; where a canary is at work, the archive gets what both arms said."""
+        """Return the scores [n] that users got.
+
+        With an active canary, the scores of both arms are archived.
+        """
         live = promotion_journal.current(self._root / "store")
         assert live is not None, "a line serves once a model is released"
         stable = self._scores(live.version, traffic.rows)
@@ -256,7 +271,7 @@ class ModelLine:
         return scores
 
     def step_canary(self) -> None:
-        """Lets the canary be judged once, and what is released or aborted be unloaded."""
+        """Evaluate the canary once, and unload what its release or abort makes obsolete."""
         while (step := canary_steps.step(self._canary)).action in (serving_canary.RELEASED, serving_canary.ABORTED):
             pairs = step.judgement.by_pairs.num_pairs if step.judgement and step.judgement.by_pairs else 0
             self.canary_ends.append(CanaryEnd(step.action == serving_canary.RELEASED, pairs))
@@ -265,7 +280,7 @@ class ModelLine:
                 shutil.rmtree(day)
 
     def _metrics_text(self, _: str) -> str:
-        """What a server would have counted."""
+        """Return the metrics that a server would have."""
         lines = []
         for (name, version), requests in self._counts.items():
             of = f'{{model="{name}",version="{version}"}}'

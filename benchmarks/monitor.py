@@ -1,19 +1,21 @@
-"""The whole monitor process: rows per second of one core, and whether its memory stays flat: `make benchmark-monitor`.
+"""Measure the complete monitor process: rows per second of one core, and its memory.
 
-Measured is `Monitor.tick` and nothing else, on one core: pull, decode, store with fsync, sketch the features for drift,
-join clicks, mature, measure and judge, archive as Parquet with fsync. Messages are made between the turns, outside the
-clock; 3.2 % of the rows are clicked (as their scores say, so that no policy fires), and the clicks come a simulated
-second after their predictions, 100 requests' in a message. The log is either a list of encoded messages (what a
-backend whose client library is not ours costs at least) or the SQLite log, whose pulling and acknowledging then count
-too. A row is counted when it lies in a sealed file, from the moment a quarter of all do: what waits for its window, or
-for its file, is then as much at the end as at the beginning.
+Run by `make benchmark-monitor`. Only `Monitor.tick` is measured, on one core: pull, decode, store
+with fsync, sketch the features for drift, join clicks, mature, measure and decide, archive as
+Parquet with fsync. Messages are generated between the turns, outside the clock. 3.2 % of the rows
+are clicked, as their scores predict, so that no policy raises an alarm. Clicks come a simulated
+second after their predictions, with those of 100 requests in a message. The log is either a list of
+encoded messages, as the lower bound of a backend, or the SQLite log, whose pulls and
+acknowledgements then count too. A row counts when it is in a complete archive file, after a quarter
+of all rows. From then on, as many rows wait for their window or file at the end as at the
+beginning.
 
-The monitor is under load: the clock moves on with each turn as it would at the rate that is asked for, so what is done
-every ten seconds of event time, such as judging, is done as often for a row as it would be then.
+The clock advances with each turn as it would at the given rate. Work that is done every ten seconds
+of event time, such as decisions, therefore has its real share per row.
 
-Last, a log in 1, 2 and 4 partitions, as many rows in each: requests are sent to the partition that the client would
-choose, and each partition has a monitor, which here take turns on the one core. That work per row stays the same is
-what makes partitions add up; by the clock they need a core each.
+The last part has a log in 1, 2 and 4 partitions with equally many rows in each. Requests go to the
+partition that the client would choose. Each partition has its monitor, and these take turns on one
+core. Partitions scale if the work per row stays the same. In production each needs its own core.
 """
 
 import itertools
@@ -51,55 +53,61 @@ from monitoring.state.store import Store
 from tests.support.releases import keep_model, release
 
 TARGETS = {64: 100_000, 1: 60_000}
-"""Rows per second of one core, by the rows of a message."""
+"""Rows per second of one core, by rows of a message."""
 CLICK_RATE = 0.032
 START = 1_763_000_000.0
 _FORM = RecordFormat(CRITEO)
 TICK_SECONDS, WINDOW_SECONDS = 1.0, 5.0
 MESSAGES_A_TICK = 1000
 LOADS = {64: (MESSAGES_A_TICK, TICK_SECONDS), 1: (9000, 0.2)}
-"""Predictions of a turn and its simulated seconds, by the rows of a message."""
+"""Predictions of a turn and its simulated seconds, by rows of a message."""
 _CLICK_BATCH = 100
 
 
 class MemoryLog:
-    """A subscriber over a list: deliveries cost nothing. It has what the monitor calls in its turns."""
+    """A subscriber over a list, whose deliveries cost nothing.
+
+    It has only the methods that the monitor calls in its turns.
+    """
 
     def __init__(self) -> None:
-        """Empty."""
+        """Create an empty log."""
         self._waiting: list[tuple[str, bytes]] = []
         self.time = START
 
     def publish(self, messages: list[tuple[str, bytes]]) -> None:
-        """Takes messages in, in memory."""
+        """Store messages in memory."""
         self._waiting += messages
 
     def pull(self, max_messages: int) -> list[Delivery]:
-        """The oldest messages; they count as leased."""
+        """Return the oldest messages, and lease them."""
         taken, self._waiting = self._waiting[:max_messages], self._waiting[max_messages:]
         return [Delivery(name, payload, name) for name, payload in taken]
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
-        """Nothing is left to forget."""
+        """Ignore the tokens, because pulled messages are removed already."""
 
     def read_up_to(self) -> float | None:
-        """Now, once all is pulled."""
+        """Return the current time once all messages are pulled."""
         return None if self._waiting else self.time
 
     def problem(self) -> str | None:
-        """None."""
+        """Return None."""
         return None
 
     def backlog(self) -> int:
-        """Messages not pulled."""
+        """Return the number of messages that are not pulled yet."""
         return len(self._waiting)
 
 
 class RecordTraffic:
-    """Encoded messages of simulated requests: few bodies, each sent again and again under a new id and time."""
+    """Encoded messages of simulated requests.
+
+    A few bodies are sent repeatedly with new ids and times.
+    """
 
     def __init__(self, rows_per_message: int, bodies: int = 64, *, partitions: int = 1) -> None:
-        """Draws `bodies` requests of `rows_per_message` rows each."""
+        """Draw `bodies` requests of `rows_per_message` rows each."""
         self._rows, self._number, self._partitions = rows_per_message, 0, partitions
         self._random = np.random.default_rng(0)
         self._world = World.create(0, click_rate=CLICK_RATE)
@@ -119,7 +127,10 @@ class RecordTraffic:
         )
 
     def messages(self, count: int, now: float) -> list[list[tuple[str, bytes]]]:
-        """`count` predictions made at `now`, after the clicks on those made at the turn before; of each partition."""
+        """Return messages of each partition: clicks of the previous turn, then `count` predictions.
+
+        The predictions were made at `now`.
+        """
         made = [list(self._click_messages(partition, now)) for partition in range(self._partitions)]
         for _ in range(count):
             name = f"request-{self._number:012d}"
@@ -175,9 +186,9 @@ def _monitor_settings(folder: Path) -> MonitorSettings:
 
 
 def measure(rows: int, *, rows_per_message: int, log: str, load: tuple[int, float] | None = None) -> dict[str, Any]:
-    """Runs one monitor in this process until `rows` rows are archived; what it took.
+    """Run one monitor in this process until `rows` rows are archived, and return the figures.
 
-    A turn pulls `TICK_PULLS` times: with more predictions and clicks in each turn the backlog grows without end.
+    A turn pulls `TICK_PULLS` times. With more records per turn the backlog would grow without end.
     """
     clock = {"time": START}
     traffic, (messages_a_tick, tick_seconds) = RecordTraffic(rows_per_message), load or LOADS[rows_per_message]
@@ -209,13 +220,13 @@ def measure(rows: int, *, rows_per_message: int, log: str, load: tuple[int, floa
             turns.append((int(store.counters.get("archived", 0)), len(turns), cpu, wall))
             resident.append((turns[-1][0], own_memory("RssAnon")))
             for path in settings.archive.glob("day=*/*.parquet"):
-                path.unlink()  # as an uploader would; 10 million rows are 2 GB
+                path.unlink()  # like an uploader; 10 million rows take 2 GB
         archived, clicks = int(store.counters["archived"]), int(store.counters["matured_click"])
         buckets = int(store.counters.get("drift_bucket", 0))
         database = (settings.state / "monitor.db").stat().st_size
         store.close()
         sqlite.close()
-    # Where all of few rows are archived at once, all count.
+    # If a few rows are all archived at once, all of them count.
     start = next((turn for turn in turns[:-1] if turn[0] >= rows / 4), turns[0])
     counted, num_turns, cpu, wall = (after - before for after, before in zip(turns[-1], start))
     return {
@@ -236,7 +247,10 @@ def measure(rows: int, *, rows_per_message: int, log: str, load: tuple[int, floa
 
 
 def log_alone(requests: int = 100_000) -> float:
-    """Messages of one row per second of a core that the SQLite log alone lets through, pulled and acknowledged."""
+    """Return the one-row messages per second of a core that the SQLite log alone delivers.
+
+    They are pulled and acknowledged.
+    """
     cpu = 0.0
     with tempfile.TemporaryDirectory() as scratch, closing(SqliteLog(Path(scratch) / "log.db")) as log:
         messages = RecordTraffic(1).messages(requests, START)[0]
@@ -249,7 +263,10 @@ def log_alone(requests: int = 100_000) -> float:
 
 
 def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> dict[str, Any]:
-    """Runs a monitor for each partition until each has archived `rows` rows; the processor's time that each took."""
+    """Run one monitor per partition, and return the processor time of each.
+
+    It ends when each has archived `rows` rows.
+    """
     clock = {"time": START}
     traffic = RecordTraffic(rows_per_message, partitions=partitions)
     taken = [0.0] * partitions
@@ -296,7 +313,10 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
 
 
 def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
-    """Anonymous memory after a tenth of the rows, half way and at the end, and its highest after the first tenth."""
+    """Return the anonymous memory after a tenth, after half and at the end, and its maximum.
+
+    The maximum is taken after the first tenth.
+    """
     total = resident[-1][0]
     later = [size for archived, size in resident if archived >= total / 10]
     half = [size for archived, size in resident if archived >= total / 2]
@@ -304,7 +324,7 @@ def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all; 0 = all figures are there, whether or not they meet the target."""
+    """Run all cases, and return 0."""
     parser = benchmark_parser("monitor", __doc__, quick="a million rows in place of ten, half a minute")
     flags = parser.parse_args(argv)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -312,7 +332,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with documented(flags) as document:
         runs = document["runs"] = []
         for log, size in itertools.product(("memory", "sqlite"), (64, 1)):
-            # In a process of its own, as a monitor is: the heap that a run leaves behind slows the next by a tenth.
+            # Use a new process for each run, because the heap of an earlier run slows the next one
+            # by a tenth.
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
                 counted = rows if size == 64 else rows // 10
                 runs.append(alone.submit(measure, counted, rows_per_message=size, log=log).result())
@@ -327,7 +348,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 Figure(f"{name}, of one core", rate, "rows/s", target=TARGETS[size], is_least=True, limit=limit),
                 Figure(f"{name}, anonymous memory at most", highest, "MiB"),
             ]
-        # In turn, so that a busy moment does not fall on one number of partitions alone.
+        # Alternate, so that a busy moment does not affect only one number of partitions.
         partitioned = document["partitions"] = []
         rows_of_each = 250_000 if flags.quick else 500_000
         for _, number in itertools.product(range(1 if flags.quick else 3), (1, 2, 4)):

@@ -1,8 +1,9 @@
-"""Makes docs/performance.md and its charts of the newest documents: `make performance`.
+"""Write docs/performance.md and its charts from the newest documents.
 
-What is measured lies in build/benchmarks, which git ignores. This keeps it in benchmarks/results, one file a benchmark,
-and makes the page of all that are there. A quick run is not kept: it shows that a benchmark runs, not how fast anything
-is. What a document holds is `command`'s, what a chart shows its benchmark's.
+Run by `make performance`. Measured documents are in build/benchmarks, which git ignores. This
+program copies them to benchmarks/results, one file per benchmark, and writes the page of all of
+them. Quick runs are not copied, because they only show that a benchmark works. `command` defines
+the documents, and each benchmark its charts.
 """
 
 import json
@@ -21,9 +22,10 @@ from evergreen.runtime.durable import write_whole
 RESULTS = REPOSITORY / "benchmarks" / "results"
 PAGE = REPOSITORY / "docs" / "performance.md"
 CHARTS = ("freshness", "growth")
-"""Benchmarks whose modules draw their charts."""
+"""Benchmarks whose modules draw charts."""
 COUNTS = ("policies", "gate", "validation")
-"""Benchmarks whose figures are counts of decisions: how busy the machine was changes nothing."""
+"""Benchmarks whose figures are counts of decisions, so that other work on the machine does not
+change them."""
 NAMES = [*PLANS, "gpu"]
 _LIMITS = {
     "product_gflop_s": "products of float32 matrices {:g} GFLOP/s",
@@ -32,20 +34,25 @@ _LIMITS = {
 }
 _INTRODUCTION = """# Performance
 
-A figure of speed on another page is from here, or its paragraph says since when it was not measured again; a test
-refuses others. `make performance` makes this page of the documents in `benchmarks/results`. `make benchmarks` measures
-anew, and goes on where it was ended; `make benchmark-serving` measures one, `BENCHMARK_FLAGS=--quick` shows whether it
-runs. On a GPU: `make gpu PYTHON_GPU=python3` needs torch's CUDA wheel, numpy, msgspec, pyarrow and tqdm, with onnx,
-onnxruntime-gpu, torchrec and pytest where they are. Its steps last nine minutes at most, and a second call goes on;
-`GPU_FLAGS="--minutes 9"` ends in time on a machine that is lent, `GPU_FLAGS=--quick` tries all of it without a GPU.
+A speed figure on another page comes from this page, or its paragraph says since when it was not
+measured again. A test refuses other figures. `make performance` writes this page from the documents
+in `benchmarks/results`.
 
-A figure is the median of rounds, with the least and the most in parentheses. A ratio is of rounds beside each other in
-time; whoever it is to was measured in the same run. What the machine could do at that time stands above each table.
+`make benchmarks` measures again, and resumes after an interruption. `make benchmark-serving` runs
+one benchmark, and `BENCHMARK_FLAGS=--quick` tests that it runs. On a GPU, `make gpu
+PYTHON_GPU=python3` needs torch's CUDA wheel, numpy, msgspec, pyarrow and tqdm. It also uses onnx,
+onnxruntime-gpu, torchrec and pytest if they are installed. A step takes at most nine minutes, and a
+second call resumes. `GPU_FLAGS="--minutes 9"` stops in time on a borrowed machine, and
+`GPU_FLAGS=--quick` tests everything without a GPU.
+
+A figure is the median of rounds, with minimum and maximum in parentheses. A ratio compares
+neighbouring rounds in time, and its peer was measured in the same run. The limits of the machine at
+that time are above each table.
 """
 
 
 def keep() -> None:
-    """Takes over what was measured since."""
+    """Copy newly measured documents to the results."""
     RESULTS.mkdir(exist_ok=True)
     for path in (REPOSITORY / MEASURED / f"{name}.json" for name in NAMES):
         if path.exists() and not json.loads(text := path.read_text())["is_quick"]:
@@ -53,21 +60,21 @@ def keep() -> None:
 
 
 def kept_documents(folder: Path = RESULTS) -> list[dict[str, Any]]:
-    """The documents that are there, in their order on the page."""
+    """Return the documents of the results, in the order of the page."""
     paths = [folder / f"{name}.json" for name in NAMES]
     return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def page(documents: Iterable[dict[str, Any]]) -> str:
-    """The whole page."""
+    """Return the complete page."""
     sections = {each["benchmark"]: section(each) for each in documents}
     missing = [f"`{name}`" for name in NAMES if name not in sections]
-    said = [f"Not measured on this house yet: {', '.join(missing)}.\n"] if missing else []
+    said = [f"Not measured yet: {', '.join(missing)}.\n"] if missing else []
     return "\n".join([_INTRODUCTION, *said, *sections.values()])
 
 
 def section(document: dict[str, Any]) -> str:
-    """One benchmark: when, where and how, then its figures as a table, then its charts."""
+    """Return the section of one benchmark: date, machine and command, a table, and charts."""
     facts, name = document["machine"], document["benchmark"]
     where = [f"{facts['cores_used']} of {facts['cores']} cores", facts.get("gpu") or facts["processor"]]
     where += [f"{facts['memory_gib']:g} GiB"] if "memory_gib" in facts else []
@@ -80,7 +87,7 @@ def section(document: dict[str, Any]) -> str:
     ]
     if doubt := doubts(document):
         lines += ["", f"**{doubt}**"]
-    lines += ["", "| what | beside | figure | target | limit |", "|---|---|---|---|---|"]
+    lines += ["", "| figure | peer | value | target | limit |", "|---|---|---|---|---|"]
     lines += [row(figure_of(each)) for each in document["figures"]]
     if skipped := document.get("skipped"):
         lines += ["", f"Left out: {'; '.join(skipped)}."]
@@ -90,7 +97,7 @@ def section(document: dict[str, Any]) -> str:
 
 
 def charts(document: dict[str, Any]) -> dict[str, str]:
-    """The charts of a document, SVG by the file's name in docs/."""
+    """Return the charts of a document as SVG, by file name in docs/."""
     if document["benchmark"] not in CHARTS:
         return {}
     drawn: dict[str, str] = import_module(f"benchmarks.{document['benchmark']}").charts(document)
@@ -98,22 +105,22 @@ def charts(document: dict[str, Any]) -> dict[str, str]:
 
 
 def doubts(document: dict[str, Any]) -> str:
-    """Why the figures of a document are not to be relied on; empty where they are."""
+    """Return why the figures of a document are unreliable, or "" if they are reliable."""
     if document["benchmark"] in COUNTS:
         return ""
     if (share := document["other_work_share"]) is None:
-        return "To be measured again: how busy the machine was is not known."
+        return "To be measured again: the share of other work is unknown."
     return f"To be measured again: other work took {share:.0%} of the machine." if share >= 0.1 else ""
 
 
 def row(figure: Figure) -> str:
-    """One figure as a row of the table."""
+    """Return one figure as a row of the table."""
     cells = [figure.name, figure.peer, f"{figure.value.shown()} {figure.unit}".strip(), figure.aim(), figure.limit]
     return f"| {' | '.join((cell or '').replace('|', '/') for cell in cells)} |"
 
 
 def main() -> int:
-    """Keeps, and writes page and charts."""
+    """Copy the documents, and write page and charts."""
     keep()
     documents = kept_documents()
     for document in documents:

@@ -1,17 +1,19 @@
-"""The same network fitted by three programs: ours, plain PyTorch as people write it, and DeepCTR-Torch.
+"""Train the same network with our engine, with plain PyTorch, and with DeepCTR-Torch.
 
-Each learns the rows it is given in one pass of shuffled batches with Adam at 0.001, and scores others. What it is given
-is put into its own form beforehand, unclocked. Clocking and judging are `speed`'s.
+Each trains on the given rows in one pass of shuffled batches with Adam at 0.001, and scores other
+rows. The rows are converted to its own form beforehand, outside the clock. `speed` measures time
+and quality.
 
-Plain PyTorch: 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the cross layers one by one,
-`torch.optim.Adam`, a `DataLoader` over a Dataset of arrays. That Dataset feeds 201,000 rows/s on two cores, a
-TensorDataset 107,000; two workers make it 238,000 and take a core from the step, so there are none.
+Plain PyTorch has 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the
+cross layers one by one, `torch.optim.Adam`, and a `DataLoader` over a Dataset of arrays. On two
+cores this Dataset delivers 201,000 rows/s, and a TensorDataset 107,000. Two workers would deliver
+238,000 but take a core from the step, so there are none. Other networks than DCN are ours, with an
+`nn.EmbeddingBag` for each column.
 
-Other networks than DCN: ours as they are, an `nn.EmbeddingBag` for each column.
-
-DeepCTR-Torch: its DCN or DeepFM with its own `fit`, unchanged; it has no DLRM. It is configured without what the
-network above does not have: its linear part (no linear columns, but DeepFM's) and the L2 penalties on whole tables,
-which would slow it down. Lists are its `VarLenSparseFeat`, on another column's vectors where the recommender says so.
+DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. It has no DLRM. Parts that our
+network lacks are disabled, because they would slow it down: the linear part (except DeepFM's) and
+the L2 penalties on whole tables. Lists are its `VarLenSparseFeat`, which share another column's
+vectors if the recommender says so.
 """
 
 import contextlib
@@ -39,23 +41,23 @@ from evergreen.networks.network import build_network, load_dense
 _SCORED_ROWS = 8192
 
 
-class TrainingContestant(Protocol):
-    """A network with its optimizer, in somebody's code."""
+class Trainer(Protocol):
+    """A network with its optimizer, of ours or of a peer."""
 
     name: str
 
     def prepare(self, rows: Rows) -> Any:
-        """`rows` in the form that its users hold them in."""
+        """Return `rows` in the form of its users."""
 
     def learn(self, prepared: Any) -> None:
-        """One pass over them."""
+        """Train for one pass over the rows."""
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """Click probabilities, [n]."""
+        """Return the click probabilities [n]."""
 
 
 class Evergreen:
-    """The engine that `components.training` fits with."""
+    """The engine of `components.training`."""
 
     def __init__(
         self,
@@ -67,7 +69,7 @@ class Evergreen:
         precision: str,
         features: Features = CRITEO,
     ) -> None:
-        """Starts from the model in the folder `weights`."""
+        """Start from the model in the folder `weights`."""
         self.name = f"evergreen {precision}"
         self._batch_size, self._passes = batch_size, 0
         settings = TrainingSettings(precision=precision, learning_rate=0.001)
@@ -75,27 +77,27 @@ class Evergreen:
         self.engine.restore(weights)
 
     def prepare(self, rows: Rows) -> Rows:
-        """See `TrainingContestant`."""
+        """Prepare rows as `Trainer` describes."""
         return rows
 
     def learn(self, prepared: Rows) -> None:
-        """See `TrainingContestant`."""
+        """Train as `Trainer` describes."""
         self._passes += 1
         order = np.random.default_rng(self._passes).permutation(len(prepared))
         self.engine.learn(prepared, order, batch_size=self._batch_size, seed=self._passes)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """See `TrainingContestant`."""
+        """Score as `Trainer` describes."""
         return self.engine.score(rows)
 
 
 class PlainDcn(nn.Module):
-    """DCN v1 as a tutorial has it."""
+    """DCN v1 as in a tutorial."""
 
     def __init__(
         self, config: DcnConfig, weights: Tensors, slot_sizes: list[int], *, features: Features = CRITEO
     ) -> None:
-        """Starts from `weights`."""
+        """Start from `weights`."""
         super().__init__()
         tables = torch.tensor(weights.table).split(slot_sizes)
         self.embeddings = nn.ModuleList(nn.Embedding.from_pretrained(table.clone(), freeze=False) for table in tables)
@@ -117,7 +119,7 @@ class PlainDcn(nn.Module):
         self.final = _linear(final, weights.dense["bias"])
 
     def forward(self, dense_BD: Tensor, ids_BF: Tensor) -> Tensor:
-        """Logits [B]."""
+        """Return the logits [B]."""
         vectors = [table(ids_BF[:, slot]) for slot, table in enumerate(self.embeddings[: self._num_plain])]
         vectors += [bag(ids_BF[:, places.start : places.stop]) for bag, places in zip(self.bags, self._lists)]
         x0 = x = torch.cat([*vectors, dense_BD], dim=1)
@@ -127,17 +129,17 @@ class PlainDcn(nn.Module):
 
 
 class PlainNetwork(nn.Module):
-    """A network of ours, its vectors in an `nn.EmbeddingBag` for each column."""
+    """One of our networks with an `nn.EmbeddingBag` for each column."""
 
     def __init__(self, network: nn.Module, slot_sizes: list[int], width: int, *, is_sparse: bool = False) -> None:
-        """Fresh vectors beside `network` as it is."""
+        """Create initial vectors for `network`."""
         super().__init__()
         self.network = network
         self.bags = nn.ModuleList(nn.EmbeddingBag(size, width, mode="sum", sparse=is_sparse) for size in slot_sizes)
 
     @classmethod
     def of(cls, config: NetworkConfig, weights: Tensors, slot_sizes: list[int]) -> "PlainNetwork":
-        """Starts from `weights`."""
+        """Create the network from `weights`."""
         network = build_network(config)
         load_dense(network, weights.dense)
         model = cls(network, slot_sizes, config.embedding_dim)
@@ -146,7 +148,7 @@ class PlainNetwork(nn.Module):
         return model
 
     def forward(self, dense_BD: Tensor, ids_BF: Tensor) -> Tensor:
-        """Logits [B]."""
+        """Return the logits [B]."""
         vectors = [bag(ids_BF[:, slot : slot + 1]) for slot, bag in enumerate(self.bags)]
         logits: Tensor = self.network(dense_BD, torch.stack(vectors, dim=1))
         return logits
@@ -159,23 +161,23 @@ def _linear(weight: NDArray[np.float32], bias: NDArray[np.float32]) -> nn.Linear
 
 
 class ArrayRows(Dataset[Any]):
-    """Rows of arrays, one at a time."""
+    """Dataset of single rows of arrays."""
 
     def __init__(self, rows: Rows) -> None:
-        """Ids as int64, which `nn.Embedding` takes."""
+        """Convert the ids to int64 for `nn.Embedding`."""
         self._dense, self._ids, self._labels = rows.dense, rows.ids.astype(np.int64), rows.labels
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self._labels)
 
     def __getitem__(self, row: int) -> tuple[Any, Any, Any]:
-        """Dense values, ids and label."""
+        """Return dense values, ids and label of a row."""
         return self._dense[row], self._ids[row], self._labels[row]
 
 
 class PlainPytorch:
-    """Plain PyTorch; see the module."""
+    """Plain PyTorch, as the module describes."""
 
     name = "plain PyTorch"
 
@@ -188,7 +190,7 @@ class PlainPytorch:
         batch_size: int,
         features: Features = CRITEO,
     ) -> None:
-        """Starts from the model in the folder `weights`."""
+        """Start from the model in the folder `weights`."""
         start = open_model(weights, slot_sizes).weights
         self.model = (
             PlainDcn(config, start, slot_sizes, features=features)
@@ -200,11 +202,11 @@ class PlainPytorch:
         self._batch_size = batch_size
 
     def prepare(self, rows: Rows) -> ArrayRows:
-        """See `TrainingContestant`."""
+        """Prepare rows as `Trainer` describes."""
         return ArrayRows(rows)
 
     def learn(self, prepared: ArrayRows) -> None:
-        """See `TrainingContestant`."""
+        """Train as `Trainer` describes."""
         self.model.train()
         for dense, ids, labels in DataLoader(prepared, batch_size=self._batch_size, shuffle=True):
             self._optimizer.zero_grad()
@@ -214,7 +216,7 @@ class PlainPytorch:
 
     @torch.no_grad()
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """See `TrainingContestant`."""
+        """Score as `Trainer` describes."""
         self.model.eval()
         dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
         parts = zip(dense.split(_SCORED_ROWS), ids.split(_SCORED_ROWS))
@@ -223,16 +225,19 @@ class PlainPytorch:
 
 
 class DeepCtr:
-    """DeepCTR-Torch; see the module. It starts from its own initial weights: normal, standard deviation 0.0001."""
+    """DeepCTR-Torch, as the module describes.
+
+    It starts from its own initial weights: normal, with standard deviation 0.0001.
+    """
 
     name = "DeepCTR-Torch"
 
     def __init__(
         self, config: DcnConfig | DeepFmConfig, slot_sizes: list[int], batch_size: int, *, features: Features = CRITEO
     ) -> None:
-        """Starts anew."""
+        """Create the model with its own initial weights."""
         self._features = features
-        # On import it asks PyPI for newer versions in a thread, which shall not run beside what is clocked.
+        # On import a thread checks PyPI for newer versions. It must not run during the measurement.
         others = threading.enumerate()
         with contextlib.redirect_stdout(io.StringIO()):
             from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
@@ -241,7 +246,8 @@ class DeepCtr:
             for thread in set(threading.enumerate()) - set(others):
                 thread.join()
         sizes = dict(zip(features.slots, slot_sizes))
-        # The first of our DeepFM's numbers is the first-order weight, which theirs has apart.
+        # The first number of a DeepFM vector of ours is the first-order weight, which theirs stores
+        # separately.
         width = config.embedding_dim - isinstance(config, DeepFmConfig)
         columns = [SparseFeat(name, sizes[name], width) for name in features.categorical]
         for name in features.lists:
@@ -262,7 +268,7 @@ class DeepCtr:
         self._batch_size = batch_size
 
     def prepare(self, rows: Rows) -> tuple[dict[str, Any], Any]:
-        """See `TrainingContestant`."""
+        """Prepare rows as `Trainer` describes."""
         features = self._features
         columns = {name: np.ascontiguousarray(rows.ids[:, i]) for i, name in enumerate(features.categorical)}
         for name, places in zip(features.lists, features.places.lists):
@@ -271,12 +277,12 @@ class DeepCtr:
         return columns, rows.labels
 
     def learn(self, prepared: tuple[dict[str, Any], Any]) -> None:
-        """See `TrainingContestant`."""
+        """Train as `Trainer` describes."""
         columns, labels = prepared
         with contextlib.redirect_stdout(io.StringIO()):
             self._model.fit(columns, labels, batch_size=self._batch_size, epochs=1, verbose=0)
 
     def score(self, rows: Rows) -> NDArray[np.float32]:
-        """See `TrainingContestant`."""
+        """Score as `Trainer` describes."""
         scores: NDArray[np.float32] = self._model.predict(self.prepare(rows)[0], _SCORED_ROWS)[:, 0]
         return scores

@@ -1,9 +1,11 @@
-"""False alarms and delays of the monitor's policies on planted streams: `make benchmark-policies`.
+"""Measure false alarms and delays of the monitor's policies on planted streams.
 
-Stationary streams with an AUC of .80, on which every request for a run is a false alarm, and streams that fall to .70;
-at three click rates. Then streams whose rows share their user, one bet per row against one per request. Last, hours of
-traffic under continuous retraining, judged by the monitor's own judge: models are released every 0.2, 1 and 5
-attribution windows. Streams are `tests.support.click_streams`'s and `release_streams`'s, policies the monitor's own.
+Run by `make benchmark-policies`. Stationary streams have an AUC of .80, so that every retrain
+request is a false alarm. Other streams fall to .70. Both have three click rates. Further streams
+have rows that share their user, with one bet per row or one per request. The last part is hours of
+traffic under continuous retraining, with a release every 0.2, 1 and 5 attribution windows.
+`tests.support.click_streams` and `release_streams` generate the streams, and the policies are the
+monitor's own.
 """
 
 import math
@@ -26,28 +28,31 @@ from tests.support.release_streams import START, Releases, decisions
 
 GOOD, FALLEN = 0.80, 0.70
 THRESHOLD = 0.74
-"""Of the policies that hold every version to one AUC."""
+"""AUC threshold of the policies with one threshold for all versions."""
 WINDOW_ROWS = 20_000
 EDGE_ALPHA = 0.05
-"""Of the test at the edge of its claim, where the bound is used up: large enough to be counted in 1,000 streams."""
+"""Alpha of the test at the edge of its claim, where the bound is exhausted. It is large enough to
+count false alarms in 1,000 streams."""
 REFERENCE_ROWS = 200
 REFERENCE_STRIDE = 10
-"""The reference looks at every record, we let it look at every tenth: it fires falsely all the same."""
+"""Stride of the reference's checks in records. The reference checks every record, but every tenth
+shows its false alarms too."""
 
 
 @dataclass(frozen=True)
 class PolicyCase:
-    """One click rate."""
+    """Streams of one click rate."""
 
     traffic: ClickTraffic
     window_step: int
-    """Rows between two looks at a window of 20,000, which moves slowly and costs milliseconds to measure."""
+    """Rows between two checks of a window of 20,000. The window changes slowly, and a check takes
+    milliseconds."""
     stationary: int
     """Rows of a stationary stream."""
     before: int
     """Rows before the fall."""
     fallen: int
-    """Rows after it."""
+    """Rows after the fall."""
 
 
 CASES = {
@@ -61,21 +66,23 @@ USERS = {
 }
 USER_ROWS = 40_000
 RELEASES = Releases(every=1800.0, seconds=4 * 3600.0, window=1800.0, decide=120.0, rows_per_second=4.0)
-"""Four hours with an attribution window of half an hour, AUC .79 falling to .62."""
+"""Four hours with an attribution window of half an hour, and an AUC that falls from .79 to .62."""
 FALL_AFTER, FALL_DECIDE = 5400.0, 30.0
-"""Seconds after which the AUC falls, in the middle between two releases; and seconds between decision points then."""
+"""Seconds until the AUC falls, midway between two releases, and seconds between decision points
+afterwards."""
 RELEASE_WINDOWS = (0.2, 1.0, 5.0)
-"""Attribution windows between two releases."""
+"""Number of attribution windows between two releases."""
 GATE_HALF_WIDTH = 0.005
-"""Of the gate's interval where the policy has its defaults."""
+"""Half-width of the gate's interval for a policy with default settings."""
 PARTITIONS = 4
-"""Of a log whose first partition's monitor judges: its requests are a sample by the hash of their ids."""
+"""Number of partitions of a log. The monitor of the first one decides from its own requests, a
+sample by the hash of their ids."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the study; 0 = done and within the bounds, 1 = more false alarms than the bound explains."""
-    parser = benchmark_parser("policies", __doc__, quick="50 streams in place of 1,000: whether it runs")
-    parser.add_argument("--seed", type=int, default=1, help="of all streams (default: %(default)s)")
+    """Run the study. Return 0 within the bounds, or 1 with more false alarms than they allow."""
+    parser = benchmark_parser("policies", __doc__, quick="50 streams in place of 1,000, to test that it runs")
+    parser.add_argument("--seed", type=int, default=1, help="seed of all streams (default: %(default)s)")
     flags = parser.parse_args(argv)
     streams, falls = (50, 20) if flags.quick else (1_000, 200)
     rates, users, releases = {}, {}, {}
@@ -115,11 +122,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 FirstRun = Callable[[MaturedRows, Windows, int], "int | None"]
-"""(stream, its windows, row after which an answer counts) -> row of the first request for a run."""
+"""Function from a stream, its windows and the first row that counts, to the row of the first
+retrain request."""
 
 
 def contestants(case: PolicyCase) -> dict[str, tuple[float | None, FirstRun]]:
-    """By name: the bound on false alarms, None where there is none, and the contestant."""
+    """Return the policies by name, each with its bound on false alarms, or None without a bound."""
     alpha, tolerance = PolicySettings.sequential_alpha, PolicySettings.sequential_tolerance
 
     def run(policy: Policy) -> FirstRun:
@@ -141,9 +149,12 @@ def _sequential(alpha: float, tolerance: float) -> SequentialPolicy:
 
 
 def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
-    """The reference: at once when the AUC of the last 200 rows is below the threshold, however few clicks they hold."""
+    """Return the row at which the reference requests a run.
+
+    It does so as soon as the AUC of the last 200 rows is below the threshold, even with few clicks.
+    """
     ends = np.arange(max(after + 1, REFERENCE_ROWS), len(stream.labels) + 1, REFERENCE_STRIDE)
-    for some in np.split(ends, range(250, len(ends), 250)):  # it mostly fires in the first of them
+    for some in np.split(ends, range(250, len(ends), 250)):  # the first part mostly has the request
         rows = some[:, None] - REFERENCE_ROWS + np.arange(REFERENCE_ROWS)
         order = np.argsort(stream.scores[rows], axis=1)
         clicks = np.take_along_axis(stream.labels[rows], order, axis=1).astype(np.int64)
@@ -157,7 +168,7 @@ def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
 
 
 def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
-    """False alarms and delays of every contestant at one rate."""
+    """Return false alarms and delays of every policy at one click rate."""
     compared = contestants(case)
     alarms: dict[str, list[int | None]] = {name: [] for name in compared}
     delays: dict[str, list[int | None]] = {name: [] for name in compared}
@@ -180,7 +191,10 @@ def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str,
 
 
 def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> float:
-    """The AUC over all pairs of such traffic, as a gate would measure it; exact without users, else from a sample."""
+    """Return the AUC over all pairs of such traffic, as the gate measures it.
+
+    It is exact without users, and otherwise estimated from a sample.
+    """
     if not traffic.user_spread:
         return auc
     drawn = draw(np.random.default_rng(2**32), traffic, rows=rows, auc=auc)
@@ -190,7 +204,10 @@ def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> 
 
 
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
-    """False alarms of one bet per request and of one per row, both at the edge: the gate measured the pooled AUC."""
+    """Return false alarms of the test with one bet per request, and with one per row.
+
+    Both run at the edge of the test's claim. The gate measured the pooled AUC.
+    """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)
     alarms: dict[str, list[int | None]] = {"by request": [], "by row": []}
@@ -204,7 +221,10 @@ def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, 
 
 
 def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
-    """False alarms of the test on one partition's requests, and windows whose interval misses the AUC of all rows."""
+    """Return false alarms of the test on one partition's requests.
+
+    The result also counts windows whose interval misses the AUC of all rows.
+    """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)
     alarms: list[int | None] = []
@@ -225,11 +245,12 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
 
 
 def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
-    """False alarms and delays of the sequential test, judged by the shipped judge, at one distance of releases.
+    """Return false alarms and delays of the sequential test at one distance of releases.
 
-    A false alarm is a request in a world that stays as it is, or, after a change, for a version that has learned rows
-    that show it. All versions of a stream share one alpha. The delay is in seconds of event time from the change to the
-    newest row by which it was found; it lies in the middle between two releases.
+    The monitor's own code decides. A false alarm is a request without a change, or after a change a
+    request for a version that was trained on rows after it. All versions of a stream share one
+    alpha. The delay is in seconds of event time from the change to the newest row of the alarm. The
+    change is midway between two releases.
     """
     steady = replace(RELEASES, every=windows * RELEASES.window)
     middle = (FALL_AFTER // steady.every + 0.5) * steady.every
@@ -268,14 +289,14 @@ def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> di
 
 
 def _requests(random: np.random.Generator, releases: Releases, settings: PolicySettings) -> Iterator[int]:
-    """Seconds of the decision points at which a run is asked for."""
+    """Return the seconds of the decision points with a retrain request."""
     for point in decisions(random, releases, settings):
         if point.decision.action is Action.RETRAIN:
             yield round(point.time - START)
 
 
 def _shows_a_change(point: DecisionPoint) -> bool:
-    """Whether a run is asked for, or the serving version is known to have learned the change already."""
+    """Return whether a run is requested, or the live version was already trained on the change."""
     return point.decision.action is Action.RETRAIN or "rows from after the change" in point.decision.reason
 
 
@@ -284,7 +305,10 @@ def _is_late_alarm(point: DecisionPoint, releases: Releases) -> bool:
 
 
 def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str, Any]:
-    """How many streams had one, the 95 % interval of their share (Wilson), and whether it allows the bound."""
+    """Return the number of streams with a false alarm, and whether the bound holds.
+
+    The result also has the 95 % interval of their share (Wilson).
+    """
     count, total = sum(each is not None for each in alarms), len(alarms)
     low, high = share_interval(count, total)
     holds = bound is None or low <= bound
@@ -292,7 +316,10 @@ def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str,
 
 
 def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
-    """Median rows from the fall to the request; None where more than half did not ask. Alarms before do not count."""
+    """Return the median rows from the fall to the request, or None if most made no request.
+
+    Requests before the fall do not count.
+    """
     rows = [math.inf if each is None else each - before for each in found if each is None or each > before]
     middle = median(rows) if rows else math.inf
     missed = sum(each == math.inf for each in rows)
@@ -300,7 +327,7 @@ def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The figures for people."""
+    """Return the figures as text."""
     lines = []
     for rate, found in result["rates"].items():
         columns = f"{'false alarms [95 %]':>28}{'bound':>8}{'rows to find .70':>18}{'missed':>9}"

@@ -1,16 +1,20 @@
-"""How fast preprocessing is, beside a stock NVTabular script on the same rows: `make benchmark-preprocessing`.
+"""Compare the speed of preprocessing with a stock NVTabular script on the same rows.
 
-1. A first round: fit, transform, verification and publishing, against the script's fit, transform and to_parquet. The
-   run checks that both say the same (`same_encoding`), or the figures would be of different work.
-2. An incremental round: vocabularies are extended, nothing is refitted; the script cannot do so and fits again.
-   Both of 200,000 rows and of a million; all else of a million.
-3. Fixed cost: an incremental round of few rows, interpreter and imports included.
-4. The engines beside each other: seconds, processor time and memory of each of these rounds.
-5. Memory at two sizes of the window: the proportional share of anonymous memory (Linux `Pss_Anon`), summed over the
-   process and those that it forks.
+Run by `make benchmark-preprocessing`.
 
-Whole processes, in turns, every round in another order; a ratio is of one round's two. A missed target is printed as
-missed, and the exit code stays 0. Writes all figures as JSON.
+1. A first run: fit, transform, verification and publishing, against the script's fit, transform and
+   to_parquet. Both outputs must agree (`same_encoding`), else the figures would compare different
+   work.
+2. An incremental run: vocabularies are extended without a new fit. The script cannot do so, and
+   fits again. Parts 1 and 2 have 200,000 rows and a million rows, and the others a million.
+3. Fixed cost: an incremental run of few rows, including interpreter and imports.
+4. Both engines: seconds, processor time and memory of each of these runs.
+5. Memory at two sizes of the window: the proportional share of anonymous memory (Linux `Pss_Anon`),
+   summed over the process and its children.
+
+All figures are of whole processes, in turn, in another order every round. A ratio divides two
+figures of one round. A missed target is printed, and the exit code stays 0. All figures are written
+as JSON.
 """
 
 import shutil
@@ -35,7 +39,10 @@ from tests.support.releases import keep_model
 
 
 def step(raw: Path, bench: Path, run: str, *, parent: str | None = None, **settings: int | str) -> Run:
-    """The step on the raw rows of a manifest; writes `bench/work/<run>/preprocessing` and `bench/<run>.json`."""
+    """Return the command of the step on the raw rows of a manifest.
+
+    It writes `bench/work/<run>/preprocessing` and `bench/<run>.json`.
+    """
     asked: dict[str, int | str] = {"frequency_threshold": FREQUENCY_THRESHOLD, **settings}
     recommender = CRITEO_RECOMMENDER.with_settings({f"preprocessing.{name}": value for name, value in asked.items()})
     replace(RawDataset.read(raw), parent_model_id=parent, recommender=recommender).write(raw)
@@ -46,13 +53,13 @@ def step(raw: Path, bench: Path, run: str, *, parent: str | None = None, **setti
 
 
 def stock(raw: Path, out: Path) -> Run:
-    """The stock script on the same rows; what an earlier run left in `out` is removed before."""
+    """Return the command of the stock script on the same rows, and remove earlier output."""
     shutil.rmtree(out, ignore_errors=True)
     return measure([sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(out)])
 
 
 def keep_as_model(bench: Path, run: str, model_id: str) -> None:
-    """Stores the workflow of a run as a trained model's, so that a round can go on from it."""
+    """Store the workflow of a run as that of a trained model, so that a run can continue it."""
     training_set = TrainingSet.read(bench / f"{run}.json")
     folder = model_folder(bench / "store", model_id)
     shutil.copytree(local_path(training_set.workflow_uri), folder / Model.WORKFLOW)
@@ -68,18 +75,18 @@ def keep_as_model(bench: Path, run: str, model_id: str) -> None:
 
 
 TARGETS = {200_000: 4.0, 1_000_000: 6.0}
-"""Times the script, by rows."""
+"""Target speed as a multiple of the script's, by rows."""
 FIXED_TARGET_SECONDS, FIXED_ROWS = 5.0, 10_000
 MEMORY_TARGET = 1.15
-"""Of four times the rows, as a multiple of the memory of once the rows."""
+"""Target memory for four times the rows, as a multiple of the memory for the rows."""
 _PARTITION_ROWS = 65_536
 
 
 class PreprocessingBench:
-    """Folders of one benchmark: two windows, a store with a model fitted on the first, and what is written."""
+    """Folders of one benchmark: two windows, a registry with a model of the first, and output."""
 
     def __init__(self, folder: Path, num_rows: int) -> None:
-        """Writes the windows, and fits the model."""
+        """Write the windows, and fit the model."""
         self.folder, self.num_rows = folder, num_rows
         self.first = raw_windows.write_window(folder / "first", num_rows, seed=1)
         self.later = raw_windows.write_window(folder / "later", num_rows, seed=2, is_later=True)
@@ -88,15 +95,15 @@ class PreprocessingBench:
         keep_as_model(folder, "full", "m0")
 
     def full_round(self) -> Run:
-        """A first round of the step."""
+        """Run the step for a first model."""
         return step(self.first, self.folder, "full")
 
     def incremental_round(self, raw: Path, **settings: int | str) -> Run:
-        """A round that goes on from the model."""
+        """Run the step with the model as parent."""
         return step(raw, self.folder, "incremental", parent="m0", **settings)
 
     def against_stock(self, ours: Callable[[], Run], raw: Path, *, num_rows: int, rounds: int) -> dict[str, Any]:
-        """Figures of a round and of the stock script on the same rows, in turns."""
+        """Return figures of the step and of the stock script on the same rows, in turn."""
         taken: list[dict[str, Run]] = []
         for number in range(rounds):
             turns = [("ours", ours), ("stock", lambda: stock(raw, self.folder / "stock"))]
@@ -112,7 +119,7 @@ class PreprocessingBench:
 
 
 def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
-    """A first round; both outputs are compared."""
+    """Measure a first run, and compare both outputs."""
     result = bench.against_stock(bench.full_round, bench.first, num_rows=bench.num_rows, rounds=rounds)
     ours = bench.folder / "work" / "full" / "preprocessing"
     result["rows_compared_and_the_same"] = same_encoding.expect_same(bench.folder / "stock", ours)
@@ -122,7 +129,7 @@ def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 
 def incremental(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
-    """A round that only extends vocabularies."""
+    """Measure a run that only extends vocabularies."""
     ours = partial(bench.incremental_round, bench.later)
     result = bench.against_stock(ours, bench.later, num_rows=bench.num_rows, rounds=rounds)
     result["figures"] = _figures("incremental round", result)
@@ -130,7 +137,7 @@ def incremental(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 
 def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
-    """A round of few rows."""
+    """Measure a run of few rows."""
     ours = partial(bench.incremental_round, bench.few)
     result = bench.against_stock(ours, bench.few, num_rows=FIXED_ROWS, rounds=rounds)
     name = f"incremental round of {FIXED_ROWS:,} rows, whole process"
@@ -139,7 +146,7 @@ def fixed(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 
 def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
-    """NVTabular's engine to NumPy's on the same rows, in turns."""
+    """Compare NVTabular's engine with NumPy's on the same rows, in turn."""
     cases: dict[str, Callable[[str], Run]] = {
         "first round": lambda engine: step(bench.first, bench.folder, "engines", engine=engine),
         "incremental round": lambda engine: bench.incremental_round(bench.later, engine=engine),
@@ -163,7 +170,10 @@ def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
 
 def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
-    """Peak memory of a round on once and four times the rows, in partitions of the same size."""
+    """Measure the peak memory for the rows and for four times as many.
+
+    Partitions have the same size.
+    """
     larger = raw_windows.write_window(bench.folder / "larger", 4 * bench.num_rows, seed=4, is_later=True)
     peaks = {}
     for name, raw in (("once", bench.later), ("four times", larger)):
@@ -191,7 +201,7 @@ def _figures(title: str, result: dict[str, Any]) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all parts; 0 = all figures are there, whether or not they meet their targets."""
+    """Run all parts, and return 0."""
     quick = "two minutes: 200,000 rows and one round, so start-up weighs more"
     parser = benchmark_parser("preprocessing", __doc__, quick=quick)
     flags = parser.parse_args(argv)

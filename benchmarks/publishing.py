@@ -1,9 +1,10 @@
-"""What publishing 10,000 requests a second costs the one who scores them: `make benchmark-publishing`.
+"""Measure what publishing 10,000 requests per second costs the scoring process.
 
-One process hands over records at a steady rate, as answers would end, and tells the clicks; publishing goes on beside
-it, to a SQLite log with fsync, in one or in four partitions. Measured are how long `add` and `add_outcome` take, and
-how late the event loop comes to its next millisecond: what a request that waits there would wait. Beside it, in turn,
-the same without publishing: the records are dropped instead.
+Run by `make benchmark-publishing`. One process adds records at a steady rate, as if responses
+ended, and adds the clicks. Meanwhile it publishes them to an SQLite log with fsync, in one or in
+four partitions. The figures are the durations of `add` and `add_outcome`, and how late the event
+loop reaches its next millisecond. A request would wait that long. The same is measured in turn
+without publishing, with dropped records.
 """
 
 import asyncio
@@ -26,25 +27,25 @@ from evergreen.events.locations import open_publisher, partition_urls
 from inference_client.publisher import Outcome, PartitionedPublisher, RecordPublisher
 
 RATE = 10_000
-"""Requests a second."""
+"""Requests per second."""
 CLICKED_EACH = 30
-"""One request in so many is clicked, at once."""
+"""Number of requests per clicked one. Its click comes at once."""
 
 
 class Nothing:
-    """Takes records and drops them."""
+    """Publisher that drops its records."""
 
     def add(self, prediction: PredictionBatch) -> bool:
-        """Drops the record."""
+        """Drop the record."""
         return True
 
     def add_outcome(self, outcome: Outcome) -> bool:
-        """Drops the outcome."""
+        """Drop the outcome."""
         return True
 
 
 async def hand_over(publisher: Any, records: Sequence[PredictionBatch], seconds: float) -> dict[str, Any]:
-    """Hands over `RATE` records a second, those of each millisecond together; what it took."""
+    """Add `RATE` records per second, those of each millisecond together, and return durations."""
     took, late, dropped = [], [], 0
     began_cpu, began = time.process_time(), time.perf_counter()
     for number in range(int(RATE * seconds)):
@@ -74,7 +75,7 @@ def _percentiles(values: Sequence[float], scale: float) -> dict[str, float]:
 
 
 async def measure(rows: int, *, partitions: int, seconds: float) -> dict[str, Any]:
-    """One run; `partitions` 0 = nothing is published."""
+    """Return the figures of one run. 0 `partitions` means no publishing."""
     records = RecordTraffic(rows).records
     if not partitions:
         return {"rows": rows, "partitions": 0, **await hand_over(Nothing(), records, seconds)}
@@ -97,7 +98,7 @@ async def measure(rows: int, *, partitions: int, seconds: float) -> dict[str, An
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all, in turn; 0 = all figures are there."""
+    """Run all cases in turn, and return 0."""
     parser = benchmark_parser(
         "publishing", __doc__, quick="2 seconds each in place of 10, once in place of three times"
     )

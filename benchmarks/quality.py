@@ -1,15 +1,18 @@
-"""How good a first model of few rows is, beside peers that learn the same rows: `make benchmark-quality`.
+"""Compare the quality of a first model of few rows with peers on the same rows.
 
-Windows of 2,000, 5,000 and 20,000 rows: of the demo's simulated world, of a long-tailed one, of the shop of
-`examples/shop` (words, user ids, lists), and of a file of real Criteo rows where `--data` names one. Each is learned by
-this project's training step as it ships (preprocessing's vocabularies, `fit` with the settings of the recommender's
-file), by DeepCTR-Torch's DCN and by LightGBM; the same other rows judge all three. Figures are means over seeds, which
-draw rows and initial weights anew, with the least and the most; the AUC of the true probabilities is the best possible.
+Run by `make benchmark-quality`. Windows have 2,000, 5,000 and 20,000 rows of the demo's simulator,
+of a long-tailed simulator, of the shop in `examples/shop` (strings, user ids, lists), and with
+`--data` of real Criteo rows. Our training step with its defaults, DeepCTR-Torch's DCN and LightGBM
+train on each window. The same other rows evaluate all three. Our step uses preprocessing's
+vocabularies, and `fit` with the settings of the recommender's file. Figures are means over seeds,
+which draw new rows and initial weights, with minimum and maximum. The Bayes-optimal AUC is that of
+the true probabilities.
 
-Both peers are favoured: of one, two and three passes of DeepCTR-Torch (in batches as small as this project's) and of
-25, 50, 100 and 200 trees of LightGBM (its defaults otherwise) the one counts whose log loss on the judging rows is the
-least, and only its seconds. DeepCTR-Torch gets the encoded rows; LightGBM the raw numbers with their gaps, the ids as
-categories, and of each list how often it holds each id.
+Both peers are favoured. DeepCTR-Torch has one, two and three passes (in batches as small as ours),
+and LightGBM 25, 50, 100 and 200 trees (otherwise its defaults). Of these, the one with the lowest
+log loss on the evaluation rows counts, with only its own seconds. DeepCTR-Torch gets the encoded
+rows. LightGBM gets the raw numbers with their gaps, the ids as categories, and for each list the
+counts of its ids.
 """
 
 import sys
@@ -48,32 +51,33 @@ SIZES = (2_000, 5_000, 20_000)
 JUDGING_ROWS = 50_000
 PASSES, TREES = (1, 2, 3), (25, 50, 100, 200)
 _DENSE_MEAN = 4.0
-"""Of the long-tailed world's dense values on the logarithmic scale, so that none is negative."""
+"""Mean of the long-tailed simulator's dense values on the logarithmic scale, so that none is
+negative."""
 
 
 class Split(NamedTuple):
-    """Rows to learn, and rows that judge, of a recommender's features."""
+    """Training rows and evaluation rows of a recommender's features."""
 
     window: WorldRows
     judging: WorldRows
     recommender: Recommender = CRITEO_RECOMMENDER
 
 
-class ContestantScores(NamedTuple):
-    """What a contestant said of the judging rows, and what it cost to learn the window."""
+class TrainedScores(NamedTuple):
+    """A model's scores of the evaluation rows, and the cost of its training."""
 
     scores: NDArray[np.float64]
     seconds: float
 
 
 def demo_world(num_rows: int, seed: int) -> Split:
-    """Rows of the demo's simulated world of this seed."""
+    """Return rows of the demo's simulator with this seed."""
     world, random = World.create(seed), np.random.default_rng([seed, 31])
     return Split(world.draw(num_rows, random), world.draw(JUDGING_ROWS, random))
 
 
 def long_tail(num_rows: int, seed: int) -> Split:
-    """Rows whose ids are drawn from 1.2 million by Zipf's law, every id with a weight of its own."""
+    """Return rows whose ids are drawn from 1.2 million by Zipf's law, each with its own weight."""
     planted = PlantedLogit(SAMPLE_SLOT_SIZES, seed)
 
     def drawn(count: int, part: int) -> WorldRows:
@@ -86,8 +90,8 @@ def long_tail(num_rows: int, seed: int) -> Split:
 
 
 def shop(num_rows: int, seed: int) -> Split:
-    """The first pages of the shop's log of this seed; those that follow judge."""
-    from evergreen.recommender_file.form import read_recommender  # YAML's reader, which only the shop needs
+    """Return the first pages of the shop's log for training, and the next for evaluation."""
+    from evergreen.recommender_file.form import read_recommender  # imports the YAML reader, which only the shop needs
 
     recommender = read_recommender(REPOSITORY / "examples/shop/recommender.yaml")
     table, probability = draw(num_rows + JUDGING_ROWS, seed)
@@ -105,7 +109,10 @@ def shop(num_rows: int, seed: int) -> Split:
 
 
 def criteo_file(path: Path) -> WorldRows:
-    """The rows of a tab-separated Criteo file without a header; their probabilities are not known."""
+    """Return the rows of a tab-separated Criteo file without header.
+
+    Their true probabilities are unknown.
+    """
     fields = [line.rstrip("\n").split("\t") for line in path.open()]
     dense = [[float(value) if value else np.nan for value in row[1 : 1 + NUM_DENSE]] for row in fields]
     ids = [[int(value, 16) if value else MISSING_CATEGORY for value in row[-NUM_CATEGORICAL:]] for row in fields]
@@ -114,14 +121,14 @@ def criteo_file(path: Path) -> WorldRows:
 
 
 def folds(rows: WorldRows, num_folds: int) -> Iterator[Split]:
-    """Each fold's rows judge once, and the others are learned; rows fall into folds at random."""
+    """Yield splits of a cross-validation with random folds."""
     fold = np.random.default_rng(0).integers(num_folds, size=len(rows.label))
     for number in range(num_folds):
         yield Split(*(WorldRows(*(column[chosen] for column in rows)) for chosen in (fold != number, fold == number)))
 
 
-def contestants(split: Split, seed: int) -> dict[str, ContestantScores]:
-    """Everybody's scores of the judging rows, by name."""
+def contestants(split: Split, seed: int) -> dict[str, TrainedScores]:
+    """Return the scores of the evaluation rows by model."""
     torch.manual_seed(seed)
     recommender = split.recommender.with_settings({"training.seed": seed})
     with tempfile.TemporaryDirectory(prefix="quality-") as scratch:
@@ -129,7 +136,7 @@ def contestants(split: Split, seed: int) -> dict[str, ContestantScores]:
         ours = FirstModel(split.window, Path(scratch), recommender)
         seconds = time.perf_counter() - began
         window, judging = ours.encoded(split.window), ours.encoded(split.judging)
-        found = {OURS: ContestantScores(ours.score(split.judging).astype(np.float64), seconds)}
+        found = {OURS: TrainedScores(ours.score(split.judging).astype(np.float64), seconds)}
         sizes = ours.slot_sizes
     labels, features = split.judging.label, recommender.features
     found[DEEPCTR] = _best(labels, _deepctr(recommender, sizes, window, judging=judging))
@@ -139,8 +146,8 @@ def contestants(split: Split, seed: int) -> dict[str, ContestantScores]:
     return found
 
 
-def _deepctr(recommender: Recommender, sizes: list[int], window: Rows, *, judging: Rows) -> Iterator[ContestantScores]:
-    """After each pass; of its DCN v1, and where ours is a DCN v2 of its one as well."""
+def _deepctr(recommender: Recommender, sizes: list[int], window: Rows, *, judging: Rows) -> Iterator[TrainedScores]:
+    """Yield the scores after each pass of its DCN v1, and of its DCN v2 if ours is a DCN v2."""
     settings, config = recommender.section("training", TrainingSettings), network_config(recommender)
     assert isinstance(config, DcnConfig)
     batch_size = min(settings.batch_size, max(settings.min_batch_size, len(window) // settings.min_steps))
@@ -152,11 +159,11 @@ def _deepctr(recommender: Recommender, sizes: list[int], window: Rows, *, judgin
             began = time.perf_counter()
             peer.learn(prepared)
             seconds += time.perf_counter() - began
-            yield ContestantScores(peer.score(judging).astype(np.float64), seconds)
+            yield TrainedScores(peer.score(judging).astype(np.float64), seconds)
 
 
 def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: list[int]) -> Any:
-    """Numbers, then categories, then a column for each id that a list can hold, with how often it does."""
+    """Return numbers, categories, and for each id of a list a column with its count."""
     from scipy.sparse import csr_matrix, hstack
 
     plain = np.hstack([raw.dense, rows.ids[:, : len(features.categorical)]])
@@ -173,8 +180,8 @@ def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: lis
 
 def _lightgbm(
     learned: Any, judged: Any, label: NDArray[np.int32], *, features: Features, seed: int
-) -> Iterator[ContestantScores]:
-    """With each number of trees."""
+) -> Iterator[TrainedScores]:
+    """Yield the scores with each number of trees."""
     import lightgbm
 
     parameters = {"objective": "binary", "seed": seed, "num_threads": 1, "verbose": -1}
@@ -183,19 +190,22 @@ def _lightgbm(
         data = lightgbm.Dataset(learned, label, categorical_feature=[*range(first, first + len(features.categorical))])
         began = time.perf_counter()
         booster = lightgbm.train(parameters, data, number)
-        yield ContestantScores(np.asarray(booster.predict(judged, num_threads=1)), time.perf_counter() - began)
+        yield TrainedScores(np.asarray(booster.predict(judged, num_threads=1)), time.perf_counter() - began)
 
 
-def _best(labels: NDArray[np.int32], found: Iterator[ContestantScores]) -> ContestantScores:
+def _best(labels: NDArray[np.int32], found: Iterator[TrainedScores]) -> TrainedScores:
     return min(found, key=lambda each: log_loss(labels, each.scores) or 0.0)
 
 
-def figures(splits: Sequence[Split], found: Sequence[dict[str, ContestantScores]]) -> dict[str, Any]:
-    """JSON-ready figures over seeds or folds: of each contestant, and ours less each peer's with its 95 % interval."""
+def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) -> dict[str, Any]:
+    """Return JSON-ready figures over seeds or folds, of each model and of our differences.
+
+    The differences from each peer have 95 % intervals.
+    """
     labels = [split.judging.label for split in splits]
     document: dict[str, Any] = {"contestants": {}, "differences": {}}
     for name in (OURS, DEEPCTR, LIGHTGBM):
-        of: dict[str, Callable[[NDArray[np.int32], ContestantScores], float | None]] = {
+        of: dict[str, Callable[[NDArray[np.int32], TrainedScores], float | None]] = {
             "auc": lambda label, each: roc_auc(label, each.scores),
             "log_loss": lambda label, each: log_loss(label, each.scores),
             "mean_over_rate": lambda label, each: calibration(label, each.scores),
@@ -222,9 +232,9 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, ContestantScores]
 
 
 def _interval(found: list[tuple[float, float]]) -> dict[str, float]:
-    """The mean of differences with their standard errors, and its 95 % interval.
+    """Return the mean of differences with standard errors, and its 95 % interval.
 
-    The error is the larger one of what the judging rows leave open and of what differs between seeds.
+    The error is the larger one of that from the evaluation rows and that between seeds.
     """
     differences, errors = np.array(found).T
     by_rows = float(np.sqrt((errors**2).sum())) / len(errors)
@@ -234,7 +244,7 @@ def _interval(found: list[tuple[float, float]]) -> dict[str, float]:
 
 
 def print_case(name: str, result: dict[str, Any]) -> None:
-    """One world and size as a table."""
+    """Print the table of one data set and size."""
     print(f"\n{name}\n  {'':<14}{'AUC':>8}{'log loss':>10}{'mean prediction over rate':>32}{'seconds':>9}")
     for contestant, values in result["contestants"].items():
         ratio = values["mean_over_rate"]
@@ -252,7 +262,7 @@ def print_case(name: str, result: dict[str, Any]) -> None:
 
 
 def figures_of(name: str, result: dict[str, Any]) -> list[Figure]:
-    """The rows of one world and size: differences with their 95 % intervals, and the seconds."""
+    """Return the figures of one data set and size: differences with intervals, and seconds."""
     rows = []
     for peer, of in result["differences"].items():
         parts = {key: Spread(each["mean"], each["low"], each["high"]) for key, each in of.items()}
@@ -263,9 +273,9 @@ def figures_of(name: str, result: dict[str, Any]) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all cases; 0 = all figures are there, whoever is ahead."""
-    parser = benchmark_parser("quality", __doc__, quick="a minute: 2,000 rows and one seed, whether it runs")
-    parser.add_argument("--data", help="Criteo rows, tab-separated without a header; judged in five folds")
+    """Run all cases, and return 0."""
+    parser = benchmark_parser("quality", __doc__, quick="a minute: 2,000 rows and one seed, to test that it runs")
+    parser.add_argument("--data", help="file of Criteo rows, tab-separated without header, evaluated in five folds")
     flags = parser.parse_args(argv)
     torch.set_num_threads(1)
     seeds = range(1, 2 if flags.quick else 4)

@@ -1,7 +1,8 @@
-"""Windows of raw rows for benchmarks of preprocessing, as extraction leaves them: 4 to 400,000 categories a column.
+"""Write windows of raw rows for benchmarks of preprocessing, in extraction's format.
 
-Frequencies follow a power law (Zipf 1.2), dense values a log-normal one; columns lack up to 36 % of their values. A
-later window has new categories beside the old ones.
+Columns have 4 to 400,000 categories, with frequencies of a power law (Zipf 1.2). Dense values are
+log-normal. Columns lack up to 36 % of their values. A later window adds new categories to the old
+ones.
 """
 
 from dataclasses import replace
@@ -20,13 +21,13 @@ GROUP_ROWS = 65_536
 HOLDOUT_SHARE = 0.1
 MOST_CATEGORIES, FEWEST = 400_000, 4
 NEW_SHARE = 0.02
-"""Of a later window's rows, in every column: categories that no earlier window held."""
+"""Share of a later window's rows with new categories, in every column."""
 
 
 def write_window(
     folder: Path, num_rows: int, *, seed: int, is_later: bool = False, group_rows: int = GROUP_ROWS
 ) -> Path:
-    """Writes a window into the new folder `folder`; gives the path of its manifest."""
+    """Write a window into the new folder `folder`, and return the path of its manifest."""
     counts = {"train": round(num_rows * (1 - HOLDOUT_SHARE))}
     counts["holdout"] = num_rows - counts["train"]
     for number, (part, rows) in enumerate(counts.items()):
@@ -48,7 +49,7 @@ def write_window(
 
 
 def _write(path: Path, rows: int, random: np.random.Generator, *, is_later: bool, group_rows: int) -> None:
-    """In row groups, so that the benchmark itself needs no memory for a large window."""
+    """Write the rows in row groups, so that a large window needs little memory."""
     writer = None
     for begin in range(0, rows, group_rows):
         table = _random_raw_table(min(group_rows, rows - begin), random, is_later)

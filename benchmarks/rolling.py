@@ -1,9 +1,11 @@
-"""What a rolling AUC costs a row, beside river's `RollingROCAUC`: `make benchmark-rolling`.
+"""Compare the cost of a rolling AUC per row with river's `RollingROCAUC`.
 
-Both hold the newest 20,000 rows and tell their AUC after every row, every 100, 1,000 and 10,000. River takes one row a
-call and keeps its rows sorted in C++; the monitor's `RowWindow` takes what matured in a turn, as arrays, and sorts all
-of them when it is asked. The monitor asks once a turn, so a busy one asks after thousands of rows. Both must end with
-the same AUC. The limit is an empty call in Python: no way to take one row a call costs less.
+Run by `make benchmark-rolling`. Both hold the newest 20,000 rows, and return their AUC after every
+row, every 100, 1,000 and 10,000. River takes one row per call, and keeps its rows sorted in C++.
+The monitor's `RowWindow` takes the matured rows of a turn as arrays, and sorts all rows when the
+AUC is read. The monitor reads it once per turn, so a busy monitor reads after thousands of rows.
+Both must end with the same AUC. The limit is an empty call in Python, the minimum cost of one row
+per call.
 """
 
 import sys
@@ -29,13 +31,13 @@ WINDOW = 20_000
 NUM_ROWS = 100_000
 CLICK_RATE = 0.1
 EVERY = (1, 100, 1_000, 10_000)
-"""Rows between two readings of the AUC."""
+"""Rows between two reads of the AUC."""
 TARGET = 20.0
 _MAX_READINGS, _ROUNDS, _QUICK_ROUNDS = 300, 9, 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark; 0 = all figures are there, whether or not they meet their target."""
+    """Run the benchmark, and return 0."""
     flags = benchmark_parser("rolling", __doc__, quick="three rounds instead of nine").parse_args(argv)
     rounds = _QUICK_ROUNDS if flags.quick else _ROUNDS
     with documented(flags) as document:
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _ours(labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int) -> tuple[float, float]:
-    """Seconds a row, and the last AUC."""
+    """Return our seconds per row, and the last AUC."""
     window = RowWindow(WINDOW)
     window.update(_matured(labels[:WINDOW], scores[:WINDOW]))
     turns = [_matured(labels[at : at + every], scores[at : at + every]) for at in _starts(every)]
@@ -76,7 +78,7 @@ def _ours(labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int) ->
 
 
 def _river(labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int) -> tuple[float, float]:
-    """Seconds a row, and the last AUC."""
+    """Return river's seconds per row, and the last AUC."""
     metric = RollingROCAUC(window_size=WINDOW)
     rows = list(zip((labels == 1).tolist(), scores.tolist()))
     for label, score in rows[:WINDOW]:
@@ -91,7 +93,7 @@ def _river(labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int) -
 
 
 def _starts(every: int) -> range:
-    """First rows of the turns after the window is full."""
+    """Return the first rows of the turns after the window is full."""
     return range(WINDOW, min(NUM_ROWS, WINDOW + _MAX_READINGS * every), every)
 
 
@@ -103,7 +105,7 @@ def _timed(turn: Callable[[T], float], turns: Sequence[T], every: int) -> tuple[
 
 
 def _matured(labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> MaturedRequests:
-    """A request of each row."""
+    """Return the rows as matured rows, each in its own request."""
     count = len(labels)
     return MaturedRequests(
         ids=np.full(count, "r", object),
@@ -121,7 +123,7 @@ def _matured(labels: NDArray[np.uint8], scores: NDArray[np.float32]) -> MaturedR
 
 def _seconds_of_an_empty_call() -> float:
     def take(label: bool, score: float) -> None:
-        """Takes a row and does nothing."""
+        """Take a row and do nothing."""
 
     began = time.perf_counter()
     for _ in range(1_000_000):

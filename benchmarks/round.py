@@ -1,13 +1,14 @@
-"""A whole round's cost, from trigger to serving, by step: `make benchmark-round`.
+"""Measure the cost of a complete run from trigger to serving, by step.
 
-A first model learns a day's first rows and is released to a real Triton. Then incremental rounds follow, each over the
-next rows of that day, of every size in turn. A round is what the monitor's local trigger starts: `evergreen run` as a
-process, every step in the environment of its image. It is triggered when that process is started, and serves when the
-journal records the new version as live, after Triton has loaded it and answered rows whose scores are known. Where the
-seconds went is read from the notes that the steps left: steps, and the gaps between them.
+Run by `make benchmark-round`. A first model trains on a day's first rows, and is released to a real
+Triton. Then incremental runs of every size follow in turn, each over the next rows of that day. A
+run is started like the monitor's local trigger does: `evergreen run` as a process, with every step
+in the environment of its image. The trigger is the start of that process. The version serves when
+the journal records it as live, after Triton has loaded it and returned the expected scores. The
+notes of the steps give the seconds of the steps and the gaps between them.
 
-The fixed cost is that of a round of `EMPTY_ROWS` rows, measured like the others. The gate accepts every model here, so
-that every round goes through to the end.
+The fixed cost is that of a run of `EMPTY_ROWS` rows. The gate accepts every model here, so that
+every run is complete.
 """
 
 import sys
@@ -36,29 +37,30 @@ from evergreen.runtime.flags import whoami
 from evergreen.storage.uris import local_path
 
 EMPTY_ROWS = 1_000
-"""Rows of a round that counts as empty."""
+"""Rows of a run that counts as empty."""
 TARGETS = {EMPTY_ROWS: 25.0, 100_000: 25.0}
-"""Seconds from trigger to serving, by the round's rows."""
+"""Target seconds from trigger to serving, by rows of the run."""
 STARTS = "processes and KFP"
-"""What is in no step's note: starting the run, KFP, and each step's interpreter before it notes its begin and after."""
+"""Name of the time outside the steps' notes: the start of the run, KFP, and each step's
+interpreter."""
 
 
 class RoundSeconds(NamedTuple):
-    """One round."""
+    """Seconds of one run."""
 
     rows: int
-    """Rows of its window, training and held-out."""
+    """Rows of its window, for training and held out."""
     serving: float
     """Seconds from the trigger until the new version was live."""
     steps: dict[str, float]
-    """Seconds that each step noted, as far as they lie before `serving`; and `STARTS`, the rest of it."""
+    """Seconds of each step before `serving`, and the remaining seconds as `STARTS`."""
 
 
 def round_seconds(rows: int, notes: Sequence[StepNote], *, triggered: datetime, serving: datetime) -> RoundSeconds:
-    """The seconds of a round whose steps left `notes`.
+    """Return the seconds of a run whose steps left `notes`.
 
     Raises:
-        ValueError: a step did not end, or begins before the trigger: the notes are not of this round.
+        ValueError: a step did not end or began before the trigger, so the notes are of another run.
     """
     steps: dict[str, float] = {}
     for note in notes:
@@ -73,7 +75,7 @@ def round_seconds(rows: int, notes: Sequence[StepNote], *, triggered: datetime, 
 
 
 def report(results: dict[int, list[RoundSeconds]]) -> dict[str, Any]:
-    """Prints the table; the same as a document, with its figures."""
+    """Print the table, and return it as a document with figures."""
     names = list(next(iter(results.values()))[0].steps)
     print(f"{'rows':>10} {'rounds':>6} {'to serving':>20} " + " ".join(f"{name[:17]:>17}" for name in names))
     document: dict[str, Any] = {"rounds": {}, "figures": []}
@@ -93,22 +95,22 @@ def report(results: dict[int, list[RoundSeconds]]) -> dict[str, Any]:
 
 BASE_ROWS = 100_000
 SIZES = {EMPTY_ROWS: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
-"""Rows of a round -> how many rounds."""
+"""Number of runs by rows of a run."""
 QUICK_SIZES = {EMPTY_ROWS: 2, 10_000: 1}
 _DAY = date(2026, 3, 1)
 ACCEPT_ALL = {"min_auc": 0.01, "max_auc_loss": 1.0, "max_slice_loss": 1000, "max_calibration_factor": 1000}
 
 
 class Bench:
-    """One lake, one store and one Triton, and rounds over them."""
+    """One lake, one registry and one Triton, with runs over them."""
 
     def __init__(self, folder: Path, server: TritonServer, times: Any) -> None:
-        """Compiles the pipeline, and accepts a recommender whose gate passes every model.
+        """Compile the pipeline, and accept a recommender whose gate passes every model.
 
         Args:
-            folder: What `LocalFolders` names lies below it, the lake too.
-            server: Runs, over the folder's model repository.
-            times: Event times of all rows of the lake [n], ascending, datetimes in UTC.
+            folder: Root of the `LocalFolders`, including the lake.
+            server: Running server over the folder's model repository.
+            times: Event times of all rows of the lake [n], ascending datetimes in UTC.
         """
         self._folders = LocalFolders(root=folder)
         self._server = server
@@ -120,9 +122,10 @@ class Bench:
         run_to_end([sys.executable, "-m", "cli", "compile", f"--output={self._package}"])
 
     def round(self, rows: int) -> RoundSeconds | None:
-        """The next `rows` rows of the lake, less those of a request that goes on behind them; trigger to serving.
+        """Run the pipeline over the next `rows` rows of the lake, and return its seconds.
 
-        None where the gate could not tell the candidate from the champion by so few rows, and nothing was released.
+        A request that continues behind these rows is left out. Returns None if the gate was
+        undecided with so few rows, so that no version was released.
         """
         first, before = self._num_read(), promotion_journal.current(self._folders.store)
         parameters: list[str] = []
@@ -147,7 +150,7 @@ class Bench:
         return round_seconds(rows, notes, triggered=triggered, serving=moment_of(live.time))
 
     def _num_read(self) -> int:
-        """Rows up to the newest that was read for the live model."""
+        """Return the number of rows up to the newest row of the live model."""
         live = promotion_journal.current(self._folders.store)
         if live is None:
             return 0
@@ -156,7 +159,7 @@ class Bench:
 
 
 def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list[RoundSeconds]]:
-    """Rounds of every size, in turns as long as a size has any left; the first model's round is not among them."""
+    """Run every size in turn, and return the seconds without those of the first model."""
     world = World.create(seed)
     total = BASE_ROWS + sum(rows * count for rows, count in sizes.items())
     write_lake(world, str(folder / "lake"), rows=total, days=1, last_day=_DAY, seed=seed)
@@ -176,9 +179,9 @@ def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     parser = benchmark_parser("round", __doc__, quick="small rounds only")
-    parser.add_argument("--seed", type=int, default=7, help="seed of the simulated world (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=7, help="seed of the simulator (default: %(default)s)")
     flags = parser.parse_args(argv)
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="evergreen-round-") as folder:
         document |= report(measure(Path(folder), QUICK_SIZES if flags.quick else SIZES, seed=flags.seed))

@@ -1,9 +1,10 @@
-"""Whether two folders of encoded rows say the same, where the one is a stock NVTabular script's.
+"""Compare two folders of encoded rows, the second by a stock NVTabular script.
 
-Stock ids follow frequency, and categories of equal frequency stand in the order in which an unstable sort left them. So
-ids are the same if there is one renaming per column that turns the stock ids of all rows into ours, that is one to one,
-leaves missing and out-of-vocabulary alone, and moves no id outside its group of equal frequency. Dense values are the
-same within 1e-6 of the larger of 1 and the value: stock's logarithm is float32's own.
+Stock ids follow frequency, and categories of equal frequency have the order of an unstable sort.
+Therefore ids agree if each column has one mapping from the stock ids of all rows to ours. It must
+be one to one, map missing and out-of-vocabulary to themselves, and move no id out of its group of
+equal frequency. Dense values agree within 1e-6 of the larger of 1 and the value, because the stock
+logarithm is that of float32.
 """
 
 from pathlib import Path
@@ -20,14 +21,14 @@ TOLERANCE = 1e-6
 
 
 class Different(Exception):
-    """The encodings differ; the message says where."""
+    """The encodings differ. The message has the position."""
 
 
 def expect_same(stock: Path, ours: Path) -> int:
-    """The number of rows of training and held-out rows together, which say the same.
+    """Return the number of training and held-out rows, which have the same encoding.
 
     Raises:
-        Different: they do not.
+        Different: the encodings differ.
     """
     parts = ("train", "holdout")
     theirs, own = ({part: _rows(folder / part) for part in parts} for folder in (stock, ours))

@@ -1,13 +1,15 @@
-"""What each step of a round needs by the size of its window, and what a key of a vocabulary costs: docs/scale.md.
+"""Measure each step's resources by window size, and the cost of a vocabulary's key.
 
-`python -m benchmarks.scale` writes lakes of 100,000 to 20 million rows and runs extraction, validation, preprocessing
-and the training of a first model on each, as whole processes: processor seconds, peak anonymous memory of the step and
-its children, bytes that stay on disk. The rows are narrow, two numbers and three categories, of which `user` has a key
-for each 20 rows. A line through the figures of the two largest windows is followed to a billion rows.
+`python -m benchmarks.scale` writes lakes of 100,000 to 20 million rows. It runs extraction,
+validation, preprocessing and the training of a first model on each as processes. The figures are
+processor seconds, peak anonymous memory of the step and its children, and bytes left on disk
+(docs/scale.md). The rows are narrow: two numbers and three categories, and `user` has a key per 20
+rows. A line through the two largest windows extrapolates to a billion rows.
 
-What a key costs is measured apart: in counting and admitting, in encoding, in the served graph's look-up table.
+The cost of a key is measured separately: in counting and admitting, in encoding, and in the served
+graph's look-up table.
 
-Prints tables, and writes all of it as JSON.
+Prints tables, and writes all figures as JSON.
 """
 
 import shutil
@@ -38,7 +40,7 @@ SIZES, QUICK_SIZES = (100_000, 1_000_000, 5_000_000, 20_000_000), (100_000, 400_
 FOLLOWED_TO = (10_000_000, 100_000_000, 1_000_000_000)
 KEYS, QUICK_KEYS = (1_000_000, 4_000_000), (100_000, 400_000)
 WIDE_ROWS = 2_000_000
-"""Of Criteo's columns."""
+"""Numbers of rows with Criteo's columns."""
 DAY_ROWS, FILE_ROWS, REQUEST_ROWS, USER_ROWS, NUM_ITEMS = 2_000_000, 250_000, 10, 20, 100_000
 FEATURES = Features(numeric=("price", "age"), categorical=("user", "item", "device"))
 STEPS = {
@@ -47,20 +49,20 @@ STEPS = {
     "preprocessing": "preprocessing",
     "training": "training",
 }
-"""Each step's environment."""
+"""Environment of each step."""
 _FIRST_DAY = datetime(2026, 1, 1, tzinfo=timezone.utc)
 
 
 class StepNeeds(NamedTuple):
-    """Of one step on one window."""
+    """Resources of one step on one window."""
 
     rows: int
     seconds: float
     processor_seconds: float
     peak: int
-    """Bytes."""
+    """Peak memory in bytes."""
     disk: int
-    """Bytes that stay."""
+    """Bytes left on disk."""
 
 
 class FittedLine(NamedTuple):
@@ -70,12 +72,12 @@ class FittedLine(NamedTuple):
     slope: float
 
     def at(self, place: float) -> float:
-        """Its height there."""
+        """Return the value of the line at a point."""
         return self.start + self.slope * place
 
 
 def line_through(points: Sequence[tuple[float, float]]) -> FittedLine:
-    """The line through two points.
+    """Return the line through two points.
 
     >>> line_through([(1, 5), (4, 11)])
     FittedLine(start=3.0, slope=2.0)
@@ -86,7 +88,7 @@ def line_through(points: Sequence[tuple[float, float]]) -> FittedLine:
 
 
 def write_lake(lake: Path, *, rows: int, days: int) -> None:
-    """Writes `rows` rows over `days` days, in files of `FILE_ROWS` at most."""
+    """Write `rows` rows over `days` days, in files of at most `FILE_ROWS`."""
     day_rows = -(-rows // (days * FILE_ROWS)) * FILE_ROWS
     random = np.random.default_rng(rows)
     for begin in range(0, rows, FILE_ROWS):
@@ -115,9 +117,9 @@ def write_lake(lake: Path, *, rows: int, days: int) -> None:
 
 
 def measure_steps(folder: Path, rows: int, *, wide: bool = False) -> tuple[dict[str, StepNeeds], int]:
-    """What each step needs of a window of `rows` rows, and how many ids it has; `folder` is removed afterwards.
+    """Return each step's resources for a window of `rows` rows, and its number of ids.
 
-    `wide`: of Criteo's 39 columns, in the place of five.
+    `folder` is removed afterwards. `wide` selects Criteo's 39 columns instead of five.
     """
     described = CRITEO_RECOMMENDER if wide else Recommender(name="scale", features=FEATURES)
     (write_days if wide else write_lake)(folder / "lake", rows=rows, days=max(1, rows // DAY_ROWS))
@@ -145,11 +147,11 @@ def measure_steps(folder: Path, rows: int, *, wide: bool = False) -> tuple[dict[
     return found, ids
 
 
-# -- what a key costs
+# -- cost of a key
 
 
 def count_keys(keys: int) -> None:
-    """Merges two processes' counts of the same keys of one column, and admits all of them."""
+    """Merge two processes' counts of the same keys of one column, and admit all of them."""
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
     from evergreen.config.preprocessing import PreprocessingSettings
@@ -160,7 +162,7 @@ def count_keys(keys: int) -> None:
 
 
 def encode_keys(keys: int) -> None:
-    """Encodes rows with a vocabulary, as each process does."""
+    """Encode rows with a vocabulary, as each process does."""
     from evergreen.contracts.workflow import FeatureWorkflow
 
     one = Features(numeric=(), categorical=("user",))
@@ -172,14 +174,14 @@ def encode_keys(keys: int) -> None:
 
 
 def build_graph(keys: int) -> None:
-    """Builds the served graph's look-up table."""
+    """Build the served graph's look-up table."""
     from evergreen.serving.graph.encoding import build_table
 
     build_table(_some_keys(keys), np.arange(keys, dtype=np.int32))
 
 
 def _some_keys(keys: int) -> Any:
-    """Distinct ones, ascending."""
+    """Return distinct keys, ascending."""
     return np.arange(keys) * 1_000_003
 
 
@@ -187,7 +189,7 @@ USES = {each.__name__: each for each in (count_keys, encode_keys, build_graph)}
 
 
 def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
-    """Peak bytes of anonymous memory for each further key, by use."""
+    """Return the peak bytes of anonymous memory per additional key, by use."""
     found = {}
     for name in USES:
         peaks = [
@@ -200,7 +202,10 @@ def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
 
 
 def print_needs(needs: dict[str, list[StepNeeds]]) -> dict[str, dict[str, FittedLine]]:
-    """Prints what was measured and what follows by lines through the two largest: small ones take fewer processes."""
+    """Print the measurements, and extrapolations by lines through the two largest windows.
+
+    Small windows use fewer processes.
+    """
     lines = {}
     for step, measured in needs.items():
         lines[step] = {
@@ -216,7 +221,7 @@ def print_needs(needs: dict[str, list[StepNeeds]]) -> dict[str, dict[str, Fitted
 
 
 def figures(needs: Mapping[str, Sequence[StepNeeds]], keys: Mapping[str, float]) -> list[Figure]:
-    """A row for each step and size, and for each use of a key."""
+    """Return a figure for each step and size, and for each use of a key."""
     found = []
     for step, measured in needs.items():
         for each in measured:
@@ -230,10 +235,10 @@ def figures(needs: Mapping[str, Sequence[StepNeeds]], keys: Mapping[str, float])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures windows and keys."""
+    """Measure windows and keys."""
     parser = benchmark_parser("scale", __doc__, quick="small windows and few keys (two minutes)")
     parser.add_argument("--sizes", type=int, nargs="+", help="rows of the windows")
-    parser.add_argument("--use", nargs=2, help="does one thing with so many keys, and nothing else", metavar="WHAT")
+    parser.add_argument("--use", nargs=2, help="only measure one use of so many keys", metavar="WHAT")
     flags = parser.parse_args(argv)
     if flags.use:
         USES[flags.use[0]](int(flags.use[1]))

@@ -1,12 +1,13 @@
-"""How training scales out: rows per second of the TorchRec engine in one process and in two beside the PyTorch engine.
+"""Measure how training scales out: the TorchRec engine with one and two processes.
 
-`python -m benchmarks.scaling`, in the training environment. Each contestant learns the same encoded rows from the same
-Parquet files with one thread a process. Step times at two batch sizes give what a step and what a row costs; what two
-processes cost more is the exchange, a part for each step and a part for each byte. Bytes are computed from the plan and
-counted by the kernel on the loopback of a network namespace of its own, where one can be made.
+`python -m benchmarks.scaling` runs in the training environment, and compares with the PyTorch
+engine. Each engine trains on the same encoded rows from the same Parquet files, with one thread per
+process. Step times at two batch sizes give the cost per step and per row. The additional cost of
+two processes is the exchange, with a part per step and a part per byte. Bytes are computed from the
+plan. If a network namespace can be created, the kernel also counts them on its loopback.
 
-The model of both is extrapolated to GPUs by stated assumptions, since none is here: nothing of that is measured. Last,
-TorchRec's planner shares out a table of a billion rows, for which no memory is taken.
+This model is extrapolated to GPUs with stated assumptions. No GPU was measured. Finally, TorchRec's
+planner shards a table of a billion rows without allocating it.
 """
 
 import json
@@ -42,36 +43,41 @@ _BATCHES = (1024, 4096)
 _GROUP_ROWS = 4096
 _STEPS, _ROUNDS = 20, 5
 _LOOKUP_BYTES = 8 + 4 + 8
-"""Of each lookup the id, its weight and the length of its bag."""
+"""Bytes per lookup: the id, its weight and the length of its bag."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Links:
-    """What a step costs beyond the computation of its rows."""
+    """Cost of a step besides the computation of its rows."""
 
     seconds_per_step: float
     bytes_per_second: float
-    """Of each worker."""
+    """Bandwidth of each worker in bytes per second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What a worker computes with."""
+    """Compute device of a worker."""
 
     seconds_per_step: float
     seconds_per_row: float
 
 
 GPU = Device(seconds_per_step=1.5e-3, seconds_per_row=1 / 2_000_000)
-"""Assumed, not measured: kernel launches of one step, and two million rows per second of the small network."""
+"""Assumptions, not measured: kernel launches of one step, and two million rows per second of the
+small network."""
 NVLINK = Links(seconds_per_step=0.4e-3, bytes_per_second=150e9)
-"""Assumed of 8 GPUs of one machine: eight collectives of 50 us, and half of the links' 300 GB/s."""
+"""Assumptions for 8 GPUs of one machine: eight collectives of 50 us, and half of the links' 300
+GB/s."""
 INFINIBAND = Links(seconds_per_step=1.6e-3, bytes_per_second=20e9)
-"""Assumed of 64 GPUs on eight machines: eight collectives of 200 us, and 80 % of 200 Gbit/s for each GPU."""
+"""Assumptions for 64 GPUs on eight machines: eight collectives of 200 us, and 80 % of 200 Gbit/s
+per GPU."""
 
 
 def exchanged_bytes(workers: int, rows_per_worker: int) -> float:
-    """Bytes that a worker sends for each of its rows: lookups, vectors and their gradients, dense gradients.
+    """Return the bytes that a worker sends per row.
+
+    They are lookups, vectors with their gradients, and dense gradients.
 
     >>> exchanged_bytes(1, 1024)
     0.0
@@ -82,7 +88,7 @@ def exchanged_bytes(workers: int, rows_per_worker: int) -> float:
 
 
 def rows_per_second(workers: int, rows_per_worker: int, *, device: Device, network: Links) -> float:
-    """What the model says of so many workers."""
+    """Return the model's rows per second for a number of workers."""
     exchange = network.seconds_per_step + rows_per_worker * exchanged_bytes(workers, rows_per_worker) / (
         network.bytes_per_second
     )
@@ -91,14 +97,14 @@ def rows_per_second(workers: int, rows_per_worker: int, *, device: Device, netwo
 
 
 def fitted(seconds: dict[int, float]) -> tuple[float, float]:
-    """Seconds per step and per row, from the step's at two numbers of rows."""
+    """Return seconds per step and per row, from the step's at two numbers of rows."""
     (few, quick), (many, slow) = sorted(seconds.items())
     per_row = (slow - quick) / (many - few)
     return quick - per_row * few, per_row
 
 
 def write_rows(folder: Path, num_rows: int) -> None:
-    """Encoded rows of NVIDIA's sample's slot sizes, in many row groups."""
+    """Write encoded rows with the slot sizes of NVIDIA's sample, in many row groups."""
     rows, _ = PlantedLogit(SAMPLE_SLOT_SIZES).draw(num_rows, 1)
     columns = {LABEL: rows.labels} | {name: rows.dense[:, i] for i, name in enumerate(DENSE)}
     columns |= {name: rows.ids[:, i].astype(np.int64) for i, name in enumerate(CATEGORICAL)}
@@ -107,13 +113,13 @@ def write_rows(folder: Path, num_rows: int) -> None:
 
 
 def sent_on_loopback() -> int:
-    """Bytes that went over the loopback, headers included."""
+    """Return the bytes sent over the loopback, including headers."""
     line = next(each for each in Path("/proc/net/dev").read_text().splitlines() if each.strip().startswith("lo:"))
     return int(line.split()[9])
 
 
 def measure(backend: str, folder: Path, *, num_rows: int, scratch: Path, rounds: int) -> dict[str, Any]:
-    """One contestant's seconds per step and bytes sent per row, by rows per worker and step."""
+    """Return one engine's seconds per step and bytes per row, by rows per worker and step."""
     from components.training.backends import make_engine
     from components.training.rows import RowFolder
     from components.training.start import write_initial
@@ -140,7 +146,7 @@ def measure(backend: str, folder: Path, *, num_rows: int, scratch: Path, rounds:
 
 
 def run_contestant(backend: str, processes: int, folder: Path, *, num_rows: int, rounds: int) -> dict[str, Any]:
-    """`measure` in processes of its own, in a network namespace of its own where that is allowed."""
+    """Run `measure` in new processes, and if allowed in a new network namespace."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
         asked = json.dumps([backend, str(folder), num_rows, scratch, rounds])
@@ -160,7 +166,7 @@ def run_contestant(backend: str, processes: int, folder: Path, *, num_rows: int,
 
 
 def work(asked: str) -> int:
-    """One process of a contestant: the leader measures, the others follow."""
+    """Run one process of an engine. The leader measures, and the others follow."""
     backend, folder, num_rows, scratch, rounds = json.loads(asked)
     if os.environ.get("RANK", "0") != "0":
         from components.training.torchrec.engine import follow
@@ -173,7 +179,10 @@ def work(asked: str) -> int:
 
 
 def billion_row_plan(workers: int = 64) -> dict[str, Any]:
-    """TorchRec's plan of a table of a billion rows beside the sample's, on GPUs of 80 GB; nothing is allocated."""
+    """Return TorchRec's plan of a table of a billion rows and the sample's tables.
+
+    It is for GPUs of 80 GB, and nothing is allocated.
+    """
     from torchrec.distributed.planner import Topology
     from torchrec.distributed.types import ShardingType
 
@@ -197,9 +206,9 @@ def billion_row_plan(workers: int = 64) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures, fits, extrapolates and plans."""
+    """Measure, fit, extrapolate and plan."""
     parser = benchmark_parser("scaling", __doc__, quick="half a minute less: one round")
-    parser.add_argument("--worker", help="(internal) one process of a contestant")
+    parser.add_argument("--worker", help="(internal) one process of an engine")
     flags = parser.parse_args(argv)
     if flags.worker:
         return work(flags.worker)

@@ -1,8 +1,9 @@
-"""How long a Triton instance is taken by one batch, by rows: what `evergreen scale simulate` calls service times.
+"""Measure the duration of a batch on a Triton instance, by number of rows.
 
-`python -m benchmarks.service_times --server HOST:PORT --output FILE` asks a running Triton, one request at a time, so
-that nothing waits and no two are batched; it must have no other callers meanwhile. The time is the server's own: what
-its counters say of each request's input, inference and output.
+`evergreen scale simulate` reads these service times. `python -m benchmarks.service_times --server
+HOST:PORT --output FILE` sends one request at a time to a running Triton, so that none waits and no
+two are batched. The server must have no other callers meanwhile. The time is the sum of input,
+inference and output in the server's own counters.
 """
 
 import argparse
@@ -32,20 +33,21 @@ from evergreen.runtime.exit_codes import exits_with_code
 ROWS = (1, 16, 64, 256, 1024, 4096)
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 COUNTED_SECONDS = 60.0
-"""Within which a server counts what it answered."""
+"""Maximum seconds until a server has counted a request."""
 _PARTS = ("compute_input", "compute_infer", "compute_output")
 
 
 def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]:
-    """Per number of rows: requests asked, and quantiles of the seconds that an instance worked on one.
+    """Return the number of requests and the quantiles of their seconds, by number of rows.
 
     Args:
         address: host:port of a Triton's gRPC.
         model: Name of a model with the contract's tensors.
-        seconds: Of asking, per number of rows.
+        seconds: Duration of the measurement per number of rows.
 
     Raises:
-        TemporaryError: the model has other callers, whose work would be taken for ours, or does not count.
+        TemporaryError: the model has other callers, whose requests cannot be separated, or does not
+            count.
     """
     measured, world = [], World.create(WORLD_SEED)
     with closing(grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))) as client:
@@ -60,17 +62,17 @@ def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]
 
 
 def _seconds_of_requests(client: Any, model: str, requests: Sequence[list[Any]], *, seconds: float) -> list[float]:
-    """Seconds that an instance worked on each request of a while; at least one.
+    """Return the seconds of an instance for each request of a period, at least one.
 
     Raises:
-        TemporaryError: the server answered a request and never counted it, or counted others' too.
+        TemporaryError: the server never counted a request, or also counted those of others.
     """
     began, times = time.monotonic(), list[float]()
     count, before = _settled(client, model)
     while not times or time.monotonic() < began + seconds:
         client.infer(model, requests[len(times) % len(requests)])
         asked, expected = time.monotonic(), count + len(times) + 1
-        # A request may be counted a moment after it was answered.
+        # A server may count a request a moment after its response.
         while (worked := _worked(client, model))[0] < expected:
             if time.monotonic() > asked + COUNTED_SECONDS:
                 raise TemporaryError(f"model {model} did not count a request that it answered")
@@ -82,7 +84,7 @@ def _seconds_of_requests(client: Any, model: str, requests: Sequence[list[Any]],
 
 
 def _settled(client: Any, model: str) -> tuple[int, float]:
-    """As `_worked`, once the warm-up's last request is counted too."""
+    """Return the result of `_worked` once the last warm-up request is counted."""
     began, before = time.monotonic(), _worked(client, model)
     while time.monotonic() < began + COUNTED_SECONDS:
         time.sleep(0.05)
@@ -93,25 +95,25 @@ def _settled(client: Any, model: str) -> tuple[int, float]:
 
 
 def _worked(client: Any, model: str) -> tuple[int, float]:
-    """Requests that the model answered so far, and the seconds that its instances worked on them."""
+    """Return the number of the model's requests so far, and its instances' seconds for them."""
     counted = counters(client, model)
     return counted["requests"], sum(counted[part] for part in _PARTS) / 1e9
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The benchmark's flags."""
+    """Return the parser of the benchmark's flags."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service_times", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--server", required=True, help="host:grpc_port of the Triton")
-    parser.add_argument("--model", default=CRITEO_RECOMMENDER.name, help="its model (default: %(default)s)")
-    parser.add_argument("--describe", default="", help="what it runs on, such as the GPU's name")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of asking, per number of rows")
+    parser.add_argument("--model", default=CRITEO_RECOMMENDER.name, help="name of the model (default: %(default)s)")
+    parser.add_argument("--describe", default="", help="device of the server, such as the GPU's name")
+    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of requests per number of rows")
     return parser
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and writes; 0."""
+    """Measure and write the times, and return 0."""
     arguments = build_parser().parse_args(argv)
     others = machine.OtherWork()
     measured = measure(arguments.server, arguments.model, seconds=arguments.seconds)

@@ -1,14 +1,17 @@
-"""How fast serving is, against peers that run beside it: `make benchmark-serving`.
+"""Compare the speed of serving with peers on the same machine.
 
-Ours is released by deployment's command line onto the bundled tritonserver. Beside it: `reference`, an NVTabular
-workflow and then the network as an ensemble of two Python models in the same server binary; `web`, our graph under
-FastAPI and uvicorn, asked in bytes; `floor`, a model that computes nothing, in our server. That all but the
-floor give the same scores is checked before anything is timed. Client, servers and peers share the machine.
+Run by `make benchmark-serving`. Deployment's command releases our model onto the bundled
+tritonserver. `reference` is an NVTabular workflow and the network, as an ensemble of two Python
+models in the same server binary. `web` is our graph under FastAPI and uvicorn, with requests in
+bytes. `floor` is a model that computes nothing, in our server. Before the measurement, all except
+the floor must give the same scores. Client, servers and peers share the machine.
 
-Prints latencies, rows per second, where a request's time goes, cold starts and releases under load; writes all of it as
-JSON. A missed target is printed as missed and the exit code stays 0; contestants that disagree are an error.
+Prints latencies, rows per second, the parts of a request's time, cold starts and releases under
+load, and writes all figures as JSON. A missed target is printed, and the exit code stays 0.
+Different scores are an error.
 
-The model is in `serving_model`, the servers in `serving_contestants`, the measurements in `serving_runs`.
+`serving_model` has the model, `serving_contestants` the servers, and `serving_runs` the
+measurements.
 """
 
 import sys
@@ -44,23 +47,23 @@ from demo.environments import python_of
 from evergreen.runtime.exit_codes import exits_with_code
 
 SERVING_PEERS = "serving-peers"
-"""The environment of what serving is measured against."""
+"""Environment of the peers."""
 _SMALL_BATCHES = (1, 64)
 _RELEASE_BATCH, _RELEASE_LOAD = 64, 0.25
-"""Rows per request while releases happen, and the share of the capacity that the load takes."""
+"""Rows per request during releases, and the load as a share of the capacity."""
 
 
 REFERENCE_RATIO, FLOOR_RATIO = 50.0, 1.5
 IN_PROCESS_SHARE, COLD_START_SECONDS = 0.7, 1.0
 RELEASE_RATIO = 2.0
-"""The targets."""
+"""Targets of the benchmark."""
 
 
 def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
-    """All figures, printed as they come.
+    """Return all figures, and print them as they come.
 
     Raises:
-        Disagreement: the contestants do not give the same scores.
+        Disagreement: the servers do not give the same scores.
     """
     models = Models(scratch, python_of(SERVING_PEERS))
     results: dict[str, Any] = {"table_rows": sum(models.workflow.slot_sizes)}
@@ -95,7 +98,7 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
 
 
 def capacities(closed_results: dict[str, Any], batch: int) -> dict[str, float]:
-    """The most requests per second that each answered in a closed loop, at its best concurrency."""
+    """Return each server's maximum requests per second in a closed loop."""
     best: dict[str, float] = {}
     for contestants in closed_results[str(batch)].values():
         for name, rounds in contestants.items():
@@ -104,8 +107,8 @@ def capacities(closed_results: dict[str, Any], batch: int) -> dict[str, float]:
     return best
 
 
-def judge(results: dict[str, Any]) -> list[Figure]:
-    """The rows of the page, each with its target."""
+def page_figures(results: dict[str, Any]) -> list[Figure]:
+    """Return the figures for the page, each with its target."""
     one_by_one, large = results["closed"]["64"]["1"], results["closed"]["1024"]
     found = [
         Figure(f"64 rows, one caller, p50 of {name}", over_rounds(rounds, "p50_ms"), "ms")
@@ -166,19 +169,19 @@ def judge(results: dict[str, Any]) -> list[Figure]:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs everything; 0 = all figures are there, whether or not they meet their targets."""
+    """Run all measurements, and return 0."""
     flags = benchmark_parser("serving", __doc__, quick="two or three minutes: fewer and shorter rounds").parse_args(
         argv
     )
     sizes = QUICK if flags.quick else FULL
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
         results = measure(Path(scratch), sizes)
-        document |= {"sizes": asdict(sizes), "figures": judge(results), "results": results}
+        document |= {"sizes": asdict(sizes), "figures": page_figures(results), "results": results}
     return 0
 
 
 def _print_closed(results: dict[str, Any]) -> None:
-    """Closed loops."""
+    """Print the closed loops."""
     for batch, of_batch in results.items():
         print(f"\nclosed loop, {batch} rows per request: milliseconds (median over rounds, least to most), rows/s")
         print(f"  {'':<14} {'at once':>7} {'p50':>26} {'p99':>26} {'rows/s':>32}")
@@ -191,7 +194,7 @@ def _print_closed(results: dict[str, Any]) -> None:
 
 
 def _print_half_load(results: dict[str, Any]) -> None:
-    """Open loops, and where the server says that time went."""
+    """Print the open loops, and the parts of the time in the server."""
     for batch, result in results.items():
         print(
             f"\nopen loop, {batch} rows, {result['requests_per_second']:,.0f} requests/s (half of ours' capacity), ms"

@@ -1,12 +1,12 @@
-"""The servers that are compared, each started for real, and connections to them.
+"""Start the compared servers, and connect to them.
 
-Ours is released by deployment's own command line onto the bundled tritonserver. The floor is loaded into the same
-server. The reference runs in a second server of the same binary, whose models import from `serving-peers`. A plain web
-server has our graph.
+Deployment's command releases our model onto the bundled tritonserver. The floor is loaded into the
+same server. The reference runs in a second server of the same binary, whose models import from
+`serving-peers`. A web server has our graph.
 
-Requests are built beforehand, because the server is what is measured: a call sends bytes and reads the answer's. gRPC
-goes through grpc.aio, HTTP/1.1 through asyncio's streams with connections kept open. No call is ever cancelled (Triton
-2.51 does not survive it).
+Requests are built beforehand, because only the server is measured: a call sends bytes and reads the
+bytes of the response. gRPC uses grpc.aio, and HTTP/1.1 uses asyncio's streams with persistent
+connections. No call is ever cancelled, because Triton 2.51 would crash.
 """
 
 import asyncio
@@ -46,17 +46,17 @@ PEERS = Path(__file__).with_name("serving_peers")
 
 
 _CONNECTIONS = 128
-"""To a web server at once; what is due beyond waits, and its wait counts."""
+"""Maximum connections to a web server. Further requests wait, and their wait counts."""
 
 Scores = NDArray[np.float32]
 
 
 class Unanswered(PermanentError):
-    """A request was not answered; the message says why."""
+    """A request failed. The message has the reason."""
 
 
 class GrpcCaller:
-    """Asks the model `name` of a Triton, `batch` rows at a time."""
+    """Caller of the model `name` of a Triton, with `batch` rows per request."""
 
     def __init__(self, url: str, name: str, rows: FeatureRows, *, batch: int) -> None:
         self._requests = [_infer_request(name, part) for part in _request_rows(rows, batch)]
@@ -64,7 +64,7 @@ class GrpcCaller:
         self._infer = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelInfer
 
     async def __call__(self, i: int) -> Scores:
-        """The scores of the `i`-th request."""
+        """Return the scores of the `i`-th request."""
         try:
             answer = await self._infer(self._requests[i % len(self._requests)])
         except grpc.aio.AioRpcError as error:
@@ -72,12 +72,12 @@ class GrpcCaller:
         return np.frombuffer(answer.raw_output_contents[0], np.float32)
 
     async def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         await self._channel.close()
 
 
 class HttpCaller:
-    """Asks a web server at host:port by the tensors' bytes."""
+    """Caller of a web server at host:port with the tensors' bytes."""
 
     def __init__(self, address: str, path: str, rows: FeatureRows, *, batch: int) -> None:
         self._host, self._port = address.rsplit(":", 1)
@@ -86,7 +86,7 @@ class HttpCaller:
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     async def __call__(self, i: int) -> Scores:
-        """The scores of the `i`-th request."""
+        """Return the scores of the `i`-th request."""
         try:
             async with self._free:
                 head, body = await self._exchange(self._requests[i % len(self._requests)])
@@ -107,13 +107,13 @@ class HttpCaller:
         return head, body
 
     async def close(self) -> None:
-        """Closes the connections."""
+        """Close the connections."""
         while self._idle:
             self._idle.pop()[1].close()
 
 
 def _request_rows(rows: FeatureRows, batch: int) -> list[FeatureRows]:
-    """At most 64 requests of `batch` rows each."""
+    """Return the rows of at most 64 requests with `batch` rows each."""
     starts = range(0, min(len(rows.dense), 64 * batch) - batch + 1, batch)
     return [rows.take(slice(start, start + batch)) for start in starts]
 
@@ -135,23 +135,23 @@ def _http_request(host: str, path: str, rows: FeatureRows) -> bytes:
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """Somebody to ask."""
+class MeasuredServer:
+    """A server to measure."""
 
     name: str
     address: str
-    """host:port."""
+    """host:port of the server."""
     target: str
-    """Triton's model, or the path of a web server."""
+    """Name of Triton's model, or path of a web server."""
 
     def connect(self, rows: FeatureRows, batch: int) -> GrpcCaller | HttpCaller:
-        """A connection that asks for `rows`, `batch` at a time."""
+        """Return a caller that sends `rows`, `batch` at a time."""
         kind = HttpCaller if self.target.startswith("/") else GrpcCaller
         return kind(self.address, self.target, rows, batch=batch)
 
 
 class Released:
-    """Our server, and the releases onto it."""
+    """Our server, and releases onto it."""
 
     def __init__(self, models: Models) -> None:
         self.repository = models.folder / "repository"
@@ -161,7 +161,7 @@ class Released:
         self._live: str | None = None
 
     def command(self, seed: int) -> tuple[list[str], Path]:
-        """The command that releases the model of `seed` over the one before, and where its manifest will be."""
+        """Return the command that releases the model of `seed`, and the path of its manifest."""
         output = self._models.folder / f"release-{seed}.json"
         flags = {
             "run": f"benchmark-{seed}",
@@ -175,25 +175,25 @@ class Released:
         return [sys.executable, "-m", "components.deployment", *(f"--{k}={v}" for k, v in flags.items())], output
 
     def release(self, seed: int) -> Release:
-        """Releases the model of `seed`."""
+        """Release the model of `seed`."""
         command, output = self.command(seed)
         run_to_end(command)
         return Release.read(output)
 
     def options(self) -> ServingOptions:
-        """How the released model is served."""
+        """Return the serving options of the released model."""
         return read_options((self.repository / CRITEO_RECOMMENDER.name / "config.pbtxt").read_text())
 
     def graph(self, version: int) -> Path:
-        """The served graph."""
+        """Return the path of the served graph."""
         return self.repository / CRITEO_RECOMMENDER.name / str(version) / "model.onnx"
 
 
 @contextmanager
-def running(models: Models, peers_python: Path) -> Iterator[tuple[Released, dict[str, Contestant]]]:
-    """Yields our server with the model of seed 0 released, and everybody to ask."""
+def running(models: Models, peers_python: Path) -> Iterator[tuple[Released, dict[str, MeasuredServer]]]:
+    """Yield our server with the model of seed 0 released, and all servers to measure."""
     ours = Released(models)
-    # Triton runs its models in the first Python on PATH.
+    # Triton runs its models with the first Python on PATH.
     variables = {"PATH": f"{peers_python.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONWARNINGS": "ignore"}
     reference = TritonServer(models.folder / "reference", log=models.folder / "reference.log", variables=variables)
     _write_reference(models, reference.repository)
@@ -207,10 +207,10 @@ def running(models: Models, peers_python: Path) -> Iterator[tuple[Released, dict
         processes = stack.enter_context(Stack(logs=models.folder / "logs", variables={"OMP_NUM_THREADS": "1"}))
         web = _start_web_server(processes, peers_python, ours.graph(version))
         contestants = [
-            Contestant(OURS, ours.server.grpc_url, CRITEO_RECOMMENDER.name),
-            Contestant(FLOOR, ours.server.grpc_url, FLOOR),
-            Contestant(REFERENCE, reference.grpc_url, REFERENCE),
-            Contestant(WEB, web, "/score"),
+            MeasuredServer(OURS, ours.server.grpc_url, CRITEO_RECOMMENDER.name),
+            MeasuredServer(FLOOR, ours.server.grpc_url, FLOOR),
+            MeasuredServer(REFERENCE, reference.grpc_url, REFERENCE),
+            MeasuredServer(WEB, web, "/score"),
         ]
         yield ours, {contestant.name: contestant for contestant in contestants}
 
@@ -224,7 +224,7 @@ def _load_model(url: str, name: str) -> None:
 
 
 def _start_web_server(stack: Stack, python: Path, graph: Path) -> str:
-    """Starts it, and returns its host:port once it answers."""
+    """Start the web server, and return its host:port once it responds."""
     port = free_port()
     address = f"{LOOPBACK}:{port}"
     stack.start("web", [str(python), "-m", "benchmarks.serving_peers.web_server", str(graph), str(port)])
@@ -233,7 +233,7 @@ def _start_web_server(stack: Stack, python: Path, graph: Path) -> str:
 
 
 def _write_floor(ours: Released) -> None:
-    """A model that is served as ours is, and computes nothing."""
+    """Write a model that is served like ours but computes nothing."""
     folder = ours.repository / FLOOR / "1"
     folder.mkdir(parents=True)
     shutil.copyfile(PEERS / "echo_model.py", folder / "model.py")
@@ -241,7 +241,7 @@ def _write_floor(ours: Released) -> None:
 
 
 def _write_reference(models: Models, repository: Path) -> None:
-    """The workflow, the network, and the ensemble of both."""
+    """Write the workflow, the network, and the ensemble of both."""
     encoded = (
         'name: "dense_encoded" data_type: TYPE_FP32 dims: [ 13 ]',
         'name: "ids" data_type: TYPE_INT64 dims: [ 26 ]',

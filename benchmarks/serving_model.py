@@ -1,8 +1,9 @@
-"""What is served: a workflow fitted on the demo's world, models of the demo's shape with seeded weights, and requests.
+"""Create the served workflow, models and requests of the serving benchmark.
 
-The weights are fresh: speed does not depend on what they learned. The workflow is fitted for real, so that the
-reference's design and ours must answer alike. The expected scores are NumPy's, from `FeatureWorkflow` and the
-network as the papers state it.
+The workflow is fitted on rows of the demo's simulator, so that the reference and ours must give
+equal scores. The models have the demo's shape and random weights, because speed does not depend on
+training. The expected scores come from NumPy, with `FeatureWorkflow` and the network as in the
+papers.
 """
 
 from dataclasses import replace
@@ -36,17 +37,20 @@ NUM_ASKED = 8_192
 
 
 def drawn_features(world: World, num_rows: int, seed: int) -> FeatureRows:
-    """Features of `num_rows` drawn rows, the same for the same seed; some hold categories that no fitted row has."""
+    """Return features of `num_rows` random rows, the same for the same seed.
+
+    Some have categories that are in no fitted row.
+    """
     drawn = world.draw(num_rows, np.random.default_rng(seed))
     return FeatureRows(dense=drawn.dense, categorical=drawn.categorical)
 
 
 class Models:
-    """One fitted workflow, and any number of models on it.
+    """One fitted workflow, and any number of models with it.
 
     Args:
-        folder: Where everything is written; the model store lies in `store` below it.
-        peers_python: Interpreter that has NVTabular.
+        folder: Folder of all files. The model registry is in its `store`.
+        peers_python: Interpreter with NVTabular.
     """
 
     def __init__(self, folder: Path, peers_python: Path) -> None:
@@ -67,18 +71,18 @@ class Models:
         self._raw_dataset = replace(raw_dataset, holdout_uri=held_out_uri, num_holdout_rows=NUM_HELD_OUT)
 
     def weights(self, seed: int) -> Tensors:
-        """Weights of the model of `seed`, which is written by the first call."""
+        """Return the weights of the model of `seed`, which the first call writes."""
         if seed not in self._weights:
             folder = self.model_folder(seed) / Model.WEIGHTS
             self._weights[seed] = write_initial_model(folder, CONFIG, self.workflow.slot_sizes, seed=seed)
         return self._weights[seed]
 
     def model_folder(self, seed: int) -> Path:
-        """Where the model of `seed` lies in the store."""
+        """Return the folder of the model of `seed` in the registry."""
         return model_folder(self.store, f"model-{seed}")
 
     def expected(self, rows: FeatureRows, seed: int) -> NDArray[np.float32]:
-        """Probabilities [n] of `rows` by the model of `seed`."""
+        """Return the probabilities [n] of `rows` by the model of `seed`."""
         weights = self.weights(seed)
         first_rows = np.concatenate([[0], np.cumsum(self.workflow.slot_sizes)[:-1]])
         embeddings = weights.table[self.workflow.encode_categorical(rows.categorical) + first_rows]
@@ -86,7 +90,7 @@ class Models:
         return (1 / (1 + np.exp(-logits))).astype(np.float32)
 
     def verdict(self, seed: int, champion: str | None) -> Path:
-        """Write the model of `seed` as training and evaluation would, and return the file that deployment is given."""
+        """Write the model of `seed` like training and evaluation, and return deployment's input."""
         model_id, folder = f"model-{seed}", self.model_folder(seed)
         self.weights(seed)
         self.workflow.save(folder / Model.WORKFLOW)
@@ -105,7 +109,7 @@ class Models:
 
 
 def _write_raw(rows: WorldRows, folder: Path) -> None:
-    """Writes rows as one file in the raw schema; each is a request of its own."""
+    """Write rows as one file in the raw schema, each as its own request."""
     num_rows = len(rows.label)
     numbers, zeros = [str(i) for i in range(num_rows)], np.zeros(num_rows)
     folder.mkdir(parents=True)

@@ -1,8 +1,9 @@
-"""What is run, and its figures: parity first, then closed loops, open loops, cold starts, and releases under load.
+"""Run the measurements of serving: parity, closed loops, open loops, cold starts, releases.
 
-Everybody is up all the time and only one is asked at a time; rounds are interleaved. ONNX Runtime alone, in this
-process, has its turn too. A percentile is taken within a round and then the median over rounds, with the least and the
-most beside it; a ratio is taken between contestants of the same round, so that a slow moment of the machine meets both.
+All servers run all the time, and only one gets requests at a time. Rounds are interleaved. ONNX
+Runtime alone in this process takes its turn too. A percentile is computed within a round, and its
+figure is the median over rounds with minimum and maximum. A ratio divides figures of the same
+round, so that a slow moment of the machine affects both.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
 from benchmarks.load import Answers, Latencies, closed_loop, open_loop
-from benchmarks.serving_contestants import FLOOR, OURS, Contestant, Released
+from benchmarks.serving_contestants import FLOOR, OURS, MeasuredServer, Released
 from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
 from benchmarks.triton_counters import PARTS, counters, increase
@@ -37,24 +38,24 @@ from inference_client.rows import FeatureRows
 
 IN_PROCESS, WOKEN = "onnxruntime", "onnxruntime, woken"
 WOKEN_AFTER = 0.0005
-"""Seconds that a core rests before `WOKEN` uses it, as a server's does while it waits for the next request."""
+"""Seconds that a core rests before `WOKEN` uses it, like the core of a waiting server."""
 PARITY = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much is run."""
+    """Sizes of the measurements."""
 
     rounds: int = 3
     seconds: float = 1.0
-    """Of a closed loop."""
+    """Seconds of a closed loop."""
     concurrencies: tuple[int, ...] = (1, 4, 16)
     open_rounds: int = 5
     open_seconds: float = 5.0
     starts: int = 7
     releases: int = 3
     quiet_seconds: float = 6.0
-    """Load before each release."""
+    """Seconds of load before each release."""
 
 
 FULL = Sizes()
@@ -70,18 +71,18 @@ QUICK = Sizes(
 )
 BATCHES = (1, 64, 1024)
 _HEADROOM = 1.2
-"""Capacity over rate below which an open loop measures only how long a queue grows."""
+"""Minimum ratio of capacity to rate. Below it an open loop only measures the growth of a queue."""
 
 
 class Disagreement(Refused):
-    """Contestants do not answer alike, so their speeds cannot be compared."""
+    """Servers give different scores, so their speeds are not comparable."""
 
 
-async def check_parity(contestants: dict[str, Contestant], models: Models) -> dict[str, float]:
-    """Each contestant's largest difference from the expected scores; the floor has none to give.
+async def check_parity(contestants: dict[str, MeasuredServer], models: Models) -> dict[str, float]:
+    """Return each server's largest difference from the expected scores, except the floor's.
 
     Raises:
-        Disagreement: one is above `PARITY`; names it.
+        Disagreement: a difference is above `PARITY`.
     """
     expected = models.expected(models.asked, seed=0)
     found = {}
@@ -101,14 +102,14 @@ async def check_parity(contestants: dict[str, Contestant], models: Models) -> di
 
 
 class Alone:
-    """ONNX Runtime in this process: the served graph, one thread for each of the served model's `instances`."""
+    """ONNX Runtime in this process, with one thread for each of the served model's `instances`."""
 
     def __init__(self, graph: Path, rows: FeatureRows, instances: int) -> None:
         self.instances = instances
         self._session, self._rows = open_graph(graph), rows
 
     def run(self, batch: int, seconds: float, *, threads: int = 1, pause: float = 0.0) -> Answers:
-        """As many batches as fit in `seconds`, one after another in each thread, `pause` seconds before each."""
+        """Run batches for `seconds` in each thread, with a pause of `pause` seconds before each."""
         began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
             runs = list(pool.map(lambda _: self._run_on(batch, began + seconds, pause), range(threads)))
@@ -130,12 +131,13 @@ class Alone:
 
 
 async def closed(
-    contestants: dict[str, Contestant], alone: Alone, rows: FeatureRows, *, sizes: Sizes
+    contestants: dict[str, MeasuredServer], alone: Alone, rows: FeatureRows, *, sizes: Sizes
 ) -> dict[str, Any]:
-    """Per batch size and concurrency, per contestant: the rounds' summaries.
+    """Return the summaries of all rounds per batch size, concurrency and server.
 
-    ONNX Runtime alone has as many threads as could be at work in the server: one per caller, at most one per instance.
-    For one caller it is measured once more with a rest before each batch (`WOKEN`): a core that rested is slower.
+    ONNX Runtime alone has as many threads as the server can use: one per caller, but at most one
+    per instance. With one caller it also runs with a rest before each batch (`WOKEN`), because a
+    core is slower after a rest.
     """
     results: dict[str, Any] = {}
     for _ in range(sizes.rounds):
@@ -159,16 +161,16 @@ async def closed(
 
 
 async def half_load(
-    contestants: dict[str, Contestant],
+    contestants: dict[str, MeasuredServer],
     alone: Alone,
     rows: FeatureRows,
     *,
     sizes: Sizes,
     capacities: dict[int, dict[str, float]],
 ) -> dict[str, Any]:
-    """Per batch size: open loops at half of our capacity, and the server's split.
+    """Return open loops at half of our capacity per batch size, with the server's parts.
 
-    Everybody is asked at that same rate, but for those who could not hold it.
+    All servers get the same rate, except those whose capacity is too low.
     """
     results: dict[str, Any] = {}
     for turn in range(sizes.open_rounds):
@@ -193,8 +195,8 @@ async def half_load(
     return results
 
 
-def _counters(contestant: Contestant) -> dict[str, int] | None:
-    """The server's counters of the model; None of a web server."""
+def _counters(contestant: MeasuredServer) -> dict[str, int] | None:
+    """Return the server's counters of the model, or None for a web server."""
     if contestant.target.startswith("/"):
         return None
     with InferenceServerClient(contestant.address) as client:
@@ -202,7 +204,7 @@ def _counters(contestant: Contestant) -> dict[str, int] | None:
 
 
 def cold_starts(ours: Released, models: Models, sizes: Sizes) -> list[float]:
-    """Seconds from a server's start to ready; what is served is copied for it."""
+    """Return the seconds from a server's start to ready, over a copy of the served model."""
     repository = models.folder / "cold"
     shutil.copytree(ours.repository / CRITEO_RECOMMENDER.name, repository / CRITEO_RECOMMENDER.name)
     found = []
@@ -215,7 +217,7 @@ def cold_starts(ours: Released, models: Models, sizes: Sizes) -> list[float]:
 
 async def release_under_load(
     ours: Released,
-    contestant: Contestant,
+    contestant: MeasuredServer,
     rows: FeatureRows,
     *,
     quiet_seconds: float,
@@ -223,7 +225,10 @@ async def release_under_load(
     batch: int,
     seed: int,
 ) -> dict[str, Any]:
-    """A release while requests come in an open loop, and how those fared in the window from staging to the switch."""
+    """Release a model during an open loop.
+
+    Returns how requests fared in the window from staging to the switch.
+    """
     command, manifest = ours.command(seed)
     caller = contestant.connect(rows, batch)
     await caller(0)
@@ -232,7 +237,7 @@ async def release_under_load(
     try:
         await asyncio.sleep(quiet_seconds)
         began = time.monotonic()
-        # As the local pipeline runs its steps.
+        # The local pipeline runs its steps like this.
         process = await asyncio.create_subprocess_exec(
             *yielding(command), cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE, start_new_session=True
         )
@@ -250,7 +255,10 @@ async def release_under_load(
 
 
 def _window(ours: Released, version: int) -> tuple[float, float]:
-    """When the version was announced in the journal, and when it was recorded as live, by `time.monotonic`."""
+    """Return when the journal announced the version, and when it recorded it as live.
+
+    Times are those of `time.monotonic`.
+    """
     times = {line.action: line.time for line in read_entries(ours.store) if line.version == version}
     since = time.time() - time.monotonic()
     announced, live = (datetime.fromisoformat(times[action]).timestamp() - since for action in (INTENT, RELEASE))
@@ -258,7 +266,10 @@ def _window(ours: Released, version: int) -> tuple[float, float]:
 
 
 def summary(answers: Answers, batch: int) -> dict[str, Any]:
-    """One run: milliseconds at two percentiles, their mean, rows per second, and how many failed."""
+    """Return the summary of one run.
+
+    It has two percentiles and the mean in milliseconds, rows per second and failed requests.
+    """
     latencies = Latencies.of(answers.latencies)
     return {
         "p50_ms": latencies.p50,
@@ -272,19 +283,19 @@ def summary(answers: Answers, batch: int) -> dict[str, Any]:
 
 
 def over_rounds(rounds: Sequence[dict[str, Any]], figure: str) -> Spread:
-    """The spread of one figure of `summary`, over the rounds that have it."""
+    """Return the spread of one figure of `summary` over the rounds that have it."""
     return spread([one[figure] for one in rounds if one[figure] is not None])
 
 
 def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], figure: str) -> Spread:
-    """Our figure as a multiple of another's, round by round."""
+    """Return our figure as a multiple of another server's, per round."""
     return spread([mine[figure] / theirs[figure] for mine, theirs in zip(ours, others)])
 
 
 def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
-    """The p50 below which no server can be that adds the graph to the floor, round by round.
+    """Return the lower bound of the p50 of a server that runs the graph, per round.
 
-    It is the floor's and that of ONNX Runtime on a core that rested, together.
+    It is the sum of the floor's and that of ONNX Runtime on a rested core.
     """
     return [floor["p50_ms"] + woken["p50_ms"] for floor, woken in zip(rounds[FLOOR], rounds[WOKEN])]
 
@@ -292,19 +303,20 @@ def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
 def beyond_compute(
     ours: Sequence[dict[str, Any]], compute: Sequence[dict[str, Any]], floor: Sequence[dict[str, Any]]
 ) -> Spread:
-    """Our p99 less the model's own, as a multiple of the floor's p99, round by round."""
+    """Return our p99 minus the model's own, as a multiple of the floor's p99, per round."""
     return spread([(a["p99_ms"] - b["p99_ms"]) / c["p99_ms"] for a, b, c in zip(ours, compute, floor)])
 
 
 def within(answers: Answers, begin: float, end: float) -> NDArray[np.float64]:
-    """Latencies of the requests that were due in [begin, end)."""
+    """Return the latencies of the requests that were due in [begin, end)."""
     return answers.latencies[(answers.due >= begin) & (answers.due < end)]
 
 
 def server_split(before: dict[str, int], after: dict[str, int], mean_ms: float) -> dict[str, float] | None:
-    """Where a request's mean time went, in milliseconds, from two readings of the server's own counters.
+    """Return the parts of a request's mean time in milliseconds, from two reads of the counters.
 
-    `client and network` is what remains of `mean_ms`, the client's mean. None where nothing was answered between them.
+    `client and network` is the rest of `mean_ms`, the client's mean. Returns None without requests
+    between the reads.
     """
     moved = increase(before, after)
     if not moved["requests"]:
@@ -315,12 +327,14 @@ def server_split(before: dict[str, int], after: dict[str, int], mean_ms: float) 
 
 
 def release_figures(answers: Answers, *, window: tuple[float, float], began: float, batch: int) -> dict[str, Any]:
-    """How requests fared in the window from a release's announcement to its record, and just as long before it began.
+    """Compare the requests in the window of a release with those of equal time before it.
+
+    The window is from the release's announcement to its record.
 
     Args:
-        answers: Of a load that went on all the time; all times are on its clock.
-        window: From before the first byte is staged until every server has switched.
-        began: The start of the release's process, which builds and proves the graph before the window.
+        answers: Results of a continuous load. All times are on its clock.
+        window: From before the first staged byte until every server has switched.
+        began: Start of the release's process, which builds and checks the graph before the window.
         batch: Rows per request.
     """
     length = window[1] - window[0]

@@ -1,15 +1,17 @@
-"""Slow drift: a world that changes all the time, as a pure function of time; a sudden change is `world.Drift`.
+"""Simulate slow drift: properties change continuously, as a pure function of time.
 
-At any hour a `DriftingWorld` gives a `WorldSnapshot`, which draws rows with their true click probability. What moves:
+`world.Drift` simulates a sudden change. At any hour a `DriftingWorld` gives a `WorldSnapshot`,
+which draws rows with their true click probability. These properties change:
 
-- Planted weights of some columns: a fixed part plus a part that follows a stationary Ornstein-Uhlenbeck process with a
-  stated half-life (correlation with itself a hours later: 2^(-a / half-life)).
+- Planted weights of some columns: a fixed part plus a part that follows a stationary
+  Ornstein-Uhlenbeck process with a given half-life. Its autocorrelation after a hours is 2^(-a /
+  half-life).
 - Popularity of their categories: the logarithm of the frequency follows such a process as well.
-- Categories: new ones appear at a rate, at their most popular when new, and fade.
+- Categories: new ones appear at a rate, are most popular when they are new, and fade.
 
-The click rate and the spread of the logit are held (the bias and the strength follow), so that what a model loses with
-age is due to what it does not know, not to a harder world. Seeds and the hour decide everything: a snapshot does not
-depend on which others were taken before.
+Bias and strength are adjusted so that the click rate and the spread of the logit stay constant. A
+model therefore loses quality with age only because its knowledge is outdated. Seeds and the hour
+determine everything, and a snapshot does not depend on earlier ones.
 """
 
 import math
@@ -28,69 +30,76 @@ from evergreen.contracts.criteo import CATEGORICAL
 
 _CALIBRATION_ROWS = 20_000
 _LIVES = 8
-"""Half-lives after which a category that appeared is gone: 1 / 256 of its first popularity."""
+"""Number of half-lives after which a new category is removed, at 1 / 256 of its first
+popularity."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowDrift:
-    """How a world moves."""
+    """Settings of the drift."""
 
     seed: int
     columns: tuple[str, ...] = DRIFT_COLUMNS
-    """Categorical columns whose planted weights and popularities move."""
+    """Categorical columns whose planted weights and popularities change."""
     half_life_hours: float = 12.0
-    """Hours after which weights and popularities have forgotten half of where they were."""
+    """Hours after which the autocorrelation of weights and popularities is one half."""
     moving_share: float = 0.07
-    """Share of those columns' planted variance that moves, in [0, 1]; the rest stays for ever. With the other defaults
-    the exact truth of one moment loses one point of AUC (0.01) within a day, 1.2 within two."""
+    """Share of these columns' planted variance that changes, in [0, 1]. The rest is constant. With
+    the other defaults, the true probabilities of one moment lose one point of AUC (0.01) within a
+    day, and 1.2 points within two days."""
     popularity_spread: float = 0.3
-    """Standard deviation of the logarithm of a category's frequency about its mean; 0 = frequencies stay."""
+    """Standard deviation of the logarithm of a category's frequency about its mean. 0 means
+    constant frequencies."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
-    """Columns where new categories appear; none that takes part in an interaction."""
+    """Columns with new categories. None of them may take part in an interaction."""
     new_categories_per_hour: float = 1.0
-    """Categories that appear in each of those columns."""
+    """New categories per hour in each of these columns."""
     new_category_share: float = 0.05
-    """Share of the rows of those columns that have a category which appeared; the older ones among them fade."""
+    """Share of the rows with a new category in these columns. Older ones among them fade."""
     new_category_half_life_hours: float = 12.0
-    """Hours in which a category that appeared loses half of its popularity."""
+    """Hours in which a new category loses half of its popularity."""
     step_minutes: float = 15.0
-    """The world is constant within a step."""
+    """Length of a step, within which all properties are constant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSnapshot:
-    """The world at one time."""
+    """The simulator at one time."""
 
     hours: float
-    """Start of the requested step."""
+    """Start of the requested step in hours."""
     tables: Tables
     strength: float
     bias: float
     bayes_auc: float
-    """Best AUC that any model can expect now."""
+    """Bayes-optimal AUC at this time."""
 
     def draw(self, n: int, random: Generator) -> WorldRows:
-        """`n` independent rows."""
+        """Return `n` independent rows."""
         return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
 
     def probability_of(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The click probabilities [n] that rows of this world, drawn at any time, would have now.
+        """Return the click probabilities [n] that rows of any time would have at this time.
 
-        So a snapshot is also the best model of its time: its loss on later rows is the cost of drift alone.
+        A snapshot is therefore also the best model of its time. Its loss on later rows is the cost
+        of drift alone.
         """
         return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriftingWorld:
-    """A world and how it moves."""
+    """A simulator and its drift."""
 
     world: World
-    """Its weights are the fixed part, its frequencies the mean."""
+    """Simulator with the fixed part of the weights and the mean of the frequencies."""
     drift: SlowDrift
 
     def at(self, hours: float) -> WorldSnapshot:
-        """The world `hours` (0 or more) after its beginning, when it was in its stationary state already."""
+        """Return the snapshot at `hours` (0 or more) after the start.
+
+        At hour 0 the drift is already in its stationary state.
+        """
         tables = self.tables_at(hours)
         effects = tables.draw(_CALIBRATION_ROWS, self._calibration()).effects.astype(np.float64)
         strength = self.world.strength * self._mean_spread / float(effects.std())
@@ -104,7 +113,10 @@ class DriftingWorld:
         )
 
     def tables_at(self, hours: float) -> Tables:
-        """The columns of that time, without strength and bias, whose calibration is nine tenths of `at`'s work."""
+        """Return the columns of that time without strength and bias.
+
+        Their calibration takes nine tenths of the time of `at`.
+        """
         return replace(self.world.tables, categories=self._categories(self._step_at(hours)))
 
     def _step_at(self, hours: float) -> int:
@@ -112,7 +124,10 @@ class DriftingWorld:
         return math.floor(hours * 60.0 / self.drift.step_minutes + 1e-9)
 
     def _calibration(self) -> Generator:
-        """The same numbers at every time, so that bias and strength follow the world and not the sample."""
+        """Return the same random numbers for every time.
+
+        Bias and strength then follow the simulator and not the sample.
+        """
         return np.random.default_rng([self.world.seed, 5])
 
     @cached_property
@@ -130,7 +145,7 @@ class DriftingWorld:
         return tables
 
     def _moved(self, table: CategoryTable, number: int, step: int) -> CategoryTable:
-        """The column with the weights and frequencies of that step."""
+        """Return the column with the weights and frequencies of that step."""
         drift = self.drift
         decay = 0.5 ** (drift.step_minutes / 60.0 / drift.half_life_hours)
         path = ornstein_uhlenbeck([drift.seed, 11, number], count=len(table.weights), step=step, decay=decay)
@@ -143,12 +158,13 @@ class DriftingWorld:
         return replace(table, weights=weights.astype(np.float32), frequencies=frequencies, alias=alias)
 
     def _with_arrivals(self, table: CategoryTable, number: int, step: int) -> CategoryTable:
-        """The column with the categories that appeared lately; together they keep a constant share of the rows."""
+        """Return the column with its new categories, which have a constant share of the rows."""
         drift, hours = self.drift, step * self.drift.step_minutes / 60.0
         if drift.new_category_share == 0.0 or drift.new_categories_per_hour == 0.0:
             return table
         life, rate = drift.new_category_half_life_hours, drift.new_categories_per_hour
-        # Number k appears in the k-th interval of 1 / rate hours; the first ones long before hour 0.
+        # Category number k appears in the k-th interval of 1 / rate hours. The first ones appear
+        # long before hour 0.
         numbers = range(math.floor(hours * rate), math.floor((hours + _LIVES * life) * rate) + 1)
         drawn = [np.random.default_rng([drift.seed, 13, number, k]) for k in numbers]
         ages = np.array([hours + _LIVES * life - (k + r.random()) / rate for k, r in zip(numbers, drawn)])
@@ -170,13 +186,14 @@ class DriftingWorld:
 
 
 def ornstein_uhlenbeck(seed: list[int], *, count: int, step: int, decay: float) -> NDArray[np.float64]:
-    """`count` independent stationary processes [count] of mean 0 and variance 1 at `step`, counted from 0.
+    """Return `count` independent stationary processes [count] at `step`, counted from 0.
 
-    x_0 is standard normal, x_k = decay x_(k-1) + sqrt(1 - decay^2) e_k with standard normal e_k, which is an
-    Ornstein-Uhlenbeck process seen at equal steps; its autocorrelation at lag k is decay^k.
+    They have mean 0 and variance 1. x_0 is standard normal, and x_k = decay x_(k-1) + sqrt(1 -
+    decay^2) e_k with standard normal e_k. This is an Ornstein-Uhlenbeck process at equal steps,
+    whose autocorrelation at lag k is decay^k.
     """
     random = np.random.default_rng(seed)
-    # Drawn in the order of steps: a later step begins with the same numbers.
+    # Draw in the order of steps, so that a later step starts with the same numbers.
     first, shocks = random.normal(size=count), random.normal(size=(step, count))
     kept = decay ** np.arange(step - 1, -1, -1.0)
     path: NDArray[np.float64] = decay**step * first + math.sqrt(1.0 - decay**2) * (kept @ shocks)
@@ -186,10 +203,11 @@ def ornstein_uhlenbeck(seed: list[int], *, count: int, step: int, decay: float) 
 def _orthogonal_to(
     path: NDArray[np.float64], fixed: NDArray[np.float64], shares: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """What of `path` is neither the columns' mean nor along `fixed`, scaled to variance 1 over rows in expectation.
+    """Return the part of `path` that is orthogonal to the columns' mean and to `fixed`.
 
-    `fixed` has mean 0 and variance 1 over rows, so the variances of the fixed and the moving part add up. The map is
-    linear and the same at all times, so it keeps the autocorrelation of the process.
+    It is scaled to an expected variance of 1 over rows. `fixed` has mean 0 and variance 1 over
+    rows, so the variances of the fixed and the moving part add up. The map is linear and constant
+    in time, so it preserves the autocorrelation of the process.
     """
     path = path - shares @ path
     path = path - fixed * (shares @ (fixed * path))

@@ -1,9 +1,9 @@
-"""One case of the speed benchmark: a network on a table, learned by ours and by the peers in interleaved rounds.
+"""Run one case of the speed benchmark: a network on a table, in interleaved rounds.
 
-In a round each contestant learns the same rows, one after another, in an order that changes from round to round: a
-figure is a ratio of neighbours in time, and a machine that is busy for a while is busy for all of them. The first round
-warms up and is not counted. In the end each has learned the same rows in batches of the same size, and is scored on the
-same held-out ones.
+In a round, our engine and each peer train on the same rows, one after another, in an order that
+changes per round. A figure is a ratio of neighbours in time, so that a busy moment of the machine
+affects all of them. The first round is a warm-up and does not count. At the end all have trained on
+the same rows with the same batch size, and score the same held-out rows.
 """
 
 import gc
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.encoded_rows import PlantedLogit, slot_sizes_for
-from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, TrainingContestant
+from benchmarks.peers import DeepCtr, Evergreen, PlainPytorch, Trainer
 from benchmarks.spread import spread
 from components.training.rows import Rows
 from components.training.start import write_initial
@@ -29,11 +29,12 @@ PRECISIONS = ("float32", "bfloat16")
 _HELD_OUT_ROWS = 100_000
 _CLICK_RATE = 0.25
 _MOST_DIFFERENCE = 2.5e-6
-"""Between probabilities of the same weights; where the sigmoid is steepest that is 1e-5 between logits."""
+"""Maximum difference of probabilities with the same weights. At the steepest point of the sigmoid
+it is 1e-5 between logits."""
 
 
 class NetworksDiffer(Exception):
-    """The peer computes something else than ours, so no ratio means anything."""
+    """A peer computes another function than our network, so that a ratio is meaningless."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +46,16 @@ class Case:
     features: Features
     table_rows: int
     rounds: int
-    """With the one that warms up."""
+    """Number of rounds including the warm-up."""
     steps: int
     """Optimizer steps per round."""
 
 
 def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
-    """The case's figures: per contestant rows/s, ratio to the faster peer and AUC.
+    """Return the figures of the case: rows/s, ratio to the faster peer and AUC.
 
     Raises:
-        NetworksDiffer: ours and plain PyTorch score the same rows differently with the same weights.
+        NetworksDiffer: our engine and plain PyTorch give different scores with the same weights.
     """
     slot_sizes = slot_sizes_for(case.table_rows)
     planted = PlantedLogit(slot_sizes, features=case.features)
@@ -84,13 +85,16 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
 
 
 def products_of_row(config: NetworkConfig) -> int:
-    """Floating-point operations of a row's products with dense weights: forward, and twice that backward."""
+    """Return the floating-point operations of a row's products with dense weights.
+
+    They are the forward pass, and twice that for the backward pass.
+    """
     sizes = [each.numel() for each in build_network(config).parameters() if each.ndim > 1]
     return 6 * sum(sizes)
 
 
 def products_per_second(dtype: torch.dtype, device: str = "cpu", side: int = 2048) -> float:
-    """What torch reaches here in products of square matrices and nothing else, in operations a second."""
+    """Return torch's operations per second in products of square matrices on this device."""
     a, b = torch.randn(2, side, side, device=device, dtype=torch.float32).to(dtype).unbind()
     taken = []
     for _ in range(6):
@@ -106,7 +110,7 @@ def products_per_second(dtype: torch.dtype, device: str = "cpu", side: int = 204
 
 def _contestants(
     case: Case, slot_sizes: list[int], batch_size: int, *, scratch: Path
-) -> tuple[list[Evergreen], list[TrainingContestant]]:
+) -> tuple[list[Evergreen], list[Trainer]]:
     weights, config, features = scratch / "weights", case.config, case.features
     write_initial(weights, config, slot_sizes, click_rate=_CLICK_RATE, seed=1)
     ours = [
@@ -123,7 +127,7 @@ def _contestants(
     ]
 
 
-def _check_same_network(ours: TrainingContestant, peer: TrainingContestant, rows: Rows) -> None:
+def _check_same_network(ours: Trainer, peer: Trainer, rows: Rows) -> None:
     difference = float(np.abs(ours.score(rows) - peer.score(rows)).max())
     if not difference <= _MOST_DIFFERENCE:
         raise NetworksDiffer(
@@ -132,7 +136,7 @@ def _check_same_network(ours: TrainingContestant, peer: TrainingContestant, rows
         )
 
 
-def _rows_per_second(contestant: TrainingContestant, rows: Rows) -> float:
+def _rows_per_second(contestant: Trainer, rows: Rows) -> float:
     prepared = contestant.prepare(rows)
     began = time.perf_counter()
     contestant.learn(prepared)

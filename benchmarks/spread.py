@@ -1,4 +1,4 @@
-"""A figure measured in several rounds: its median, with the least and the most beside it, its peer and its target."""
+"""A figure of several rounds: median, minimum, maximum, peer and target."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -8,14 +8,16 @@ from scipy import stats
 
 
 class Spread(NamedTuple):
-    """A figure over rounds."""
+    """Median, minimum and maximum of a figure over rounds."""
 
     median: float
     least: float
     most: float
 
     def shown(self, spec: str | None = None) -> str:
-        """The median with the least and the most beside it, where rounds differ; None = by `short`.
+        """Return the median, with minimum and maximum if rounds differ.
+
+        The default format is that of `short`.
 
         >>> Spread(1200.0, 1000.0, 1500.0).shown(), Spread(0.5, 0.5, 0.5).shown(".2f")
         ('1,200 (1,000 to 1,500)', '0.50')
@@ -25,7 +27,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Median, least and most of at least one value.
+    """Return median, minimum and maximum of at least one value.
 
     >>> spread([3.0, 1.0, 2.0])
     Spread(median=2.0, least=1.0, most=3.0)
@@ -45,7 +47,7 @@ def share_interval(hits: int, count: int) -> tuple[float, float]:
 
 
 def named(value: Any) -> Any:
-    """`value` with each spread as an object, which JSON would otherwise write as a list."""
+    """Return `value` with each spread as an object, because JSON would make a list of it."""
     if hasattr(value, "_asdict"):
         return named(value._asdict())
     if isinstance(value, dict):
@@ -54,59 +56,59 @@ def named(value: Any) -> Any:
 
 
 INTERVAL = "[95 %]"
-"""The end of a unit says so: least and most are the 95 % interval of a share, not those of rounds."""
+"""Ending of a unit for shares, whose minimum and maximum are the 95 % interval."""
 
 
 class Figure(NamedTuple):
-    """A measured figure, beside what it should be: a row of `docs/performance.md`."""
+    """A measured figure with its target, for a row of `docs/performance.md`."""
 
     name: str
     value: Spread
     unit: str = "times"
-    """Of the value; `times` = a ratio to `peer`."""
+    """Unit of the value. `times` is a ratio to `peer`."""
     peer: str | None = None
-    """Who was measured beside it, in the same run."""
+    """Peer that was measured in the same run."""
     target: float | None = None
     is_least: bool = False
-    """Whether `target` is the least that meets it; otherwise it is the most."""
+    """Whether `target` is a minimum. Otherwise it is a maximum."""
     limit: str | None = None
-    """What the machine allows at most, measured in the same run."""
+    """Limit of the machine, measured in the same run."""
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the median meets the target; None without one."""
+        """Whether the median meets the target, or None without a target."""
         if self.target is None:
             return None
         return self.value.median >= self.target if self.is_least else self.value.median <= self.target
 
     def aim(self) -> str:
-        """The target, and whether it was met; empty without one.
+        """Return the target and whether it was met, or "" without a target.
 
         >>> Figure("start", spread([0.5]), "s", target=1.0).aim()
         'at most 1: met'
         >>> Figure("alarms", Spread(0.03, 0.014, 0.064), f"of 200 {INTERVAL}", target=0.025).aim()
-        'at most 0.025: cannot be told by so few'
+        'at most 0.025: undecided, too few cases'
         """
         if self.target is None:
             return ""
         verdict = "met" if self.is_met else "**missed**"
         if not self.is_met and self.unit.endswith(INTERVAL) and self.value.least <= self.target <= self.value.most:
-            verdict = "cannot be told by so few"
+            verdict = "undecided, too few cases"
         return f"{'at least' if self.is_least else 'at most'} {short(self.target)}: {verdict}"
 
     def print(self) -> None:
-        """Prints the figure, and whether it meets its target."""
+        """Print the figure, and whether it meets its target."""
         parts = [f"{self.value.shown()} {self.unit}", self.peer and f"beside {self.peer}", self.aim(), self.limit]
         print(f"  {self.name}: {'; '.join(part for part in parts if part)}", flush=True)
 
 
 def figure_of(row: dict[str, Any]) -> Figure:
-    """The figure that a document holds as `row`."""
+    """Return the figure that a document holds as `row`."""
     return Figure(**{**row, "value": Spread(**row["value"])})
 
 
 def short(value: float) -> str:
-    """A number with three significant digits, thousands apart.
+    """Return a number with three significant digits and separators for thousands.
 
     >>> short(215_432), short(6.027), short(0.04)
     ('215,000', '6.03', '0.04')

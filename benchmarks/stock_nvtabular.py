@@ -1,8 +1,9 @@
-"""A stock NVTabular script over the same rows, as its documentation has it: the peer of the preprocessing step.
+"""Run a stock NVTabular script as in its documentation, the peer of the preprocessing step.
 
-Default reader, default operators, default scheduler and files; one fit, one transform and one to_parquet per part. Only
-the types of the output are asked for, because HugeCTR would misread others.
-`python -m benchmarks.stock_nvtabular RAW OUT` encodes `RAW/train`, on which it fits, and `RAW/holdout` below `OUT`.
+It uses the default reader, operators, scheduler and files, with one fit, and one transform and
+to_parquet per part. Only the output types are set, because HugeCTR would misread others. `python -m
+benchmarks.stock_nvtabular RAW OUT` fits on `RAW/train`, and encodes it and `RAW/holdout` below
+`OUT`.
 """
 
 import sys
@@ -16,7 +17,7 @@ FREQUENCY_THRESHOLD = 2
 
 
 def run(raw: Path, out: Path) -> None:
-    """Fits on `raw/train`, encodes it and `raw/holdout` below `out`."""
+    """Fit on `raw/train`, and encode it and `raw/holdout` below `out`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import nvtabular as nvt

@@ -1,4 +1,4 @@
-"""How long `make test` takes, and how many tests it runs: `make benchmark-suite`."""
+"""Measure the duration of `make test` and its number of tests, for `make benchmark-suite`."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ MINUTES_TARGET = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the suite once; raises where a test fails."""
+    """Run the suite once, and raise an error if a test fails."""
     flags = benchmark_parser("suite", __doc__, quick="only the tests of contracts").parse_args(argv)
     with documented(flags) as document:
         began = time.monotonic()

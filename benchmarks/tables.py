@@ -1,10 +1,11 @@
-"""What served tables in float16 and int8 save and cost: `make benchmark-tables`, after `make demo`.
+"""Measure what served tables in float16 and int8 save and cost.
 
-Quality: each model of the demo is exported in each kind of numbers, and its graph scores the held-out rows of its run,
-raw, as a server would: AUC and log loss as served, and the difference from float32 with its interval over requests.
-Speed: one table of 10 million vectors of width 16 in each kind, asked uniformly at random, so that nearly every vector
-is new to the processor's caches; by ONNX Runtime in this process, turn by turn, and through the laptop's Triton. Prints
-all figures; writes them as JSON.
+Run by `make benchmark-tables` after `make demo`. Quality: each model of the demo is exported in
+each number type. Its graph scores the raw held-out rows of its run like a server. The figures are
+AUC and log loss, and the difference from float32 with its interval over requests. Speed: a table of
+10 million vectors of width 16 in each number type, with uniformly random requests, so that nearly
+every vector misses the processor's caches. ONNX Runtime in this process and the laptop's Triton
+serve it in turn. Prints all figures, and writes them as JSON.
 """
 
 import sys
@@ -19,7 +20,7 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.load import closed_loop, run_precisely
-from benchmarks.serving_contestants import Contestant
+from benchmarks.serving_contestants import MeasuredServer
 from benchmarks.serving_runs import BATCHES, Alone, over_rounds, ratios, summary
 from benchmarks.spread import Figure
 from components.evaluation.scoring import raw_batches
@@ -42,14 +43,14 @@ from inference_client.rows import FeatureRows
 
 _ROWS, _QUICK_ROWS, _WIDTH = 10_000_000, 1_000_000, 16
 _ROUNDS, _SECONDS = 7, 0.5
-"""Of each kind of numbers and size of batch."""
+"""Rounds and seconds of each number type and batch size."""
 _ASKED = 65_536
 SERVED_MODEL = REPOSITORY / "evergreen/serving/served_model.py"
 IN_PROCESS, TRITON = "onnxruntime", "triton"
 
 
 def quality(demo: Path, scratch: Path) -> Iterator[dict[str, Any]]:
-    """The figures of each of the demo's models in each kind of numbers."""
+    """Return the figures of each of the demo's models in each number type."""
     for manifest in sorted(demo.glob("artifacts/*/training/model")):
         model = Model.read(manifest)
         raw = RawDataset.read(manifest.parents[1] / "validation/valid_dataset")
@@ -84,7 +85,10 @@ def quality(demo: Path, scratch: Path) -> Iterator[dict[str, Any]]:
 
 
 def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
-    """Serves a table of `num_rows` random vectors in each kind of numbers from `repository`; rows to ask."""
+    """Write models with a table of `num_rows` random vectors in each number type.
+
+    They are served from `repository`. Returns rows for requests.
+    """
     random, size = np.random.default_rng(7), num_rows // len(CRITEO.categorical)
     workflow = FeatureWorkflow(
         features=CRITEO,
@@ -107,7 +111,7 @@ def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
 
 
 def speed(repository: Path, rows: FeatureRows, log: Path) -> dict[str, Any]:
-    """By who is asked, size of batch and kind of numbers: the rounds' summaries."""
+    """Return the summaries of all rounds by server, batch size and number type."""
     sizes: dict[str, Any] = {}
     alone = {}
     for numbers in TABLE_TYPES:
@@ -126,12 +130,12 @@ def speed(repository: Path, rows: FeatureRows, log: Path) -> dict[str, Any]:
                 for numbers in TABLE_TYPES:
                     answers = alone[numbers].run(batch, _SECONDS)
                     of_batch[IN_PROCESS].setdefault(numbers, []).append(summary(answers, batch))
-                    answers = run_precisely(_ask(Contestant(TRITON, server.grpc_url, numbers), rows, batch))
+                    answers = run_precisely(_ask(MeasuredServer(TRITON, server.grpc_url, numbers), rows, batch))
                     of_batch[TRITON].setdefault(numbers, []).append(summary(answers, batch))
     return {"sizes": sizes, "runs": runs}
 
 
-async def _ask(contestant: Contestant, rows: FeatureRows, batch: int) -> Any:
+async def _ask(contestant: MeasuredServer, rows: FeatureRows, batch: int) -> Any:
     caller = contestant.connect(rows, batch)
     await caller(0)
     answers = await closed_loop(caller, 1, _SECONDS)
@@ -149,7 +153,7 @@ def _print_speed(runs: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measures and writes the document."""
+    """Run the benchmark, and return 0."""
     parser = benchmark_parser("tables", __doc__, quick="a table of 1 million vectors")
     parser.add_argument("--demo", default="build/demo", help="the demo's folder (default: %(default)s)")
     flags = parser.parse_args(argv)

@@ -1,8 +1,8 @@
-"""How fast training is, against peers that run beside it: `make benchmark-training`.
+"""Compare the speed of training with peers on the same machine.
 
-Prints rows per second, AUC and ratios for networks on two tables; writes all of it as JSON. A missed target is
-printed as missed, and the exit code stays 0: only peers that compute another network make it an error. What is measured
-how is `speed`'s, who is measured `peers`'.
+Run by `make benchmark-training`. Prints rows per second, AUC and ratios for networks on two tables,
+and writes all figures as JSON. A missed target is printed, and the exit code stays 0. A peer that
+computes another network is an error. `speed` defines the measurement, and `peers` the peers.
 """
 
 import sys
@@ -29,21 +29,22 @@ _NETWORKS: dict[str, tuple[NetworkConfig, Features]] = {
     "dlrm": (DlrmConfig(**_COLUMNS), CRITEO),
     "lists": (replace(_SMALL, num_categorical=NUM_CATEGORICAL + 1), _LISTS),
 }
-"""`sample` is NVIDIA's DCN sample; `lists` has one more vector, the mean of up to 20 of the first column's."""
+"""Networks by name: `sample` is NVIDIA's DCN sample, and `lists` has one more vector, the mean of
+up to 20 vectors of the first column."""
 _TABLES = {"1.2M": sum(SAMPLE_SLOT_SIZES), "10M": 10_000_000}
 CASES = tuple(f"{network}-{table}" for table in _TABLES for network in _NETWORKS)
 _ROUNDS_AND_STEPS = {"1.2M": (6, 40), "10M": (5, 16)}
 _QUICK_ROUNDS_AND_STEPS = {"1.2M": (4, 5), "10M": (3, 3)}
-"""With 15 steps nobody has learned anything yet, so AUCs of a quick run say nothing."""
+"""Rounds and steps of a quick run. 15 steps train nothing yet, so that its AUCs mean nothing."""
 _BATCH_SIZE = 2048
-"""Rows per optimizer step, the same for all."""
+"""Rows per optimizer step, equal for all."""
 _RATIO_TARGETS = {"1.2M": 5, "10M": 20}
 _AUC_TARGET = 0.002
 
 
 def measure_case(name: str, scratch: Path, *, is_quick: bool) -> dict[str, Any]:
-    """The figures of a network on a table, against the peers."""
-    # Torch takes a second to import; a misuse is answered without it.
+    """Return the figures of a network on a table, with the peers'."""
+    # Import torch late, because it takes a second, and wrong flags are reported without it.
     from benchmarks import speed
 
     network, table = name.split("-")
@@ -61,7 +62,7 @@ def measure_case(name: str, scratch: Path, *, is_quick: bool) -> dict[str, Any]:
 
 
 def print_case(result: dict[str, Any]) -> None:
-    """One case as a table."""
+    """Print the table of one case."""
     print(
         f"\n{result['case']}: {result['rounds']} rounds of {result['steps']} steps after one that warms up;"
         f" {result['rows']:,} rows learned, best possible AUC {result['best_possible_auc']:.4f}"
@@ -73,7 +74,11 @@ def print_case(result: dict[str, Any]) -> None:
 
 
 def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
-    """The rows of one case: ours to the faster peer, rows per second, and the AUC that speed must not cost."""
+    """Return the figures of one case.
+
+    They are our ratio to the faster peer, rows per second, and the AUC, which speed must not
+    reduce.
+    """
     rows = []
     for name in result["ours"]:
         figures, case = result["contestants"][name], f"{result['case']}, {name.split()[-1]}"
@@ -91,7 +96,7 @@ def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs all cases; 0 = all figures are there, whether or not they meet their targets."""
+    """Run all cases, and return 0."""
     parser = benchmark_parser("training", __doc__, quick="a minute or two: fewer rounds, AUCs without meaning")
     parser.add_argument("--table", choices=list(_TABLES), help="rows of the table (default: each)")
     flags = parser.parse_args(argv)
@@ -109,7 +114,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def values_read(results: dict[str, Any], table: str) -> Figure:
-    """Values of rows with lists that are read a second, to those of Criteo's columns alone; a list counts in full."""
+    """Return the rate of values in rows with lists relative to that with Criteo's columns alone.
+
+    A list counts with all its elements.
+    """
     ours = "evergreen float32"
     rates = [results[f"{case}-{table}"]["contestants"][ours]["rows_per_second"].median for case in ("lists", "small")]
     counts = [len(features.dense_inputs) + len(features.place_names) for features in (_LISTS, CRITEO)]

@@ -1,17 +1,17 @@
-"""What a Triton counted of one model, all versions together, from the server's own statistics."""
+"""Read Triton's counters of one model over all its versions from the server's statistics."""
 
 from typing import Any
 
 PARTS = ("queue", "compute_input", "compute_infer", "compute_output")
-"""Where a request's time goes inside the server, in order."""
+"""Parts of a request's time inside the server, in order."""
 
 
 def counters(client: Any, model: str) -> dict[str, int]:
-    """Successful requests and cache hits since the model was loaded, and nanoseconds in each part.
+    """Return successful requests and cache hits since loading, and nanoseconds in each part.
 
     Args:
         client: A tritonclient of the server's gRPC.
-        model: Its name there.
+        model: Name of the model on the server.
     """
     versions = client.get_inference_statistics(model, as_json=True)["model_stats"]
     found = dict.fromkeys(("requests", "request", "cache_hits", "executions", *PARTS), 0)
@@ -27,5 +27,5 @@ def counters(client: Any, model: str) -> dict[str, int]:
 
 
 def increase(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """What was counted between two readings."""
+    """Return the increase of the counters between two reads."""
     return {name: after[name] - before[name] for name in after}

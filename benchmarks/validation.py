@@ -1,12 +1,12 @@
-"""Power and false alarms of validation beside TFDV's: `make benchmark-validation`.
+"""Compare power and false alarms of validation with TFDV's, for `make benchmark-validation`.
 
-Pairs of windows of a synthetic world that stands still: in how many pairs is anything alarmed? Target: at most the
-stated `false_discovery_rate`. Then windows with a planted shift: in how many is the shifted feature named? Target:
-95 %.
-The validation step as a run calls it and TFDV's drift comparator, with the thresholds of its guide and of BigQuery, are
-shown the same files. What the windows and shifts are is `benchmarks.validation_study`'s.
+For pairs of windows of a stationary simulator, it counts the pairs with any alarm. The target is at
+most the given `false_discovery_rate`. For windows with a planted shift, it counts those whose
+shifted feature is named. The target is 95 %. The validation step, called like in a run, and TFDV's
+drift comparator, with the thresholds of its guide and of BigQuery, get the same files.
+`benchmarks.validation_study` defines windows and shifts.
 
-Prints tables, and writes all of it as JSON.
+Prints tables, and writes all figures as JSON.
 """
 
 import sys
@@ -24,26 +24,27 @@ from evergreen.config.validation import ValidationSettings
 
 WORLD_SEED = 7
 FOUND_TARGET = 0.95
-"""Least share of the windows with a shift whose shifted features are named."""
+"""Minimum share of the shifted windows whose shifted features are named."""
 FALSE_ALARM_RATE = ValidationSettings.false_discovery_rate
 
 
 @dataclass
 class SettingCount:
-    """What one contestant's setting said about the windows of one case."""
+    """Alarms of one setting on the windows of one case."""
 
     is_stationary: bool
     hits: int = 0
-    """Stationary pairs with any alarm, or windows with every shifted feature named."""
+    """Number of stationary pairs with any alarm, or of windows whose shifted features are all
+    named."""
     windows: int = 0
 
     def add(self, case: StudyCase, alarms: Sequence[str]) -> None:
-        """Counts one window."""
+        """Count one window."""
         self.hits += set(case.shift.columns) <= set(alarms) if case.shift else bool(alarms)
         self.windows += 1
 
     def figures(self) -> dict[str, Any]:
-        """Share, its 95 % interval, and whether the target is met."""
+        """Return the share, its 95 % interval, and whether the target is met."""
         share = self.hits / self.windows
         low, high = share_interval(self.hits, self.windows)
         met = share <= FALSE_ALARM_RATE if self.is_stationary else share >= FOUND_TARGET
@@ -51,12 +52,12 @@ class SettingCount:
 
 
 Counts = dict[str, dict[str, SettingCount]]
-"""By case, then setting."""
+"""Counts by case and setting."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the study; 0 = all figures are there, whatever they say."""
-    parser = benchmark_parser("validation", __doc__, quick="few windows of each kind: whether it runs")
+    """Run the study, and return 0."""
+    parser = benchmark_parser("validation", __doc__, quick="few windows of each kind, to test that it runs")
     flags = parser.parse_args(argv)
     with documented(flags) as document:
         document |= {"world_seed": WORLD_SEED, "false_alarm_rate": FALSE_ALARM_RATE}
@@ -77,13 +78,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_study(*, is_quick: bool) -> Counts:
-    """Shows every case to every contestant, and prints and returns the counts."""
+    """Run every method on every case, and print and return the counts."""
     began = time.monotonic()
     pairs, windows = (6, 2) if is_quick else (200, 16)
     world, counts = World.create(WORLD_SEED), Counts()
     for number, series in enumerate(make_plan(pairs=pairs, windows=windows, quick=is_quick)):
         of_series = Counts()
-        for case, answers in show(series, number, world, judges=JUDGES):
+        for case, answers in show(series, number, world, methods=JUDGES):
             for setting, alarms in answers.items():
                 of_case = of_series.setdefault(case.name, {})
                 count = of_case.setdefault(setting, SettingCount(is_stationary=case.shift is None))
@@ -94,7 +95,7 @@ def run_study(*, is_quick: bool) -> Counts:
 
 
 def format_table(counts: Mapping[str, Mapping[str, SettingCount]], *, ours: str) -> str:
-    """The shares for people; `ours` is the setting that the targets are for."""
+    """Return the shares as text. `ours` is the setting of the targets."""
     lines = []
     for case, settings in counts.items():
         is_stationary = next(iter(settings.values())).is_stationary

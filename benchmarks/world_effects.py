@@ -1,4 +1,4 @@
-"""The planted effects of rows that a world did not draw as they are: moved in time, or changed after drawing."""
+"""Compute the planted effects of rows that were changed after drawing, or drawn at another time."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,10 +7,10 @@ from demo.simulation.tables import INTERACTION_BUCKETS, Tables
 
 
 def effects_of(tables: Tables, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float32]:
-    """The sum of the effects [n] of rows that these or another set of tables drew.
+    """Return the sum of the effects [n] of rows, possibly drawn by another set of tables.
 
-    A category that `tables` do not hold has the effect 0, as nothing is known of it there. Integers must be among
-    those that they draw.
+    A category that `tables` do not hold has the effect 0. Integers must be among those that they
+    draw.
 
     >>> from demo.simulation.world import World
     >>> tables = World.create(7).tables

@@ -1,11 +1,13 @@
-"""What a year of hourly rounds leaves in an installation, and what reading it costs: `make benchmark-year`.
+"""Measure what a year of hourly runs leaves in an installation, and the cost of reading it.
 
-The rounds themselves are not run: each is a copy of the demo's last one (`make demo` first), under its own names and
-times, with the journal lines that the deployment writes, and `evergreen collect` runs every fifth night. Large files
-are hard links, whose sizes count in full. At the end of a day, a month and a year the real code that reads the store is
-timed, in CPU seconds of this process. What a round costs by itself is `benchmarks.round`'s to say.
+Run by `make benchmark-year`. The runs are not executed. Each is a copy of the demo's last one
+(after `make demo`) with its own names and times, and with the journal lines of the deployment.
+`evergreen collect` runs every fifth night. Large files are hard links, whose sizes count in full.
+At the end of a day, a month and a year, the real readers of the registry are timed in CPU seconds
+of this process. `benchmarks.round` measures the cost of a run itself.
 
-A column of categories then lives through as many rounds under the shipped rules, with and without a time to live.
+Then a column of categories goes through as many runs under the shipped rules, with and without a
+time to live.
 """
 
 import json
@@ -42,23 +44,24 @@ from monitoring.web.store_status import RunCounter
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 HOURS = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
 TIMES = ("time", "created_at", "published_at", "ended_at", "started_at")
-"""Fields that say when something was done, and decide what may be collected."""
+"""Fields with the time of an action, which decide what may be collected."""
 NEW_ITEMS, ROWS, SHELF_DAYS = 20, 2_000, 14
-"""Of the column: items that are new in an hour, rows of an hour, and days for which an item is shown."""
+"""Properties of the column: new items per hour, rows per hour, and days for which an item is
+shown."""
 
 
 class Year:
     """A copy of `source`, to which hours are added."""
 
     def __init__(self, source: Path, store: Path) -> None:
-        """Copies the store; its last release is what every further round repeats.
+        """Copy the registry. Its last release is the template of every further run.
 
         Raises:
             FileNotFoundError: there is no finished demo.
         """
         shutil.copytree(source, store)
         self.store = store
-        self._source = source  # of which nothing is collected
+        self._source = source  # none of it is collected
         self._last = promotion_journal.read_journal(store)[-1]
         outcomes = [
             path
@@ -72,7 +75,7 @@ class Year:
         self._lines = of_version[: 1 + [line.action for line in of_version].index(promotion_journal.BAKED)]
 
     def add_hour(self, number: int) -> datetime:
-        """Adds round `number` from 1 with all that it leaves; when that was."""
+        """Add run `number`, counted from 1, with all its files, and return its time."""
         version, model_id = self._newest_version + number, f"{self._last.model_id}-{number:05d}"
         moment = BEGIN + timedelta(hours=number)
         renamed = {self._last.model_id: model_id, self._run: f"{self._run}-{number:05d}"}
@@ -114,7 +117,7 @@ class Year:
 
 
 def cpu_seconds(work: Callable[[], Any]) -> float:
-    """CPU seconds of this process during `work`, whose output is dropped."""
+    """Return the CPU seconds of this process during `work`, whose output is dropped."""
     begun = time.process_time()
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         work()
@@ -122,7 +125,7 @@ def cpu_seconds(work: Callable[[], Any]) -> float:
 
 
 def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
-    """Sizes and CPU seconds at `now`."""
+    """Return sizes and CPU seconds at `now`."""
     store, counter = year.store, RunCounter(year.store, Database(folder / "memory.db"))
     files = [path for path in store.rglob("*") if path.is_file()]
     sizes = {path: path.stat() for path in files}
@@ -147,7 +150,7 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
 
 
 def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
-    """Ids of a column after so many hourly rounds, and how many of them hold a category."""
+    """Return the ids of a column after `rounds` hourly runs, and how many hold a category."""
     random = np.random.default_rng(0)
     rules = PreprocessingSettings(category_ttl_days=ttl_days)
     column = unseen_column(np.zeros(0, np.int64))
@@ -161,9 +164,9 @@ def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the benchmark."""
+    """Run the benchmark, and return 0."""
     parser = benchmark_parser("year", __doc__, quick="30 days instead of a year")
-    parser.add_argument("--store", default="build/demo/store", help="default: %(default)s")
+    parser.add_argument("--store", default="build/demo/store", help="model registry of a demo (default: %(default)s)")
     flags = parser.parse_args(argv)
     source = Path(flags.store)
     hours = {name: count for name, count in HOURS.items() if not flags.quick or count <= 720}

@@ -28,7 +28,7 @@ from evergreen.runtime.kubeflow import (
 )
 from evergreen.runtime.plain_text import log_as_text
 
-ROOMS = {
+FORWARDED = {
     "monitor": ("monitoring", (), "watch the click log, decide when to retrain"),
     "uploader": ("monitoring.uploader", (), "move archived records into the lake"),
     "log": ("evergreen.events", (), "check the record log; list or replay its dead letters"),
@@ -61,7 +61,7 @@ ROOMS = {
     "rollback": ("controller.rollback", (), "make an earlier version live again"),
     "promote": ("controller.promote", (), "make a model live although the gate refused it"),
 }
-ENVIRONMENT_OF_ROOM = {"schema": "validation", "compare": "training", "export": "export", "search": "search"}
+_ENVIRONMENT_OF_COMMAND = {"schema": "validation", "compare": "training", "export": "export", "search": "search"}
 """Commands that need the packages of another environment than this one."""
 
 
@@ -85,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_submit(commands)
     _add_journal(commands)
     _add_model(commands.add_parser("model", help="show one stored model"))
-    for name, (_, _, summary) in ROOMS.items():
+    for name, (_, _, summary) in FORWARDED.items():
         commands.add_parser(name, help=summary, add_help=False)
     return parser
 
@@ -249,28 +249,28 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. The exit codes are those of docs/pipeline.md."""
     line = list(sys.argv[1:] if argv is None else argv)
-    if line and line[0] in ROOMS:
-        module, words, _ = ROOMS[line[0]]
-        python = _python_of_room(line[0])
+    if line and line[0] in FORWARDED:
+        module, words, _ = FORWARDED[line[0]]
+        python = _python_of_command(line[0])
         os.execv(python, [python, "-m", module, *words, *line[1:]])
     arguments = build_parser().parse_args(line)
     log_as_text("%(asctime)s %(name)s %(message)s")
     return _COMMANDS[arguments.command](arguments)
 
 
-def _python_of_room(room: str) -> str:
+def _python_of_command(command: str) -> str:
     """Return the interpreter that runs a command: this one, or that of another environment.
 
     Raises:
         ContractError: the other environment was not built.
     """
-    if room not in ENVIRONMENT_OF_ROOM:
+    if command not in _ENVIRONMENT_OF_COMMAND:
         return sys.executable
-    python = python_of(ENVIRONMENT_OF_ROOM[room])
+    python = python_of(_ENVIRONMENT_OF_COMMAND[command])
     if not python.exists():
-        name = ENVIRONMENT_OF_ROOM[room]
+        name = _ENVIRONMENT_OF_COMMAND[command]
         raise ContractError(
-            f"{room} needs {python}, which is absent; `make environments ENVIRONMENTS={name}` builds it"
+            f"{command} needs {python}, which is absent; `make environments ENVIRONMENTS={name}` builds it"
         )
     # The environment does not contain this repository. The working folder stays the user's.
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))

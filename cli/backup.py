@@ -275,7 +275,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the commands. `runtime.exit_codes` lists their exit codes."""
+    """Run one of the commands. `evergreen.runtime.exit_codes` lists their exit codes."""
     arguments = build_parser().parse_args(argv)
     if arguments.command == "restore":
         confirm = (lambda places: True) if arguments.yes else _ask

@@ -28,7 +28,7 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.storage.uris import local_path, typed_folder
 
 TEXT_SLICES = 10
-"""Number of slices in the text. The page and the JSON have `slices.MAX_SHOWN`."""
+"""Number of slices in the text. The page and the JSON have more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +106,13 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
 
 
 def _differing(a: Model, b: Model) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    of_a, of_b = _told(a), _told(b)
+    of_a, of_b = _configured(a), _configured(b)
     for name in dict.fromkeys([*of_a, *of_b]):
         if of_a.get(name) != of_b.get(name):
             yield name, (of_a.get(name), of_b.get(name))
 
 
-def _told(model: Model) -> dict[str, Any]:
+def _configured(model: Model) -> dict[str, Any]:
     """Return a model's configuration, its data and its parent, by name."""
     features = model.recommender.features
     return {

@@ -364,7 +364,7 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-class Learnt(NamedTuple):
+class TrainedOnUser(NamedTuple):
     """A stored model that was trained on rows of a user."""
 
     model_id: str
@@ -376,7 +376,7 @@ class Learnt(NamedTuple):
         return f"model {self.model_id}{' (live)' if self.is_live else ''}: {self.why}"
 
 
-def models_that_learnt(store: Path, user: User) -> Iterator[Learnt]:
+def models_trained_on(store: Path, user: User) -> Iterator[TrainedOnUser]:
     """Yield the stored models that were trained on rows of the user, or continue such a model."""
     lineages = find_lineages(store)
     traces = {each.models[0].model_id: _traces(store, each.models[0], user) for each in lineages}
@@ -384,7 +384,7 @@ def models_that_learnt(store: Path, user: User) -> Iterator[Learnt]:
         own, *ancestors = [model.model_id for model in lineage.models]
         known = [*traces[own], *(f"it continues {each}" for each in ancestors if traces.get(each))]
         if known:
-            yield Learnt(own, lineage.is_live, "; ".join(known))
+            yield TrainedOnUser(own, lineage.is_live, "; ".join(known))
 
 
 def _traces(store: Path, model: Model, user: User) -> list[str]:
@@ -426,28 +426,28 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
 def waiting_requests(state: Path, user: User) -> int:
     """Return the number of requests that hold the user and are not archived yet."""
     columns = user.recommender.features.columns
-    with _reading_memory(state) as memory:
+    with _reading_state(state) as memory:
         return waiting_requests_of(memory, user.category, columns=columns, places=user.places)
 
 
 def in_windows(state: Path, user: User) -> Iterator[Found]:
     """Yield the user's matured rows that the monitor holds for its windows.
 
-    Removing them turns them into rows of an unknown user.
+    A removal turns these rows into rows of an unknown user.
     """
 
     def remove() -> None:
         with closing(Store(state / STORE_FILE)) as store:
             store.forget_user(user.category)
 
-    with _reading_memory(state) as memory:
+    with _reading_state(state) as memory:
         num_rows = matured_rows_of(memory, user.category)
     if num_rows:
         yield Found(f"{state / STORE_FILE}: {num_rows} rows of the windows", remove)
 
 
 @contextmanager
-def _reading_memory(state: Path) -> Iterator[sqlite3.Connection]:
+def _reading_state(state: Path) -> Iterator[sqlite3.Connection]:
     path = state / STORE_FILE
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
@@ -509,7 +509,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     user = User(arguments.user, accepted(store, CURRENT))
     found = find(user, store, places)
-    learnt, golden = list(models_that_learnt(store, user)), list(golden_rows(store, user))
+    learnt, golden = list(models_trained_on(store, user)), list(golden_rows(store, user))
     state = typed_folder(places["state"], "--state") if "state" in places else None
     num_waiting = waiting_requests(state, user) if state else 0
     print(f"user {user.text!r} is category {user.category} of {user.column}")
@@ -536,7 +536,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ExitCode.DONE
 
 
-def _what_serves(store: Path, learnt: Sequence[Learnt], places: dict[str, str]) -> Iterator[str]:
+def _what_serves(store: Path, learnt: Sequence[TrainedOnUser], places: dict[str, str]) -> Iterator[str]:
     """Yield lines that say whether the live model contains a removed user, and what replaces it."""
     live = current(store)
     if live is None:

@@ -42,8 +42,8 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 
 RUN = "reproduce"
 _OF_A_RUN = ("model_id", "created_at", "sha256", "validation_report", "raw_dataset", "training_set")
-"""Fields of manifests that are not compared. URIs are not compared either. The files behind hashes
-and references are compared themselves."""
+"""Fields of manifests that are not compared, in addition to URIs. The files behind hashes and
+references are compared themselves."""
 _OF_VALIDATION = ("digest", "num_train_rows", "num_quarantined")
 """Fields of a `RawDataset` that validation changes if rows enter or leave the quarantine."""
 MAX_SHOWN = 8
@@ -170,7 +170,8 @@ def differences(found: Any, expected: Any, name: str = "") -> list[str]:
 
     Entries of days are compared with those of the same day.
 
-    >>> differences({"days": [{"day": "2026-03-01", "num_rows": 9}]}, {"days": [{"day": "2026-03-01", "num_rows": 8}]})
+    >>> found, expected = ({"day": "2026-03-01", "num_rows": rows} for rows in (9, 8))
+    >>> differences({"days": [found]}, {"days": [expected]})
     ['days 2026-03-01 num_rows is 9, expected 8']
     """
     ours, theirs = _by_day(found), _by_day(expected)
@@ -216,7 +217,7 @@ def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> 
         store: The model registry.
         model_id: The model to train again.
         work: Folder in which the reproduction gets a new folder.
-        lake: The lake to read. None means the one that the original run read.
+        lake: The lake to read, or None for the lake of the original run.
 
     Raises:
         ContractError: the model was never evaluated, or its run left no notes.

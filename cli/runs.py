@@ -1,7 +1,7 @@
 """Print the runs of a model registry: their state, data, model and verdict.
 
-Everything is read from the files that the steps left (`registry.runs`) and from the verdicts
-(`registry.models`). A run in progress has notes but no outcome.
+Everything is read from the files that the steps left (`evergreen.registry.runs`) and from the
+verdicts (`evergreen.registry.models`). A run in progress has notes but no outcome.
 """
 
 import json

@@ -1,1 +1,4 @@
-"""The controller: changes what is served between runs. Canary, baking, healing, rollback and promotion."""
+"""The controller: changes what is served between runs.
+
+It runs canaries, baking, healing, rollback and promotion.
+"""

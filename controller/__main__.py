@@ -4,7 +4,7 @@
 Triton server and reloads models that answer wrongly (`controller.watchdog`). Then the baking
 version is evaluated, and rolled back if it is bad (`controller.baking`). At the start and once a
 day the versions' files are compared with their hashes (`controller.inspection`). Canaries are
-advanced by separate commands (`deployment.canary`).
+advanced by separate commands (`controller.canary`).
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Verify the stored files of all known versions by hash, at the start and once a day.
 
-The inspection is part of the release controller (`deployment.controller`). A disk can return wrong
+The inspection is part of the release controller (`controller`). A disk can return wrong
 bytes without an error. Golden rows detect few of these errors: a flipped bit in an embedding row
 that no golden row uses changes no golden score. A corrupt file in Triton's repository is replaced
 by the model registry's copy, and a corrupt copy in the registry by the repository's. Servers then

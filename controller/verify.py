@@ -355,12 +355,15 @@ def _as_text(found: Verification) -> str:
     lines += [f"  {words[check.held]:<8} {check.name}: {check.detail}" for check in found.checks]
     largest = "none" if found.max_abs_diff is None else f"{found.max_abs_diff:.3g}"
     lines.append(
-        f"  {words[found.num_different == 0]:<8} scores: {found.num_rows:,} logged rows of {found.num_files} files "
-        f"scored again, {found.num_different:,} differ by more than {found.tolerance:g}; largest difference {largest}"
+        f"  {words[found.num_different == 0]:<8} scores: {found.num_rows:,} logged rows of "
+        f"{found.num_files} files "
+        f"scored again, {found.num_different:,} differ by more than {found.tolerance:g}; largest "
+        f"difference {largest}"
     )
     if (first := found.first_difference) is not None:
         lines.append(
-            f"first difference: {first.file} row {first.position}, request {first.request_id} row {first.row}: "
+            f"first difference: {first.file} row {first.position}, request {first.request_id} row "
+            f"{first.row}: "
             f"logged {first.logged}, recomputed {first.recomputed}; the row is {first.values}"
         )
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """Probe every Triton with golden rows of the live version, and reload models that answer wrongly.
 
-The watchdog is part of the release controller (`deployment.controller`). A server's own readiness
+The watchdog is part of the release controller (`controller`). A server's own readiness
 is not sufficient: with a dead Python stub, Triton (before 26.01) stays "ready" and rejects all
 requests. A replica that started unnoticed during a release also keeps serving the configuration
 that it read.

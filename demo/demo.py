@@ -39,12 +39,12 @@ from demo.plan import (
     describe_data,
     have_times,
     plan_for_data,
-    plan_for_world,
+    plan_for_simulator,
     read_verdicts,
 )
 from demo.report import write_report
 from demo.runner import LocalFolders
-from demo.stack import DIRECT, LOOPBACK, JsonLines, ProcessDied, Stack, last_word, printed_json
+from demo.stack import DIRECT, LOOPBACK, JsonLines, ProcessDied, Stack, last_line, printed_json
 from demo.summary import (
     LiveChange,
     Observations,
@@ -75,7 +75,7 @@ from evergreen.runtime.flags import whoami
 PUBLISH_SECONDS = 2.0
 """Maximum delay in seconds between a line of traffic statistics and the arrival of its records in
 the log."""
-PREPARE_SECONDS, PROOF_SECONDS, PROMOTE_SECONDS, TAKE_BACK_SECONDS = 1800.0, 600.0, 120.0, 120.0
+PREPARE_SECONDS, PROOF_SECONDS, PROMOTE_SECONDS, ROLLBACK_SECONDS = 1800.0, 600.0, 120.0, 120.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOWN_EVENTS = (
     "breach",
@@ -315,7 +315,7 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
         with screen.stage("baseline", "live traffic, labels arrive later"):
             _start_services(demo)
             _wait_for_window(demo, version=1)
-        planted = _turn_loop(demo)
+        planted = _complete_loop(demo)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _stop_and_account(demo)
         with screen.stage("verify", "recompute every logged score offline, make every decision again"):
@@ -338,14 +338,14 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
     return _conclude(observed, screen, simulated=settings.data is None)
 
 
-def _turn_loop(demo: Demo) -> list[LiveChange]:
+def _complete_loop(demo: Demo) -> list[LiveChange]:
     """Start the drift and go through the rest of the loop as far as the rows allow.
 
     Each stage is opened only after its event has begun. Returns the bad release and its rollback,
     or an empty list if the demo did not get so far.
     """
     screen = demo.screen
-    if not _change_world(demo):
+    if not _start_drift(demo):
         return []
     with screen.stage("retraining", "retrain on the new logs"):
         released = _wait_for_run(demo)
@@ -476,7 +476,7 @@ def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Scree
         drift = ["demo.simulation", "drift", *world, *seed, "--output", str(root / "drifted_world.json")]
         _printed(stack, "drift", drift)
         screen.print(f"  {made['rows']:,} simulated rows over 4 days, {made['clicks'] / made['rows']:.1%} clicks")
-        return plan_for_world(settings)
+        return plan_for_simulator(settings)
     described = _describe(settings, settings.data)
     for sentence in described.assumed:
         screen.print(f"  {sentence}")
@@ -517,7 +517,7 @@ def _printed(stack: Stack, name: str, module: list[str]) -> dict[str, Any]:
         module: Name of the module, and its flags.
     """
     stack.start(name, [sys.executable, "-m", *module])
-    found: dict[str, Any] = json.loads(last_word(stack.finish(name, seconds=PREPARE_SECONDS)))
+    found: dict[str, Any] = json.loads(last_line(stack.finish(name, seconds=PREPARE_SECONDS)))
     return found
 
 
@@ -585,7 +585,7 @@ def _wait_for_window(demo: Demo, *, version: int) -> None:
     demo.stack.wait_until(full, what=f"a full window of version {version}", seconds=600, watch=demo.watch)
 
 
-def _change_world(demo: Demo) -> bool:
+def _start_drift(demo: Demo) -> bool:
     """Start the drift, wait for the monitor's decision, and return whether it requested a run.
 
     Returns False if the rows ran out first. No drift is started if the monitor has requested a run
@@ -594,7 +594,7 @@ def _change_world(demo: Demo) -> bool:
     title = "drift begins"
     if demo.has_decided():
         title = "the monitor requests a run before the drift began"
-    elif demo.rows_ran_out() or not _begin_drift(demo):
+    elif demo.rows_ran_out() or not _request_drift(demo):
         title = "the rows ran out before the drift began"
 
     def decided() -> bool:
@@ -609,7 +609,7 @@ def _change_world(demo: Demo) -> bool:
     return demo.has_decided()
 
 
-def _begin_drift(demo: Demo) -> bool:
+def _request_drift(demo: Demo) -> bool:
     """Send the replay the command to drift. Return False if the replay has ended."""
     try:
         demo.stack.tell("replay", "drift")
@@ -653,7 +653,7 @@ def _wait_until_baked(demo: Demo) -> bool:
     if not has_ended():
         with demo.screen.stage("baking", "the new version is watched"):
             what = "the end of the new version's baking"
-            demo.stack.wait_until(has_ended, what=what, seconds=TAKE_BACK_SECONDS, watch=demo.watch)
+            demo.stack.wait_until(has_ended, what=what, seconds=ROLLBACK_SECONDS, watch=demo.watch)
     if demo.rows_ran_out():
         demo.screen.print("  the rows ran out before a bad release could be planted", "yellow")
     return not demo.rows_ran_out()
@@ -671,17 +671,17 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
     done_at = time.time()
     demo.screen.print(f"  the model of version {first.version} is live after {done_at - started_at:.1f} s")
 
-    def taken_back() -> promotion_journal.Promotion | None:
+    def rolled_back() -> promotion_journal.Promotion | None:
         line = promotion_journal.current(demo.folders.store)
         return line if line is not None and line.blocked_model_id == first.model_id else None
 
     demo.stack.wait_until(
-        lambda: taken_back() is not None or demo.traffic_has_ended(),
+        lambda: rolled_back() is not None or demo.traffic_has_ended(),
         what="the rollback",
-        seconds=TAKE_BACK_SECONDS,
+        seconds=ROLLBACK_SECONDS,
         watch=demo.watch,
     )
-    if (line := taken_back()) is None:
+    if (line := rolled_back()) is None:
         demo.screen.print("  the rows ran out before there was enough evidence against it", "yellow")
         return []
     back_at = promotion_journal.moment_of(line.time).timestamp()
@@ -694,7 +694,7 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
     demo.stack.wait_until(
         lambda: answered_at() is not None or demo.rows_ran_out(),
         what=f"a response from version {before}",
-        seconds=TAKE_BACK_SECONDS,
+        seconds=ROLLBACK_SECONDS,
         watch=demo.watch,
     )
     made = LiveChange(
@@ -733,7 +733,7 @@ def _finish_verifying(demo: Demo, versions: list[int]) -> list[VerifiedVersion]:
             max_abs_diff=each["max_abs_diff"],
             wrong_checks=[check["name"] for check in each["checks"] if check["held"] is False],
         )
-        for each in (json.loads(last_word(log)) for log in logs)
+        for each in (json.loads(last_line(log)) for log in logs)
     ]
 
 
@@ -783,7 +783,7 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     for sentence in summary.warnings:
         screen.print(f"warning: {sentence}", "yellow")
     for sentence in summary.to_turn:
-        screen.print(f"to turn the loop: {sentence}", "yellow")
+        screen.print(f"to complete the loop: {sentence}", "yellow")
     failures = failed_promises(summary, simulated=simulated)
     for failure in failures:
         screen.print(f"broken promise: {failure}", "red")
@@ -797,7 +797,7 @@ def _conclude_without_model(demo: Demo, outcome: RunOutcome) -> int:
     for sentence in verdicts[-1].warnings if verdicts else ():
         demo.screen.print(f"warning: {sentence}", "yellow")
     for sentence in advice_in_demo(verdicts[-1], demo.folders.root) if verdicts else ():
-        demo.screen.print(f"to turn the loop: {sentence}", "yellow")
+        demo.screen.print(f"to complete the loop: {sentence}", "yellow")
     return 1
 
 

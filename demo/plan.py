@@ -145,7 +145,7 @@ def read_verdicts(folders: LocalFolders) -> list[Verdict]:
     return sorted(found, key=lambda each: each.candidate_model_id)  # a model id begins with the time of training
 
 
-def plan_for_world(settings: DemoSettings) -> DemoPlan:
+def plan_for_simulator(settings: DemoSettings) -> DemoPlan:
     """Return sizes for simulated traffic, which never ends."""
     # A model with fewer training rows is weaker, and a shorter window shows its failure.
     window = max(8_000, min(20_000, settings.rows // 20))

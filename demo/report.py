@@ -170,7 +170,7 @@ def _tiles(summary: DemoSummary) -> Tiles:
         shown.insert(0, ("best possible AUC before / after drift", best))
     if (bad := summary.bad_release) is not None:
         failed = bad.during.requests_failed
-        shown.append(("bad release rolled back after / requests failed", f"{bad.taken_back.seconds:.1f} s / {failed}"))
+        shown.append(("bad release rolled back after / requests failed", f"{bad.rolled_back.seconds:.1f} s / {failed}"))
     for name, words in (("drift_to_detection", "drift to detection"), ("trigger_to_serving", "decision to serving")):
         if (seconds := summary.seconds[name]) is not None:
             shown.append((words, f"{number(seconds)} s"))
@@ -197,7 +197,7 @@ def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, s
     if drifted is not None:
         marks.append(Mark(x=drifted - start, text="drift", color="var(--mark)"))
     if (bad := summary.bad_release) is not None:
-        back_at = bad.taken_back.started_at + bad.taken_back.seconds
+        back_at = bad.rolled_back.started_at + bad.rolled_back.seconds
         for at, words in ((bad.made.started_at, "bad release"), (back_at, "rolled back")):
             marks.append(Mark(x=at - start, text=words, color="var(--series-3)"))
     level = summary.auc.threshold
@@ -211,8 +211,8 @@ def _versions(summary: DemoSummary) -> PageTable:
     rows = [
         [
             str(version.version),
-            f"{version.trained_rows:,}, up to {version.learned_until[:19]}",
-            f"{version.judged_rows:,} newer ones",
+            f"{version.trained_rows:,}, up to {version.trained_until[:19]}",
+            f"{version.evaluation_rows:,} newer ones",
             version.parent or "from scratch",
             Badge(version.gate),
             number(version.parity_max_abs_diff),

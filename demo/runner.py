@@ -100,8 +100,8 @@ def run_pipeline(
         with (
             mock.patch.object(subprocess_task_handler, "SubprocessTaskHandler", handler),
             mock.patch.object(task_executor, "time", waits),
-            # KFP's own name contains the time. On a cluster it is the name under which the run was
-            # started.
+            # Replace KFP's own name, which contains the time, by the name of the run, as on a
+            # cluster.
             mock.patch.object(executor_input_utils, "get_local_pipeline_resource_name", return_value=name),
         ):
             try:

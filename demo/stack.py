@@ -85,7 +85,7 @@ class JsonLines:
         return new
 
 
-def last_word(log: Path) -> str:
+def last_line(log: Path) -> str:
     """Return the last line of a process's log."""
     lines = log.read_text(errors="replace").strip().splitlines()
     return lines[-1] if lines else "no output"
@@ -154,7 +154,7 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**self._variables, **(variables or {})},
-                start_new_session=True,  # Ctrl-C reaches only the demo, which then ends the processes in order
+                start_new_session=True,  # Ctrl-C reaches only the demo, which ends them in order
                 text=True,
             )
         self._processes[name] = process
@@ -246,8 +246,8 @@ class Stack:
         if code in codes:
             return log
         if code == 2:
-            raise ContractError(last_word(log).removeprefix("error: "))
-        raise PermanentError(f"{name} ended with code {code}: {last_word(log)} (see {log})")
+            raise ContractError(last_line(log).removeprefix("error: "))
+        raise PermanentError(f"{name} ended with code {code}: {last_line(log)} (see {log})")
 
     def stop(self, name: str, *, seconds: float = 20.0) -> None:
         """End a process by SIGTERM, and after `seconds` by SIGKILL."""
@@ -276,7 +276,7 @@ class Stack:
     def _obituary(self, name: str) -> str:
         code = self._processes[name].poll()
         path = self._logs / f"{name}.log"
-        return f"{name} ended with code {code}: {last_word(path)} (see {path})"
+        return f"{name} ended with code {code}: {last_line(path)} (see {path})"
 
 
 def tagged_processes(tag: str) -> list[int]:

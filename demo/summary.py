@@ -28,7 +28,7 @@ from evergreen.storage.uris import local_path
 
 MIN_REGAINED_SHARE = 0.7
 MAX_PARITY_DIFFERENCE = 1e-5
-MAX_TAKE_BACK_SECONDS = 60.0
+MAX_ROLLBACK_SECONDS = 60.0
 WIDE_INTERVAL = 0.06
 """Width of a 95 % interval of the AUC above which the AUC is called uncertain."""
 SECONDS_BESIDE_RELEASE = 10
@@ -138,9 +138,9 @@ class VersionNumbers:
     version: int
     model_id: str
     trained_rows: int
-    learned_until: str
+    trained_until: str
     """Time of its newest training row."""
-    judged_rows: int
+    evaluation_rows: int
     """Number of its evaluation rows, which are all newer."""
     parent: str | None
     gate: str
@@ -176,7 +176,7 @@ class BadReleaseNumbers:
     """A planted bad release, its rollback, and the requests until the end of the rollback."""
 
     made: LiveChange
-    taken_back: LiveChange
+    rolled_back: LiveChange
     """The rollback. It starts when the bad version was live on all servers."""
     during: TrafficDuring
 
@@ -286,7 +286,7 @@ def summarize(observed: Observations) -> DemoSummary:
             dead_letters=last.get("dead_letters"),
         ),
         trigger=trigger,
-        policies=first_sure(observed.decisions, drift_time),
+        policies=first_alarms(observed.decisions, drift_time),
         feature_drift=feature_drift(observed.events, drift_time),
         decisions=observed.replayed,
         seconds={**observed.stage_seconds, **_event_spans(observed.events, drift_time, decision)},
@@ -321,7 +321,7 @@ def auc_numbers(observed: Observations) -> AucNumbers:
     if baseline is not None and trough is not None and recovered is not None and baseline > trough:
         regained = (recovered - trough) / (baseline - trough)
     return AucNumbers(
-        threshold=_held_to(observed.decisions),
+        threshold=_threshold_of_first(observed.decisions),
         baseline=baseline,
         at_detection=decision["auc"] if decision else None,
         trough=trough,
@@ -330,7 +330,7 @@ def auc_numbers(observed: Observations) -> AucNumbers:
     )
 
 
-def _held_to(decisions: Lines) -> float | None:
+def _threshold_of_first(decisions: Lines) -> float | None:
     """Return the AUC threshold of the monitor's policies for version 1, or None."""
     own = (each["numbers"]["threshold"] for line in decisions if line["version"] == 1 for each in line["decisions"])
     return next((level for level in own if level is not None), None)
@@ -344,7 +344,7 @@ def retrain_decision(events: Lines) -> Mapping[str, Any] | None:
     return next((e for e in events if e["kind"] == "decision" and "request_id" in e), None)
 
 
-def first_sure(decisions: Lines, drift_time: float | None) -> dict[str, float | None]:
+def first_alarms(decisions: Lines, drift_time: float | None) -> dict[str, float | None]:
     """Return the seconds of event time from the drift to each policy's first alarm, by policy."""
     found: dict[str, float | None] = {}
     for line in decisions:
@@ -395,7 +395,7 @@ def bad_release_numbers(planted: Sequence[LiveChange], traffic: Lines) -> BadRel
     made, back = planted
     until = back.answered_at or back.started_at + back.seconds
     during = _traffic_during(_overlapping(traffic, made.started_at, until))
-    return BadReleaseNumbers(made=made, taken_back=back, during=during)
+    return BadReleaseNumbers(made=made, rolled_back=back, during=during)
 
 
 def count_served_rows(lake: Path) -> int:
@@ -616,9 +616,9 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
         )
     if (bad := summary.bad_release) is not None:
         yield (
-            f"bad release of version {bad.made.version} automatically rolled back to version {bad.taken_back.version} "
+            f"bad release of version {bad.made.version} automatically rolled back to version {bad.rolled_back.version} "
             "after "
-            f"{bad.taken_back.seconds:.1f} s, {bad.during.requests_failed} requests failed: {bad.taken_back.why}"
+            f"{bad.rolled_back.seconds:.1f} s, {bad.during.requests_failed} requests failed: {bad.rolled_back.why}"
         )
     for found in summary.verified:
         yield (
@@ -670,11 +670,11 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
         failed = release.during.requests_failed
         yield failed == 0, f"{failed} requests failed during the release, expected 0"
     if (bad := summary.bad_release) is not None:
-        failed, seconds = bad.during.requests_failed, bad.taken_back.seconds
+        failed, seconds = bad.during.requests_failed, bad.rolled_back.seconds
         yield failed == 0, f"{failed} requests failed during a bad release and its rollback, expected 0"
         yield (
-            seconds < MAX_TAKE_BACK_SECONDS,
-            f"a bad release was rolled back after {seconds:.1f} s, expected less than {MAX_TAKE_BACK_SECONDS:g}",
+            seconds < MAX_ROLLBACK_SECONDS,
+            f"a bad release was rolled back after {seconds:.1f} s, expected less than {MAX_ROLLBACK_SECONDS:g}",
         )
     for found in summary.verified:
         wrong = ", ".join(found.wrong_checks) or "no hash"
@@ -695,8 +695,8 @@ def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -
                 version=release.version,
                 model_id=release.model_id,
                 trained_rows=model.num_train_rows,
-                learned_until=model.last_learned_time,
-                judged_rows=verdict.num_rows if verdict else 0,
+                trained_until=model.last_learned_time,
+                evaluation_rows=verdict.num_rows if verdict else 0,
                 parent=model.parent_model_id,
                 gate=verdict.decision if verdict else "",
                 reason=verdict.reason if verdict else "",
@@ -716,7 +716,7 @@ def _run_numbers(store: Path) -> list[RunNumbers]:
 def _event_spans(
     events: Lines, drift_time: float | None, decision: Mapping[str, Any] | None
 ) -> dict[str, float | None]:
-    """Return the seconds from drift to decision, and from decision to the new version's response."""
+    """Return the seconds from drift to decision, and from there to the new version's response."""
     decided_at = decision["time"] if decision else None
     served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
 

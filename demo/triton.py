@@ -411,7 +411,7 @@ class TritonServer:
                 named = json.load(answer)["name"] == self._name
             with DIRECT.open(f"{self.http_url}/v2/health/ready", timeout=1) as answer:
                 ready = answer.status == 200
-            # The metrics port opens last, and a server without it ends.
+            # The metrics port opens last. A server that cannot open it ends.
             with DIRECT.open(self.metrics_url, timeout=1):
                 return bool(named and ready and self.alive())
         except (OSError, HTTPException, ValueError, KeyError, TypeError):

@@ -283,7 +283,18 @@ _TIMELINE_COUNTERS = (
 
 
 class Monitor:
-    """One monitor of one log."""
+    """One monitor of one log.
+
+    Args:
+        settings: Settings of the process and its rules.
+        subscriber: Reader of the log.
+        store: The monitor's state.
+        trigger: Starts runs. None only notifies people.
+        recommender: Rows of another recommender become dead letters.
+        exposition: State for the HTTP pages.
+        clock: Returns seconds since the epoch.
+        checkpoint: Called with the name of each step that a crash may follow. Tests crash there.
+    """
 
     def __init__(
         self,
@@ -297,25 +308,9 @@ class Monitor:
         clock: Callable[[], float] = time.time,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Continue where a predecessor stopped: finish its archive file, windows and run.
-
-        Args:
-            settings: Settings of the process and its rules.
-            subscriber: Reader of the log.
-            store: The monitor's state.
-            trigger: Starts runs. None only notifies people.
-            recommender: Rows of another recommender become dead letters.
-            exposition: State for the HTTP pages.
-            clock: Returns seconds since the epoch.
-            checkpoint: Called with the name of each step that a crash may follow. Tests crash
-                there.
-        """
-        self._settings, self._subscriber, self._store, self._recommender = (
-            settings,
-            subscriber,
-            store,
-            recommender,
-        )
+        """Continue where a predecessor stopped: finish its archive file, windows and run."""
+        self._settings, self._subscriber = settings, subscriber
+        self._store, self._recommender = store, recommender
         store.user_place = recommender.user_place
         _expect_columns_of_before(store, recommender.features)
         self._records, self._judge_settings = settings.records, settings.judging.judge
@@ -332,9 +327,8 @@ class Monitor:
             self.journal.listener = lambda event: None
         self._measurements = self._make_measurements()
         self.windows = self._measurements.windows
-        self._versions_seen: set[int] = set(
-            (store.read_document("versions") or {"seen": []})["seen"]
-        )
+        versions = store.read_document("versions") or {"seen": []}
+        self._versions_seen: set[int] = set(versions["seen"])
         self._evaluation = StoredEvaluator(
             settings.judging,
             model_store=settings.store,
@@ -347,13 +341,7 @@ class Monitor:
         """Watermark: every record published before this time was read. None until the log reports
         it. A clock alone would close windows whose clicks still wait in the log, after a stop or
         under load."""
-        self._store_watcher = StoreWatcher(
-            settings.store,
-            store,
-            self._archive,
-            has_uploader=settings.actions.upload_wait_seconds > 0,
-            folders={"state": settings.state, "archive": settings.archive},
-        )
+        self._store_watcher = self._make_store_watcher()
         self._last_record_time: float | None = None
         self._newest: tuple[float, int] | None = None
         """Time and model version of the newest prediction of no canary."""
@@ -365,11 +353,19 @@ class Monitor:
         self._rebuild_windows()
         self._emit_started()
 
-    def _make_rules(self) -> IntakeRules:
-        released, known = (
-            ReleasedModels(self._settings.store),
-            self._store.read_document("versions"),
+    def _make_store_watcher(self) -> StoreWatcher:
+        settings = self._settings
+        return StoreWatcher(
+            settings.store,
+            self._store,
+            self._archive,
+            has_uploader=settings.actions.upload_wait_seconds > 0,
+            folders={"state": settings.state, "archive": settings.archive},
         )
+
+    def _make_rules(self) -> IntakeRules:
+        released = ReleasedModels(self._settings.store)
+        known = self._store.read_document("versions")
         return IntakeRules(
             form=RecordFormat(self._recommender.features),
             recommender=self._recommender.name,

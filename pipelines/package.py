@@ -125,8 +125,8 @@ def read_places(package: Path) -> dict[str, str]:
         return places_of(_read_document(package))
     except (KeyError, TypeError, AttributeError) as error:
         raise ContractError(
-            f"package {package} names no model registry or lake, expected a file from this revision's `evergreen"
-            " compile`"
+            f"package {package} names no model registry or lake, expected a file from this revision's `evergreen "
+            "compile`"
         ) from error
 
 

@@ -206,8 +206,9 @@ class Placement:
             )
         if self.backend == "torchrec" and self.accelerator and self.training_processes != self.training_gpus:
             raise ContractError(
-                f"training_processes is {self.training_processes} with {self.training_gpus} training_gpus, expected"
-                " equal numbers: backend torchrec has one process for each GPU"
+                f"training_processes is {self.training_processes} with {self.training_gpus} training_gpus, expected "
+                "equal "
+                "numbers: backend torchrec has one process for each GPU"
             )
         many = self.trainer == "kubeflow" and self.backend == "torchrec"
         if self.training_nodes < 1 or (self.training_nodes > 1 and not many):
@@ -289,7 +290,7 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     kubernetes.set_timeout(task, needs.timeout_seconds)
     kubernetes.mount_pvc(task, pvc_name=placement.volume, mount_path=placement.mount_path)
     _label(task, step, placement)
-    _let_in(task, step, placement)
+    _set_access(task, step, placement)
     return task
 
 
@@ -301,7 +302,7 @@ def _label(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
         kubernetes.add_pod_label(task, key, value)
 
 
-def _let_in(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
+def _set_access(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
     """Set the container's user, the registry's credentials and the step's variables."""
     if placement.run_as_user is not None and placement.security_context == "set":
         kubernetes.set_security_context(task, run_as_user=placement.run_as_user, run_as_non_root=True)

@@ -28,8 +28,9 @@ def describe_places(places: Mapping[str, str]) -> str:
     """Return one line that describes the places for people.
 
     >>> folders = {name: f"/evergreen/{name}" for name in ("lake", "store", "work", "repository")}
-    >>> describe_places({**folders, "triton_urls": "", "server": "onnxruntime", "device": "cpu", "served": ""})
-    'lake /evergreen/lake, store /evergreen/store, work /evergreen/work, repository /evergreen/repository, Triton none'
+    >>> servers = {"triton_urls": "", "server": "onnxruntime", "device": "cpu", "served": ""}
+    >>> describe_places({**folders, **servers}).partition(", work ")[2]
+    '/evergreen/work, repository /evergreen/repository, Triton none'
     """
     servers = f"{places['triton_urls']} ({places['server']} on {places['device']})" if places["triton_urls"] else "none"
     served = f", served rows {places['served']}" if places["served"] else ""

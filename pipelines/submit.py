@@ -1,8 +1,8 @@
 """Upload the pipeline to a Kubeflow Pipelines server, and start or schedule runs.
 
 `evergreen submit` uses it for people and for CI. The monitor itself decides when its runs are due,
-and that only one runs at a time. `runtime.kubeflow` connects to the server. A version with the same
-name and content is reused, and a schedule with the same name is replaced.
+and that only one runs at a time. `evergreen.runtime.kubeflow` connects to the server. A version
+with the same name and content is reused, and a schedule with the same name is replaced.
 """
 
 import hashlib

@@ -40,7 +40,7 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "{name}"
 version = "{version}"
-description = "Scores and ranks rows on a served Evergreen recommender, and logs predictions and outcomes"
+description = "Scores and ranks rows on a served Evergreen recommender, and logs the outcomes"
 requires-python = ">=3.10"
 license = "Apache-2.0"
 license-files = ["LICENSE"]

@@ -1,1 +1,1 @@
-"""What serving is measured against; runs in the `serving-peers` environment."""
+"""Peers of the serving benchmark, which run in the `serving-peers` environment."""

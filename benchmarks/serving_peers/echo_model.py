@@ -1,4 +1,4 @@
-"""The floor: a model of the served tensors that computes nothing, for Triton's python backend."""
+"""The floor for Triton's python backend: a model with the served tensors that computes nothing."""
 
 from typing import Any
 
@@ -6,10 +6,10 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """What the python backend calls."""
+    """The class that the python backend calls."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """The first dense column of each request."""
+        """Return the first dense column of each request."""
         responses = []
         for request in requests:
             dense = pb_utils.get_input_tensor_by_name(request, "dense").as_numpy()

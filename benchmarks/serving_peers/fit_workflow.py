@@ -1,7 +1,8 @@
-"""Fits the feature workflow on a Parquet file as preprocessing does, and keeps it in both forms.
+"""Fit the feature workflow on a Parquet file like preprocessing, and write it in two forms.
 
-`python -m benchmarks.serving_peers.fit_workflow RAW_FOLDER NUM_ROWS OUTPUT` writes `OUTPUT/features` (what our graph is
-built from) and `OUTPUT/nvtabular` (the NVTabular workflow that the reference's design serves). They encode alike.
+`python -m benchmarks.serving_peers.fit_workflow RAW_FOLDER NUM_ROWS OUTPUT` writes
+`OUTPUT/features`, from which our graph is built, and `OUTPUT/nvtabular`, the NVTabular workflow of
+the reference. Both encode equally.
 """
 
 import sys
@@ -15,7 +16,7 @@ from evergreen.runtime.workers import THIS_PROCESS
 
 
 def fit(raw: Path, num_rows: int, output: Path) -> None:
-    """Writes both forms of the workflow of the rows in `raw`."""
+    """Write both forms of the workflow of the rows in `raw`."""
     plan = raw_partitions.plan_partitions(raw, expected_rows=num_rows, partition_rows=100_000, features=CRITEO)
     unscaled = numpy_engine.unscaler(CRITEO, CRITEO.numeric)
     scratch = output / "scratch"

@@ -1,7 +1,7 @@
-"""The reference's second half, for Triton's python backend: the network on encoded rows, on one thread.
+"""The reference's second half for Triton's python backend: the network on encoded rows.
 
-The embeddings are looked up here and the network is training's own export, so that none of deployment's graph is in it:
-equal scores say something about both.
+It runs on one thread. It looks up the embeddings itself, and the network is training's own export.
+It shares no part with deployment's graph, so that equal scores confirm both.
 """
 
 from pathlib import Path
@@ -13,10 +13,10 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """What the python backend calls."""
+    """The class that the python backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Opens the network and the tables that lie beside this file."""
+        """Open the network and the tables in the folder of this file."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         folder = Path(__file__).resolve().parent
@@ -26,7 +26,7 @@ class TritonPythonModel:
         self._table, self._offsets = np.load(folder / "table.npy"), np.load(folder / "offsets.npy")
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """The probabilities of each request."""
+        """Return the probabilities of each request."""
         responses = []
         for request in requests:
             dense = pb_utils.get_input_tensor_by_name(request, "dense_encoded").as_numpy()

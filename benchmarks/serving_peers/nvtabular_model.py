@@ -1,9 +1,10 @@
-"""The reference's first half, for Triton's python backend: an NVTabular workflow encodes raw rows, request by request.
+"""The reference's first half for Triton's python backend: an NVTabular workflow.
 
-As merlin-systems' `WorkflowRunner` does it: the tensors become a data frame, the workflow's operators run on it, and
-its columns become tensors again. Kinder to it than the reference in two ways: rows arrive as two tensors instead of
-one per column, and only features are encoded. Its vocabularies stay in memory; four fifths of its time are 26 merges of
-pandas frames, one per column, which cost as much for one row as for a thousand.
+It encodes the raw rows of each request like merlin-systems' `WorkflowRunner`: the tensors become a
+data frame, the workflow's operators run on it, and its columns become tensors again. It is faster
+than the reference in two ways: rows arrive as two tensors instead of one per column, and only
+features are encoded. Its vocabularies stay in memory. Four fifths of its time are 26 merges of
+pandas frames, one per column, which take as long for one row as for a thousand.
 """
 
 import json
@@ -17,12 +18,12 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """What the python backend calls."""
+    """The class that the python backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the workflow that lies beside this file."""
+        """Load the workflow in the folder of this file."""
         parameters = json.loads(args["model_config"])["parameters"]
-        # The workflow holds an operator of ours, which is found there.
+        # The workflow holds an operator of ours, which is imported from there.
         sys.path.insert(0, parameters["import_from"]["string_value"])
         import nvtabular
 
@@ -34,13 +35,14 @@ class TritonPythonModel:
         self._workflow = nvtabular.Workflow.load(str(Path(__file__).resolve().with_name("nvtabular")))
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """The encoded rows of each request."""
+        """Return the encoded rows of each request."""
         return [pb_utils.InferenceResponse(self._encode(request)) for request in requests]
 
     def _encode(self, request: Any) -> list[Any]:
         dense = pb_utils.get_input_tensor_by_name(request, "dense").as_numpy()
         raw = pb_utils.get_input_tensor_by_name(request, "categorical").as_numpy()
-        # A missing category is null to NVTabular, and its columns are float64 as when they were fitted.
+        # NVTabular represents a missing category as null, and the columns are float64 as in the
+        # fit.
         categorical = np.where(raw == self._missing, np.nan, raw.astype(np.float64))
         frame = pd.DataFrame(dense, columns=self._dense)
         frame[self._categorical] = categorical

@@ -1,7 +1,8 @@
-"""The served graph under FastAPI and uvicorn: `python -m benchmarks.serving_peers.web_server MODEL_ONNX PORT`.
+"""Serve the graph under FastAPI and uvicorn.
 
-One process, one thread of ONNX Runtime, as one instance in Triton has. `/score` takes the two tensors' bytes one behind
-the other, which is all that can be saved; JSON takes longer.
+`python -m benchmarks.serving_peers.web_server MODEL_ONNX PORT` runs one process with one thread of
+ONNX Runtime, like one instance in Triton. `/score` takes the bytes of both tensors, one after the
+other, because JSON would be slower.
 """
 
 import sys
@@ -17,7 +18,7 @@ _ROW_BYTES = 4 * NUM_DENSE + 8 * NUM_CATEGORICAL
 
 
 def build(graph: str) -> FastAPI:
-    """The application around the graph."""
+    """Return the application around the graph."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

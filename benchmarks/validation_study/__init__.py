@@ -1,1 +1,1 @@
-"""Windows of a world that stands still, shifts planted into them, and who finds which."""
+"""Windows of a stationary simulator, planted shifts, and the methods that find them."""

@@ -1,14 +1,17 @@
-"""Who judges the study's windows, and what counts as an alarm. A question is two folders of raw Parquet files.
+"""Find shifts between the study's windows by our validation and by TFDV.
 
-- `ours`: `validate`, as a run calls it, with default settings and rules. The window before is validated as a first
-  round's rows are, and the model folder that this round would have left is the champion. Every finding that is more
-  than a note is an alarm of its feature, whatever rule made it.
-- `TFDV`: its drift comparator, as its guide shows it: statistics of two frames, one threshold for all. The guide ("Get
-  started", Checking data skew and drift) sets an L-infinity of 0.01 for categories and names the Jensen-Shannon
-  divergence for numbers without a number, so those get 0.01 too. The other setting, 0.3, is what BigQuery's
-  ML.VALIDATE_DATA_SKEW, which calls TFDV, documents as its default for both kinds.
+The input is two folders of raw Parquet files. There are two methods:
 
-TFDV is imported by the first question, so that the study's plan can be read where TFDV is not installed.
+- `ours`: `validate`, called like in a run, with default settings and rules. The earlier window is
+  validated like the rows of a first run, whose model folder is then the champion. Every finding
+  above a note, by any rule, is an alarm of its feature.
+- `TFDV`: its drift comparator as in its guide: statistics of two frames, and one threshold for all
+  features. The guide ("Get started", Checking data skew and drift) sets an L-infinity of 0.01 for
+  categories. For numbers it names the Jensen-Shannon divergence without a threshold, so 0.01 is
+  used as well. The other setting, 0.3, is the documented default of BigQuery's
+  ML.VALIDATE_DATA_SKEW for both, which calls TFDV.
+
+TFDV is imported at the first use, so that the study's plan can be read without it.
 """
 
 from collections.abc import Callable
@@ -18,18 +21,16 @@ from typing import Any
 
 from evergreen.contracts.criteo import CATEGORICAL, DENSE, FEATURES
 
-Judge = Callable[[Path, Path], "dict[str, list[str]]"]
-"""(folder before, folder now) -> features that were alarmed, by the name of the contestant's setting.
-
-The folders lie side by side in a folder of the pair's, where a judge may leave files of its own.
-"""
+Method = Callable[[Path, Path], "dict[str, list[str]]"]
+"""Function from the earlier and the later folder to the features with an alarm, by name of the
+method's setting. Both folders are in one folder, into which the function may write."""
 
 OURS, TFDV = "ours", "TFDV"
 THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}
 
 
-def judge_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
-    """The features, and `dataset`, with a finding that warns or blocks."""
+def alarms_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
+    """Return the features, and `dataset`, with a finding that warns or blocks."""
     findings = _validate_window(now, now.parent / "validation", _champion_of(before)).findings
     return {OURS: sorted({finding["feature"] for finding in findings if finding["severity"] != "info"})}
 
@@ -55,15 +56,18 @@ def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
 
 @lru_cache(maxsize=1)
 def _champion_of(rows: Path) -> Path:
-    """The model folder that the rows' first round would have left."""
+    """Return the model folder that a first run on these rows would have left."""
     from tests.support.validation_models import release_validated
 
     report = _validate_window(rows, rows.parent / "first validation", None)
     return release_validated(rows.parent / "store", "champion", report)
 
 
-def judge_by_tfdv(before: Path, now: Path) -> dict[str, list[str]]:
-    """The features whose distance is above each of `THRESHOLDS`; a feature without values has none."""
+def alarms_by_tfdv(before: Path, now: Path) -> dict[str, list[str]]:
+    """Return the features whose distance is above each of `THRESHOLDS`.
+
+    A feature without values has no distance.
+    """
     import tensorflow_data_validation as tfdv
     from tensorflow_metadata.proto.v0 import schema_pb2
 
@@ -95,15 +99,15 @@ def _tfdv_statistics(folder: Path) -> Any:
 
 
 def _read_frame(folder: Path) -> Any:
-    """The features as a data frame; categories are text, missing ones missing, as a column of hashes is read."""
+    """Return the features as a data frame, with string categories and missing values."""
     import pandas as pd
 
     frame = pd.read_parquet(folder, columns=list(FEATURES))
     for name in CATEGORICAL:
-        # A column with missing values is read as float64, which holds every hash exactly.
+        # A column with missing values is read as float64, which represents every hash exactly.
         values = frame[name]
         frame[name] = values.astype("Int64").astype("string").astype("object").where(values.notna(), None)
     return frame
 
 
-JUDGES: dict[str, Judge] = {OURS: judge_by_ours, TFDV: judge_by_tfdv}
+JUDGES: dict[str, Method] = {OURS: alarms_by_ours, TFDV: alarms_by_tfdv}

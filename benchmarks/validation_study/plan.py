@@ -1,8 +1,8 @@
-"""Which windows are shown to whom: pairs of a world that stands still, and the same pairs with a shifted second window.
+"""Define the pairs of windows of the study: stationary pairs, and pairs with a shift.
 
-Pairs are drawn anew, each from its own number; the shifts of one pair are planted into the same second window, so that
-the first one is read once. TFDV sees the first pairs only. Who judges, and by what, is described in
-`contestants`; counting the alarms is left to `benchmarks.validation`.
+Pairs are drawn independently, each from its own number. All shifts of a pair are planted into the
+same second window, so that the first one is read once. TFDV gets only the first pairs.
+`contestants` describes the methods, and `benchmarks.validation` counts the alarms.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.validation_study.contestants import OURS, TFDV, Judge
+from benchmarks.validation_study.contestants import OURS, TFDV, Method
 from benchmarks.validation_study.shifts import (
     EQUAL,
     INDEPENDENT,
@@ -33,29 +33,29 @@ class StudyCase:
 
     name: str
     pairs: Mapping[str, int]
-    """How many pairs each contestant is shown, by its name; the first ones of the series."""
+    """Number of pairs for each method by name, the first ones of the series."""
     shift: Shift | None = None
-    """None = the world stands still."""
+    """The planted shift, or None for stationary pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairSeries:
-    """Pairs of windows of one size, and the cases that are made of them."""
+    """Pairs of windows of one size, and the cases made of them."""
 
     rows: int
-    """Of each window."""
+    """Rows of each window."""
     cases: Sequence[StudyCase]
     requests: str = EQUAL
-    """See `shifts.draw_window`."""
+    """Sizes of the requests, as in `shifts.draw_window`."""
 
 
 def make_plan(*, pairs: int, windows: int, quick: bool) -> list[PairSeries]:
-    """The study's series.
+    """Return the study's series.
 
     Args:
-        pairs: Stationary pairs of windows of 20,000 rows.
-        windows: Windows per shift and place.
-        quick: Few windows of each kind, for whether it runs and not for what it says.
+        pairs: Number of stationary pairs of windows with 20,000 rows.
+        windows: Number of windows per shift and column.
+        quick: Whether to use only a few windows of each kind, to test that the study runs.
     """
     few, some = (1, 2) if quick else (2, 20)
     still = {OURS: pairs, TFDV: min(pairs, 100)}
@@ -87,22 +87,22 @@ def _shifted(place: str, pairs: Mapping[str, int], shifts: Sequence[Shift], *, r
 
 
 def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
-    """All of them, or the first place of each kind."""
+    """Return all shifts, or the first one of each kind."""
     return [s for i, s in enumerate(shifts) if not quick or s.kind not in {other.kind for other in shifts[:i]}]
 
 
 def show(
-    series: PairSeries, number: int, world: World, *, judges: Mapping[str, Judge]
+    series: PairSeries, number: int, world: World, *, methods: Mapping[str, Method]
 ) -> Iterator[tuple[StudyCase, dict[str, list[str]]]]:
-    """What each contestant says about each case of `series`, pair by pair: alarmed features, by its settings' names.
+    """Yield the features with an alarm for each case and pair of `series`, by method and setting.
 
     Args:
         series: The pairs.
-        number: Sets series apart.
-        world: Where the rows come from.
-        judges: The contestants, by name.
+        number: Number that separates the random numbers of different series.
+        world: Simulator of the rows.
+        methods: Methods by name.
     """
-    for pair in range(max(max(case.pairs.get(name, 0) for name in judges) for case in series.cases)):
+    for pair in range(max(max(case.pairs.get(name, 0) for name in methods) for case in series.cases)):
         seed = (world.seed, number, pair)
         random = np.random.default_rng(seed)
         before, now = (draw_window(world, series.rows, random, requests=series.requests) for _ in range(2))
@@ -110,12 +110,13 @@ def show(
             scratch = Path(folder)
             write_window(before, scratch / "before", name="before")
             for place, case in enumerate(series.cases):
-                asked = [name for name in judges if pair < case.pairs.get(name, 0)]
+                asked = [name for name in methods if pair < case.pairs.get(name, 0)]
                 if not asked:
                     continue
-                # Each place its own numbers: what strikes one column must not decide what strikes the next.
+                # Each shift has its own random numbers, so that the choice of rows in one column
+                # does not determine that in the next.
                 struck = case.shift.plant(now, np.random.default_rng((*seed, place))) if case.shift else now
                 write_window(struck, scratch / f"now-{place}", name="now")
                 for name in asked:
-                    yield case, judges[name](scratch / "before", scratch / f"now-{place}")
+                    yield case, methods[name](scratch / "before", scratch / f"now-{place}")
                 shutil.rmtree(scratch / f"now-{place}")

@@ -1,9 +1,10 @@
-"""Windows of a world that stands still, in requests whose rows share their user, and shifts planted into them.
+"""Draw windows of a stationary simulator with realistic requests, and plant shifts.
 
-The world's own rows are independent; a log's are not: of a request's rows the columns of the user are the same, so
-20,000 rows say no more about these columns than 313 independent ones. Each shift is what its name says and nothing
-else: in a column of the user it strikes whole requests, in an item's column single rows, so that the rows of a request
-stay as alike as they were. Who finds the shift is left to the contestants.
+The simulator's own rows are independent, but those of a log are not. The rows of a request share
+the user's columns, so that 20,000 rows have as much information about these columns as 313
+independent ones. Each shift changes only what its name says. In a user's column it changes complete
+requests, and in an item's column single rows, so that the rows of a request stay equally alike.
+`contestants` finds the shifts.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,11 @@ from evergreen.contracts.criteo import CATEGORICAL, DENSE
 
 ROWS_PER_REQUEST = 64
 USER_COLUMNS = DENSE[:6] + CATEGORICAL[:13]
-"""The same in all rows of a request; the others are drawn row by row, as an item's are."""
+"""Columns that are equal in all rows of a request. The others are drawn per row, like an item's."""
 _FIRST_SECOND = 1_760_000_000.0
 EQUAL, UNEQUAL, INDEPENDENT = "equal", "unequal", "independent"
-"""Requests of 64 rows each; of 64 on average, the longest with some hundreds (geometric); of one row."""
+"""Kinds of requests: of 64 rows each, of 64 rows on average with some of hundreds (geometric), and
+of one row."""
 
 
 class DrawnWindow(NamedTuple):
@@ -33,22 +35,22 @@ class DrawnWindow(NamedTuple):
 
     rows: WorldRows
     request: NDArray[np.int64]
-    """[n] the request that each row belongs to, from 0, ascending."""
+    """[n]: request of each row, from 0, ascending."""
 
 
 def draw_window(world: World, rows: int, random: Generator, *, requests: str = EQUAL) -> DrawnWindow:
-    """A window of `rows` rows whose clicks follow the world's truth for the rows as they are.
+    """Draw a window whose clicks follow the true probabilities of its rows.
 
     Args:
-        world: Where the rows come from.
-        rows: How many.
-        random: Equal generators give equal windows.
+        world: Simulator of the rows.
+        rows: Number of rows.
+        random: Generator. Equal generators give equal windows.
         requests: `EQUAL`, `UNEQUAL` or `INDEPENDENT`.
     """
     drawn = world.draw(rows, random)
     if requests == INDEPENDENT:
         return DrawnWindow(drawn, np.arange(rows))
-    # One request per row is enough whatever their sizes are.
+    # One request per row is enough for any sizes.
     sizes = random.geometric(1 / ROWS_PER_REQUEST, rows) if requests == UNEQUAL else np.full(rows, ROWS_PER_REQUEST)
     request = np.repeat(np.arange(rows), sizes)[:rows]
     first = np.searchsorted(request, request)
@@ -62,14 +64,14 @@ def draw_window(world: World, rows: int, random: Generator, *, requests: str = E
 
 
 def column_of(window: DrawnWindow, name: str) -> NDArray[np.float32] | NDArray[np.int64]:
-    """The values [n] of a feature; missing as in tensors (`config.features`)."""
+    """Return the values [n] of a feature, with missing values as in tensors (`config.features`)."""
     if name in DENSE:
         return window.rows.dense[:, DENSE.index(name)]
     return window.rows.categorical[:, CATEGORICAL.index(name)]
 
 
 def with_columns(window: DrawnWindow, columns: dict[str, NDArray[np.float32] | NDArray[np.int64]]) -> DrawnWindow:
-    """A copy of the window with some features replaced; clicks stay as they were."""
+    """Return a copy of the window with some features replaced. Clicks stay unchanged."""
     dense, categorical = window.rows.dense.copy(), window.rows.categorical.copy()
     for name, values in columns.items():
         if name in DENSE:
@@ -80,7 +82,10 @@ def with_columns(window: DrawnWindow, columns: dict[str, NDArray[np.float32] | N
 
 
 def write_window(window: DrawnWindow, folder: Path, *, name: str) -> None:
-    """One Parquet file in the raw schema below the new folder `folder`; `name` sets request ids apart."""
+    """Write one Parquet file in the raw schema into the new folder `folder`.
+
+    `name` makes its request ids unique.
+    """
     folder.mkdir(parents=True)
     number = np.arange(len(window.rows.label))
     table = raw_table(
@@ -96,28 +101,31 @@ def write_window(window: DrawnWindow, folder: Path, *, name: str) -> None:
 
 NULL_SHARE, MEAN_SHIFT, UNIT = 0.1, 0.2, np.float32(1000.0)
 MAX_SHARE = 0.3
-"""Of the category that doubles: the most frequent one below this share."""
+"""Maximum share of the category that doubles. The most frequent one below it is chosen."""
 
 
 class Shift(NamedTuple):
-    """One kind of shift at one place."""
+    """One kind of shift in given columns."""
 
     kind: str
     columns: tuple[str, ...]
-    """The features that a finder must name, all of them."""
+    """Features that a method must name, all of them."""
 
     def plant(self, window: DrawnWindow, random: Generator) -> DrawnWindow:
-        """The window after the shift."""
+        """Return the window after the shift."""
         return _PLANTERS[self.kind](window, self.columns, random)
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name for people."""
         return f"{self.kind}: {', '.join(self.columns)}"
 
 
 def double_category(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
-    """The chosen category's share of the rows with a value doubles; it takes its rows from all others alike."""
+    """Double the chosen category's share of the rows with a value.
+
+    It replaces all other categories equally.
+    """
     values = column_of(window, columns[0]).copy()
     present = values != MISSING_CATEGORY
     chosen, share = doubled_category(values[present])
@@ -127,30 +135,34 @@ def double_category(window: DrawnWindow, columns: tuple[str, ...], random: Gener
 
 
 def doubled_category(values: NDArray[np.int64]) -> tuple[int, float]:
-    """The most frequent of `values` whose share is at most `MAX_SHARE`, and its share; ties by value."""
+    """Return the most frequent of `values` with a share of at most `MAX_SHARE`, and its share.
+
+    Ties are broken by value.
+    """
     found, counts = np.unique(values, return_counts=True)
     counts = np.where(counts <= MAX_SHARE * len(values), counts, 0)
     return int(found[counts.argmax()]), float(counts.max() / len(values))
 
 
 def lose_values(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
-    """A tenth of the rows loses its value, where it had one."""
+    """Remove the values of a tenth of the rows."""
     values = column_of(window, columns[0]).copy()
     values[_strike(window, columns[0], NULL_SHARE, random=random)] = np.nan if columns[0] in DENSE else MISSING_CATEGORY
     return with_columns(window, {columns[0]: values})
 
 
 def raise_mean(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
-    """The mean rises by a fifth of the standard deviation; the values stay whole numbers."""
+    """Raise the mean by a fifth of the standard deviation. The values stay integers."""
     values = column_of(window, columns[0]).astype(np.float64)
     raised = _between(values + MEAN_SHIFT * np.nanstd(values), lambda numbers: numbers, window, random=random)
     return with_columns(window, {columns[0]: raised})
 
 
 def raise_log_mean(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
-    """The same for log(1 + value - least value): every value grows by a factor, which heavy tails do not hide.
+    """Raise the mean of log(1 + value - minimum) by a fifth of its standard deviation.
 
-    The harder one: the standard deviation of a heavy-tailed column is many times its median.
+    Every value grows by a factor, which heavy tails do not hide. `raise_mean` is harder to find,
+    because the standard deviation of a heavy-tailed column is many times its median.
     """
     values = column_of(window, columns[0]).astype(np.float64)
     least = np.nanmin(values)
@@ -161,12 +173,12 @@ def raise_log_mean(window: DrawnWindow, columns: tuple[str, ...], random: Genera
 
 
 def change_unit(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
-    """Every value a thousand times as large."""
+    """Multiply every value by a thousand."""
     return with_columns(window, {columns[0]: column_of(window, columns[0]) * UNIT})
 
 
 def swap_columns(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
-    """Each of two columns holds the other's values."""
+    """Swap the values of two columns."""
     first, second = columns
     return with_columns(window, {first: column_of(window, second), second: column_of(window, first)})
 
@@ -174,9 +186,9 @@ def swap_columns(window: DrawnWindow, columns: tuple[str, ...], random: Generato
 def _between(
     values: NDArray[np.float64], scale: Callable[[Any], Any], window: DrawnWindow, *, random: Generator
 ) -> NDArray[np.float32]:
-    """The whole number below or above each value, by chance so that the mean on `scale` is the values' own.
+    """Round each value to the integer below or above, at random.
 
-    Alike in the rows of a request.
+    The mean on `scale` stays that of the values. Rows of a request are rounded equally.
     """
     low = np.floor(values)
     up = (scale(values) - scale(low)) / (scale(low + 1) - scale(low))
@@ -185,7 +197,7 @@ def _between(
 
 
 def _strike(window: DrawnWindow, column: str, share: float, *, random: Generator) -> NDArray[np.bool_]:
-    """Which rows [n] are struck: whole requests for a column of the user, else single rows."""
+    """Return which rows [n] change: complete requests for a user's column, else single rows."""
     struck = random.random(len(window.request)) < share
     return struck[window.request] if column in USER_COLUMNS else struck
 
@@ -226,8 +238,8 @@ ITEM_SHIFTS = _shifts(
     ("I8", "I10", "I13", "C17", "C25"),
     swaps=(("I7", "I9"), ("I8", "I11"), ("I10", "I12"), ("C14", "C17"), ("C18", "C15")),
 )
-"""In columns that are drawn row by row."""
+"""Shifts of columns that are drawn per row."""
 USER_SHIFTS = _shifts(_USER_CATEGORIES, _USER_NUMBERS, ("I2", "C10"), swaps=(("I2", "I5"), ("C2", "C10")))
-"""In columns that are the same in all rows of a request."""
+"""Shifts of columns that are equal in all rows of a request."""
 assert not set(USER_COLUMNS) & {c for shift in ITEM_SHIFTS for c in shift.columns}
 assert {c for shift in USER_SHIFTS for c in shift.columns} <= set(USER_COLUMNS) <= set(DENSE + CATEGORICAL)

@@ -88,7 +88,9 @@ class Graph:
                 (folder / source.name).symlink_to(source)
         (folder / "requirements.txt").write_text("mlflow\nonnx\nonnxruntime\n")
         mlflow_model.signature = ModelSignature(*(
-            Schema([TensorSpec(_TYPES[each.datatype], (-1, each.width), each.name) for each in tensors])
+            Schema([
+                TensorSpec(_TYPES[each.datatype], (-1, each.width), each.name) for each in tensors
+            ])
             for tensors in (input_tensors(self.features), [PROBABILITY_OUTPUT])
         ))  # fmt: skip
         mlflow_model.add_flavor("onnx", data=GRAPH_FILE, providers=["CPUExecutionProvider"])

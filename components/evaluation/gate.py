@@ -4,7 +4,7 @@ Two checks decide by a 95 % interval (DeLong, rows of one user counted as alike,
 names no user): the candidate's AUC against an absolute floor, and its paired difference to the champion's AUC against
 the loss that is allowed (non-inferiority). They pass where the whole interval lies on the good side, fail where it lies
 on the bad side, and are inconclusive between, or without an interval. An inconclusive model is not lost: a canary goes
-on judging it (`deployment.canary`).
+on judging it (`controller.canary`).
 
 Two checks only ever refuse, where the rows are sure of it: a slice of them loses more of its log loss than is allowed
 (one-sided tests, Holm's correction over all slices), or clicks are predicted wrongly by more than a factor. What the

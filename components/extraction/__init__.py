@@ -1,7 +1,8 @@
-"""Extraction: the rows of one time window of the lake, as a `RawDataset`.
+"""Extraction: copies the rows of one time window of the lake into a `RawDataset`.
 
-Beside them, rows of days before the window, drawn by `replay`: to be learned again, and to measure what is remembered.
+It also samples rows of earlier days (`components.extraction.replay`). Some are trained on again,
+and others measure how much the model has forgotten.
 
-`python -m components.extraction` is the pipeline's step, `python -m cli.ingest` brings a user's
-Criteo files into the lake. Judging the rows is left to validation, encoding them to preprocessing.
+`python -m components.extraction` is the pipeline's step. `python -m cli.ingest` writes a user's
+Criteo files to the lake. Validation checks the rows, and preprocessing encodes them.
 """

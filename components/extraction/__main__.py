@@ -1,4 +1,4 @@
-"""The extraction step as a command line: where the description of the recommender enters the run."""
+"""Run the extraction step from the command line. It also adds the recommender to the run."""
 
 import argparse
 import sys
@@ -20,11 +20,11 @@ COUNTS = (
     "quarantined_files",
 )
 TIMES = ("first_event_time", "last_event_time", "last_learned_time")
-"""What the run's note tells of a `RawDataset`: numbers, without their `num_`, and times."""
+"""Fields of a `RawDataset` in the step's note: numbers, without their `num_`, and times."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The step's flags; `--help` is the step's documentation."""
+    """Build the step's parser. `--help` is the step's documentation."""
     parser = CommandParser(
         prog="python -m components.extraction",
         description="Copies one time window of click logs, sorted, each row once, into training and held-out rows.",
@@ -35,7 +35,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--lake",
         required=True,
-        help="lake with day=YYYY-MM-DD folders: absolute path, file:// or gs://, of which what the window needs is "
+        help="lake with day=YYYY-MM-DD folders: absolute path, file:// or gs://, of which what the "
+        "window needs is "
         "fetched into <work>/.lake-cache",
     )
     parser.add_argument(
@@ -64,11 +65,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time.time) -> int:
-    """Run the step; see `runtime.exit_codes` for its exit codes.
+    """Run the step and return its exit code (`evergreen.runtime.exit_codes`).
 
     Args:
-        argv: The flags; None = the process's.
-        clock: Seconds since the epoch; rows ahead of it are not read. A `--lake-until` takes its place.
+        argv: The flags. None = those of the process.
+        clock: Function that returns seconds since the epoch. Rows ahead of the clock are not read.
+            `--lake-until` replaces it.
     """
     own_umask()
     arguments = build_parser().parse_args(argv)
@@ -81,7 +83,7 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
     from components.extraction.extract import extract
     from components.extraction.lake import Lake
     from components.extraction.lake_files import opened_lake
-    from components.extraction.window import expect_past, find_rivals, resolve_window, seen_files
+    from components.extraction.window import expect_past, find_baselines, resolve_window, seen_files
     from evergreen.config.extraction import ExtractionSettings
     from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
     from evergreen.registry.recommenders import accepted
@@ -95,16 +97,18 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
         changes = parse_settings(arguments.settings)
         recommender = accepted(store, arguments.recommender).with_settings(changes)
         settings = recommender.section(STEP, ExtractionSettings)
-        rivals = find_rivals(store, parent=arguments.parent, champion=arguments.champion, features=recommender.features)
+        baselines = find_baselines(
+            store, parent=arguments.parent, champion=arguments.champion, features=recommender.features
+        )
         excluded = excluded_columns(settings.columns, recommender.features)
-        seen = seen_files(rivals.parent, settings.late_days, start=arguments.window_start)
+        seen = seen_files(baselines.parent, settings.late_days, start=arguments.window_start)
         work = local_path(arguments.work)
         until = parse_time("lake_until", arguments.lake_until) / 1e6 if arguments.lake_until else None
         now = clock() if until is None else until
         ahead_from = microseconds(now + CLOCK_AHEAD_SECONDS) + 1
-        expect_past(rivals, ahead_from)
+        expect_past(baselines, ahead_from)
         with opened_lake(arguments.lake, work=work, until=until, pass_over=settings.pass_over) as files:
-            unread = unread_columns(excluded, rivals.champion)
+            unread = unread_columns(excluded, baselines.champion)
             weighted = recommender.data.has_weights
             lake = Lake(
                 files=files,
@@ -117,7 +121,7 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
             window = resolve_window(
                 start=arguments.window_start,
                 end=arguments.window_end,
-                parent=rivals.parent,
+                parent=baselines.parent,
                 full_days=settings.full_days,
                 attribution=settings.attribution,
                 newest=lake.newest,
@@ -128,7 +132,7 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
                 window,
                 folder=folder,
                 recommender=recommender,
-                rivals=rivals,
+                baselines=baselines,
                 dask_scheduler=arguments.dask_scheduler,
             )
         dataset.write(arguments.output)
@@ -136,7 +140,7 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
 
 
 def _facts(dataset: RawDataset, arguments: argparse.Namespace) -> dict[str, Any]:
-    """What the run's note tells of the step."""
+    """Return the facts for the step's note."""
     return {
         "recommender": dataset.recommender.digest,
         "parent": dataset.parent_model_id,

@@ -1,4 +1,4 @@
-"""The extraction step's KFP signature."""
+"""KFP component of the extraction step."""
 
 from kfp import dsl
 from kfp.dsl import Dataset, Output
@@ -21,22 +21,22 @@ def extraction(
     dask_scheduler: str,
     raw_dataset: Output[Dataset],
 ) -> None:
-    """Copies one time window of click logs, sorted and without duplicates, into training and held-out rows.
+    """Copy one time window of click logs, sorted and deduplicated, into training and holdout rows.
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of its workflow, which counts where a schedule's run has no other.
-        run_id: Kubeflow's id of it; empty on this machine.
-        store: Model store; file:// URI or absolute path.
-        work: Folder for big data; file:// URI or absolute path.
-        lake: Lake with day=YYYY-MM-DD folders of Parquet; absolute path, file:// or gs://.
-        window_start: ISO 8601 UTC, inclusive; empty = after the last row that the parent learned.
-        window_end: ISO 8601 UTC, exclusive; empty = to the last row.
+        run_resource: Name of the run's workflow, used if the run of a schedule has no other name.
+        run_id: Kubeflow's id of the run. Empty in a local run.
+        store: Folder of the model registry, file:// URI or absolute path.
+        work: Folder for big data, file:// URI or absolute path.
+        lake: Lake with day=YYYY-MM-DD folders of Parquet, absolute path, file:// or gs://.
+        window_start: ISO 8601 UTC, inclusive. Empty = after the parent's last training row.
+        window_end: ISO 8601 UTC, exclusive. Empty = to the last row.
         parent: Model to continue: `current`, `none`, or a model's id.
         champion: Model to beat: `current`, `none`, or a released model's id.
-        recommender: Accepted description of the store: `current` (the newest), its number or its digest.
-        settings: Changes of this run to it, such as `training.seed=7 model.tower=[64,32]`.
-        dask_scheduler: Address of a running Dask scheduler; empty = this machine.
+        recommender: Accepted recommender: `current` (the newest), its number or its digest.
+        settings: Changes of this run's settings, such as `training.seed=7 model.tower=[64,32]`.
+        dask_scheduler: Address of a running Dask scheduler. Empty = this machine.
         raw_dataset: RawDataset manifest of the rows.
     """
     from components.extraction.__main__ import main
@@ -44,8 +44,9 @@ def extraction(
     from evergreen.runtime.flags import run_flags
 
     flags = run_flags(
-        run=store_name(run, run_resource, run_id), store=store, work=work, lake=lake, window_start=window_start,
-        window_end=window_end, parent=parent, champion=champion, recommender=recommender, settings=settings,
-        dask_scheduler=dask_scheduler, output=raw_dataset.path)  # fmt: skip
+        run=store_name(run, run_resource, run_id), store=store, work=work, lake=lake,
+        window_start=window_start, window_end=window_end, parent=parent, champion=champion,
+        recommender=recommender, settings=settings, dask_scheduler=dask_scheduler,
+        output=raw_dataset.path)  # fmt: skip
     if code := main(flags):
         raise SystemExit(code)

@@ -1,9 +1,9 @@
-"""Rows that come more than once: which copy of a (request id, row) counts, and how many were left out, by kind.
+"""Duplicate rows: keep one copy of each (request id, row), and count the others by kind.
 
-Copies of equal content are redeliveries. Of copies with different content the newest counts: the one with the later
-event time, then the one with a click, because a click comes after its row was shown. Where neither tells, the content
-itself decides, so that the result never depends on the order of files. Rows of a back-filled version are a correction:
-they count, whatever came beside them.
+Copies with equal content are redeliveries. Among copies with different content the newest is kept.
+The newest is the one with the latest event time, then the one with a click, because a click comes
+after its row was shown. If both are equal, the content itself decides, so that the result never
+depends on the order of files. Rows of a back-filled version are corrections, and are always kept.
 """
 
 from dataclasses import dataclass
@@ -21,29 +21,29 @@ from evergreen.runtime.errors import ContractError
 
 KEY = [REQUEST_ID, ROW]
 _NEWEST = [EVENT_TIME, LABEL]
-"""What tells the newer of two copies, in this order."""
+"""Columns that decide which of two copies is newer, in this order."""
 
 
 @dataclass(kw_only=True)
 class Copies:
-    """Counts of rows that were left out because another copy of them counts."""
+    """Counts of rows that were left out because another copy was kept."""
 
     num_equal: int = 0
-    """Redeliveries: a copy of the same content counts."""
+    """Copies with the same content as the kept one (redeliveries)."""
     num_updated: int = 0
-    """Copies with the features of the copy that counts and another label, time, weight or score."""
+    """Copies with the same features as the kept one, and another label, time, weight or score."""
     num_conflicting: int = 0
-    """Copies whose features differ from those of the copy that counts."""
+    """Copies with other features than the kept one."""
     example: str = ""
-    """The first conflict, for messages."""
+    """First conflict, for messages."""
 
     @property
     def num_rows(self) -> int:
-        """All rows that were left out."""
+        """Number of all rows that were left out."""
         return self.num_equal + self.num_updated + self.num_conflicting
 
     def add(self, other: "Copies") -> None:
-        """Adds the counts of rows that come after these."""
+        """Add the counts of later rows to these."""
         self.num_equal += other.num_equal
         self.num_updated += other.num_updated
         self.num_conflicting += other.num_conflicting
@@ -52,13 +52,13 @@ class Copies:
     def judge(
         self, num_kept: int, *, max_fraction: float, source: str, key: tuple[str, str] = (REQUEST_ID, ROW)
     ) -> None:
-        """Check that few rows share their key with a row of other features.
+        """Check that few rows have the same key as a row with other features.
 
         Args:
-            num_kept: Rows that were not left out.
-            max_fraction: Share of all rows that may conflict, in [0, 1].
-            source: What holds the rows, for the message.
-            key: What the files call the columns of request and row.
+            num_kept: Number of rows that were kept.
+            max_fraction: Largest share of all rows that may conflict, in [0, 1].
+            source: Name of the rows' source, for the message.
+            key: Names of the columns of request and row in the files.
 
         Raises:
             ContractError: more rows conflict. The message names the key and an example.
@@ -66,9 +66,12 @@ class Copies:
         num_rows = num_kept + self.num_rows
         if self.num_conflicting > max_fraction * num_rows:
             raise ContractError(
-                f"{source}: {self.num_conflicting} of {num_rows} rows ({self.num_conflicting / num_rows:.2%}) have the "
-                f"{key[0]} and {key[1]} of another row with other features, expected at most {max_fraction:.2%} "
-                f"(extraction.max_conflicting_fraction), because {key[0]} and {key[1]} together name one row; such as "
+                f"{source}: {self.num_conflicting} of {num_rows} rows "
+                f"({self.num_conflicting / num_rows:.2%}) have the "
+                f"{key[0]} and {key[1]} of another row with other features, expected at most "
+                f"{max_fraction:.2%} "
+                f"(extraction.max_conflicting_fraction), because {key[0]} and {key[1]} together "
+                "name one row; such as "
                 f"{self.example}"
             )
 
@@ -77,11 +80,11 @@ def newest_copies(table: Any, features: Features) -> tuple[Any, Copies]:
     """Sort rows by event time, request and row, and keep the newest copy of each (request id, row).
 
     Args:
-        table: Rows in the raw schema or a lake's, in any order; keys are not null.
-        features: The features of the rows.
+        table: Rows in the raw schema or a lake's schema, in any order. Keys are not null.
+        features: Features of the rows.
 
     Returns:
-        The sorted rows, and what was left out.
+        The sorted rows, and the counts of those left out.
     """
     table = table.sort_by([(EVENT_TIME, "ascending"), (REQUEST_ID, "ascending"), (ROW, "ascending")])
     positions = _repeated(table)
@@ -112,15 +115,15 @@ def newest_copies(table: Any, features: Features) -> tuple[Any, Copies]:
 
 
 def without_known(table: Any, known: Any, features: Features) -> tuple[Any, Copies]:
-    """Leave out the rows of which there are copies among rows that count in any case.
+    """Leave out the rows that have a copy among `known` rows, which are always kept.
 
     Args:
         table: Rows, each (request id, row) once.
-        known: Rows that were learned before, or of a correction.
-        features: The features of both.
+        known: Training rows of earlier runs, or rows of a correction.
+        features: Features of both.
 
     Returns:
-        The rows without a known copy, and what was left out, whether or not it is newer.
+        The rows without a known copy, and the counts of those left out, even if they are newer.
     """
     both = [each.select(KEY) for each in (table, known)]
     known = known.take(pa.array(_positions_in(both[1], both[0])))
@@ -132,7 +135,7 @@ def without_known(table: Any, known: Any, features: Features) -> tuple[Any, Copi
 
 
 def _repeated(table: Any) -> NDArray[np.int64]:
-    """The positions of rows whose key another row has, ascending."""
+    """Return the positions of rows whose key occurs more than once, ascending."""
     keyed = table.select(KEY).append_column("position", pa.array(np.arange(table.num_rows)))
     groups = keyed.group_by(KEY).aggregate([("position", "min"), ("position", "max")])
     if len(groups) == table.num_rows:
@@ -142,7 +145,7 @@ def _repeated(table: Any) -> NDArray[np.int64]:
 
 
 def _positions_in(keys: Any, wanted: Any) -> NDArray[np.int64]:
-    """The positions of keys that are among the wanted ones, ascending."""
+    """Return the positions of keys that are in `wanted`, ascending."""
     keyed = keys.append_column("position", pa.array(np.arange(keys.num_rows)))
     found = keyed.join(wanted, KEY, join_type="left semi").column("position").to_numpy()
     positions: NDArray[np.int64] = np.sort(found).astype(np.int64)
@@ -150,7 +153,7 @@ def _positions_in(keys: Any, wanted: Any) -> NDArray[np.int64]:
 
 
 def _comparable(table: Any) -> Any:
-    """The table with columns that can be sorted and compared: numbers by their bits, lists as text."""
+    """Convert columns so that they can be sorted and compared: numbers to bits, lists to text."""
     columns = {}
     for name in table.schema.names:
         values = table.column(name).combine_chunks()
@@ -163,12 +166,15 @@ def _comparable(table: Any) -> Any:
 
 
 def _equal_next(table: Any, names: list[str]) -> NDArray[np.bool_]:
-    """Whether each row but the last has the values of the row after it."""
+    """Return for each row but the last whether its values equal those of the next row."""
     return _equal(table.slice(0, table.num_rows - 1), table.slice(1), names)
 
 
 def _equal(left: Any, right: Any, names: list[str]) -> NDArray[np.bool_]:
-    """Whether rows have equal values in these columns; two nulls are equal."""
+    """Return for each row whether both tables have equal values in these columns.
+
+    Two nulls are equal.
+    """
     equal = np.ones(left.num_rows, dtype=bool)
     for name in names:
         one, other = left.column(name).combine_chunks(), right.column(name).combine_chunks()
@@ -178,7 +184,7 @@ def _equal(left: Any, right: Any, names: list[str]) -> NDArray[np.bool_]:
 
 
 def _example(rows: Any, features: Features) -> str:
-    """Two rows of one key, the first feature in which they differ."""
+    """Describe two rows of one key by the first feature in which they differ."""
     one, other = rows.to_pylist()
     name = next(name for name in features.names if one[name] != other[name])
     return f"{REQUEST_ID} {one[REQUEST_ID]!r}, row {one[ROW]}, with {name} {one[name]!r} and {other[name]!r}"

@@ -1,19 +1,25 @@
-"""The step's work: one window of rows, in time order, split into training rows and those that judge.
+"""The extraction of one window: rows sorted by time, split into training rows and holdout.
 
-Those that judge are the newest, of times and requests from which no contestant learned: not the candidate, which learns
-the rest of the window, nor its parent, nor the champion. A model looks better than it is on rows that it learned, and
-on others of their requests, because the rows of a request are alike. So the cut lies between two times, after the
-newest row that a rival learned, and a row after it whose request has rows before it judges nobody. No row is lost by
-that: the next round begins after the newest row learned here. What cannot be seen here is a request whose other rows
-all lie before the window. Late rows (see `seen_files`) come before the others in training and are never held out.
+The holdout consists of the newest rows. Neither the candidate, its parent nor the champion learned
+from their times or requests. A model looks better than it is on its own training rows, and on other
+rows of the same requests, because the rows of a request are alike. So the split is between two
+times, after the newest training row of the parent and the champion. A row after the split is
+dropped if its request has rows before the split. No row is lost, because the next run begins after
+the newest training row of this run. A request whose other rows are all before the window cannot be
+detected here. Late rows (see `seen_files`) precede the others in training and are never held out.
 
-The output folder `<work>/<run>/extraction/` appears whole: `train/` and `holdout/` with Parquet files in the raw
-schema, `replay/` and `replay_holdout/` with rows older than the window (see `replay`), `malformed.jsonl` where a row
-was malformed, `ahead.jsonl` where rows are ahead of the clock, and `words.json` where a column holds words. A retried
-task replaces it.
+The output folder `<work>/<run>/extraction/` is written atomically, and a retried task replaces it.
+It contains:
 
-Files that are unfit to read are left out (see `unfit`). A pass over the rows names all that it finds, and the next pass
-does without them, so that the rows are those of the other files.
+- `train/` and `holdout/`: Parquet files in the raw schema.
+- `replay/` and `replay_holdout/`: rows older than the window (see `components.extraction.replay`).
+- `malformed.jsonl`: malformed rows, if there are any.
+- `ahead.jsonl`: files with rows ahead of the clock, if there are any.
+- `words.json`: counts of string categories, if a column has them.
+
+Files that are unfit to read are left out (see `evergreen.rows.unfit`). A pass over the rows
+collects all unfit files, and the next pass reads without them. The result therefore equals that of
+a lake without these files.
 """
 
 import hashlib
@@ -36,7 +42,7 @@ from numpy.typing import NDArray
 from components.extraction.copies import Copies
 from components.extraction.lake import Lake, WindowPiece
 from components.extraction.replay import HELD_OUT, REPLAYED, DrawnReplay, draw_replay
-from components.extraction.window import NO_RIVALS, Rivals, days_asked, watermark
+from components.extraction.window import NO_BASELINES, Baselines, days_asked, watermark
 from evergreen.config.extraction import MAX_LATE_DAYS, ExtractionSettings
 from evergreen.config.spec import Recommender
 from evergreen.contracts.manifests import Model, RawDataset
@@ -52,33 +58,48 @@ from evergreen.runtime.durable import sha256_tree, whole_directory
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError, run_again
 from evergreen.runtime.workers import Workers, workers_of
 
+logger = logging.getLogger(__name__)
+
+MIN_ROWS = 10
+LOT_ROWS = 4 * FILE_ROWS
+"""Approximate number of rows that a worker copies at a time."""
+WINDOW, LATE = "all", "late"
+"""Temporary folders of the step. `LATE` is also the prefix of the late rows' files, so that they
+sort before `part`."""
+MALFORMED_FILE, AHEAD_FILE, WORDS_FILE = "malformed.jsonl", "ahead.jsonl", "words.json"
+
 
 class Cut(NamedTuple):
-    """Where the rows that are learned end."""
+    """The split between training rows and newer rows."""
 
     num_older: int
-    """Rows before the cut."""
+    """Number of rows before the split."""
     last_learned: int
-    """Time of the newest of them, microseconds since the epoch."""
+    """Time of the newest row before the split, microseconds since the epoch."""
 
 
 def event_times(path: Path) -> NDArray[np.int64]:
-    """Event times of a file's rows, microseconds since the epoch, [n]."""
+    """Return the event times of a file's rows, microseconds since the epoch, [n]."""
     times: NDArray[np.int64] = parquet_file(path).read([EVENT_TIME]).column(0).cast(pa.int64()).to_numpy()
     return times
 
 
 def rows_until(parts: Sequence[PartFile], time: int) -> int:
-    """How many rows of files in the order of time are at or before `time`."""
+    """Return the number of rows at or before `time` in files that are sorted by time."""
     return sum(int(np.searchsorted(event_times(part.path), time, side="right")) for part in parts)
 
 
 def find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None) -> Cut | None:
-    """The cut that leaves about `num_wanted` rows to judge, all newer than `learned`; None where there is none.
+    """Return the split that leaves about `num_wanted` newer rows, or None if there is none.
 
-    Rows of the cut's own time are all left to judge, so they may be more than `num_wanted`; they are all learned
-    where no older row would be left to learn. `parts` are the window's rows in the order of time; `learned` is the
-    newest row that a rival learned, microseconds since the epoch, None = there is no rival.
+    All rows with the time of the split are newer rows, so there can be more than `num_wanted`. If
+    no training row would remain, they are all training rows instead.
+
+    Args:
+        parts: Files with the window's rows, sorted by time.
+        num_wanted: Number of holdout rows.
+        learned: Time of the newest row that a baseline learned, microseconds since the epoch. All
+            holdout rows are newer. None if there is no baseline.
     """
     num_rows = sum(part.num_rows for part in parts)
     num_learned = 0 if learned is None else rows_until(parts, learned)
@@ -91,9 +112,18 @@ def find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None)
 
 
 def remove_straddling(holdout: Path, learned: Sequence[Path], workers: Workers) -> int:
-    """Removes from `holdout` the rows of requests that have rows in the folders `learned`; returns how many.
+    """Remove from `holdout` the rows of requests that also have training rows.
 
-    In memory are a number of 4 bytes for each request of `holdout`, and for each worker the request ids of one file.
+    Memory holds 4 bytes for each request of `holdout`, and the request ids of one file for each
+    worker.
+
+    Args:
+        holdout: Folder of the holdout rows.
+        learned: Folders of training rows.
+        workers: Workers that read the files.
+
+    Returns:
+        The number of removed rows.
     """
     own = np.unique(np.concatenate([request_hashes(_request_ids(path)) for path in sorted(holdout.glob("*.parquet"))]))
     files = [path for folder in learned for path in sorted(folder.glob("*.parquet"))]
@@ -108,19 +138,22 @@ def remove_straddling(holdout: Path, learned: Sequence[Path], workers: Workers) 
                 kept = batch.filter(pc.invert(pc.is_in(batch.column(REQUEST_ID), value_set=shared)))
                 num_removed += batch.num_rows - kept.num_rows
                 writer.write(kept)
-        for part in writer.parts:  # one, or none where no row is left
+        for part in writer.parts:  # at most one file, because the rows are fewer than before
             part.path.rename(path)
         whole.unlink()
     return num_removed
 
 
 def _request_ids(path: Path) -> Any:
-    """The distinct request ids of a file."""
+    """Return the distinct request ids of a file."""
     return parquet_file(path).read([REQUEST_ID]).column(0).unique()
 
 
 def _ids_among(hashes: NDArray[np.uint32], path: Path) -> list[str]:
-    """The request ids of a file that have one of these ascending hashes; different ids may have one hash."""
+    """Return the request ids of a file whose hash is among these ascending hashes.
+
+    Different ids may have the same hash.
+    """
     ids = _request_ids(path)
     mine = request_hashes(ids)
     places = np.minimum(np.searchsorted(hashes, mine), len(hashes) - 1)
@@ -136,28 +169,18 @@ def _time_at(parts: Sequence[PartFile], place: int) -> int:
     raise AssertionError("the place is one of a row")
 
 
-logger = logging.getLogger(__name__)
-
-MIN_ROWS = 10
-LOT_ROWS = 4 * FILE_ROWS
-"""Rows that a worker copies at a time, about."""
-WINDOW, LATE = "all", "late"
-"""Folders while the step works; the last is the beginning of late rows' file names, too, which sort before `part`."""
-MALFORMED_FILE, AHEAD_FILE, WORDS_FILE = "malformed.jsonl", "ahead.jsonl", "words.json"
-
-
 @dataclass
 class _CopiedRows:
     num_rows: int = 0
     copies: Copies = field(default_factory=Copies)
-    """Rows that were left out because another copy of them counts."""
+    """Counts of rows that were left out because another copy was kept."""
     first: int = 0
     days: Counter[int] = field(default_factory=Counter)
-    """Rows read of each day, by its number since 1970."""
+    """Number of rows of each day. Days are numbered since 1970."""
     last: int = 0
 
     def add_newer(self, other: "_CopiedRows") -> None:
-        """Counts the rows that another counted."""
+        """Add the counts of newer rows."""
         assert other.first >= self.last or not self.num_rows, "rows come in time order"
         self.first = self.first if self.num_rows else other.first
         self.last = other.last
@@ -166,7 +189,7 @@ class _CopiedRows:
         self.days.update(other.days)
 
     def add(self, table: Any, copies: Copies) -> None:
-        """Count the rows of a table that was read, and the copies that were left out of it."""
+        """Count the rows of a table, and the copies that were left out of it."""
         self.num_rows += table.num_rows
         self.copies.add(copies)
         times = table.column(EVENT_TIME).cast(pa.int64()).to_numpy()
@@ -180,22 +203,29 @@ def extract(
     *,
     folder: Path,
     recommender: Recommender,
-    rivals: Rivals = NO_RIVALS,
+    baselines: Baselines = NO_BASELINES,
     dask_scheduler: str = "",
 ) -> RawDataset:
-    """Writes the window's rows below `folder`, replacing what was there, and returns their manifest.
+    """Write the window's rows to `folder`, replacing its content, and return their manifest.
 
-    The workers of the Dask scheduler at that address copy them; empty = processes of this machine.
+    Args:
+        lake: Lake with the rows.
+        window: Times of the rows.
+        folder: Output folder.
+        recommender: Recommender with its settings.
+        baselines: Parent and champion of the candidate.
+        dask_scheduler: Address of the Dask scheduler whose workers copy the rows. Empty = processes
+            of this machine.
 
     Raises:
-        ContractError: a setting is wrong, too few rows are there to learn or to judge by, or too many files are unfit
-            to read.
-        TemporaryError: see `runtime.workers.workers_of`.
+        ContractError: a setting is wrong, there are too few rows for training or the holdout, or
+            too many files are unfit to read.
+        TemporaryError: see `evergreen.runtime.workers.workers_of`.
     """
     while True:
         try:
             return _extract_fit(
-                lake, window, folder=folder, recommender=recommender, rivals=rivals, dask_scheduler=dask_scheduler
+                lake, window, folder=folder, recommender=recommender, baselines=baselines, dask_scheduler=dask_scheduler
             )
         except UnfitFiles as error:
             lake = lake.without(error)
@@ -208,34 +238,34 @@ def extract(
 
 
 def _extract_fit(
-    lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, rivals: Rivals, dask_scheduler: str
+    lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, baselines: Baselines, dask_scheduler: str
 ) -> RawDataset:
-    """Do what `extract` does, once.
+    """Do the work of `extract` once.
 
     Raises:
-        ContractError: as `extract`.
-        TemporaryError: as `extract`.
-        UnfitFiles: files are unfit to read that `lake` does not leave out yet.
+        ContractError: see `extract`.
+        TemporaryError: see `extract`.
+        UnfitFiles: further files of `lake` are unfit to read.
     """
     settings = recommender.section("extraction", ExtractionSettings)
     with (
         whole_directory(folder, replace=True) as aside,
         workers_of(dask_scheduler, processes=forked.usual_processes(), shared=aside) as workers,
     ):
-        found = _write_rows(lake, window, folder=aside, settings=settings, rivals=rivals, workers=workers)
+        found = _write_rows(lake, window, folder=aside, settings=settings, baselines=baselines, workers=workers)
         has_words = lake.words.write(aside / WORDS_FILE, without=recommender.columns_of_users)
     split = found.split
     logger.info(
         "%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, found.late.num_rows, split.num_newer
     )
-    dataset = _dataset(found, lake, window, folder=folder, recommender=recommender, rivals=rivals)
+    dataset = _dataset(found, lake, window, folder=folder, recommender=recommender, baselines=baselines)
     return replace(dataset, words_uri=(folder / WORDS_FILE).as_uri() if has_words else None)
 
 
 def _dataset(
-    found: "_Written", lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, rivals: Rivals
+    found: "_Written", lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, baselines: Baselines
 ) -> RawDataset:
-    """The manifest of what was written, without words."""
+    """Return the manifest of the written rows, without the URI of string categories."""
     settings = recommender.section("extraction", ExtractionSettings)
     count, malformed, split, replay = found.copied, found.malformed, found.split, found.replay
     seen = lake.seen
@@ -260,8 +290,8 @@ def _dataset(
         num_updated=found.copies.num_updated,
         num_conflicting=found.copies.num_conflicting,
         digest=data_digest(folder),
-        parent_model_id=rivals.parent.model_id if rivals.parent else None,
-        champion_model_id=rivals.champion.model_id if rivals.champion else None,
+        parent_model_id=baselines.parent.model_id if baselines.parent else None,
+        champion_model_id=baselines.champion.model_id if baselines.champion else None,
         num_straddling_rows=found.num_straddling,
         replay_uri=(folder / REPLAYED).as_uri() if replay.num_rows else None,
         num_replay_rows=replay.num_rows,
@@ -286,16 +316,17 @@ def _dataset(
 
 
 class _Written(NamedTuple):
-    """What a window's rows became."""
+    """Counts and records of the written rows."""
 
     copied: _CopiedRows
     late: _CopiedRows
     copies: Copies
-    """Left out of both."""
+    """Rows that were left out of the window's rows and of the late ones."""
     malformed: MalformedRows
     num_ahead: int
     num_late_clicks: int
-    """Of the window's and late rows; replayed ones have theirs, too."""
+    """Number of late clicks on rows of the window and on late rows. Those on replayed rows are not
+    counted."""
     last_learned: int
     split: "_Split"
     record: "_Record"
@@ -304,9 +335,12 @@ class _Written(NamedTuple):
 
 
 def _write_rows(
-    lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionSettings, rivals: Rivals, workers: Workers
+    lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionSettings, baselines: Baselines, workers: Workers
 ) -> _Written:
-    """Writes the folders of the module's head into `folder`; errors as `extract`."""
+    """Write the output folders of the module's docstring into `folder`.
+
+    Raises the errors of `_extract_fit`.
+    """
     num_ahead = _note_ahead(lake, folder / AHEAD_FILE)
     _warn_of_left(lake, settings)
     limit = settings.max_malformed_fraction
@@ -320,11 +354,12 @@ def _write_rows(
         malformed.judge()
     copies = _judged_copies(count, late, window, settings=settings)
     num_late_clicks = lake.late.num_joined
-    _expect_rows(count, window, lake=lake, parent=rivals.parent)
-    cut = _cut(parts, window, lake=lake, settings=settings, rivals=rivals)
+    _expect_rows(count, window, lake=lake, parent=baselines.parent)
+    cut = _cut(parts, window, lake=lake, settings=settings, baselines=baselines)
     split = _split(parts, cut, num_late=late.num_rows, folder=folder)
-    last_learned = max(cut.last_learned, watermark(rivals.parent) if rivals.parent else 0)
-    # Before old rows are drawn: a file that is unfit only in these is seen all the same.
+    last_learned = max(cut.last_learned, watermark(baselines.parent) if baselines.parent else 0)
+    # The record is made before old rows are drawn. A file that is unfit only for the drawing
+    # therefore still counts as seen.
     record = _Record(
         days=_days_read(lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days),
         files=_files_seen(lake, last_learned),
@@ -349,13 +384,13 @@ def _write_rows(
 
 
 def _expect_few_unfit(lake: Lake, window: TimeSpan, *, settings: ExtractionSettings) -> None:
-    """Check that most files with rows of the window, or with late ones, can be read, and most of late outcomes.
+    """Check that most files can be read: those with rows of the window, late rows or late outcomes.
 
-    Files that an earlier run of the line left out do not count.
+    Files that an earlier run of the lineage left out do not count.
 
     Raises:
-        ContractError: too many are unfit.
-        UnfitFiles: further ones are.
+        ContractError: too many files are unfit.
+        UnfitFiles: further files are unfit.
     """
     rows, outcomes = list[QuarantinedFile](), list[QuarantinedFile]()
     for each in lake.files.unfit.values():
@@ -370,20 +405,21 @@ def _expect_few_unfit(lake: Lake, window: TimeSpan, *, settings: ExtractionSetti
 
 
 def _note_ahead(lake: Lake, path: Path) -> int:
-    """Record the files with rows ahead of the clock, a line each, and return how many rows are."""
+    """Write one line for each file with rows ahead of the clock, and return the number of rows."""
     if not (found := lake.ahead_files()):
         return 0
     path.write_text("".join(json.dumps(each._asdict()) + "\n" for each in found), encoding="utf-8")
     num_rows = sum(each.num_rows for each in found)
     logger.warning(
-        "%d rows in %d files are not learned yet, because their times are ahead of the clock; the first: %s: %s",
+        "%d rows in %d files are not learned yet, because their times are ahead of the clock; the "
+        "first: %s: %s",
         num_rows, len(found), found[0].file, found[0].reason,
     )  # fmt: skip
     return num_rows
 
 
 def _warn_of_left(lake: Lake, settings: ExtractionSettings) -> None:
-    """Name the files that the parent's line has not seen and that this round does not learn."""
+    """Log the files that the lineage has not seen and that this run does not learn from."""
     if not (left := lake.left_files):
         return
     assert lake.seen is not None
@@ -396,26 +432,33 @@ def _warn_of_left(lake: Lake, settings: ExtractionSettings) -> None:
         f" or --set extraction.late_days={needed}" if needed <= MAX_LATE_DAYS and not lake.seen.begins_anew else ""
     )
     logger.warning(
-        "%d files %sof %s to %s were not seen by this lineage and are %s: their rows are not learned; %s learns them. "
+        "%d files %sof %s to %s were not seen by this lineage and are %s: their rows are not "
+        "learned; %s learns them. "
         "The first: %s", len(left), rows, first, last, bound, way, left[0].name,
     )  # fmt: skip
 
 
 def _num_left_rows(lake: Lake) -> int | None:
-    """See `RawDataset.num_left_rows`."""
+    """Return `RawDataset.num_left_rows`."""
     counts = [each.num_rows for each in lake.left_files]
     return None if None in counts else sum(each or 0 for each in counts)
 
 
 def _judged_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, settings: ExtractionSettings) -> Copies:
-    """The rows left out of window and late rows, logged; too many that conflict are refused."""
+    """Log and return the counts of left-out rows, and check that few conflict.
+
+    Raises:
+        ContractError: too many rows conflict.
+    """
     copies = Copies()
     copies.add(count.copies)
     copies.add(late.copies)
     if copies.num_rows:
         logger.info(
-            "%s: of rows that came more than once %d equal copies were left out, %d older ones with another label or "
-            "time, and %d with other features", window, copies.num_equal, copies.num_updated, copies.num_conflicting,
+            "%s: of rows that came more than once %d equal copies were left out, %d older ones "
+            "with another label or "
+            "time, and %d with other features",
+            window, copies.num_equal, copies.num_updated, copies.num_conflicting,
         )  # fmt: skip
     limit = settings.max_conflicting_fraction
     copies.judge(count.num_rows + late.num_rows, max_fraction=limit, source=f"window {window}")
@@ -423,7 +466,7 @@ def _judged_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, s
 
 
 def data_digest(folder: Path) -> str:
-    """SHA-256 over the names and bytes of the Parquet files of a dataset's folder, old rows included if it has any."""
+    """Return the SHA-256 of names and bytes of a dataset's Parquet files, including old rows."""
     parts = [part for part in ("train", "holdout", REPLAYED, HELD_OUT) if (folder / part).exists()]
     trees = "".join(f"{part} {sha256_tree(folder / part)}\n" for part in parts)
     return hashlib.sha256(trees.encode()).hexdigest()
@@ -437,7 +480,7 @@ class _Lot(NamedTuple):
 
 
 class _CopiedLot(NamedTuple):
-    """What a lot's copy hands back."""
+    """Result of copying a batch of pieces."""
 
     rows: _CopiedRows
     parts: list[PartFile]
@@ -449,7 +492,10 @@ class _CopiedLot(NamedTuple):
 def _copy_window(
     lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path, workers: Workers
 ) -> tuple[_CopiedRows, list[PartFile]]:
-    """The window's rows in `folder`: lot by lot, whose number follows from the rows and not from the workers."""
+    """Copy the window's rows to `folder` in batches.
+
+    The number of batches depends on the rows and not on the workers.
+    """
     pieces = lake.pieces(window)
     number = max(1, round(sum(each.piece.num_rows for each in pieces) / LOT_ROWS))
     divided = forked.shares(pieces, number, weight=lambda each: each.piece.num_rows + 1) if pieces else []
@@ -491,7 +537,7 @@ def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder
 def _days_read(
     lake: Lake, window: TimeSpan, *, num_rows: Counter[int], num_late: Counter[int], num_newer: Counter[int]
 ) -> list[dict[str, Any]]:
-    """See `RawDataset.days`."""
+    """Return `RawDataset.days`."""
     days = []
     for number, num in sorted((num_rows + num_late).items()):
         day = date.fromisoformat(to_iso(number * DAY_MICROS)[:10])
@@ -502,20 +548,20 @@ def _days_read(
 
 
 def _files_seen(lake: Lake, last_learned: int) -> dict[str, dict[str, int]]:
-    """See `RawDataset.files`."""
+    """Return `RawDataset.files`."""
     days = days_asked(last_learned, MAX_LATE_DAYS)
     found = {day: lake.files_of(day) for day in days}
     return {str(day): files for day, files in found.items() if files or day == days[0]}
 
 
 def _files_unread(lake: Lake, window: TimeSpan, last_learned: int) -> dict[str, dict[str, str]]:
-    """See `RawDataset.unread_files`."""
+    """Return `RawDataset.unread_files`."""
     found = {day: lake.unread_files_of(day, window) for day in days_asked(last_learned, MAX_LATE_DAYS)}
     return {str(day): files for day, files in found.items() if files}
 
 
 class _Record(NamedTuple):
-    """What the manifest says of the lake's files."""
+    """Entries of the manifest about the lake's files."""
 
     days: list[dict[str, Any]]
     """See `RawDataset.days`."""
@@ -526,23 +572,26 @@ class _Record(NamedTuple):
 
 
 class _Split(NamedTuple):
-    """The two sides of the cut."""
+    """Numbers of rows on both sides of the split."""
 
     num_train: int
-    """Late rows are among them."""
+    """Training rows, including late rows."""
     num_newer: int
     newer_days: Counter[int]
-    """Rows newer than the cut of each day, by its number since 1970."""
+    """Number of holdout rows of each day. Days are numbered since 1970."""
 
 
 def _split(parts: list[PartFile], cut: Cut, *, num_late: int, folder: Path) -> _Split:
-    """Moves the window's rows to `folder`/train and `folder`/holdout, and late ones, first by name, to the former."""
+    """Move the window's rows to `folder`/train and `folder`/holdout, and late rows to the former.
+
+    The file names of late rows sort first.
+    """
     num_newer = sum(part.num_rows for part in parts) - cut.num_older
     cut_newest(parts, num_newer, older=folder / "train", newest=folder / "holdout")
     for path in sorted((folder / LATE).iterdir()):
         path.rename(folder / "train" / path.name)
     (folder / LATE).rmdir()
-    for torn in (folder / WINDOW).glob(".*"):  # of workers that were killed
+    for torn in (folder / WINDOW).glob(".*"):  # left by killed workers
         torn.unlink()
     (folder / WINDOW).rmdir()
     days: Counter[int] = Counter()
@@ -552,12 +601,18 @@ def _split(parts: list[PartFile], cut: Cut, *, num_late: int, folder: Path) -> _
 
 
 def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan, *, workers: Workers) -> int:
-    """Removes the rows of requests of which rows are learned from `folder`/holdout; how many. Refuses to remove all."""
+    """Remove the holdout rows of requests with training rows, and return their number.
+
+    Raises:
+        ContractError: no holdout row would remain.
+    """
     num_straddling = remove_straddling(folder / "holdout", [folder / "train", folder / REPLAYED], workers)
     if num_straddling == num_newer:
         raise ContractError(
-            f"window {window} has {num_newer} newest rows whose requests have older rows, too, expected a request "
-            "whose rows are all new, to judge by: if data.request_id names a session, a user or a day, remove it from "
+            f"window {window} has {num_newer} newest rows whose requests have older rows, too, "
+            "expected a request "
+            "whose rows are all new, to judge by: if data.request_id names a session, a user or a "
+            "day, remove it from "
             "the recommender's file, accept that, and ingest the rows again into an empty lake"
         )
     return num_straddling
@@ -573,28 +628,42 @@ def _expect_rows(count: _CopiedRows, window: TimeSpan, *, lake: Lake, parent: Mo
         )
 
 
-def _cut(parts: list[PartFile], window: TimeSpan, *, lake: Lake, settings: ExtractionSettings, rivals: Rivals) -> Cut:
-    """Where the rows that are learned end; refuses rows of one time, and too few that no rival learned."""
-    num_rows, learned = sum(part.num_rows for part in parts), rivals.learned
+def _cut(
+    parts: list[PartFile], window: TimeSpan, *, lake: Lake, settings: ExtractionSettings, baselines: Baselines
+) -> Cut:
+    """Return the split of the window's rows.
+
+    Raises:
+        ContractError: all rows have the same time, or too few rows are newer than the training rows
+            of parent and champion.
+    """
+    num_rows, learned = sum(part.num_rows for part in parts), baselines.learned
     if learned is not None and (num_newer := num_rows - rows_until(parts, learned)) < MIN_ROWS:
         raise ContractError(
             f"window {window} holds {num_newer} rows newer than {to_iso(learned)}, up to which "
-            f"{' or '.join(model.model_id for model in rivals.models)} learned, expected at least {MIN_ROWS}: rows "
-            f"that one of the compared models learned cannot judge; {_enough(lake, learned, settings.attribution)}"
+            f"{' or '.join(model.model_id for model in baselines.models)} learned, expected at "
+            f"least {MIN_ROWS}: rows "
+            "that one of the compared models learned cannot judge; "
+            f"{_enough(lake, learned, settings.attribution)}"
         )
     num_wanted = min(max(1, round(num_rows * settings.holdout_fraction)), num_rows - 1)
     cut = find_cut(parts, num_wanted, learned=learned)
     if cut is None:
         raise ContractError(
-            f"window {window} holds {num_rows} rows of one time, expected older and newer ones: name the column of "
-            "their times by data.event_time and ingest them again into an empty lake; without one `evergreen ingest` "
+            f"window {window} holds {num_rows} rows of one time, expected older and newer ones: "
+            "name the column of "
+            "their times by data.event_time and ingest them again into an empty lake; without one "
+            "`evergreen ingest` "
             "spreads them over days"
         )
     return cut
 
 
 def _enough(lake: Lake, learned: int, attribution: int) -> str:
-    """Which window's end leaves enough rows newer than `learned`; for messages."""
+    """Return a phrase for messages: the window's end that would leave enough rows.
+
+    All of these rows are newer than `learned`.
+    """
     newer: list[int] = []
     with MalformedRows(Path(os.devnull), max_fraction=1.0, collects_unfit=True) as ignored:
         for table, _ in lake.tables(TimeSpan(learned + 1, None), ignored):
@@ -602,6 +671,7 @@ def _enough(lake: Lake, learned: int, attribution: int) -> str:
             if len(newer) >= MIN_ROWS:
                 return f"a window_end of {to_iso(newer[MIN_ROWS - 1] + 1 + attribution)} or later would do"
     return (
-        f"the lake holds {len(newer)} such rows, so no window would do before more have come (`evergreen ingest`); to "
+        f"the lake holds {len(newer)} such rows, so no window would do before more have come "
+        "(`evergreen ingest`); to "
         f"learn all rows anew without a comparison, {run_again(FROM_SCRATCH)}"
     )

@@ -1,13 +1,15 @@
 """The lake: `day=YYYY-MM-DD/*.parquet` in the raw schema, read in pieces of bounded size.
 
-Days are disjoint in time, so days in order are rows in order. A day with more rows than fit is cut into spans of time,
-each sorted by itself: memory is bounded by `PIECE_ROWS` as far as the row groups' statistics say where a day's rows
-lie; many rows at one instant cannot be cut.
+Days do not overlap in time, so reading days in order gives rows in order. A day with more rows than
+fit in memory is divided into intervals, which are sorted separately. `PIECE_ROWS` limits the rows
+of an interval as far as the statistics of the row groups allow. Many rows with the same time cannot
+be divided.
 
-Clicks that arrived after their rows were archived lie in `outcomes/day=*/` (`contracts.raw_rows.OUTCOME_TYPES`) and are
-joined to the rows when read. A row with a click among them has label 1 if the click happened within the attribution
-window that the file names, however late it was reported: a label means the same here as in the monitor. A click after
-the window, other events, outcomes of rows that are not read, and repetitions change nothing.
+Clicks that arrived after their rows were archived are in `outcomes/day=*/`
+(`evergreen.contracts.raw_rows.OUTCOME_TYPES`). They are joined to the rows when these are read. A
+row with such a click gets label 1 if the click happened within the attribution window that the file
+states, however late it was reported. Labels therefore mean the same as in the monitor. A click
+after the window, other events, outcomes of other rows, and repetitions change nothing.
 """
 
 import hashlib
@@ -50,33 +52,39 @@ from evergreen.storage.objects import ObjectInfo
 
 logger = logging.getLogger(__name__)
 
+PIECE_ROWS = 250_000
 _SCHEMA = arrow_schema(OUTCOME_TYPES)
 _COUNTS_FROM = "counts_from"
-"""Event time of the oldest row that a click is in time for: its own time less the window, microseconds since the epoch
-as float64, which is exact to the year 2255."""
+"""Column with the event time of the oldest row for which a click is in time. It is the click's time
+minus the window, in microseconds since the epoch as float64, which is exact to the year 2255."""
 _MICROS = pa.timestamp("us", tz="UTC")
 CLOCKS = timedelta(days=1)
-"""Two machines' clocks may put a click on the day before its prediction's."""
+"""Because of clock skew, a click can be stored under the day before its prediction's day."""
 
 
 @dataclass
 class LateClicks:
-    """The late clicks of one lake, read as far back as the rows that they are joined to."""
+    """The late clicks of one lake.
+
+    They are read as far back as the rows that they are joined to.
+    """
 
     files: LakeFiles
     num_joined: int = 0
-    """Rows so far whose label a late click turned from 0 to 1."""
+    """Number of rows so far whose label a late click changed from 0 to 1."""
     _hashes: dict[str, str] = field(default_factory=dict)
     _clicks: dict[date, Any] = field(default_factory=dict)
-    """By partition: each clicked (request, row) once, with the least `_COUNTS_FROM` of its clicks."""
+    """Clicks by partition. Each clicked (request, row) occurs once, with the least `_COUNTS_FROM`
+    of its clicks."""
 
     def join(self, table: Any, day: date) -> Any:
-        """Raw rows of the UTC day `day` with label 1 where a late click says so; otherwise as they are.
+        """Set label 1 for the raw rows of the UTC day `day` that have a late click.
 
         Raises:
             UnfitFiles: files of outcomes are corrupt, or lack a column.
         """
-        # A click whose prediction the monitor had forgotten by then lies on its own day, any number of days later.
+        # If the monitor no longer knew the prediction, the click is stored under its own day, which
+        # can be any number of days later.
         late = [clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - CLOCKS]
         if not late or not table.num_rows:
             return table
@@ -100,24 +108,24 @@ class LateClicks:
 
     @property
     def num_files(self) -> int:
-        """Files read so far."""
+        """Number of files that were read so far."""
         return len(self._hashes)
 
     def add_files_of(self, other: "LateClicks") -> None:
-        """Count the files that another has read."""
+        """Add the files that another instance has read."""
         self._hashes.update(other._hashes)
 
     def digest(self) -> str | None:
-        """SHA-256 over names and bytes of the files looked at: the version of the outcomes; None if there was none."""
+        """Return the SHA-256 of the names and bytes of the files that were read, or None."""
         if not self._hashes:
             return None
         lines = "".join(f"{name}\0{content}\n" for name, content in sorted(self._hashes.items()))
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def read_since(self, first: date) -> dict[date, Any]:
-        """All partitions read so far, after reading those that may hold a click on a row of `first` or a later day."""
+        """Return the clicks by partition, after reading those on rows of `first` or a later day."""
         wanted = [day for day in self.files.outcomes if day >= first - CLOCKS and day not in self._clicks]
-        self.files.paths(file for day in wanted for file in self.files.outcomes[day])  # all at once
+        self.files.paths(file for day in wanted for file in self.files.outcomes[day])  # fetch all at once
         for day in wanted:
             files = self.files.outcomes[day]
             read = read_each(self.files.paths(files), self._read_clicks)
@@ -147,41 +155,40 @@ def _with_first_time(clicks: Any) -> Any:
     return clicks.select(KEY).append_column(_COUNTS_FROM, pa.array(times - windows))
 
 
-PIECE_ROWS = 250_000
-
-
 class Piece(NamedTuple):
     """A part of one day that is read at a time."""
 
     day: date
     files: list[Path]
-    """Those of the day that may hold rows of the span, by the row groups' statistics. The first piece has all of them,
-    so that a row whose time is absent or of another day is found."""
+    """Files of the day that may have rows of the interval, by the statistics of their row groups.
+    The first piece has all files, so that rows without a time or of another day are found."""
     span: TimeSpan
     num_rows: float
-    """Rows that lie in the span, by the row groups' statistics: about."""
+    """Approximate number of rows in the interval, from the statistics of the row groups."""
 
 
 class AheadFile(NamedTuple):
     """A file with rows that are ahead of the clock."""
 
     file: str
-    """Relative to the lake."""
+    """Path relative to the lake."""
     num_rows: int
-    """Those that are ahead."""
+    """Number of rows that are ahead."""
     reason: str
 
 
 class LeftFile(NamedTuple):
-    """A file that the parent's line has not seen, and of which this round learns no row, or none before some time."""
+    """An unseen file whose rows this run leaves out, entirely or partly."""
 
     day: date
     name: str
-    """Relative to the lake."""
+    """Path relative to the lake."""
     num_rows: int | None
-    """Rows that are left; None = the file is not on this machine, or not readable."""
+    """Number of rows that are left out. None if the file is not on this machine, or not
+    readable."""
     counts_as_seen: bool
-    """Whether the line has seen the file after this round, since the round reads other rows of it or begins anew."""
+    """Whether the lineage has seen the file after this run. This is so if the run reads other rows
+    of the file, or starts a new record."""
 
 
 class WindowPiece(NamedTuple):
@@ -189,14 +196,16 @@ class WindowPiece(NamedTuple):
 
     piece: Piece
     with_strays: bool
-    """See `RawParquet`: whether it is the day's first."""
+    """Whether the piece is the first of its day, see `RawParquet`."""
 
 
 def newest_time(path: Path, span: TimeSpan) -> int | None:
-    """Event time of the newest row of a raw file in a span, microseconds since the epoch; None without one.
+    """Return the event time of the newest row of a raw file within `span`, or None.
+
+    The time is in microseconds since the epoch.
 
     Raises:
-        ContractError: the file is not whole Parquet, or has no event times.
+        ContractError: the file is not complete Parquet, or has no event times.
     """
     newest: int | None = pc.max(_times_within(path, span).cast(pa.int64())).as_py()
     return newest
@@ -208,10 +217,12 @@ def _num_rows(path: Path) -> int:
 
 
 def count_rows(path: Path, span: TimeSpan) -> int:
-    """How many rows of a raw file lie in a span; only where the row groups' statistics leave a choice they are read.
+    """Return the number of rows of a raw file within `span`.
+
+    Only row groups that overlap `span` are read.
 
     Raises:
-        ContractError: as `newest_time`.
+        ContractError: see `newest_time`.
     """
     return len(_times_within(path, span))
 
@@ -231,10 +242,12 @@ def _times_within(path: Path, span: TimeSpan) -> Any:
 
 
 def may_hold_rows(path: Path, span: TimeSpan) -> bool:
-    """Whether a raw file can hold a row of the span, by its row groups' statistics; True where there are none.
+    """Return whether a raw file may have a row within `span`, by the statistics of its row groups.
+
+    Returns True if there are no statistics.
 
     Raises:
-        ContractError: the file is not whole Parquet.
+        ContractError: the file is not complete Parquet.
     """
     metadata = open_parquet(path).metadata
     times = [group_times(metadata.row_group(group)) for group in range(metadata.num_row_groups)]
@@ -242,15 +255,22 @@ def may_hold_rows(path: Path, span: TimeSpan) -> bool:
 
 
 def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int) -> list[Piece]:
-    """Pieces whose spans together are `span`, in order, each with about `piece_rows` rows of the files; at least one.
+    """Divide `span` into pieces of about `piece_rows` rows each, in order.
 
-    A piece has at most half as many rows more, as far as the statistics tell.
+    There is at least one piece.
 
-    Rows are taken to lie evenly within their row group, and within `span` where a group has no statistics. Traffic
-    that comes in bursts is thus cut where it is, not by the clock.
+    A piece can have half as many rows more, as far as the statistics tell. The rows are assumed to
+    be spread evenly over their row group, or over `span` if a group has no statistics. Traffic in
+    bursts is thus divided by its rows and not by the clock.
+
+    Args:
+        day: Day of the files.
+        files: Raw files of the day.
+        span: Interval with a start and an end.
+        piece_rows: Rows of a piece.
 
     Raises:
-        UnfitFiles: files are not whole Parquet.
+        UnfitFiles: files are not complete Parquet.
     """
     assert span.start is not None
     assert span.end is not None
@@ -262,7 +282,7 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
             lasts.append(times.last + 1 if times else span.end)
             counts.append(num_rows)
     edges = np.unique(np.clip([span.start, span.end, *firsts, *lasts], span.start, span.end))
-    # How many rows lie before each edge; microseconds of this epoch are exact in float64.
+    # Number of rows before each edge. Microseconds since the epoch are exact in float64.
     before = np.zeros(len(edges))
     for first, last, count in zip(firsts, lasts, counts):
         before += count * np.clip((edges - first) / max(last - first, 1), 0, 1)
@@ -270,7 +290,7 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
     wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_pieces) / num_pieces
     after = np.searchsorted(before, wanted)
     nearest = after - (wanted - before[after - 1] < before[after] - wanted)
-    # Between row groups where they follow each other: one that two pieces share is decoded twice.
+    # Prefer a cut between two row groups, because a group that two pieces share is decoded twice.
     is_near = np.abs(before[nearest] - wanted) <= piece_rows / 4
     inner = np.where(is_near, edges[nearest], np.interp(wanted, before, edges).astype(np.int64)).tolist()
     bounds = sorted({span.start, *inner, span.end})
@@ -293,54 +313,60 @@ def _groups(path: Path) -> list[tuple[GroupTimes | None, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Lake:
-    """The rows of a lake on a time axis."""
+    """The rows of a lake, ordered by time."""
 
     files: LakeFiles
     features: Features
-    """Of the rows."""
+    """Features of the rows."""
     weighted: bool = False
     """Whether the rows have weights."""
     piece_rows: int = PIECE_ROWS
-    """Rows sorted at a time, about."""
+    """Approximate number of rows that are sorted at a time."""
     unread: frozenset[str] = frozenset()
     """See `RawParquet.unread`."""
     seen: SeenFiles | None = None
-    """What the parent's line saw; None = no row is late."""
+    """Files that the parent's lineage has seen. If None, no row is late."""
     ahead_from: int | None = None
-    """The first time that is ahead of the clock, microseconds since the epoch: rows from then on are not read. None =
-    all are."""
+    """First time that is ahead of the clock, in microseconds since the epoch. Rows from then on are
+    not read. None reads all rows."""
     late: LateClicks = field(init=False, repr=False)
-    """Clicks that came after their rows were written, joined to the rows as they are read."""
+    """Clicks that arrived after their rows were written. They are joined to the rows when these are
+    read."""
 
     words: WordCounts = field(init=False, repr=False, default_factory=WordCounts)
-    """Counts the words of the rows as they are read."""
+    """Counts of the string categories of the rows that were read."""
 
     def __post_init__(self) -> None:
-        """Looks for late clicks in the same lake."""
+        """Prepare the late clicks of the same lake."""
         object.__setattr__(self, "late", LateClicks(self.files))
 
     def of_part(self) -> "Lake":
-        """The same rows to read a part of, with counts of words and late clicks of its own, to be added to these."""
+        """Return a copy for reading a part of the rows, with counters of its own.
+
+        `add_part` adds these counters to those of the whole lake.
+        """
         part = replace(self)
         part.late._clicks.update(self.late._clicks)
         return part
 
     def add_part(self, part: "Lake") -> None:
-        """Count the words and the files of late outcomes that a part has read."""
+        """Add the string categories and the files of late outcomes that a part has read."""
         self.words.merge(part.words)
         self.late.add_files_of(part.late)
 
     def without(self, error: UnfitFiles) -> "Lake":
-        """Return the same lake without unfit files, nothing of it read yet."""
+        """Return the same lake without unfit files and with new counters."""
         self.files.leave_out(error)
         return replace(self)
 
     def version_of(self, day: date) -> int:
-        """The back-filled version of a day; 0 where it was never back-filled."""
+        """Return the back-filled version of a day, or 0 if it was never back-filled."""
         return self.files.of_day(day).version
 
     def digest_of(self, day: date, window: TimeSpan) -> str:
-        """SHA-256 over names, sizes and contents of the day's files that may hold a row of the window or a late one.
+        """Return the SHA-256 of the day's files that may have a row of the window or a late row.
+
+        It covers names, sizes and contents.
 
         Raises:
             ContractError: a file of the day is corrupt.
@@ -352,7 +378,7 @@ class Lake:
         return digest.hexdigest()
 
     def num_read_files(self, window: TimeSpan) -> int:
-        """Return how many files may hold a row of the window, or hold late ones.
+        """Return the number of files that have late rows or may have rows of the window.
 
         Raises:
             UnfitFiles: footers of such files are corrupt.
@@ -372,21 +398,25 @@ class Lake:
         return [(file, path) for file, path, held in zip(files, paths, holds) if held or file in late]
 
     def files_of(self, day: date) -> dict[str, int]:
-        """Bytes by name of the files that are version 0 of a day and count as seen from now on, or were seen before."""
+        """Return the day's version 0 files that the lineage has seen after this run.
+
+        The result maps names to sizes in bytes.
+        """
         here = {name: file.size for name, file in self.files.own_files(day).items()}
         before = {} if self.seen is None or self.seen.begins_anew else self.seen.record.get(day, {})
         unread = {base_name(each) for each in self._unread(day)}
         return {name: size for name, size in sorted({**before, **here}.items()) if name not in unread}
 
     def unread_files_of(self, day: date, window: TimeSpan) -> dict[str, str]:
-        """Return the files of version 0 of a day that this run or an earlier one of the line left out as unfit.
+        """Return the day's version 0 files that this run or an earlier one left out as unfit.
 
         Args:
             day: The day.
-            window: The window of the run.
+            window: Window of the run.
 
         Returns:
-            By name, the time up to which the line has learned rows of the file, ISO 8601; empty = it learned none.
+            For each name the time up to which the lineage has learned rows of the file, ISO 8601.
+            Empty if it learned none.
         """
         continues = self.seen is not None and not self.seen.begins_anew
         learned = self.seen.learned.get(day, {}) if self.seen is not None and continues else {}
@@ -402,13 +432,13 @@ class Lake:
         return found
 
     def _unread(self, day: date) -> list[ObjectInfo]:
-        """Return the files of version 0 of a day that are unfit, or left for a later round."""
+        """Return the day's version 0 files that are unfit, or left for a later run."""
         names = {each.name for each in self.left_files if not each.counts_as_seen} | set(self.files.unfit)
         return [file for file in self.files.own_files(day).values() if file.name in names]
 
     @cached_property
     def _late_files(self) -> dict[date, list[ObjectInfo]]:
-        """Of each day that has any."""
+        """Files with late rows by day. Days without any are absent."""
         if self.seen is None:
             return {}
         days = [day for day in self.files.days if day in self.seen.by_day]
@@ -417,9 +447,9 @@ class Lake:
 
     @cached_property
     def left_files(self) -> list[LeftFile]:
-        """The files that the parent's line has not seen and whose rows this round leaves, by day and name.
+        """Files that the lineage has not seen and whose rows this run leaves out, by day and name.
 
-        Of a bucket, a file of a day that the round does not read is not fetched to count its rows.
+        If the run does not read the day, a bucket's file is not downloaded only to count its rows.
         """
         if self.seen is None:
             return []
@@ -436,7 +466,7 @@ class Lake:
         return found
 
     def ahead_files(self) -> list[AheadFile]:
-        """The files with rows that are ahead of the clock, by day and name.
+        """Return the files with rows that are ahead of the clock, by day and name.
 
         Raises:
             UnfitFiles: such files are corrupt.
@@ -457,7 +487,7 @@ class Lake:
         return found
 
     def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
-        """Rows of the span in a file; None where it is not readable."""
+        """Return the number of rows of a file within `span`, or None if it is not readable."""
         try:
             return count_rows(self.files.paths([file])[0], span)
         except ContractError as error:
@@ -465,14 +495,14 @@ class Lake:
             return None
 
     def describe(self) -> str:
-        """What it holds, first and last day included; for messages."""
+        """Return a phrase for messages: the lake's name and its first and last day."""
         days = self.files.days
         return f"lake {self.files.name} holds " + (f"days {days[0]} to {days[-1]}" if days else "no rows")
 
     def tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, Copies]]:
-        """Read the window's rows as tables in the raw schema, each with the copies that were left out of it.
+        """Yield the window's rows as tables in the raw schema, with the counts of left-out copies.
 
-        Rows are sorted by event time, within a table and from one to the next.
+        Rows are sorted by event time, within a table and across tables.
 
         Raises:
             ContractError: a file is corrupt or too malformed.
@@ -480,21 +510,23 @@ class Lake:
         yield from self.tables_of(self.pieces(window), malformed)
 
     def tables_of(self, pieces: Iterable[WindowPiece], malformed: MalformedRows) -> Iterator[tuple[Any, Copies]]:
-        """See `tables`: those of some of the window's pieces."""
+        """Yield the rows of some of the window's pieces, see `tables`."""
         for piece, with_strays in pieces:
             table, copies = self.read(piece, malformed, with_strays=with_strays)
             if table.num_rows:
                 yield table, copies
 
     def pieces(self, window: TimeSpan) -> list[WindowPiece]:
-        """The pieces that hold the window's rows, in order; their files are here then, and the late clicks in memory.
+        """Return the pieces with the window's rows in order.
+
+        Their files are fetched, and the late clicks are read into memory.
 
         Raises:
             ContractError: a file is corrupt.
         """
         window = self._due(window)
         days = [day for day in self.files.days if not window.clipped(day_span(day)).is_empty]
-        self.files.paths(file for day in days for file in self.files.of_day(day).files)  # all at once
+        self.files.paths(file for day in days for file in self.files.of_day(day).files)  # fetch all at once
         if days:
             self.late.read_since(days[0])
         found = []
@@ -506,11 +538,14 @@ class Lake:
         return found
 
     def late_tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, Copies]]:
-        """Read the late rows (see `seen_files`) as `tables` reads rows.
+        """Yield the late rows (see `seen_files`) in the form of `tables`.
 
-        A row that lies at its time in a file of its day that is not late, too, was learned, and is left out as a copy.
-        A warning names how many of these came with other content. `window` is what `tables` is asked for; malformed
-        rows without a time are recorded once.
+        A row that also occurs in a file of its day that is not late was learned before. It is left
+        out as a copy, and a warning reports the number of such rows with other content.
+
+        Args:
+            window: Window of `tables`. Malformed rows without a time are recorded only once.
+            malformed: Record of malformed rows.
 
         Raises:
             ContractError: a file is corrupt or too malformed.
@@ -529,7 +564,8 @@ class Lake:
                 table, known = self._without_known(found, piece._replace(files=others), malformed)
                 if num_changed := known.num_updated + known.num_conflicting:
                     logger.warning(
-                        "%d late rows of day %s came with another label or other features after they had been "
+                        "%d late rows of day %s came with another label or other features after "
+                        "they had been "
                         "learned: what was learned stays", num_changed, day,
                     )  # fmt: skip
                 copies.add(known)
@@ -545,9 +581,9 @@ class Lake:
                 yield piece, i == 0
 
     def newest(self) -> int | None:
-        """Return the time of the newest row not ahead of the clock, microseconds since the epoch, or None.
+        """Return the time of the newest row that is not ahead of the clock, or None.
 
-        Unfit files are left out from here on.
+        The time is in microseconds since the epoch. Unfit files are left out from this call on.
         """
         try:
             return self._newest()
@@ -567,10 +603,15 @@ class Lake:
         return None
 
     def pieces_before(self, end: int, *, num_days: int, piece_rows: int) -> list[Piece]:
-        """The rows before `end` of the newest `num_days` days that have any, late rows aside, as pieces in time order.
+        """Return the rows before `end` as pieces in time order, without late rows.
 
-        Only the footers of those days' files are read. The earlier hours of the day that `end` lies in are one of the
-        days; a piece has about `piece_rows` rows.
+        Only the footers of the files are read.
+
+        Args:
+            end: Time in microseconds since the epoch.
+            num_days: Number of the newest days with such rows. The earlier hours of the day of
+                `end` count as one of them.
+            piece_rows: Approximate rows of a piece.
         """
         found: list[list[Piece]] = []
         for day in reversed(self.files.days):
@@ -584,15 +625,15 @@ class Lake:
         return [piece for pieces in reversed(found) for piece in pieces]
 
     def read(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False) -> tuple[Any, Copies]:
-        """Read the rows of a piece as `newest_copies` leaves them, with their late clicks; and what was left out.
+        """Return the rows of a piece without copies and with late clicks, and counts of the copies.
 
-        `with_strays` is `RawParquet`'s.
+        `with_strays` is that of `RawParquet`.
         """
         table, copies = self._sorted(piece, malformed, with_strays=with_strays)
         return self.late.join(table, piece.day), copies
 
     def _due(self, span: TimeSpan) -> TimeSpan:
-        """The part of a span that is not ahead of the clock."""
+        """Return the part of `span` that is not ahead of the clock."""
         return span.clipped(TimeSpan(None, self.ahead_from))
 
     def _paths_without_late(self, day: date) -> list[Path]:
@@ -634,9 +675,12 @@ class Lake:
                 malformed.add_unfit(path, error)
 
     def _without_known(self, table: Any, piece: Piece, malformed: MalformedRows) -> tuple[Any, Copies]:
-        """Leave out the rows whose key a valid row of `piece` has, of which one batch is in memory at a time."""
+        """Leave out the rows whose key is in a valid row of `piece`.
+
+        One batch of these is read at a time.
+        """
         requests = table.column(REQUEST_ID).combine_chunks()
-        # The rounds that read these files judged their malformed rows.
+        # The runs that learned from these files have checked their malformed rows already.
         with MalformedRows(Path(os.devnull), max_fraction=1.0, collects_unfit=malformed.collects_unfit) as ignored:
             batches = self._batches(piece, ignored, with_strays=False)
             known = [batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests)) for batch in batches]
@@ -647,7 +691,9 @@ class Lake:
 def sorted_day(
     files: list[Path], day: date, *, features: Features, malformed: MalformedRows, weighted: bool = False
 ) -> Iterator[tuple[Any, Copies]]:
-    """Read the rows of raw files, all of the day, as `Lake.tables` does, but with words; others are malformed.
+    """Yield the rows of one day's raw files as `Lake.tables` does, but with string categories.
+
+    Rows of other days are malformed.
 
     Raises:
         ContractError: a file is corrupt or too malformed.

@@ -1,18 +1,20 @@
-"""The files of a lake by day: which they are, and where they lie on this machine.
+"""The files of a lake by day, and their local copies.
 
-A lake in a folder is read in place, objects of a bucket are fetched when they are needed. A lake is listed once, and
-all that a run reads is of that listing: what an uploader or a back-fill adds later is another run's. Objects of a
-bucket are fetched at the generations listed, into a cache, so that none is fetched twice; one that was replaced or
-removed since ends the run with an error that a retry mends. Names, bytes and order are the bucket's, so a window's rows
-and digest are those that the same lake in a folder gives.
+A lake in a folder is read in place. Objects of a bucket are downloaded when they are needed. A lake
+is listed once, and a run reads only what is in that listing. Files that an uploader or a back-fill
+adds later belong to a later run. Objects of a bucket are downloaded at the listed generations into
+a cache, so that none is downloaded twice. If an object was replaced or removed since, the run fails
+with a temporary error. Names, bytes and order are those of the bucket. So a window's rows and
+digest equal those of the same lake in a folder.
 
-In the cache `objects/<generation>/<name>` is whole and never changed; with `.part` behind its name it is an unfinished
-download, which the next run continues. One run at a time uses it, holding `lock`; what it did not need is pruned.
+In the cache, `objects/<generation>/<name>` is complete and never changes. With the suffix `.part`
+it is an unfinished download, which the next run continues. One run at a time uses the cache and
+holds `lock`. Objects that it did not need are deleted.
 
-A day is its newest complete version, and what came to version 0 after it. A back-fill replaces the files that lay in
-the day's folder when it was written, which its marker names, and nothing else: what the uploader appends later is new
-rows, and is read beside it. Writing a version is left to `backfill`, and which rows a file loses (`replace_file`) to
-its caller.
+A day consists of its newest complete version and the files that were added to version 0 later. A
+back-fill replaces the files of the day's folder that its marker names, and nothing else. Files that
+the uploader appends later contain new rows and are read too. `cli.backfill` writes versions. The
+caller of `replace_file` decides which rows a file loses.
 """
 
 import fcntl
@@ -45,55 +47,59 @@ from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.storage.objects import Download, ObjectInfo, Objects, download_all, file_crc32c
 from evergreen.storage.uris import is_bucket_uri, local_path, open_objects
 
+logger = logging.getLogger(__name__)
+
+CACHE_FOLDER = ".lake-cache"
+_PART = ".part"
 _FOLDER = re.compile(re.escape(VERSION_PARTITION.format(version="")) + r"([1-9][0-9]{0,8})")
 _MARKER_VERSION = 1
 _OUTCOMES = OUTCOME_PARTITION.partition("/")[0]
 _NUM_NAMED = 5
-"""Unexpected files that an error names."""
+"""Number of unexpected files that an error names."""
 
 
 class FileMark(NamedTuple):
-    """A file as a marker names it."""
+    """Entry for a file in a marker."""
 
     name: str
-    """Without its folder."""
+    """Name without its folder."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     sha256: str = ""
-    """Of its bytes; empty for a file that was replaced."""
+    """SHA-256 of the content. Empty for a file that was replaced."""
 
     @classmethod
     def of(cls, path: Path) -> "FileMark":
-        """The mark of a file to be kept."""
+        """Return the entry for an existing file."""
         return cls(path.name, path.stat().st_size, sha256_file(path))
 
 
 @dataclass(frozen=True, kw_only=True)
 class VersionMarker:
-    """What `_SUCCESS` in a version's folder says."""
+    """Content of `_SUCCESS` in a version's folder."""
 
     day: str
     """YYYY-MM-DD."""
     version: int
     files: list[FileMark]
-    """The version's own."""
+    """Files of the version."""
     replaces: list[FileMark]
-    """The files of version 0 that were there when it was written, and are read no more."""
+    """Files of version 0 that existed when the version was written. They are no longer read."""
     num_rows: int
     created_at: str
     reason: str
-    """Why it was written, for people."""
+    """Reason for the version, for people."""
 
     def to_json(self) -> str:
-        """The marker's text."""
+        """Return the text of the marker."""
         return json.dumps({"format_version": _MARKER_VERSION, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
     def parse(cls, content: bytes, uri: str) -> "VersionMarker":
-        """The marker that the object at `uri` holds.
+        """Parse the content of the marker at `uri`.
 
         Raises:
-            ContractError: it is none of this format.
+            ContractError: the content is not a marker of this format.
         """
         try:
             document: dict[str, Any] = json.loads(content)
@@ -107,39 +113,42 @@ class VersionMarker:
 
 @dataclass(frozen=True)
 class DayFiles:
-    """The objects that are a day."""
+    """The objects of one day."""
 
     version: int
-    """0: the day was never back-filled."""
+    """Newest complete version. 0 if the day was never back-filled."""
     files: list[ObjectInfo]
-    """The version's, then those that came to version 0 later; each by name."""
+    """Files to read: those of the version, then those added to version 0 later, each sorted by
+    name."""
     own: list[ObjectInfo]
-    """All of version 0, those included that the version was written in place of and nobody reads."""
+    """All files of version 0, including those that the version replaces."""
     sha256: dict[str, str] = field(default_factory=dict)
-    """By name, of the version's files."""
+    """SHA-256 of the version's files by name."""
     incomplete: list[int] = field(default_factory=list)
-    """Versions that are ignored."""
+    """Incomplete versions, which are ignored."""
 
     @property
     def appended(self) -> list[ObjectInfo]:
-        """Those of `files` that are version 0's: the uploader brought them."""
+        """Files to read that belong to version 0. The uploader wrote them."""
         return [each for each in self.files if each.name not in self.sha256]
 
 
 def version_of_folder(name: str) -> int:
-    """The version whose folder has this name; 0 for any other name.
+    """Return the version whose folder has this name, or 0 for any other name.
 
-    >>> version_of_folder("version=12"), version_of_folder("version=012"), version_of_folder("outcomes")
-    (12, 0, 0)
+    >>> [version_of_folder(name) for name in ("version=12", "version=012", "outcomes")]
+    [12, 0, 0]
     """
     found = _FOLDER.fullmatch(name)
     return int(found[1]) if found else 0
 
 
 def newest_complete(names: Iterable[str]) -> int:
-    """The version that is the day, by the names of what lies in it, relative to the day's folder; 0 = its own files.
+    """Return the newest complete version of a day, or 0 if there is none.
 
-    >>> newest_complete(["a.parquet", "version=1/b.parquet", "version=1/_SUCCESS", "version=2/c.parquet"])
+    `names` are relative to the day's folder.
+
+    >>> newest_complete(["a.parquet", "version=1/b.parquet", "version=1/_SUCCESS", "version=2/c"])
     1
     """
     parted = [name.partition("/") for name in names]
@@ -147,24 +156,28 @@ def newest_complete(names: Iterable[str]) -> int:
 
 
 def is_own_file(name: str) -> bool:
-    """Whether a name, relative to the day's folder, is a file of version 0.
+    """Return whether a name, relative to the day's folder, is a file of version 0.
 
-    >>> [is_own_file(name) for name in ("a.parquet", "_half.parquet", "version=1/a.parquet", "notes.txt")]
-    [True, False, False, False]
+    >>> [is_own_file(name) for name in ("a.parquet", "_half.parquet", "version=1/a.parquet")]
+    [True, False, False]
     """
     return "/" not in name and name.endswith(".parquet") and is_visible(name)
 
 
 def has_place(name: str) -> bool:
-    """Whether a lake has a place for a file of this name, relative to the lake; hidden files have one anywhere.
+    """Return whether a file of this name, relative to the lake, is allowed in a lake.
 
-    >>> [has_place(name) for name in ("day=2026-03-01/a.parquet", "outcomes/day=2026-03-01/a.parquet", "_notes/a.txt")]
-    [True, True, True]
-    >>> [has_place(name) for name in ("dt=2026-03-01/a.parquet", "a.parquet", "day=2026-03-01/a.csv", "2026/a.parquet")]
-    [False, False, False, False]
+    Hidden files are allowed anywhere.
+
+    >>> has_place("day=2026-03-01/a.parquet"), has_place("outcomes/day=2026-03-01/a.parquet")
+    (True, True)
+    >>> has_place("dt=2026-03-01/a.parquet"), has_place("day=2026-03-01/a.csv")
+    (False, False)
+    >>> has_place("_notes/a.txt")
+    True
     """
     *folders, file = name.split("/")
-    if not file or not all(map(is_visible, (*folders, file))):  # a bucket's console makes folders as empty names
+    if not file or not all(map(is_visible, (*folders, file))):  # a bucket's console creates folders as empty names
         return True
     is_partition = bool(folders) and folders[-1].startswith(DAY_PARTITION.format(day=""))
     if folders and version_of_folder(folders[-1]):
@@ -177,16 +190,16 @@ def has_place(name: str) -> bool:
 def files_in_place(
     objects: Objects, listed: Iterable[ObjectInfo], pass_over: Sequence[str], *, name: str
 ) -> list[ObjectInfo]:
-    """Leave out the files that a run is told to pass over, and check that the others are where a lake has files.
+    """Leave out the files to pass over, and check that all others are allowed in a lake.
 
     Args:
-        objects: The lake.
-        listed: Its files.
-        pass_over: Patterns of names relative to the lake, in which `*` matches slashes, too.
-        name: What messages call the lake.
+        objects: Objects of the lake.
+        listed: Files of the lake.
+        pass_over: Patterns of names relative to the lake. `*` also matches slashes.
+        name: Name of the lake in messages.
 
     Raises:
-        ContractError: some other file has no place in a lake, or is no regular file.
+        ContractError: another file is not allowed in a lake, or is not a regular file.
     """
     found = [each for each in listed if not any(fnmatchcase(each.name, pattern) for pattern in pass_over)]
     local = {each.name: objects.local(each.name) for each in found}
@@ -194,26 +207,34 @@ def files_in_place(
     if wrong:
         more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
         raise ContractError(
-            f"lake {name} holds {len(wrong)} files where no rows are read: {', '.join(wrong[:_NUM_NAMED])}{more}; "
-            "expected regular files day=YYYY-MM-DD/*.parquet and outcomes/day=YYYY-MM-DD/*.parquet; move them there or "
-            f"away, or pass them over: --set 'extraction.pass_over=[{json.dumps(_folder_pattern(wrong[0]))}]'"
+            f"lake {name} holds {len(wrong)} files where no rows are read: "
+            f"{', '.join(wrong[:_NUM_NAMED])}{more}; "
+            "expected regular files day=YYYY-MM-DD/*.parquet and "
+            "outcomes/day=YYYY-MM-DD/*.parquet; move them there or "
+            "away, or pass them over: --set "
+            f"'extraction.pass_over=[{json.dumps(_folder_pattern(wrong[0]))}]'"
         )
     return found
 
 
 def _folder_pattern(name: str) -> str:
-    """A pattern for the files beside this one, or for this one where it lies among a day's own."""
+    """Return a pattern for all files in this file's folder, or for this file in a day's folder."""
     folder, _, file = name.rpartition("/")
     return f"{folder}/*" if folder and not has_place(f"{folder}/a.parquet") else f"{folder}/{file}".lstrip("/")
 
 
 def objects_by_day(uri: str, listed: Iterable[ObjectInfo], partition: str) -> dict[date, dict[str, ObjectInfo]]:
-    """The objects of each day in order, by name within the day's folder; days without Parquet files do not count.
+    """Return the objects of each day in order, by name within the day's folder.
 
-    `partition` is `DAY_PARTITION` or `OUTCOME_PARTITION`.
+    Days without Parquet files are left out.
+
+    Args:
+        uri: URI of the lake, for messages.
+        listed: Objects of the lake.
+        partition: `DAY_PARTITION` or `OUTCOME_PARTITION`.
 
     Raises:
-        ContractError: a partition's name holds no date.
+        ContractError: the name of a partition contains no date.
     """
     start = partition.format(day="")
     found: dict[str, dict[str, ObjectInfo]] = defaultdict(dict)
@@ -226,7 +247,12 @@ def objects_by_day(uri: str, listed: Iterable[ObjectInfo], partition: str) -> di
 
 
 def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -> DayFiles:
-    """The objects that are a day, of those in its folder.
+    """Return the objects of one day.
+
+    Args:
+        objects: Objects of the lake.
+        day: The day.
+        names: Objects in the day's folder, by name within it.
 
     Raises:
         ContractError: a marker is corrupt, or a file that it names is absent or of another size.
@@ -247,7 +273,8 @@ def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -
         found = names.get(f"{folder}/{mark.name}")
         if found is None or found.size != mark.size:
             raise ContractError(
-                f"{objects.uri}/{location}/{mark.name} is absent or changed, expected {mark.size} bytes as its "
+                f"{objects.uri}/{location}/{mark.name} is absent or changed, expected {mark.size} "
+                "bytes as its "
                 f"{VERSION_COMPLETE} says"
             )
         files.append(found)
@@ -258,16 +285,17 @@ def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -
 
 
 def base_name(file: ObjectInfo) -> str:
-    """The object's name without its folder."""
+    """Return the object's name without its folder."""
     return file.name.rpartition("/")[2]
 
 
 def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone: int) -> None:
-    """Replaces a Parquet file of a lake by `content`, which lacks `num_gone` of its rows; readers find one of the two.
+    """Replace a Parquet file of a lake by `content`, which has `num_gone` rows fewer.
 
-    A file of a complete version gets another name, which the version's marker tells in one write; one that its marker
-    does not name is removed, since nobody reads it. Any other file keeps its name, by which rounds know that they have
-    seen it, and the markers of versions that were written in its place learn its new size first.
+    Readers see either the old or the new file. A file of a complete version gets another name, and
+    one write of the version's marker switches to it. If the marker does not name the file, the file
+    is removed, because nobody reads it. Any other file keeps its name, so that later runs know that
+    they have seen it. Its new size is first added to the markers of the versions that replace it.
 
     Raises:
         Changed: another writer came first.
@@ -296,37 +324,32 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
     objects.write(file.name, content, if_generation=file.generation)
 
 
-logger = logging.getLogger(__name__)
-
-_PART = ".part"
-
-
 def free_bytes(folder: Path) -> int:
-    """Bytes that this process may still write on the folder's disk."""
+    """Return the number of bytes that this process may still write on the folder's disk."""
     return shutil.disk_usage(folder).free
 
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadCache:
-    """The objects of one lake; used by one run at a time."""
+    """The downloaded objects of one lake. One run at a time uses it."""
 
     folder: Path
     free: Callable[[Path], int] = free_bytes
     _used: set[Path] = field(default_factory=set, repr=False, compare=False)
-    """Files that this run reads, whose checksum it has verified."""
+    """Files that this run reads, with verified checksums."""
 
     @property
     def objects_folder(self) -> Path:
-        """Below it, each generation has a folder in which the object lies under its own name."""
+        """Folder with one folder for each generation, which contains the object under its name."""
         return self.folder / "objects"
 
     def path(self, wanted: ObjectInfo) -> Path:
-        """Where the object lies once it is whole."""
+        """Return the path of the complete object."""
         return self.objects_folder / str(wanted.generation) / wanted.name
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other runs from the cache; waits for the one that uses it."""
+        """Lock the cache for this run, and wait for another run that uses it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "lock", "w") as lock:
             try:
@@ -337,11 +360,12 @@ class DownloadCache:
             yield
 
     def fill(self, objects: Objects, wanted: list[ObjectInfo]) -> None:
-        """Downloads those of the objects that are not here; must be `locked`.
+        """Download the missing objects. The cache must be `locked`.
 
         Raises:
-            Changed, TemporaryError: see `Objects.fetch`; what arrived is kept, and the next call asks for the rest.
-            PermanentError: also if the disk has no room. What is whole is kept.
+            Changed, TemporaryError: see `Objects.fetch`. Received bytes are kept, and the next call
+                requests the rest.
+            PermanentError: also if the disk is full. Complete objects are kept.
         """
         missing = [each for each in wanted if self.path(each) not in self._used and not self._is_whole(each)]
         self._used.update(map(self.path, wanted))
@@ -355,8 +379,8 @@ class DownloadCache:
         logger.info("fetched them")
 
     def prune(self) -> None:
-        """Removes what this run did not use, and the folders that are empty then."""
-        for path in sorted(self.objects_folder.rglob("*"), reverse=True):  # what a folder holds comes before it
+        """Remove the objects that this run did not use, and the folders that are then empty."""
+        for path in sorted(self.objects_folder.rglob("*"), reverse=True):  # the content of a folder precedes the folder
             if path.is_dir():
                 if not any(path.iterdir()):
                     path.rmdir()
@@ -364,7 +388,10 @@ class DownloadCache:
                 path.unlink()
 
     def _is_whole(self, wanted: ObjectInfo) -> bool:
-        """Whether the object is here with the bytes that were listed; one that the disk corrupted is removed."""
+        """Return whether the complete object is here with the listed bytes.
+
+        Remove it if its bytes differ.
+        """
         path = self.path(wanted)
         if not path.is_file() or path.stat().st_size != wanted.size:
             return False
@@ -376,7 +403,11 @@ class DownloadCache:
         return found == wanted.crc32c
 
     def _make_room(self, uri: str, downloads: list[Download]) -> int:
-        """The bytes that are still to be downloaded, for which there is room."""
+        """Return the number of bytes still to download, after freeing disk space if necessary.
+
+        Raises:
+            PermanentError: the disk is too full.
+        """
         parts = [each.part.stat().st_size if each.part.exists() else 0 for each in downloads]
         needed = sum(each.wanted.size for each in downloads) - sum(parts)
         if self.free(self.folder) < needed:
@@ -387,17 +418,19 @@ class DownloadCache:
         return needed
 
 
-CACHE_FOLDER = ".lake-cache"
-
-
 class LakeFiles:
     """The objects of one lake.
 
-    `cache` keeps those of a bucket on this machine; None for a folder. Objects written after `until`, seconds since the
-    epoch, do not count; None = all do. Neither do those whose names match a pattern of `pass_over`.
+    Args:
+        objects: Objects of the lake.
+        cache: Local copies of a bucket's objects. None for a folder.
+        until: Objects that were written later, in seconds since the epoch, are ignored. None
+            ignores none.
+        pass_over: Objects whose names match one of these patterns are ignored.
 
     Raises:
-        ContractError: there is no day, a partition's name holds no date, or a file has no place in a lake.
+        ContractError: there is no day, the name of a partition contains no date, or a file is not
+            allowed in a lake.
     """
 
     def __init__(
@@ -411,14 +444,15 @@ class LakeFiles:
         self._objects, self._cache = objects, cache
         self.uri = objects.uri
         self.name = objects.uri if cache else str(local_path(objects.uri))
-        """For people."""
+        """Name for people."""
         written = [each for each in objects.list() if until is None or each.written_at <= until]
         listed = files_in_place(objects, written, pass_over, name=self.name)
         self._rows = objects_by_day(self.uri, listed, DAY_PARTITION)
         outcomes = objects_by_day(self.uri, listed, OUTCOME_PARTITION)
         if not self._rows and not outcomes:
             raise ContractError(
-                f"lake {self.name} holds no rows, expected folders day=YYYY-MM-DD of Parquet files; `evergreen ingest` "
+                f"lake {self.name} holds no rows, expected folders day=YYYY-MM-DD of Parquet "
+                "files; `evergreen ingest` "
                 "brings files of rows into a lake"
             )
         self.outcomes = {
@@ -427,14 +461,14 @@ class LakeFiles:
         }
         """Files of late outcomes, by day in order."""
         self.of_day: Callable[[date], DayFiles] = functools.cache(self._files_of_day)
-        """What is read of a day; see `files_of_day`."""
+        """Returns the files to read of a day, see `files_of_day`."""
         self.unfit: dict[str, QuarantinedFile] = {}
-        """The files that are left out, by name."""
+        """Files that are left out, by name."""
         self._names: dict[Path, str] = {}
-        """Of the files that somebody asked for."""
+        """Object names of the local files that were requested."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a worker that reads files it is told: without the way to fetch another one."""
+        """Return the state for a worker process, without the means to download files."""
         kept = {"uri": self.uri, "name": self.name, "outcomes": self.outcomes}
         return {**kept, "unfit": {}, "_objects": None, "_cache": None, "_names": {}}
 
@@ -444,7 +478,7 @@ class LakeFiles:
         return list(self._rows)
 
     def leave_out(self, error: UnfitFiles) -> None:
-        """Read no more of these files; a warning names each."""
+        """Ignore these files from now on, and log a warning for each."""
         for path, reason in error.reasons.items():
             name = self._names[path]
             assert name not in self.unfit, "what is left out is not read again"
@@ -456,16 +490,16 @@ class LakeFiles:
         self.of_day = functools.cache(self._files_of_day)
 
     def own_files(self, day: date) -> dict[str, ObjectInfo]:
-        """The files of a day's version 0 by name, of the listing alone."""
+        """Return the listed files of a day's version 0 by name."""
         return {name: each for name, each in sorted(self._rows.get(day, {}).items()) if is_own_file(name)}
 
     @property
     def is_folder(self) -> bool:
-        """Whether all files are on this machine."""
+        """Whether the lake is a folder on this machine."""
         return self._cache is None
 
     def paths(self, wanted: Iterable[ObjectInfo]) -> list[Path]:
-        """The files of these objects.
+        """Return the local files of these objects, and download them if necessary.
 
         Raises:
             TemporaryError, PermanentError: see `DownloadCache.fill`.
@@ -480,7 +514,7 @@ class LakeFiles:
         return paths
 
     def named(self, text: object) -> str:
-        """`text`, an error or a path, with objects of the lake in place of the cache's copies of them."""
+        """Replace paths of cached copies in an error or a path by the names of the objects."""
         if self._cache is None:
             return str(text)
         return re.sub(rf"{re.escape(str(self._cache.objects_folder))}/\d+", self.uri, str(text))
@@ -489,13 +523,15 @@ class LakeFiles:
         found = files_of_day(self._objects, day, self._rows.get(day, {}))
         if found.incomplete:
             logger.warning(
-                "ignored versions %s of %s: they have no %s; if no back-fill of the day is running, remove them",
+                "ignored versions %s of %s: they have no %s; if no back-fill of the day is "
+                "running, remove them",
                 found.incomplete, day, VERSION_COMPLETE,
             )  # fmt: skip
         if found.version and found.appended:
             logger.warning(
                 "%s: %d files came after version %d was back-filled and are read beside it: %s",
-                day, len(found.appended), found.version, [base_name(each) for each in found.appended[:5]],
+                day, len(found.appended), found.version,
+                [base_name(each) for each in found.appended[:5]],
             )  # fmt: skip
         return replace(found, files=[each for each in found.files if each.name not in self.unfit])
 
@@ -510,14 +546,20 @@ def opened_lake(
     open_storage: Callable[[str], Objects] = open_objects,
     **settings: Any,
 ) -> Iterator[LakeFiles]:
-    """Opens the lake at `uri`. A `ContractError` from the body names the lake's own files, not copies of them.
+    """Open the lake at `uri`.
 
-    The URI is `gs://bucket/prefix`, `file://` or an absolute path; copies of a bucket's files lie in
-    `work/.lake-cache/`, by the `settings` of its `DownloadCache`. `until` and
-    `pass_over`: see `LakeFiles`.
+    A ContractError of the body names the lake's own files instead of their local copies.
+
+    Args:
+        uri: `gs://bucket/prefix`, `file://` or an absolute path.
+        work: Folder of the cache `.lake-cache/` for a bucket's files.
+        until: See `LakeFiles`.
+        pass_over: See `LakeFiles`.
+        open_storage: Function that opens the objects of a bucket.
+        **settings: Further arguments of `DownloadCache`.
 
     Raises:
-        ContractError: `uri` is none of these, or nothing is there.
+        ContractError: `uri` is none of these, or does not exist.
         TemporaryError, PermanentError: the bucket cannot be listed.
     """
     if not is_bucket_uri(uri):

@@ -1,7 +1,7 @@
-"""Which model saw which version of which day, and which rows judged it: `evergreen lineage`. Nothing is changed here.
+"""`evergreen lineage`: list which version of which day each model learned from, without changes.
 
-A model that continues a parent keeps what the parent learned; so the rows of a day that has been back-filled since are
-in every model down its line, until one starts from scratch.
+A model that continues a parent keeps what the parent learned. If a day was back-filled later, its
+old rows affect every descendant, up to the next model that was trained from scratch.
 """
 
 import argparse
@@ -27,28 +27,30 @@ from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, type
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLineage:
-    """A model's line of descent."""
+    """A model and its ancestors."""
 
     models: list[Model]
-    """The model, its parent, the parent's parent ..., as far as the store has them."""
+    """The model, its parent, the parent's parent and so on, as far as the registry has them."""
     is_live: bool
     lost: str | None
-    """The ancestor after the last of `models` that is not in the store any more; None = the line is whole."""
+    """Id of the first ancestor that is no longer in the registry. None if there is none."""
     learned_later: list[str]
-    """See `registry.models.learned_later`."""
+    """See `evergreen.registry.models.learned_later`."""
 
     def document(self, day: str | None, versions: dict[str, int] | None) -> dict[str, Any]:
-        """What it saw, as JSON holds it.
+        """Return the lineage as a JSON document.
 
-        `day` is the only one to report, None = all; `versions` are the newest of each day of the lake, None = it was
-        not named.
+        Args:
+            day: The only day to report. None = all.
+            versions: Newest version of each day in the lake. None if no lake was named.
 
         Returns:
-            model_id, parent_model_id, is_live; last_learned_time and last_event_time, between which lie the rows that
-            judged it, and learned_later; `days`, of the model's own round first, each: day, version, num_rows,
-            num_late_rows and num_holdout_rows of these, replay, the model_id that saw it, and where the lake was named
-            its lake_version (None: the lake has no such day) and whether the rows are outdated; `unknown`: ids in the
-            line whose days nobody noted.
+            A dictionary. `model_id`, `parent_model_id`, `is_live` and `learned_later` describe the
+            model. Its holdout rows are between `last_learned_time` and `last_event_time`. `days`
+            lists, starting with the model's own run: day, version, num_rows, num_late_rows and
+            num_holdout_rows, replay, and the model_id that learned from it. With `versions` each
+            day also has its lake_version (None if the lake lacks the day) and whether the rows are
+            outdated. `unknown` lists the ancestors whose days were not recorded.
         """
         days = []
         for model, entry in [(each, entry) for each in self.models for entry in each.days]:
@@ -73,12 +75,14 @@ class ModelLineage:
 
 
 def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage]:
-    """The lines of all models of the store, oldest first, or of one.
+    """Return the lineages of all models of the registry, oldest first, or of one model.
 
-    `model` is an id or `current`; None = all.
+    Args:
+        store: Folder of the model registry.
+        model: Id of the only model, or `current`. None = all.
 
     Raises:
-        ContractError: no such model, nothing is live, or a manifest is corrupt.
+        ContractError: there is no such model, no version is live, or a manifest is corrupt.
     """
     if not store.is_dir():
         raise ContractError(f"model store {store} does not exist, expected a folder")
@@ -95,10 +99,10 @@ def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage
 
 
 def lake_versions(lake: str) -> dict[str, int]:
-    """The newest complete version of each day of a lake, by the names of its objects.
+    """Return the newest complete version of each day of a lake, from the names of its objects.
 
     Raises:
-        ContractError: the lake is no folder, or a partition's name holds no date.
+        ContractError: the lake is not a folder, or the name of a partition contains no date.
         TemporaryError, PermanentError: the bucket cannot be listed.
     """
     if not is_bucket_uri(lake) and not local_path(lake).is_dir():
@@ -117,11 +121,13 @@ def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> Model
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The tool's flags; `--help` is its documentation."""
+    """Build the command's parser. `--help` is its documentation."""
     parser = CommandParser(
         prog="evergreen lineage",
-        description="Reports for the models of a store which version of which day of the lake they learned from, "
-        "themselves or through the models that they continued; and with --lake, which of these rows a later back-fill "
+        description="Reports for the models of a store which version of which day of the lake they "
+        "learned from, "
+        "themselves or through the models that they continued; and with --lake, which of these "
+        "rows a later back-fill "
         "has replaced since.",
     )
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
@@ -135,7 +141,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    """Run the command and return its exit code (`evergreen.runtime.exit_codes`)."""
     arguments = build_parser().parse_args(argv)
     day = str(parse_day("day", arguments.day)) if arguments.day else None
     found = find_lineages(typed_folder(arguments.store, "--store"), model=arguments.model)
@@ -144,7 +150,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps({"models": documents}, indent=2))
         return 0
-    # A model certainly did not see the day asked about where nothing of its line is unknown.
+    # A model with unknown ancestors may have learned from the day, so it is printed too.
     to_print = [each for each in documents if day is None or each["days"] or each["unknown"]]
     nothing = "no model saw it" if found else "there is no model in the store"
     for line in [line for each in to_print for line in _lines(each)] or [nothing]:

@@ -1,9 +1,13 @@
-"""Rows of days before the window: some to be learned again beside it, others to measure how well they are remembered.
+"""Old-row rehearsal: sample rows of days before the window for training and for a holdout.
 
-Rows are drawn by a hash of their identity, so that a repeated task draws the same and another window others. Every
-request belongs to one side in every round: what is held out here is never replayed, in any round. (It may have been
-learned when it was new.) Reading is bounded twice: one piece is in memory at a time, and of long days only as much is
-read as the wanted rows need, from pieces that are spread evenly over the rows before the window.
+The training sample is learned again beside the window. The holdout sample measures how much a model
+has forgotten.
+
+Rows are sampled by a hash of their identity, so that a repeated task draws the same rows and
+another window draws others. Every request belongs to the same side in every run, so no run replays
+a held-out request. (A model may have learned it when it was new.) Reading is bounded twice. Only
+one piece is in memory at a time. Of long days only as many rows are read as the sample needs, from
+pieces that are spread evenly over the rows before the window.
 """
 
 import logging
@@ -33,25 +37,30 @@ logger = logging.getLogger(__name__)
 REPLAYED, HELD_OUT = "replay", "replay_holdout"
 MALFORMED_FILE = "replay_malformed_rows.jsonl"
 HELD_OUT_SHARE = 1 / 8
-"""Of the requests. The new hold-out is a tenth of a window, and there are several windows' rows before it."""
+"""Share of the requests that are held out. The new holdout is a tenth of a window, and there are
+rows of several windows before it."""
 MAX_HELD_OUT_ROWS = 100_000
-"""With 3 % clicks an AUC has a standard error of 0.005 then, a paired difference less. Sixteen rows are read for each
-of them, which for a long window would be more than the window itself."""
+"""Largest number of held-out rows. With 3 % clicks an AUC then has a standard error of 0.005, and a
+paired difference less. Sixteen rows are read for each held-out row. Without this limit a long
+window would read more old rows than its own."""
 READ_PER_DRAWN = 2
-"""Rows read for every row that could be taken: a piece with fewer sound rows than its footer says is made up for."""
+"""Oversampling factor, to make up for malformed rows."""
 MIN_PIECES = 32
-"""Pieces read at least, where there are as many: more than four a day over a week, so that no hour stands for a day."""
+"""Minimum number of pieces that are read, if there are as many. It is more than four pieces a day
+over a week, so that a day is not represented by one hour."""
 FEW_PIECES = 8
-"""The same where so few rows are wanted that 32 pieces would give fewer than `ROWS_OF_PIECE` each. A piece costs 0.1 s
-of a core however few of its rows are taken: 32 of them took a fifth of a round of 1,000 rows."""
+"""Minimum number of pieces if the sample is so small that 32 pieces would give fewer than
+`ROWS_OF_PIECE` rows each. A piece costs 0.1 s of a core however few of its rows are taken. For a
+run of 1,000 rows, 32 pieces took a fifth of the time."""
 ROWS_OF_PIECE = 25
 STRETCH_ROWS = BATCH_ROWS // 4
-"""Rows read of a piece at least, next to each other: several requests, also where one has hundreds of rows."""
+"""Minimum number of consecutive rows that are read of a piece. That is several requests, even if a
+request has hundreds of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnReplay:
-    """How many rows were drawn."""
+    """Numbers of sampled rows."""
 
     num_rows: int
     num_holdout_rows: int
@@ -62,18 +71,24 @@ class DrawnReplay:
 def draw_replay(
     lake: Lake, before: int, *, num_rows: int, num_holdout_rows: int, settings: ExtractionSettings, folder: Path
 ) -> DrawnReplay:
-    """Draws rows older than `before` into `folder`/replay and `folder`/replay_holdout; a side without rows has none.
+    """Sample rows older than `before` into `folder`/replay and `folder`/replay_holdout.
 
-    Malformed rows are kept in `folder`/replay_malformed_rows.jsonl and stop nothing: the round whose window they lay in
-    has judged them. `before` is the time of the window's first row; the rows are of the newest `replay_days` days that
-    have older ones, at most. Where there are fewer than wanted, all are drawn; `MAX_HELD_OUT_ROWS` at most are held
-    out. `folder` exists.
+    A folder is not created for a side without rows. Malformed rows are written to
+    `folder`/replay_malformed_rows.jsonl and do not stop the step, because an earlier run checked
+    them. Unfit files are left out of the lake. Too many of them stop the step only if training rows
+    are wanted.
 
-    Unfit files are left out of the lake. Too many of them stop the step only where rows are to be learned from: a
-    measurement is not worth a round.
+    Args:
+        lake: Lake with the rows.
+        before: Time of the window's first row in microseconds. Older rows of the newest
+            `replay_days` days are sampled.
+        num_rows: Number of training rows. If there are fewer, all are taken.
+        num_holdout_rows: Number of holdout rows, at most `MAX_HELD_OUT_ROWS`.
+        settings: Settings of the extraction.
+        folder: Existing folder for the output.
 
     Raises:
-        ContractError: rows to learn from are wanted, and too many files are unfit.
+        ContractError: `num_rows` is positive, and too many files are unfit.
     """
     wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
     unfit: list[QuarantinedFile] = []
@@ -132,7 +147,7 @@ def _draw(
 def _copy_drawn(
     lake: Lake, pieces: list[Piece], wanted: dict[str, int], *, salt: np.uint64, folder: Path
 ) -> dict[str, dict[str, int]]:
-    """Writes the drawn rows and returns their numbers by day and side."""
+    """Write the sampled rows and return their numbers by day and side."""
     days: dict[str, dict[str, int]] = {}
     taken = dict.fromkeys(wanted, 0)
     kept_aside = MalformedRows(folder / MALFORMED_FILE, max_fraction=1.0, named=lake.files.named, collects_unfit=True)
@@ -154,10 +169,10 @@ def _copy_drawn(
 
 
 def _spread(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64) -> list[tuple[Piece, float]]:
-    """The pieces to read, in order, each with the share of all rows that lies before its successor.
+    """Return the pieces to read in order, each with the share of all rows up to its group's end.
 
-    A stretch of one of several pieces is read, both where the salt decides: a fixed step would meet the same hour of
-    every day.
+    The pieces are divided into groups of neighbours. The salt selects one piece of each group, and
+    one chunk of that piece. A fixed step would select the same hour of every day.
     """
     if not pieces or not any(wanted.values()):
         return []
@@ -176,7 +191,10 @@ def _spread(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64) -> lis
 
 
 def _stretch(piece: Piece, num_rows: float, *, at: float) -> Piece:
-    """The part of a piece's span with about `num_rows` rows, or all of it, that begins at `at` (0 to 1) of the rest."""
+    """Return the piece with a span of about `num_rows` rows, or with its entire span.
+
+    `at` (0 to 1) is the position of the new span within the free part of the old one.
+    """
     assert piece.span.start is not None
     assert piece.span.end is not None
     duration = piece.span.end - piece.span.start
@@ -186,7 +204,7 @@ def _stretch(piece: Piece, num_rows: float, *, at: float) -> Piece:
 
 
 def _smallest(hashes: NDArray[np.uint64], candidates: NDArray[np.int64], num: int) -> NDArray[np.int64]:
-    """Those `num` of the candidates, or all if there are fewer, whose hashes are smallest; in ascending order."""
+    """Return the `num` candidates with the smallest hashes in ascending order, or all if fewer."""
     if num >= len(candidates):
         return candidates
     chosen = np.argsort(hashes[candidates], kind="stable")[: max(num, 0)]

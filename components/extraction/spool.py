@@ -1,8 +1,9 @@
-"""Rows of a user's files on disk: which event each row is, and all of them in order, by DuckDB and out of memory.
+"""Temporary storage of a user's rows on disk, sorted and deduplicated out of memory by DuckDB.
 
-A row is an event with an identity, (request id, row). Rows without a request id get one made of their content, so that
-the same row in a renamed or grown file is the same event. A file may hold a row again: an equal copy is
-dropped, of different copies the last one written counts. Rows that are in the lake already are left out.
+A row is an event with an identity, (request id, row). Rows without a request id get one from a hash
+of their content, so that the same row in a renamed or grown file is the same event. If a file
+contains a row again, an equal copy is dropped. Of different copies the last one is kept. Rows that
+are in the lake already are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,54 +28,55 @@ from evergreen.runtime.errors import PermanentError, first_line
 from evergreen.runtime.forked import available_cores
 
 _MEMORY = "1GB"
-"""Most that sorting holds; what is more goes to disk."""
+"""Memory limit of DuckDB. Larger sorts use the disk."""
 _PLACE = "_place"
-"""Column of a row's place in the files, from 0."""
+"""Column with a row's position in the files, from 0."""
 OWN_ID = "row-"
-"""How ids made of a row's content begin."""
+"""Prefix of ids that are made from a row's content."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """What became of the rows that were spooled."""
+    """Numbers of the rows by what was done with them."""
 
     rows: int
-    """Events that are left."""
+    """Events that were kept."""
     clicks: int
-    """Of these, with label 1."""
+    """Kept events with label 1."""
     copies: Copies
-    """Copies of a row that stood before its last one, dropped."""
+    """Dropped copies, each before the last copy of its row."""
     known: int
-    """Rows left out since the lake holds them already."""
+    """Rows that were left out because the lake has them already."""
     repeated: int
-    """Of the events, those without an id of their own that equal an earlier one in all but the label."""
+    """Kept events without an id of their own that equal an earlier one except for the label."""
 
 
 class Known(NamedTuple):
-    """How events compare with the rows of a lake."""
+    """Comparison of events with the rows of a lake."""
 
     num_equal: int
-    """Events that the lake holds."""
+    """Events that are in the lake."""
     num_others: int
-    """Events whose key a row of the lake has, with other features."""
+    """Events whose key is in the lake with other features."""
     example: str
-    """The key of one of these, for people."""
+    """Key of one such event, for messages."""
 
 
 class Spool:
-    """A user's rows in a folder; written once, then read in order.
+    """A user's rows in a folder. They are written once, then read in order.
 
     Args:
-        folder: Existing folder for the spool and for what sorting puts aside.
-        features: Of the rows.
+        folder: Existing folder for the rows and for DuckDB's temporary files.
+        features: Features of the rows.
         weighted: Whether rows have weights.
-        salt: Makes ids of rows' content differ from those of the same content elsewhere.
+        salt: Part of the ids that are made from content, so that they differ from those of the same
+            content elsewhere.
     """
 
     def __init__(self, folder: Path, *, features: Features, weighted: bool, salt: str = "") -> None:
         self._features, self._weighted, self.salt = features, weighted, salt
         self._schema = lake_schema(features, weighted=weighted)
-        # By position: DuckDB takes names that differ only in case for one.
+        # Columns are named by position, because DuckDB ignores case in names.
         self._columns = {name: f"c{i}" for i, name in enumerate(self._schema.names)}
         self._path, self._folder, self._stack = folder / "spool.parquet", folder, ExitStack()
         self._spooled = pa.schema([*self._plain_fields(), pa.field(_PLACE, pa.int64())])
@@ -88,13 +90,16 @@ class Spool:
         ]
 
     def write(self, batch: Any) -> None:
-        """Add rows in the lake's schema; request id, row and time may be null."""
+        """Append rows in the lake's schema. Request id, row and time may be null."""
         places = pa.array(self.num_rows + np.arange(batch.num_rows, dtype=np.int64))
         self._writer.write_batch(pa.record_batch([*self._plain(batch), places], schema=self._spooled))
         self.num_rows += batch.num_rows
 
     def _plain(self, batch: Any) -> list[Any]:
-        """Return the columns of rows of which some columns may be absent, in the schema's order, times as numbers."""
+        """Return the columns of a batch in the schema's order, with times as numbers.
+
+        Absent columns become null.
+        """
         here, found = set(batch.schema.names), []
         for each, plain in zip(self._schema, self._plain_fields()):
             column = batch.column(each.name) if each.name in here else pa.nulls(batch.num_rows, each.type)
@@ -102,10 +107,10 @@ class Spool:
         return found
 
     def plain_batches(self, path: Path) -> Iterator[Any]:
-        """Yield the rows of a lake's Parquet file with the spool's names of columns.
+        """Yield the rows of a lake's Parquet file with the spool's column names.
 
         Raises:
-            ContractError: It is not readable Parquet, or a column is of a type that is none of the lake's.
+            ContractError: the file is not readable Parquet, or a column has an unexpected type.
         """
         with reading_parquet(path):
             file = open_parquet(path)
@@ -114,30 +119,31 @@ class Spool:
                 yield pa.record_batch(self._plain(batch), schema=pa.schema(self._plain_fields()))
 
     def close(self) -> "Events":
-        """End writing, and return the events that the rows are.
+        """Finish writing and return the events.
 
         Raises:
-            PermanentError: The disk has no room.
+            PermanentError: the disk is full.
         """
         self._stack.close()
         return Events(self)
 
     def rows_of(self, source: str, *, more: str = "") -> str:
-        """Return the SQL query for what is compared of rows: key, label, time, weight, and a digest of the features.
+        """Return the SQL query of key, label, time, weight and a digest of the features.
 
-        The digest is of the features that have a value, by name, so that another order of the features, or a new one
-        without a value, leaves it as it is.
+        The digest covers the names and values of all features that are not null. It does not depend
+        on the order of the features, nor on a new feature without a value.
         """
         column = self._columns
         names = sorted(name for name in click_columns(self._features, weighted=False) if name != LABEL)
         values = ", ".join(
             f"{sql_text(name)} || '=' || {self._text_of(name)}"
-            for name in names  # null where the value is
+            for name in names  # null if the value is null
         )
         weight = f"coalesce({column[WEIGHT]}, 1)" if self._weighted else "1"
         content = f"md5(to_json(list_filter([{values}], lambda value: value IS NOT NULL))::VARCHAR)"
         return (
-            f"SELECT {column[LABEL]} AS label, {column[EVENT_TIME]} AS time, {column[REQUEST_ID]} AS request, "
+            f"SELECT {column[LABEL]} AS label, {column[EVENT_TIME]} AS time, {column[REQUEST_ID]} "
+            "AS request, "
             f"{column[ROW]} AS number, {weight} AS weight, {content} AS content{more} FROM {source}"
         )
 
@@ -147,7 +153,7 @@ class Spool:
 
 
 class Events:
-    """The events of a closed spool; a context that removes what DuckDB holds."""
+    """The events of a closed spool. Leaving the context closes DuckDB."""
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -179,21 +185,25 @@ class Events:
             """
         )
         self._execute("CREATE TABLE dropped (place BIGINT, kind VARCHAR)")
-        # Only rows with an id of their own can be there twice: ids made here differ.
+        # Ids that are made from content are unique, so only rows with an id of their own can have
+        # copies.
         self._execute(
             """
             INSERT INTO dropped
             WITH copies AS (
                 SELECT *, count(*) OVER key AS copies, last_value(place) OVER whole AS newest,
-                    last_value(content) OVER whole AS new_content, last_value(label) OVER whole AS new_label,
-                    last_value(time) OVER whole AS new_time, last_value(weight) OVER whole AS new_weight
+                    last_value(content) OVER whole AS new_content,
+                    last_value(label) OVER whole AS new_label,
+                    last_value(time) OVER whole AS new_time,
+                    last_value(weight) OVER whole AS new_weight
                 FROM events WHERE is_named
                 WINDOW key AS (PARTITION BY request, number),
                     whole AS (PARTITION BY request, number ORDER BY place
                         ROWS BETWEEN UNBOUNDED PRECEDING AND UNBOUNDED FOLLOWING)
             )
             SELECT place, CASE WHEN content <> new_content THEN 'conflicting'
-                WHEN label <> new_label OR time IS DISTINCT FROM new_time OR weight <> new_weight THEN 'updated'
+                WHEN label <> new_label OR time IS DISTINCT FROM new_time OR weight <> new_weight
+                THEN 'updated'
                 ELSE 'equal' END
             FROM copies WHERE copies > 1 AND place <> newest
             """
@@ -206,21 +216,23 @@ class Events:
         self._connection.close()
 
     def leave_out_known(self, files: Sequence[Path], *, with_times: bool) -> Known:
-        """Leave out the events that Parquet files of a lake hold with the same content.
+        """Leave out the events that are in Parquet files of a lake with the same content.
 
         Args:
-            files: In the lake's schema.
-            with_times: Whether an event must lie at the same time, too.
+            files: Files in the lake's schema.
+            with_times: Whether the times must be equal, too.
 
         Returns:
-            How many were left out, and how many have the key of a row in the lake with other features.
+            The number of events that were left out, and the number whose key is in the lake with
+            other features.
 
         Raises:
-            ContractError: A file is not readable Parquet, or not in the lake's schema.
+            ContractError: a file is not readable Parquet, or not in the lake's schema.
         """
         self._execute(
             "CREATE OR REPLACE TABLE known "
-            "(label INTEGER, time BIGINT, request VARCHAR, number INTEGER, weight DOUBLE, content VARCHAR)"
+            "(label INTEGER, time BIGINT, request VARCHAR, number INTEGER, weight DOUBLE, content "
+            "VARCHAR)"
         )
         for path in files:
             for batch in self._spool.plain_batches(path):
@@ -240,7 +252,8 @@ class Events:
         )
         num_known = self._count("SELECT count(*) FROM dropped") - before
         others = (
-            "FROM events SEMI JOIN known ON known.request = events.request AND known.number = events.number "
+            "FROM events SEMI JOIN known ON known.request = events.request AND known.number = "
+            "events.number "
             "AND known.content <> events.content WHERE place NOT IN (SELECT place FROM dropped)"
         )
         num_others = self._count(f"SELECT count(*) {others}")
@@ -248,19 +261,20 @@ class Events:
         return Known(num_known, num_others, f"{example[0][0]!r}, {example[0][1]}" if example else "")
 
     def days(self) -> list[int]:
-        """Return the days on which events lie, as days since 1970; empty where they have no times."""
+        """Return the days with events as days since 1970, or an empty list without times."""
         query = "SELECT DISTINCT time // 86400000000 FROM events WHERE time IS NOT NULL ORDER BY 1"
         return [day for (day,) in self._fetch(query)]
 
     def counts(self) -> RowCounts:
-        """Return what became of all rows."""
+        """Return the counts of kept and dropped rows."""
         kinds = dict(self._fetch("SELECT kind, count(*) FROM dropped GROUP BY kind"))
         ((rows, clicks, repeated),) = self._fetch(
             "SELECT count(*), coalesce(sum(label), 0), count(*) FILTER (is_repeated) FROM events "
             "WHERE place NOT IN (SELECT place FROM dropped)"
         )
         found = self._fetch(
-            "SELECT request, number FROM events JOIN dropped USING (place) WHERE kind = 'conflicting' "
+            "SELECT request, number FROM events JOIN dropped USING (place) WHERE kind = "
+            "'conflicting' "
             "ORDER BY place LIMIT 1"
         )
         copies = Copies(
@@ -276,9 +290,10 @@ class Events:
         yield from self._batches("time", "time, request, number")
 
     def spread(self, *, start: int, length: int) -> Iterator[Any]:
-        """Yield the events in file order, with times spread evenly over [start, start + length) microseconds.
+        """Yield the events in file order, with times spread evenly over an interval.
 
-        Event i of n lies at start + floor(i * length / n); the rows of a request lie at the time of its first.
+        The interval is [start, start + length) in microseconds. Event i of n gets the time start +
+        floor(i * length / n). All rows of a request get the time of its first row.
         """
         number = "(row_number() OVER (ORDER BY place) - 1)::HUGEINT"
         evenly = f"({start} + {number} * {length} // count(*) OVER ())::BIGINT"
@@ -286,7 +301,8 @@ class Events:
             f"""
             CREATE OR REPLACE TABLE spread AS
             SELECT place, min(even) OVER (PARTITION BY request) AS spread_time FROM (
-                SELECT place, request, {evenly} AS even FROM events WHERE place NOT IN (SELECT place FROM dropped)
+                SELECT place, request, {evenly} AS even FROM events
+                WHERE place NOT IN (SELECT place FROM dropped)
             )
             """
         )
@@ -297,7 +313,8 @@ class Events:
         own = {REQUEST_ID: "events.request", ROW: "events.number", EVENT_TIME: time}
         listed = ", ".join(f"{own.get(name, f'spooled.{column}')} AS {column}" for name, column in columns.items())
         query = (
-            f"SELECT {listed} FROM {self._rows} AS spooled JOIN events ON events.place = spooled.{_PLACE} {join} "
+            f"SELECT {listed} FROM {self._rows} AS spooled JOIN events ON events.place = "
+            f"spooled.{_PLACE} {join} "
             f"WHERE events.place NOT IN (SELECT place FROM dropped) ORDER BY {order}"
         )
         with self._translated():
@@ -320,7 +337,10 @@ class Events:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Make errors of DuckDB errors of the place where it works: values and names of people never reach its SQL."""
+        """Translate errors of DuckDB to PermanentError with the folder's name.
+
+        The SQL contains no values of users.
+        """
         try:
             yield
         except duckdb.Error as error:

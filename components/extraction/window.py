@@ -1,20 +1,23 @@
-"""Which rows a round learns: the window, the watermark behind it, late rows, and rows whose label is not final.
+"""The rows that a run learns from: the window, the watermark, late rows, and rows with open labels.
 
-This module holds the semantics of rounds and reads no rows; `lake` applies it to files, `extract` says which judge.
+This module defines which rows belong to a run and reads no rows. `components.extraction.lake` reads
+the files, and `components.extraction.extract` selects the holdout.
 
-- Watermark: without an explicit window a round begins after the newest row that its parent learned. The rows that
-  judged the parent are newer, so this round learns them. A round that failed, or that validation or the gate refused,
-  becomes nobody's parent, so the next round reads its rows again. Without a parent a round begins with the lake's first
-  row, or `full_days` before its end.
-- Late rows: a row at or before the watermark that arrives in a file which the parent's line has not seen. The
-  parent's manifest names the files of the newest days (`Model.files`); so every row is newer than the watermark, or
-  in a seen file, or late. A file belongs to one day, and all of its rows up to the watermark are late, or none.
-  Back-filled versions are not late: a window or replay learns them again. Unseen files of older days than `late_days`
-  are left: they are counted and named, and stay unseen, so that a later round can learn them.
-- Clock: rows ahead of the clock by more than a tolerance are in no window, and no watermark comes from them. A later
-  round reads them when their time has come.
-- Maturity: a row is mature once it is `attribution_hours` old, counted back from the window's end; a younger row
-  without a click may still get one. So the window ends where younger rows begin, and the next round reads them.
+- Watermark: without an explicit window, a run begins after its parent's newest training row. The
+  parent's holdout rows are newer, so this run learns from them. If a run fails, or validation or
+  the gate refuses it, its model does not become a parent, and the next run reads its rows again.
+  Without a parent, a run begins with the lake's first row, or `full_days` before its end.
+- Late rows: rows at or before the watermark in a file that the parent's lineage has not seen. The
+  parent's manifest names the files of the newest days (`Model.files`). So every row is newer than
+  the watermark, in a seen file, or late. A file belongs to one day. Either all of its rows up to
+  the watermark are late, or none. Back-filled versions are not late, because a window or replay
+  learns them again. Unseen files of days older than `late_days` are counted and named. They stay
+  unseen, so that a later run can learn from them.
+- Clock: rows ahead of the clock by more than a tolerance are in no window and do not move the
+  watermark. A later run reads them when their time has come.
+- Maturity: a row is mature if it is at least `attribution_hours` old, counted back from the
+  requested end of the window. A younger row without a click may still get one. So the window ends
+  before the younger rows, and the next run reads them.
 """
 
 import logging
@@ -37,41 +40,43 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SeenFiles:
-    """What one line of models saw of the days before its watermark."""
+    """The files that a lineage has seen on the days before its watermark."""
 
     watermark: int
-    """Newest row that it learned, microseconds since the epoch."""
+    """Time of the newest training row, microseconds since the epoch."""
     by_day: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
-    """Bytes by name, of the days considered whose files are known; no row of another day is late."""
+    """Sizes in bytes by name, for the considered days whose files are known. Rows of other days are
+    never late."""
     unknown: tuple[date, ...] = ()
-    """Days considered whose files nobody recorded."""
+    """Considered days whose files were not recorded."""
     record: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
-    """Bytes by name, of all days that were recorded. A day after the first of them that is not here had no files."""
+    """Sizes in bytes by name, for all recorded days. A later day that is absent here had no
+    files."""
     left_before: int
-    """Rows before this time, microseconds since the epoch, are not learned in this round, whichever file has them."""
+    """Rows before this time, microseconds since the epoch, are left out of this run."""
     learned: Mapping[date, Mapping[str, int | None]] = field(default_factory=dict)
-    """Files that the line left out as unfit, by day and name: the time up to which it has learned their rows,
-    microseconds since the epoch; None = it learned none."""
+    """Files that the lineage left out as unfit, by day and name. The value is the time up to which
+    it has learned their rows, microseconds since the epoch, or None if it learned none."""
     begins_anew: bool = False
-    """Whether the lake's files count as seen from this round on, as after a window that somebody asked for."""
+    """Whether the record of seen files starts again with this run, as after an explicit window."""
 
     @property
     def read(self) -> TimeSpan:
-        """The times up to the watermark."""
+        """Times up to the watermark."""
         return TimeSpan(None, self.watermark + 1)
 
     def not_learned(self, day: date, file: ObjectInfo) -> TimeSpan:
-        """Return the times of the day of which the line has not learned rows of a file that it has not seen."""
+        """Return the times of the day for which no rows of this unseen file were learned."""
         learned = self.learned.get(day, {}).get(base_name(file))
         return day_span(day).clipped(TimeSpan(None if learned is None else learned + 1, None))
 
     def was_quarantined(self, name: str) -> bool:
-        """Return whether the line left out the lake's file of this name before."""
+        """Return whether the lineage left out the file of this name before."""
         folder, _, base = name.rpartition("/")
         return any(DAY_PARTITION.format(day=day) == folder and base in names for day, names in self.learned.items())
 
     def left(self, day: date, files: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-        """Those of a day's files that the line has not seen and this round leaves, all or some of their rows."""
+        """Return a day's unseen files whose rows this run leaves out, entirely or partly."""
         if (
             not self.record
             or day < min(self.record)
@@ -81,11 +86,14 @@ class SeenFiles:
         return [file for file in files if base_name(file) not in self.record.get(day, {})]
 
     def late(self, day: date, files: Iterable[ObjectInfo]) -> list[ObjectInfo]:
-        """Those of a day's files that the line has not seen. One that was changed since is not among them."""
+        """Return a day's unseen files.
+
+        A file that was changed after it was seen is not among them.
+        """
         return [file for file in files if base_name(file) not in self.by_day[day]] if day in self.by_day else []
 
     def warn(self, days: Mapping[date, Iterable[ObjectInfo]]) -> None:
-        """Logs what cannot be known, and which of the files of `days` were changed since they were seen."""
+        """Log the days with unknown files, and the seen files of `days` that changed later."""
         if self.unknown:
             logger.warning(
                 "which files of %s the parent's line has seen is not known: no row of them counts as late",
@@ -96,14 +104,17 @@ class SeenFiles:
                 size = self.by_day[day].get(base_name(file), file.size)
                 if size != file.size:
                     logger.warning(
-                        "%s has %d bytes, expected the %d that it had when rows up to %s were learned: what was "
+                        "%s has %d bytes, expected the %d that it had when rows up to %s were "
+                        "learned: what was "
                         "changed is not learned, new rows belong in new files",
                         file.name, file.size, size, to_iso(self.watermark),
                     )  # fmt: skip
 
 
 def days_asked(newest: int, late_days: int) -> list[date]:
-    """The days of which late rows are learned: that of the row at `newest` (microseconds), and `late_days` before it.
+    """Return the days whose late rows are learned: the day of `newest`, and `late_days` before it.
+
+    `newest` is in microseconds since the epoch.
 
     >>> [str(day) for day in days_asked(3 * 86_400_000_000, 1)]
     ['1970-01-03', '1970-01-04']
@@ -113,15 +124,16 @@ def days_asked(newest: int, late_days: int) -> list[date]:
 
 
 def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> SeenFiles | None:
-    """Return what the parent's line saw of the days that a round asks about, or None without a parent.
+    """Return the files that the parent's lineage has seen, or None without a parent.
 
     Args:
-        parent: The model that the round continues.
-        late_days: Days before the watermark's of which late rows are learned; 0 = none are.
-        start: The window's start that was asked for; with one no row is late. Empty = after the watermark.
+        parent: Model that the run continues.
+        late_days: Number of days before the watermark's day whose late rows are learned. 0 = none.
+        start: Requested start of the window. No row is late if there is one. Empty = after the
+            watermark.
 
     Raises:
-        ContractError: the model's manifest names no time, or something else than days.
+        ContractError: the model's manifest contains an invalid time or day.
     """
     if parent is None:
         return None
@@ -156,23 +168,24 @@ def resolve_window(
     attribution: int = 0,
     newest: Callable[[], int | None] = lambda: None,
 ) -> TimeSpan:
-    """The window [start, end).
+    """Return the window [start, end) of a run.
 
-    It ends `attribution` before its requested end, or before the end of the lake: younger rows are left for the next
-    round. A row's age counts from there and not from this machine's clock, so a retry reads the same rows.
+    It ends `attribution` before its requested end, or before the end of the lake. The next run
+    reads the younger rows. A row's age is counted from that end and not from this machine's clock,
+    so a retry reads the same rows.
 
     Args:
-        start: ISO 8601, inclusive; empty = after the last row that `parent` learned.
-        end: ISO 8601, exclusive; empty = to the last row.
-        parent: The model that the round continues; looked at only where `start` does not say.
-        full_days: Length of the window of a round without a parent, counted back from its end, where `start` does not
-            say; 0 = from the first row.
+        start: ISO 8601, inclusive. Empty = after the parent's last training row.
+        end: ISO 8601, exclusive. Empty = to the last row.
+        parent: Model that the run continues. Used only if `start` is empty.
+        full_days: Length of the window in days if there is neither a start nor a parent. 0 = from
+            the first row.
         attribution: Microseconds after which a row's label is final.
-        newest: Time of the newest row, microseconds since the epoch, None where there is none. Asked only where the
-            window depends on it, since it may cost a transfer.
+        newest: Function that returns the time of the newest row, microseconds since the epoch, or
+            None. It is called only if the window depends on it, because it may download a file.
 
     Raises:
-        ContractError: a time is not ISO 8601, or the window is empty by its bounds.
+        ContractError: a time is not ISO 8601, or the window is empty.
     """
     days = full_days if not start and parent is None else 0.0
     requested = parse_time("window_end", end) if end else None
@@ -187,8 +200,10 @@ def resolve_window(
     window = TimeSpan(first, last)
     if window.is_empty and attribution:
         raise ContractError(
-            f"window {window} holds no mature row: of rows up to {to_iso(requested or 0)} those of the last "
-            f"{attribution / DAY_MICROS * 24:g} hours (attribution_hours) are left for the next round"
+            f"window {window} holds no mature row: of rows up to {to_iso(requested or 0)} those of "
+            "the last "
+            f"{attribution / DAY_MICROS * 24:g} hours (attribution_hours) are left for the next "
+            "round"
         )
     if window.is_empty:
         raise ContractError(f"window {window} is empty, expected its start before its end")
@@ -196,35 +211,46 @@ def resolve_window(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rivals:
-    """The stored models that the round's candidate is compared with, found once for all steps of the run."""
+class Baselines:
+    """The stored models that a run's candidate is compared with.
+
+    They are the same for all steps.
+    """
 
     parent: Model | None = None
-    """The model that it continues."""
+    """Model that the candidate continues."""
     champion: Model | None = None
-    """The model that it must beat."""
+    """Model that the candidate must beat."""
 
     @property
     def models(self) -> list[Model]:
-        """Each once."""
+        """Parent and champion, once if they are the same model."""
         return list({model.model_id: model for model in (self.parent, self.champion) if model}.values())
 
     @property
     def learned(self) -> int | None:
-        """Time of the newest row that one of them learned, microseconds since the epoch; None without any."""
+        """Time of the newest training row of both, microseconds since the epoch.
+
+        None without models.
+        """
         return max(map(watermark, self.models), default=None)
 
 
-NO_RIVALS = Rivals()
+NO_BASELINES = Baselines()
 
 
-def find_rivals(store: Path, *, parent: str, champion: str, features: Features) -> Rivals:
-    """The models that `parent` (`current`, `none` or a model's id) and `champion` (a released one's) name.
+def find_baselines(store: Path, *, parent: str, champion: str, features: Features) -> Baselines:
+    """Find the parent and the champion of a run.
+
+    Args:
+        store: Folder of the model registry.
+        parent: `current`, `none`, or a model's id.
+        champion: `current`, `none`, or a released model's id.
+        features: Features of the run's recommender.
 
     Raises:
-        ContractError: a model is unknown, its manifest is corrupt, the parent learned a column of `features` as another
-            kind, or the champion takes a column that is not among `features`, so that it cannot be judged on the same
-            rows.
+        ContractError: a model is unknown, its manifest is corrupt, the parent uses a column of
+            `features` as another kind, or the champion needs a column that is not in `features`.
     """
     continued = model_store.parent(store, parent)
     if continued is not None:
@@ -233,34 +259,40 @@ def find_rivals(store: Path, *, parent: str, champion: str, features: Features) 
     found = model_store.stored_model(store, release.model_id, role="champion") if release else None
     if found is not None and (lost := features.places_lost(found.recommender.features)):
         raise ContractError(
-            f"columns {lost} of the champion {found.model_id} are none of this run's, so that it cannot be judged on "
-            f"the same rows; to judge without it, {run_again('-p champion=none' if continued else FROM_SCRATCH)}"
+            f"columns {lost} of the champion {found.model_id} are none of this run's, so that it "
+            "cannot be judged on "
+            "the same rows; to judge without it, "
+            f"{run_again('-p champion=none' if continued else FROM_SCRATCH)}"
         )
-    return Rivals(parent=continued, champion=found)
+    return Baselines(parent=continued, champion=found)
 
 
-def expect_past(rivals: Rivals, ahead_from: int) -> None:
-    """Check that no model learned a row that is ahead of the clock, after which no row would be new.
+def expect_past(baselines: Baselines, ahead_from: int) -> None:
+    """Check that no model learned a row that is ahead of the clock.
+
+    Otherwise no later row would be new.
 
     Args:
-        rivals: The models that the run continues and compares with.
-        ahead_from: The first time that is ahead of the clock, microseconds since the epoch.
+        baselines: Models that the run continues and compares with.
+        ahead_from: First time that is ahead of the clock, microseconds since the epoch.
 
     Raises:
-        ContractError: one did. The message says how to go on.
+        ContractError: a model did. The message says how to continue.
     """
-    for model in rivals.models:
+    for model in baselines.models:
         if (newest := watermark(model)) >= ahead_from:
             raise ContractError(
-                f"model {model.model_id} learned rows up to {to_iso(newest)}, later than {to_iso(ahead_from)}, "
-                f"ahead of the clock: no row would be newer until then; to train without it, {run_again(FROM_SCRATCH)}"
+                f"model {model.model_id} learned rows up to {to_iso(newest)}, later than "
+                f"{to_iso(ahead_from)}, "
+                "ahead of the clock: no row would be newer until then; to train without it, "
+                f"{run_again(FROM_SCRATCH)}"
             )
 
 
 def watermark(model: Model) -> int:
-    """Time of the newest row that the model learned, microseconds since the epoch.
+    """Return the time of the model's newest training row, microseconds since the epoch.
 
     Raises:
-        ContractError: the manifest holds no time.
+        ContractError: the manifest contains an invalid time.
     """
     return parse_time(f"last_learned_time of model {model.model_id}", model.last_learned_time)

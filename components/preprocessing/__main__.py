@@ -37,7 +37,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the step and return an exit code of `runtime.exit_codes`."""
+    """Run the step and return an exit code of `evergreen.runtime.exit_codes`."""
     own_umask()
     log_as_text("%(asctime)s %(name)s %(message)s")
     _encode_dataset(build_parser().parse_args(argv))

@@ -3,9 +3,9 @@
 An engine encodes the rows, and other processes may encode some of the partitions. HugeCTR checks
 neither types nor ranges. It reads the bits of an int32 label as a float, and an id that is too
 large for its slot falls into the next slot. Every written file is therefore read back and checked
-here. The first rows of each file are also compared with `contracts.workflow`, because the served
-graph is built from that alone. HugeCTR needs `_metadata.json` and `_file_list.txt` beside the
-Parquet files.
+here. The first rows of each file are also compared with `evergreen.contracts.workflow`, because the
+served graph is built from that alone. HugeCTR needs `_metadata.json` and `_file_list.txt` beside
+the Parquet files.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""NumPy's engine: applies the arithmetic of `contracts.workflow` to whole partitions."""
+"""NumPy's engine: applies the arithmetic of `evergreen.contracts.workflow` to whole partitions."""
 
 from collections.abc import Callable
 from functools import partial

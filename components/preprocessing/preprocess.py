@@ -1,13 +1,13 @@
 """Write the training set of a run from its raw rows, completely or not at all.
 
 The step fits the workflow, encodes the rows and verifies the files. It compares the files with
-`contracts.workflow`, because the served graph is built from that alone.
+`evergreen.contracts.workflow`, because the served graph is built from that alone.
 
 This module also does negative downsampling: it keeps a share of the training rows without a click,
 replayed rows included. The choice is the same in every try. Extraction does not downsample, so that
 validation and the monitor's reference see all rows, and windows of runs with different rates stay
 comparable. Categories are counted after downsampling. Held-out rows are never downsampled.
-`training.start` corrects the bias for the rate.
+`components.training.start` corrects the bias for the rate.
 """
 
 import logging

@@ -1,1 +1,1 @@
-"""The exit handler: records how a run ended, from the notes that its steps left."""
+"""The exit handler: records how a run ended, from the notes of its steps."""

@@ -1,11 +1,12 @@
-"""The exit handler: records how a run ended beside its steps' notes, and announces it.
+"""The exit handler: record the outcome of a run, and send a notification.
 
-KFP's state alone does not show it: the hosted backend passes COMPLETE or FAILED without a message, the local one
-SUCCEEDED or FAILED, and names the exit handler itself. The notes are `registry.runs`'.
+KFP's state does not show the outcome. The hosted backend passes COMPLETE or FAILED without a
+message. The local one passes SUCCEEDED or FAILED, and names the exit handler itself. The outcome is
+therefore derived from the steps' notes (`evergreen.registry.runs`).
 
-People are notified of a run that a person or a schedule started. A run that the monitor started has a `trigger_id` and
-is announced by the monitor, as part of its incident; a message from here would be a duplicate. No notification fails a
-run: it has ended, and its outcome is in the store. The message's form and the sending are `evergreen.notifications`'.
+A notification is sent for a run that a person or a schedule started. A run of the monitor has a
+`trigger_id`, and the monitor announces it as part of the incident. A failed notification does not
+fail the run. `evergreen.notifications` defines the message and sends it.
 """
 
 import argparse
@@ -28,16 +29,18 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 ADDRESS_VARIABLE = "EVERGREEN_NOTIFY_URL"
-"""Environment variable with the webhook's address, from an optional secret; empty or absent = nobody is notified. It is
-no flag and no parameter, which everyone on the machine or in the UI could read."""
+"""Environment variable with the webhook's address, from an optional secret. If it is empty or
+absent, no notification is sent. A flag or a parameter would be visible to everyone on the machine
+or in the UI."""
 PAUSES_SECONDS = (2.0, 10.0, 30.0)
-"""Between tries; all of them end long before the exit handler's own time limit (600 s)."""
+"""Pauses between attempts. Together they are far shorter than the exit handler's time limit (600
+s)."""
 
 
 def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str) -> str:
-    """Writes the run's outcome to the store, notifies the webhook, and returns the outcome as one sentence.
+    """Write the run's outcome to the registry, notify the webhook, and return one sentence.
 
-    An empty `trigger_id` is that of a run that a person or a schedule started.
+    `trigger_id` is empty for a run that a person or a schedule started.
     """
     own_umask()
     folder = local_path(store)
@@ -63,10 +66,10 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
 def notify(
     outcome: RunOutcome, notes: Sequence[StepNote], url: str, *, sleep: Callable[[float], None] = time.sleep
 ) -> None:
-    """Sends one message about the outcome, tried again where the webhook does not answer.
+    """Send one message about the outcome, with retries if the webhook does not answer.
 
-    Nothing is sent without an address, nor where the monitor announces the run and no step wants anything reported: the
-    monitor knows the outcome, but not what steps want reported. An empty `url` notifies nobody.
+    Nothing is sent if `url` is empty. Nothing is sent for a run of the monitor either, unless a
+    step wants something reported: the monitor knows the outcome but not the reports of the steps.
     """
     if not url.strip() or (outcome.trigger_id and not _reported_by_steps(notes)):
         return
@@ -75,14 +78,15 @@ def notify(
         answer = post(url.strip(), body)
         if answer.state != "retry" or pause is None:
             break
-        # A webhook that requires a longer wait than the longest pause loses the message: this task should end.
+        # If the webhook requires a longer wait than the longest pause, the message is lost, because
+        # this task should end.
         sleep(min(max(pause, answer.retry_after or 0.0), max(PAUSES_SECONDS)))
     if answer.state != "delivered":
         logger.warning("the run's end was not announced: %s", answer.reason)
 
 
 def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
-    """How the run ended, which step decided it and why, what serves now, and what steps want reported."""
+    """Return the message: outcome, deciding step, reason, live version and the steps' reports."""
     begun = begun_at(notes) or moment_of(outcome.ended_at)
     if outcome.state == "released":
         title, done = f"Version {outcome.version} was released", f"{outcome.reason}" or "released"
@@ -95,7 +99,7 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
     else:
         title, done = f"A retraining run failed at {outcome.step}: {outcome.reason}", "what was live stays live"
     title = ". ".join([title, *_reported_by_steps(notes)])
-    # As text: a file's address is no link that a chat would follow.
+    # Plain text, because chat clients do not open file:// links.
     done = "; ".join([done, *(f"report of {step}: {uri}" for step, uri in outcome.reports.items())])
     return compose(
         title, numbers={"request_id": kubeflow_name(outcome.run)[0]}, since=begun.timestamp(), done=done, link=""
@@ -103,12 +107,12 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
 
 
 def _reported_by_steps(notes: Sequence[StepNote]) -> list[str]:
-    """What steps want reported whatever the outcome is: sentences under `notify` among their notes' facts."""
+    """Return the sentences under `notify` in the steps' facts, which are always reported."""
     return [f"{note.step}: {sentence}" for note in notes for sentence in note.facts.get("notify", [])]
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Build the command's parser."""
     parser = CommandParser(prog="python -m components.run_outcome", description="The exit handler as a command.")
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder of the model store")
@@ -120,7 +124,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Records the outcome, notifies the webhook that the environment names, and prints it."""
+    """Record and print the outcome, and notify the webhook of the environment variable."""
     log_as_text("%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     print(record(**vars(arguments)))

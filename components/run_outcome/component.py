@@ -1,4 +1,4 @@
-"""The exit handler's KFP signature."""
+"""KFP component of the exit handler."""
 
 from kfp import dsl
 
@@ -13,19 +13,20 @@ def run_outcome(
     trigger_reason: str,
     status: dsl.PipelineTaskFinalStatus,
 ) -> str:
-    """Records how the run ended, which step decided it and why, and notifies a webhook where one is set.
+    """Record how the run ended, which step decided it and why, and notify a webhook if one is set.
 
     Args:
         run: Kubeflow's name of the run.
-        run_resource: Name of its workflow, which counts where a schedule's run has no other.
-        run_id: Kubeflow's id of it; empty on this machine.
-        store: Folder of the model store.
-        trigger_id: Retrain request that the run answers; empty for a run started by hand.
-        trigger_reason: Why it was started.
-        status: The final state of the run in KFP.
+        run_resource: Name of the run's workflow, used if the run of a schedule has no other name.
+        run_id: Kubeflow's id of the run. Empty in a local run.
+        store: Folder URI of the model registry.
+        trigger_id: Retrain request that the run answers. Empty for a run started by hand.
+        trigger_reason: Why the run was started.
+        status: The run's final state in KFP.
 
     Returns:
-        One sentence: released, on trial as a canary, refused or failed, by which step, and why.
+        One sentence: the outcome (released, canary, refused or failed), the deciding step, and the
+            reason.
     """
     from components.run_outcome.__main__ import record
     from evergreen.registry.runs import store_name

@@ -1,7 +1,8 @@
-"""One trial of a hyper-parameter search on a cluster: starts a run of the uploaded pipeline, waits, prints its figures.
+"""One trial of a hyper-parameter search on a cluster: start a run, wait, and print its metrics.
 
-Katib's collector reads them from standard output, such as `auc=0.78`. Which settings are tried is Katib's choice, by
-the manifest of `evergreen search --katib`, whose runs release nothing.
+Katib's collector reads the metrics from standard output, such as `auc=0.78`. Katib chooses the
+settings of each trial from the manifest of `evergreen search --katib`. Runs of trials release
+nothing.
 """
 
 import json
@@ -18,14 +19,15 @@ from evergreen.runtime.kubeflow import PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowS
 from evergreen.runtime.plain_text import log_as_text
 
 VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
-"""Holds the pipeline's parameters as JSON; `trigger_id` among them names the trial."""
+"""Environment variable with the pipeline's parameters as JSON. Its `trigger_id` names the trial."""
 EXPERIMENT = "evergreen-search"
-"""In KFP: not the monitor's, which starts no run while another of its experiment is active."""
+"""Experiment of the trials in KFP. It differs from the monitor's, because the monitor starts no run
+while another run of its experiment is active."""
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the newest version of the pipeline and prints AUC and log loss of its model; 0."""
+    """Run the newest version of the pipeline, print AUC and log loss of its model, and return 0."""
     parser = CommandParser(prog="python -m components.run_outcome.trial", description=__doc__)
     parser.add_argument("--host", required=True, help="address of the KFP API")
     parser.add_argument("--store", type=Path, required=True, help="folder of the model store")

@@ -2,7 +2,7 @@
 
 Kubernetes sends SIGTERM before it drains a node, and kills the process 30 seconds later. A fit in
 progress saves first. Anything else ends at once, because its output is complete or absent.
-`runtime.exit_codes` has the exit code.
+`evergreen.runtime.exit_codes` has the exit code.
 
 On Kubeflow a retry does not depend on the exit code, because Argo retries after every failure. The
 save cannot be relied on there either. According to its source, KFP's launcher, which is the parent

@@ -2,8 +2,8 @@
 
 A row takes 4 bytes for each column (ids as int32). The kernel can drop mapped pages again, so the
 rows may be larger than memory. Decoding has some ten thousand rows per thread in memory.
-`config.features` defines the columns. Errors in a folder are reported here, before a long fit
-starts. `row_order` decides the training order.
+`evergreen.config.features` defines the columns. Errors in a folder are reported here, before a long
+fit starts. `row_order` decides the training order.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Initial weights of a fit: fresh ones, or a parent's in the layout of this run's vocabularies.
 
 A parent's table is copied in chunks from one mapped file to another, so that no table has to be in
-memory. Extraction chooses the parent, and `contracts.workflow` describes the changes of the
-vocabularies.
+memory. Extraction chooses the parent, and `evergreen.contracts.workflow` describes the changes of
+the vocabularies.
 
 This module also corrects for negative downsampling (`TrainingSet.negative_rate`). If rows without a
 click are kept with probability r, whatever their features, the odds of a click among the kept rows

@@ -152,7 +152,7 @@ class TrainingRun:
     work: Path
     """Folder for intermediate files."""
     backend: str
-    """One of `engine.BACKENDS`."""
+    """One of `components.training.backends.BACKENDS`."""
     config: NetworkConfig
     settings: TrainingSettings
     num_gpus: int = 1

@@ -17,8 +17,8 @@ whose counters exceed its whole baseline at the next step is not detected. Both 
 counted too low, but never negative.
 
 Triton reports totals and no medians. Requests that are rejected before they reach a model are not
-counted. Requests that the response cache answers count as successful. `serving.canary_policy` decides from
-this evidence.
+counted. Requests that the response cache answers count as successful.
+`evergreen.serving.canary_policy` decides from this evidence.
 """
 
 import logging
@@ -184,7 +184,8 @@ def fetch(address: str) -> str:
                 content += chunk
                 if len(content) > MAX_TEXT_BYTES or time.monotonic() > deadline:
                     raise TemporaryError(
-                        f"metrics of {address} are incomplete after {len(content):,} bytes, expected at most "
+                        f"metrics of {address} are incomplete after {len(content):,} bytes, "
+                        "expected at most "
                         f"{MAX_TEXT_BYTES:,} bytes within {READ_SECONDS:g} s"
                     )
             return content.decode()

@@ -1,6 +1,7 @@
 """Replay traffic, simulate a lake, or drift the simulated users.
 
-The module only parses flags and calls functions. `runtime.exit_codes` maps errors to exit codes.
+The module only parses flags and calls functions. `evergreen.runtime.exit_codes` maps errors to exit
+codes.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The section `data`: the names of the columns that every row has.
 
-The default names are those of the lake. `contracts.raw_rows` has their types.
+The default names are those of the lake. `evergreen.contracts.raw_rows` has their types.
 """
 
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ class ExtractionSettings:
     was trained on some of its rows."""
     max_malformed_fraction: float = 0.01
     """Maximum share of malformed rows in a file, in [0, 1]. A file with a larger share is unfit to
-    read. Criteo's own files have no malformed rows. 1 % tolerates a torn line or a bad
+    read. Criteo's own files have no malformed rows. The default tolerates a torn line or a bad
     concatenation, and catches a file whose columns have moved."""
     max_conflicting_fraction: float = 0.01
     """Maximum share of conflicting rows, in [0, 1]. Rows conflict if they have the same request and
@@ -43,10 +43,10 @@ class ExtractionSettings:
     """Share of older rows among the training rows, in [0, 1). 0 = only rows of the window."""
     replay_days: int = 7
     """Number of days before the window from which older rows are drawn: the newest days that have
-    rows. They are drawn for training, and for measuring what the model still remembers: as many as
-    the window's holdout, at most 100,000, whatever `replay_share` is. 0 = no older row is read.
-    Reading six days of 300,000 rows, in one file each, took 3.5 s of a core (measured 2026-11-23).
-    """
+    rows. The rows are used for training, and for measuring what the model still remembers. The
+    number of rows for measuring is that of the holdout, at most 100,000, whatever `replay_share`
+    is. 0 = no older row is read. Reading six days of 300,000 rows, in one file each, took 3.5 s of
+    a core (measured 2026-11-23)."""
     full_days: float = 0.0
     """Length in days of the window of a run without a parent, counted back from its end. It applies
     if the run does not set `window_start`. 0 = from the first row."""

@@ -90,11 +90,11 @@ class CategoricalOptions:
     2^52 - 1 is its own category, also as a text. Any other value is hashed to 52 bits."""
     served_as: int | str | None = None
     """Value that the served model uses in every row instead of the row's own, such as 1 for the
-    position of an item in a list. The network learns the effect of the real values. The position
-    where an item was shown then does not cause it to be shown there again. The gate evaluates the
-    model with this value too, so that the mean score of rows served so equals their click rate. A
-    request may leave the feature out. A row that is logged without it adds nothing to what is
-    learned about the feature."""
+    position of an item in a list. The network learns the effect of the real values. With a fixed
+    position, an item does not rank higher only because it was shown higher before. The gate
+    evaluates the model with this value too, so that the mean score of rows served with it equals
+    their click rate. A request may leave the feature out. A row that is logged without it adds
+    nothing to what is learned about the feature."""
     embed: int | None = None
     """Length of the categories' vectors, at least 1. null = the model's `embedding_dim`. Only `dcn`
     supports it, because the other networks multiply vectors with each other and need one length."""
@@ -246,8 +246,8 @@ class NumericOptions:
             )
         if self.fill or self.indicator:
             raise ContractError(
-                f"fill is {self.fill} and indicator {self.indicator} beside quantile_buckets, expected neither: a "
-                "missing value has a vector of its own"
+                f"fill is {self.fill} and indicator {self.indicator} with quantile_buckets, expected neither: a "
+                "missing value has its own vector"
             )
 
     @property
@@ -342,7 +342,7 @@ class Features:
             object.__setattr__(self, f"{kind}_options", {n: each for n, each in options.items() if each != usual})
             known = set(getattr(self, "lists" if kind == "list" else kind))
             if unknown := [name for name in options if name not in known]:
-                raise ContractError(f"options are given of {unknown}, expected {kind} features")
+                raise ContractError(f"options are given for {unknown}, expected {kind} features")
         if not self.names:
             raise ContractError("there are no features, expected one or more names")
         if wrong := [name for name in self.names if not _is_name(name)]:
@@ -351,12 +351,12 @@ class Features:
                 f"and at most {MAX_NAME} characters"
             )
         if twice := sorted(name for name, count in Counter(self.names).items() if count > 1):
-            raise ContractError(f"features {twice} are there twice, expected each once")
+            raise ContractError(f"features {twice} occur twice, expected each once")
         columns = len(self.numeric + self.categorical) + sum(self.list_options_of(name).max for name in self.lists)
         if columns > MAX_COLUMNS:
             raise ContractError(
-                f"features come to {columns:,} columns of tensors, expected at most {MAX_COLUMNS:,}: a list has one "
-                "for each of its max elements"
+                f"features need {columns:,} tensor columns, expected at most {MAX_COLUMNS:,}: a list needs "
+                "one for each of its positions"
             )
         for name, each in self.list_options.items():
             if each.table is not None and each.table not in self.categorical:
@@ -552,7 +552,7 @@ class Features:
             said = [f"have none of {list(before.names)}"]
         if said:
             raise ContractError(
-                f"features of this run {' and '.join(said)}, expected what the parent {parent} learned from; to train "
+                f"features of this run {' and '.join(said)}, expected those of the parent {parent}; to train "
                 f"from scratch, {run_again(self._from_scratch(before))}"
             )
 

@@ -1,8 +1,8 @@
 """The section `model`: the networks, and the configuration of each.
 
 A configuration has the name of its network and all widths, so that its users need no dataset. The
-module of a network is imported when the network is built (`networks.network.build_network`). This
-module does not import torch.
+module of a network is imported when the network is built
+(`evergreen.networks.network.build_network`). This module does not import torch.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

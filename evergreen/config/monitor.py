@@ -105,8 +105,8 @@ class PolicySettings:
             )
         if "threshold" in policy_names(self.policies) and not self.auc_threshold:
             raise ContractError(
-                f"policies is {self.policies!r} without auc_threshold, expected the AUC below which policy threshold "
-                "shall fire: it depends on the task; policy sequential needs none"
+                f"policies is {self.policies!r} without auc_threshold, expected an AUC for policy "
+                "threshold, which depends on the task; policy sequential needs none"
             )
         counts = ("min_clicks", "consecutive_breaches", "drift_buckets", "drift_columns")
         expect(self, "at least 1", lambda value: value >= 1, *counts)
@@ -201,7 +201,7 @@ class JudgingSettings:
         """Refuse a window too small to evaluate, and a grace period with too many buckets."""
         window_rows, fewest = self.judge.window_rows, 2 * self.policies.min_clicks
         if window_rows < fewest:
-            needed = f"{fewest}: min_clicks clicks and as many rows without one, or no window is judged"
+            needed = f"{fewest}: min_clicks clicks and as many rows without one"
             raise ContractError(f"window_rows is {window_rows}, expected at least {needed}")
         grace, bucket = self.judge.drift_grace_seconds, self.drift.drift_bucket_seconds
         if bucket and grace > MAX_GRACE_BUCKETS * bucket:

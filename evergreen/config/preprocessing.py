@@ -28,7 +28,7 @@ class PreprocessingSettings:
     max_candidates: int = 1_000_000
     """Maximum categories without an id, per column, whose counts are saved for the next run. The
     least frequent ones are dropped first. Among equal counts, those seen longest ago are dropped,
-    and among these the higher values. Each needs 24 bytes of memory."""
+    and among these the higher values. A category needs 24 bytes of memory."""
     partition_rows: int = 250_000
     """Rows that a process has in memory at a time, and rows per output file. A larger Parquet row
     group is not split."""
@@ -37,7 +37,7 @@ class PreprocessingSettings:
     `forked.MAX_PROCESSES`. The result does not depend on it."""
     negative_rate: float = 1.0
     """Share of the training rows without a click that is kept, in (0, 1]. Scores are corrected for
-    it. The holdout is never downsampled."""
+    this downsampling. The holdout is never downsampled."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "frequency_threshold", "partition_rows")

@@ -1,7 +1,7 @@
 """The section `release`: how a model is quantized, released, served and watched.
 
 The deployment target and its server are settings of the installation
-(`repository.triton_config.ServingOptions`).
+(`evergreen.serving.repository.triton_config.ServingOptions`).
 """
 
 from dataclasses import dataclass

@@ -25,8 +25,8 @@ SECTION_CLASSES: dict[str, type[Any]] = {
     "gate": GateSettings,
     "release": RolloutSettings,
 }
-"""Sections that one dataclass reads. `model` is read by the class of its `kind` (`config.model`),
-and `monitor` by the classes of `config.monitor.own_parts`."""
+"""Sections that one dataclass reads. `model` is read by the class of its `kind`
+(`evergreen.config.model`), and `monitor` by the classes of `evergreen.config.monitor.own_parts`."""
 
 
 def section_classes(section: str) -> list[type[Any]]:

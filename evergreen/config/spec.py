@@ -53,13 +53,13 @@ class Recommender:
             )
         if self.name.endswith((CANDIDATE_SUFFIX, CANARY_SUFFIX)):
             raise ContractError(
-                f"recommender name is {self.name!r}, expected no {CANDIDATE_SUFFIX} or {CANARY_SUFFIX} at its end, "
-                "as models of another recommender are named"
+                f"recommender name is {self.name!r}, expected no suffix {CANDIDATE_SUFFIX} or {CANARY_SUFFIX}, "
+                "which names other models of a recommender"
             )
         if taken := sorted(set(self.features.names) & set(OWN_COLUMNS)):
             raise ContractError(f"features {taken} have the names of columns that every row has, expected other names")
         if self.data.label in self.features.names:
-            raise ContractError(f"feature {self.data.label!r} is the label, expected features that are known before it")
+            raise ContractError(f"feature {self.data.label!r} is the label, expected features known before the label")
         if self.data.weight is not None and (taken := sorted({self.data.weight, WEIGHT} & set(self.features.names))):
             raise ContractError(f"features {taken} have the name of the weight that rows have, expected other names")
         categorical = self.features.categorical

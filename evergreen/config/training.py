@@ -17,12 +17,12 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 class SolverSettings:
     """Settings of HugeCTR alone. The defaults suit data-centre GPUs.
 
-    `TrainingSettings` has the settings of both backends. It replaces HugeCTR's `max_iter` and
-    `num_epochs` by `passes`, `snapshot` by `checkpoint_minutes`, and `enable_tf32_compute` by
-    `precision="tf32"`. It also has `batchsize`, `lr` and `seed`. `eval_interval` is not needed,
-    because a fit scores its last tenth itself. `metrics_spec`, the stop at an AUC, is not needed,
-    because the number of passes is fixed. `vvgpu` are the GPUs that the step gets. Any other
-    argument of `CreateSolver` has HugeCTR's default.
+    `TrainingSettings` has the settings of both backends. Instead of HugeCTR's `max_iter` and
+    `num_epochs` it has `passes`, instead of `snapshot` it has `checkpoint_minutes`, and instead of
+    `enable_tf32_compute` it has `precision="tf32"`. It also has `batchsize`, `lr` and `seed`.
+    `eval_interval` is not needed, because a fit scores its last tenth itself. `metrics_spec`, the
+    stop at an AUC, is not needed, because the number of passes is fixed. `vvgpu` is set to the GPUs
+    of the step. Any other argument of `CreateSolver` has HugeCTR's default.
     """
 
     prove_restores: bool = True

@@ -158,8 +158,8 @@ class Rule:
 
 RULES: dict[str, Rule] = {
     "no_rows": Rule(BLOCK, "there are no rows"),
-    "column_retyped": Rule(BLOCK, "a file of the lake holds a column in another type, which extraction cast"),
-    "column_new": Rule(WARN, "a file of the lake holds a column that was not agreed on; it is not read"),
+    "column_retyped": Rule(BLOCK, "a lake file has a column of another type, which extraction cast"),
+    "column_new": Rule(WARN, "a lake file has an unknown column, which is not read"),
     "files_quarantined": Rule(
         NOTIFY, "files of the lake, or of served rows, were left out because they cannot be read"
     ),
@@ -167,10 +167,10 @@ RULES: dict[str, Rule] = {
     "label_one_class": Rule(BLOCK, "the label is the same in all rows"),
     "value_type": Rule(BLOCK, "values of another type than the schema's"),
     "column_empty": Rule(
-        BLOCK, "no value in any row although the champion's rows promised at least 10; not for optional columns"
+        BLOCK, "no row has a value, although the champion's rows predict at least 10; optional columns are exempt"
     ),
     "column_empty_by_chance": Rule(
-        WARN, "no value in any row of a first run, or where fewer than 10 were expected, which may be chance"
+        WARN, "no row has a value, but fewer than 10 were expected or it is a first run, so it may be chance"
     ),
     "presence": Rule(WARN, "fewer rows have a value than the schema requires, by more than sampling error"),
     "range": Rule(WARN, "values outside the schema's domain, including NaN and infinity", ("range_factor",)),
@@ -182,15 +182,17 @@ RULES: dict[str, Rule] = {
     ),
     "drift": Rule(
         WARN,
-        "a feature moved away from the champion's rows; if it blocked, no retraining could mend it",
+        "a feature drifted from the champion's rows; retraining adapts to it, so it does not block",
         (
             *("categorical_drift", "categorical_drift_relative", "numeric_drift", "mean_drift", "missing_drift"),
             "false_discovery_rate",
         ),
     ),
-    "new_categories": Rule(WARN, "many rows with a category that is certainly new", ("new_value_share",)),
+    "new_categories": Rule(WARN, "many rows have a category that is certainly new", ("new_value_share",)),
     "skew": Rule(WARN, "a feature differs between training rows and served rows", ("skew_share",)),
-    "quarantined_share": Rule(BLOCK, "more than this share of the rows is quarantined", ("max_quarantined_fraction",)),
+    "quarantined_share": Rule(
+        BLOCK, "more than the maximum share of the rows is quarantined", ("max_quarantined_fraction",)
+    ),
     DOMAIN: Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity"),
 }
 
@@ -205,4 +207,4 @@ def _check_action(rule: str, value: Any) -> None:
     if value not in ACTIONS:
         raise ContractError(f"actions: rule {rule} has action {value!r}, expected one of {', '.join(ACTIONS)}")
     if value == QUARANTINE and rule != DOMAIN:
-        raise ContractError(f"actions: rule {rule} is not about single rows and cannot quarantine; {DOMAIN} can")
+        raise ContractError(f"actions: rule {rule} has action {QUARANTINE}, which only rule {DOMAIN} supports")

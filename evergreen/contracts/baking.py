@@ -14,7 +14,7 @@ BAKES, WELL, BAD = STATES = ("bakes", "well", "bad")
 
 
 MIN_UNUSABLE_ROWS = 100
-"""Minimum rows without a usable score. Fewer are no evidence, whatever their share."""
+"""Minimum rows without a usable score. Fewer rows are not evidence, whatever their share."""
 MIN_UNUSABLE_REQUESTS = 50
 """Minimum distinct requests of these rows."""
 MIN_UNUSABLE_SECONDS = 30.0

@@ -1,6 +1,6 @@
 """Features of the Criteo click log, with the names that a recommender without a file uses.
 
-`config.features` defines features.
+`evergreen.config.features` defines features.
 """
 
 from evergreen.config.features import Features

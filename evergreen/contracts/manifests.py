@@ -181,8 +181,8 @@ class RawDataset(Manifest):
 
     source_uri: str
     window_start: str | None
-    """Start of the window, ISO 8601 UTC, inclusive. The run sets it, or it is a number of days
-    before the end, or follows the parent's last training row. None = from the first row."""
+    """Start of the window, ISO 8601 UTC, inclusive. It is set by the run, or is a number of days
+    before the end, or is just after the parent's last training row. None = from the first row."""
     window_end: str | None
     """End of the window, exclusive. It is the end that the run sets, minus the hours of rows that
     are left for the next run. None = to the last row."""

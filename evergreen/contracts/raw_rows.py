@@ -1,7 +1,7 @@
 """Raw rows: one shown item each, with its features, its label, and the version that served it.
 
 Users' files, the simulator and the monitor's archive write raw rows. Extraction, validation,
-preprocessing and serving read them. `config.features` defines the features of a row.
+preprocessing and serving read them. `evergreen.config.features` defines the features of a row.
 
 Raw rows are Parquet: `label` int32, the features with null for missing, then the log columns. Rows
 of a lake have the same columns, but may have strings where raw rows have their categories
@@ -26,8 +26,8 @@ SERVED_BY = (MODEL_VERSION, SCORE, POSITION, PROPENSITY)
 
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
 """Optional columns after the raw ones, in files with a row that a shadow version scored
-(`registry.traffic_plan`). They are null in other rows. Readers of raw rows select columns by name
-and do not read them, but the canary's evidence does."""
+(`evergreen.registry.traffic_plan`). They are null in other rows. Readers of raw rows select columns
+by name and do not read them, but the canary's evidence does."""
 
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Optional column in files with a row that a canary answered, false in other rows. The optional
@@ -63,7 +63,7 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     our models served, `position` in rows outside ranked lists, and `propensity` in rows without
     exploration. `request_id` and `row` together identify a row. `position` is the row's position in
     the list that the request showed, from 1. `propensity` is the probability of that position
-    (`contracts.exploration`).
+    (`evergreen.contracts.exploration`).
 
     Args:
         features: Features of the recommender.
@@ -138,7 +138,7 @@ VERSION_PARTITION = "version={version}"
 """Sub-folder of a day's folder with a back-filled version of the day, from 1 up. Parquet files
 directly in the day's folder are version 0, to which the uploader appends. A day consists of its
 highest complete version, and of the files of version 0 that the version's marker does not name,
-because they came later (`extraction.lake_files`)."""
+because they came later (`components.extraction.lake_files`)."""
 VERSION_COMPLETE = "_SUCCESS"
 """Marker in such a folder, which is written last because a bucket has no rename. A version without
 it does not exist."""

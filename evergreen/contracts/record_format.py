@@ -72,11 +72,13 @@ _PREDICTIONS = (
     _FieldRow("request_id", 1, "string", comment="unique in the log"),
     _FieldRow("time", 2, "double", comment="seconds since the epoch, UTC, when the answer came"),
     _FieldRow("model_version", 3, "int32"),
-    _FieldRow("scores", 4, "float", repeated=True, comment="one a row: its click probability"),
-    _FieldRow("positions", 5, "sfixed32", repeated=True, comment="one a row, from 1; none where no list was shown"),
-    _FieldRow("propensities", 6, "double", repeated=True, comment="one a row: probability of its place; or none"),
+    _FieldRow("scores", 4, "float", repeated=True, comment="one per row: click probability"),
+    _FieldRow("positions", 5, "sfixed32", repeated=True, comment="one per row, from 1; absent if no list was shown"),
+    _FieldRow(
+        "propensities", 6, "double", repeated=True, comment="one per row: probability of its position; or absent"
+    ),
     _FieldRow("shadow_version", 7, "int32"),
-    _FieldRow("shadow_scores", 8, "float", repeated=True, comment="one a row by the shadow version, if there is one"),
+    _FieldRow("shadow_scores", 8, "float", repeated=True, comment="one per row by the shadow version, if there is one"),
     _FieldRow("canary", 9, "bool"),
     _FieldRow("recommender", 10, "string"),
     _FieldRow("recommender_digest", 11, "string", comment="SHA-256 of the accepted description"),
@@ -86,13 +88,13 @@ _OUTCOMES = (
     _FieldRow("batch_id", 1, "string", comment="unique in the log"),
     _FieldRow("time", 2, "double", comment="seconds since the epoch, UTC, of the newest event"),
     _FieldRow("event", 3, "string", comment="click or conversion"),
-    _FieldRow("request_ids", 4, "string", repeated=True, comment="one an event: what was shown"),
-    _FieldRow("rows", 5, "sfixed32", repeated=True, comment="one an event: the row of its request, from 0"),
-    _FieldRow("times", 6, "double", repeated=True, comment="one an event: seconds since the epoch, UTC"),
+    _FieldRow("request_ids", 4, "string", repeated=True, comment="one per event: its request"),
+    _FieldRow("rows", 5, "sfixed32", repeated=True, comment="one per event: its row in the request, from 0"),
+    _FieldRow("times", 6, "double", repeated=True, comment="one per event: seconds since the epoch, UTC"),
 )
 _RECORD = (
     _FieldRow("predictions", 1, "Predictions", comment="the rows of one scored request"),
-    _FieldRow("outcomes", 2, "Outcomes", comment="or what came of rows, once it is known"),
+    _FieldRow("outcomes", 2, "Outcomes", comment="or the outcomes of rows, once they are known"),
 )
 _MAX_LAYOUTS = 64
 """Maximum number of layouts in the cache, one for each number of rows."""
@@ -110,7 +112,7 @@ class RecordFormat:
 
     >>> form = RecordFormat(Features(numeric=("price",), categorical=("item id",)))
     >>> print(*(line for line in form.proto().splitlines() if "sfixed64" in line))
-        repeated sfixed64 item_id = 30076880;  // item id: one value a row, -1 = missing
+        repeated sfixed64 item_id = 30076880;  // item id: one value per row, -1 = missing
     """
 
     def __init__(self, features: Features) -> None:
@@ -129,7 +131,7 @@ class RecordFormat:
             for name in of_kind:
                 size = sizes.get(name, 1)
                 values = "one value" if size == 1 else f"{size} values"
-                comment = f"{name}: {values} a row, {missing} = missing"
+                comment = f"{name}: {values} per row, {missing} = missing"
                 number = _number(kind, name)
                 fields.append(_FieldRow(names[name], number, type_name, repeated=True, comment=comment))
                 columns.append((number, names[name], _ARRAYS[type_name].itemsize * size))
@@ -467,8 +469,8 @@ def _expect_known(message: Message, what: str) -> None:
     """Refuse fields that a newer client or a newer file has, because their values would be lost."""
     if unknown := [each.field_number for each in UnknownFieldSet(message)]:
         raise ContractError(
-            f"{what} has the fields {sorted(set(unknown))[:5]}, which this recommender's records do not have; is the "
-            "client newer, or does it have a newer file of the recommender?"
+            f"{what} has the fields {sorted(set(unknown))[:5]}, expected only those of this recommender's records; the "
+            "client or its recommender's file may be newer"
         )
 
 

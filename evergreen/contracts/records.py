@@ -1,8 +1,8 @@
 """Log records: predictions, and the outcomes that arrive later.
 
 The inference client publishes them, and the monitor consumes them. One message is one batch.
-`contracts.record_format` defines the encoding, and `events.event_log` the transport. The monitor
-joins predictions and outcomes.
+`evergreen.contracts.record_format` defines the encoding, and `evergreen.events.event_log` the
+transport. The monitor joins predictions and outcomes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,7 +63,7 @@ class PredictionBatch:
     """[n] position in the ranked list that the request showed, from 1. None if it showed no
     list."""
     propensities: NDArray[np.float64] | None = None
-    """[n] probability of each row's position (`contracts.exploration`). None without
+    """[n] probability of each row's position (`evergreen.contracts.exploration`). None without
     exploration."""
     shadow_version: int | None = None
     """Model version that scored the rows as shadow traffic. None = no version did."""
@@ -76,8 +76,8 @@ class PredictionBatch:
     recommender: str | None = None
     """Name of the rows' recommender. None if the writer did not know it."""
     recommender_digest: str | None = None
-    """`config.spec.Recommender.digest` of the recommender as the writer had it. None if it did not
-    know it."""
+    """`evergreen.config.spec.Recommender.digest` of the recommender as the writer had it. None if
+    it did not know it."""
 
     def __post_init__(self) -> None:
         n = len(self.scores)
@@ -133,7 +133,10 @@ R = TypeVar("R", bound="Requests")
 
 
 def micros_of(times: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Convert times in seconds to microseconds, as `contracts.raw_rows.microseconds` does."""
+    """Convert times in seconds to microseconds.
+
+    `evergreen.contracts.raw_rows.microseconds` does the same for one time.
+    """
     return np.rint(times * 1e6).astype(np.int64)
 
 

@@ -64,8 +64,8 @@ class ServedNames:
     def canary(self) -> str:
         """Return the name under which a canary answers its share of the traffic.
 
-        See `registry.traffic_plan`. A request without a version goes to the highest loaded version
-        of a name, so that a canary under the live name would get all traffic.
+        See `evergreen.registry.traffic_plan`. A request without a version goes to the highest
+        loaded version of a name, so that a canary under the live name would get all traffic.
         """
         return self.model + CANARY_SUFFIX
 

@@ -127,11 +127,13 @@ class FeatureWorkflow:
         for place, category in self.features.served_as.items():
             name = self.features.categorical[place]
             if name not in self.excluded and category not in self.vocabularies[place]:
-                raise ContractError(f"{name} is served as {category}, which is none of its categories, expected one")
+                raise ContractError(f"{name} is served as {category}, expected one of its categories")
 
     def _expect_boundaries(self) -> None:
         if set(self.boundaries) != set(self.features.bucketed):
-            raise ContractError(f"boundaries are of {list(self.boundaries)}, expected {list(self.features.bucketed)}")
+            raise ContractError(
+                f"boundaries are given for {list(self.boundaries)}, expected {list(self.features.bucketed)}"
+            )
         for name, values in self.boundaries.items():
             num_buckets = self.features.options_of(name).num_buckets
             categories = np.arange(0 if name in self.excluded else num_buckets)

@@ -1,4 +1,4 @@
 """Event logs that carry records from the inference client to the monitor, one module per backend.
 
-`events.event_log` has the interface that every backend implements.
+`evergreen.events.event_log` has the interface that every backend implements.
 """

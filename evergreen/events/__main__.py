@@ -1,7 +1,7 @@
 """`evergreen log`: check an event log, list its dead letters, and publish them again.
 
 The commands are safe beside a running monitor, because they neither pull nor acknowledge messages.
-`events.event_log` describes the guarantees of a log.
+`evergreen.events.event_log` describes the guarantees of a log.
 """
 
 import argparse

@@ -3,8 +3,9 @@
 A message is delivered at least once: the log delivers it until it is acknowledged, possibly several
 times and in any order. The consumer stores it durably (fsync), then acknowledges it, and recognizes
 redeliveries by message id. An unusable message becomes a dead letter with a reason and is never
-dropped. The backends `events.sqlite`, `logs.pubsub` and `logs.kafka` pass the same conformance suite.
-`events.locations` maps a URL to a backend.
+dropped. The backends `evergreen.events.sqlite`, `evergreen.events.pubsub` and
+`evergreen.events.kafka` pass the same conformance suite. `evergreen.events.locations` maps a URL to
+a backend.
 """
 
 import zlib

@@ -4,8 +4,8 @@ The inference client, which publishes, and the monitor, which subscribes, get th
 backend's library is imported only when its scheme is used.
 
     sqlite:///relative.db, sqlite:////absolute.db           as SQLAlchemy writes them; [?lease_seconds=30]
-    pubsub://project/topic?subscription=name                see `logs.pubsub`
-    kafka://host:port[,host:port]/topic?group=name          see `logs.kafka`
+    pubsub://project/topic?subscription=name                see `evergreen.events.pubsub`
+    kafka://host:port[,host:port]/topic?group=name          see `evergreen.events.kafka`
 
 A partitioned log consists of several logs, each with its own monitor. For example,
 `kafka://host:port/topic-{0-3}` names four.

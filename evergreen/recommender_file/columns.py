@@ -196,7 +196,7 @@ class SampledColumn:
         if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
             return found if found != TEXT or self.num_present else OTHER
         for kind, mask in self._masks.items():
-            if self.num_odd(mask) <= TOLERATED * self.num_rows:
+            if self.num_unfit(mask) <= TOLERATED * self.num_rows:
                 return kind
         return found
 
@@ -212,7 +212,7 @@ class SampledColumn:
             is_number &= self.is_whole | ~_matching(self.values, _DIGITS)
         return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
 
-    def num_odd(self, mask: NDArray[np.bool_]) -> int:
+    def num_unfit(self, mask: NDArray[np.bool_]) -> int:
         """Return the number of rows whose value is present but not in a mask over `values`."""
         return self.num_present - self.rows_with(mask)
 
@@ -223,7 +223,7 @@ class SampledColumn:
         return self.is_present if found is None else found & self.is_present
 
     @cached_property
-    def odd_example(self) -> str:
+    def unfit_example(self) -> str:
         """Return the first value that is not of the column's kind, or an empty text."""
         at = np.flatnonzero(self.is_present & ~self.is_fitting)
         return shown(self.values[int(at[0])]) if len(at) else ""

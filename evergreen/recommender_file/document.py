@@ -24,7 +24,7 @@ MAX_DEPTH = 20
 MAX_VALUES = 50_000
 """Maximum keys and values of one file. The parser takes about 30 microseconds for each."""
 MAX_DIGITS = 19
-"""Maximum digits of a whole number. A signed 64-bit number has no more."""
+"""Maximum digits of a whole number. A signed 64-bit number has no more digits."""
 MAX_PROBLEM = 2000
 """Maximum characters of a message, which may quote the value."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
@@ -260,7 +260,7 @@ def _items(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Itera
         name = loader.construct_object(key)
         inner = f"{path}.{name}" if path else str(name)
         if name in here:
-            raise _problem(f"{inner} is there twice, in line {here[name]} too", key)
+            raise _problem(f"{inner} occurs twice, also in line {here[name]}", key)
         here[name] = lines[inner] = key.start_mark.line + 1
         yield name, _value(loader, each, path=inner, lines=lines)
 

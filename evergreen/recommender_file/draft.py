@@ -31,7 +31,7 @@ __all__ = ["KINDS", "LEFT_OUT", "MANY", "draft", "guess_roles", "read_sample", "
 
 _ABSENT = {
     EVENT_TIME: "none found: `evergreen ingest` needs --last-day and --days, over which the rows are spread",
-    REQUEST_ID: "none found: each row is a request of its own",
+    REQUEST_ID: "none found: each row is its own request",
     ROW: "none found: the rows of a request are numbered in their order",
 }
 """Remarks about roles without a column."""
@@ -65,7 +65,7 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
         f"format: {FORMAT}",
         f"name: {name}",
         "",
-        "# What the files call the columns that every row has.",
+        "# Names of the columns that every row has, in the files.",
         "data:",
         *_lines_of_data(guesses),
         "",
@@ -83,7 +83,7 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
         for column, guess in guesses.columns
         if guess.role == LEFT_OUT
     ]
-    left += [f"#   column {number}: it has no name; give it one to learn from it" for number in sample.unnamed]
+    left += [f"#   column {number}: it has no name; give it one to use it as a feature" for number in sample.unnamed]
     lines += ["", "# Left out:", *left] if left else []
     lines += [
         "",

@@ -78,7 +78,7 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
             raise document.refusal("", f"{key} is missing, expected the keys {', '.join(REQUIRED)}")
     for path, value in _texts(document.value, ""):
         if value == FILL_IN:
-            raise document.refusal(path, f"{path} is {FILL_IN}, expected the answer to the question beside it")
+            raise document.refusal(path, f"{path} is {FILL_IN}, expected the answer to the question in its comment")
     if values["format"] != FORMAT:
         raise document.refusal("format", f"format is {values['format']!r}, expected {FORMAT}")
     with document.located("data"):
@@ -137,8 +137,8 @@ def non_defaults(options: Any) -> dict[str, Any]:
 
 def _features(document: Document, value: Any, data: ColumnNames) -> Features:
     kinds = _mapping(document, "features", value, keys=KINDS)
-    taken = dict.fromkeys(OWN_COLUMNS, "which every row has beside its features, expected another name")
-    taken[data.label] = "which is the label, expected what is known before it"
+    taken = dict.fromkeys(OWN_COLUMNS, "which every row has, expected another name")
+    taken[data.label] = "which is the label, expected a feature known before it"
     if data.weight is not None:
         taken |= dict.fromkeys((data.weight, WEIGHT), "which is the weight of the rows, expected another name")
     names: dict[str, list[str]] = {kind: [] for kind in KINDS}

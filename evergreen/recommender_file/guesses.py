@@ -175,11 +175,14 @@ class _Guesser:
         if not likely:
             return "no column holds only 0 and 1, or true and false: which says whether a row was clicked?"
         column = likely[0]
-        self._leave_out(column, "it is named like the label, and its values are no labels")
+        self._leave_out(column, "named like the label, but its values are not labels")
         if column.num_present and column.rows_with(column.labels == 1) == column.num_present:
             return f"{column.name!r} holds 1 or nothing: write 0 in the rows without a click"
         values = [str(value) for value in column.values.slice(0, 4).to_pylist()]
-        return f"{column.name!r} is named so and holds {', '.join(values)}: write 0 and 1, or true and false"
+        return (
+            f"{column.name!r} is named like the label but has the values {', '.join(values)}: "
+            "write 0 and 1, or true and false"
+        )
 
     # -- times
 
@@ -213,7 +216,9 @@ class _Guesser:
                 self._leave_out(column, self._why_no_event_time(column, found))
             elif column.kind == TIME:
                 outside = f" ({found.why})" if isinstance(found, NoTimes) else ""
-                self._leave_out(column, f"times{outside} cannot be learned from; write hours or ages as numbers")
+                self._leave_out(
+                    column, f"times{outside} are not supported as a feature; write hours or ages as numbers"
+                )
 
     def _take_time(self, column: SampledColumn) -> None:
         found = self._times[column.name]
@@ -228,7 +233,7 @@ class _Guesser:
             f"; {counted(column.num_rows - column.num_present, 'row')} without one: malformed" if column.missing else ""
         )
         form = "" if found.form == ISO else f", read as {found.form}"
-        unusual = "" if found.span.is_usual else "; BEFORE 2000: is it so?"
+        unusual = "" if found.span.is_usual else "; BEFORE 2000: is this correct?"
         self._found[column.name] = Guess(EVENT_TIME, f"{why}{form}: {found.span}{unusual}{wrong}{gaps}")
         self._time_format = None if found.form == ISO else found.form
 
@@ -246,13 +251,16 @@ class _Guesser:
             ways = "Write its times in a known form and in the unit that the file says"
         rename = "rename the column and " if column.name == EVENT_TIME else ""
         self._questions[EVENT_TIME] = (
-            f"{column.name!r} is named so, and {found.why}. {ways}; or {rename}delete this line, and rows have no times"
+            f"{column.name!r} is named like the event time, but {found.why}. {ways}. "
+            f"Or {rename}delete this line, and rows have no times"
         )
 
     def _why_no_event_time(self, column: SampledColumn, found: Times) -> str:
         if not _is_complete(column):
             return f"times ({found.span}), missing in {column.missing:.1%} of the rows, and every row needs one"
-        return f"times ({found.span}) beside the row's own cannot be learned from; write hours or ages as numbers"
+        return (
+            f"times ({found.span}) beside the row's own are not supported as a feature; write hours or ages as numbers"
+        )
 
     # -- keys
 
@@ -271,16 +279,16 @@ class _Guesser:
                 self._found[column.name] = Guess(REQUEST_ID, f"by its name; {_groups(column)}")
         if session is not None and session.name not in self._found:
             self._leave_out(
-                session, "the id of one visit says nothing of the next; it is no request's id, whose rows it repeats"
+                session, "the id of a visit does not recur in later visits, and it is not the id of a request"
             )
         if request is not None and request.name not in self._found and request.name != REQUEST_ID:
-            self._leave_out(request, f"it is named like a request's id, and is none: {_groups(request)}")
+            self._leave_out(request, f"named like a request id, but is not one: {_groups(request)}")
         for column in self._free:
             if column.name in (REQUEST_ID, ROW) and (column.name == REQUEST_ID or REQUEST_ID in self._roles):
-                self._leave_out(column, "it is named like a key, and is none")
+                self._leave_out(column, "named like a key, but is not one")
                 self._questions[column.name] = (
-                    f"{column.name!r} is no key: rows of other content repeat it. Name a column that, with the other "
-                    "one, is another in each row; or rename it in the file and delete this line"
+                    f"{column.name!r} is not a key: rows with other content repeat it. Name a column that differs "
+                    "in each row, together with the other one; or rename it in the file and delete this line"
                 )
 
     @property
@@ -298,11 +306,11 @@ class _Guesser:
         content = [column for column in content if not isinstance(self._times.get(column.name), Times)]
         num_copies, num_conflicting = find_copies(key, content)
         if not num_copies:
-            return "it is another in each row"
+            return "it differs in each row"
         if num_conflicting > TOLERATED * self._sample.num_rows:
             return ""
         others = f", {num_conflicting:,} of them with other content" if num_conflicting else ""
-        return f"it is a row's key; {counted(num_copies, 'row')} repeat one{others}: the last of such rows counts"
+        return f"it is the key of a row; {counted(num_copies, 'row')} repeat a key{others}: the last one is used"
 
     def _guess_weight(self) -> None:
         weight = self._first_of(
@@ -317,8 +325,8 @@ class _Guesser:
     def _leave_out_outcomes(self, label: SampledColumn, labels: NDArray[np.int8]) -> None:
         for column in self._free:
             named = names.letters(column.name) in names.CONVERSIONS + names.REACTIONS + names.LABELS
-            if named and column.num_odd(column.labels >= 0) <= TOLERATED * column.num_rows and _has_few(column):
-                self._leave_out(column, f"by its name another outcome, which is not known when {label.name!r} is")
+            if named and column.num_unfit(column.labels >= 0) <= TOLERATED * column.num_rows and _has_few(column):
+                self._leave_out(column, f"by its name another outcome, not known when {label.name!r} is predicted")
             elif names.is_outcome(column.name):
                 self._leave_out(column, "by its name it is known only after the row was shown")
             elif _has_both(label) and _has_few(column) and _is_complement(column, labels):
@@ -330,7 +338,9 @@ class _Guesser:
                 continue
             auc = deciding_auc(column, labels)
             if auc is not None and auc > DECIDING_AUC:
-                self._leave_out(column, f"it decides the label alone (AUC {auc:.3f}): was it known before the click?")
+                self._leave_out(
+                    column, f"it alone determines the label (AUC {auc:.3f}): was it known before the click?"
+                )
 
     # -- features
 
@@ -344,16 +354,16 @@ class _Guesser:
             return None
         whole = names.letters(column.name)
         if whole in names.INDEXES or whole.startswith("unnamed"):
-            return Guess(LEFT_OUT, "it names each row, being another in all of them")
+            return Guess(LEFT_OUT, "it identifies the rows: it differs in each")
         if names.is_number(column.name) or column.num_rows < _FROM_ROWS or self._is_entity(column):
             return None
         if column.kind == INTEGER:
             numbers = column.row_values(column.numbers, np.nan)
             if names.is_id(column.name) or (numbers[0] in (0, 1) and (np.diff(numbers) == 1).all()):
-                return Guess(LEFT_OUT, "it numbers or names the rows, being another in each")
+                return Guess(LEFT_OUT, "it numbers or identifies the rows: it differs in each")
             return None
         if column.kind == TEXT:
-            return Guess(LEFT_OUT, "it is another text in each row, of which nothing repeats that could be learned")
+            return Guess(LEFT_OUT, "its text differs in each row, so there is nothing to learn")
         return None
 
     @staticmethod
@@ -362,19 +372,19 @@ class _Guesser:
 
     def _guess_feature(self, column: SampledColumn) -> Guess:
         if column.name in OWN_COLUMNS:
-            return Guess(LEFT_OUT, "rows have a column of this name beside their features; rename it to learn from it")
+            return Guess(LEFT_OUT, "every row has a column of this name; rename it to use it as a feature")
         if not _is_name(column.name):
             return Guess(
                 LEFT_OUT, "a feature has a printable name without a slash and without spaces around it; rename it"
             )
         if column.kind_of_type == OTHER or (column.kind == OTHER and column.type != TEXT):
-            return Guess(LEFT_OUT, f"columns of type {column.type} cannot be learned from yet")
+            return Guess(LEFT_OUT, f"columns of type {column.type} are not supported yet")
         if column.distinct < 2:
             return Guess(LEFT_OUT, self._why_constant(column))
         if column.is_list or column.kind == TEXT:
             return self._guess_text(column)
         if column.kind == BOOLEAN:
-            return Guess(CATEGORICAL, f"true or false{_odd(column)}", _WORDS)
+            return Guess(CATEGORICAL, f"true or false{_unfit(column)}", _WORDS)
         is_category = names.suffix_of(column.name) == "token" or names.is_id(column.name)
         is_category &= not column.rows_with(column.is_long_float) > TOLERATED * column.num_rows
         if names.suffix_of(column.name) == "float" or (column.kind == FLOAT and not is_category):
@@ -384,7 +394,7 @@ class _Guesser:
         if column.kind == FLOAT:
             return Guess(
                 LEFT_OUT,
-                "floats that are no certain whole numbers, named like ids; write these as whole numbers or texts",
+                "named like ids, but floats that are not exact whole numbers; write whole numbers or texts",
             )
         return _guess_integer(column)
 
@@ -394,24 +404,24 @@ class _Guesser:
             return f"it has no value in {rows}"
         if column.num_present < column.num_rows:
             return f"it has one value, in {counted(column.num_present, 'row')}, and none in the others"
-        return f"it says nothing, being the same in {rows}"
+        return f"it has the same value in {rows}"
 
     def _guess_text(self, column: SampledColumn) -> Guess:
         looks = look_at_lists(column)
         if looks.problem == OBJECTS:
-            return Guess(LEFT_OUT, "objects cannot be learned from yet; write their fields as columns")
+            return Guess(LEFT_OUT, "objects are not supported yet; write their fields as columns")
         if looks.problem == DECIMAL_COMMA:
             return Guess(LEFT_OUT, "numbers with a comma: write 3.5 for three and a half, 1234 for a thousand")
         if looks.separator is None and (words := _words_among_numbers(column)):
             return Guess(
                 LEFT_OUT,
-                f"numbers, but {words} in {counted(column.num_odd(np.isfinite(column.numbers)), 'row')}: leave such "
+                f"numbers, but {words} in {counted(column.num_unfit(np.isfinite(column.numbers)), 'row')}: leave such "
                 "fields empty to learn from the numbers, or list it under categorical with {type: string}",
             )
         if looks.separator is None:
             return Guess(CATEGORICAL, f"texts{looks.remark}{_size(column.distinct)}", _WORDS)
         if looks.element == FLOAT:
-            return Guess(LEFT_OUT, "lists of numbers with fractions cannot be learned from yet")
+            return Guess(LEFT_OUT, "lists of numbers with fractions are not supported yet")
         return _guess_list(column, looks)
 
     # -- users and items
@@ -458,8 +468,8 @@ def _is_label(column: SampledColumn) -> bool:
     if not _has_few(column) or column.is_list or not column.num_present:
         return False
     is_named = _label_tier(column) < _UNNAMED
-    num_odd, num_missing = column.num_odd(column.labels >= 0), column.num_rows - column.num_present
-    if num_odd > TOLERATED * column.num_rows or num_missing > (0.5 if is_named else TOLERATED) * column.num_rows:
+    num_unfit, num_missing = column.num_unfit(column.labels >= 0), column.num_rows - column.num_present
+    if num_unfit > TOLERATED * column.num_rows or num_missing > (0.5 if is_named else TOLERATED) * column.num_rows:
         return False
     has = [column.rows_with(column.labels == label) > 0 for label in (0, 1)]
     # A named column with only one label is still a label. A column of 1 and nothing is not, because
@@ -563,7 +573,7 @@ def _are_groups(column: SampledColumn) -> bool:
 
 def _groups(column: SampledColumn) -> str:
     most = int(column.counts[column.is_present].max(initial=0))
-    return "each row is a request of its own" if most == 1 else f"up to {counted(most, 'row')} each"
+    return "each row is its own request" if most == 1 else f"up to {counted(most, 'row')} each"
 
 
 def _is_entity_like(column: SampledColumn) -> bool:
@@ -579,7 +589,7 @@ def _size(num_categories: int) -> str:
     """Return a remark on the memory of a feature with very many categories, or ""."""
     if num_categories < MANY:
         return ""
-    return "; many, and each has a vector: docs/scale.md says what they cost"
+    return "; each of them has a vector (docs/scale.md has the memory)"
 
 
 _WORDS = "{type: string}"
@@ -606,50 +616,51 @@ def _words_among_numbers(column: SampledColumn) -> str:
     return _listed([str(value) for value in column.values.take(odd).to_pylist()])
 
 
-def _odd(column: SampledColumn) -> str:
+def _unfit(column: SampledColumn) -> str:
     """Return a remark on values of another kind than the column's, or ""."""
-    num_odd = column.num_odd(column.is_fitting)
+    num_unfit = column.num_unfit(column.is_fitting)
     return (
-        f"; {counted(num_odd, 'row')} with another value, such as {column.odd_example!r}: malformed" if num_odd else ""
+        f"; {counted(num_unfit, 'row')} with another value, such as {column.unfit_example!r}: malformed"
+        if num_unfit
+        else ""
     )
 
 
 def _guess_number(column: SampledColumn, why: str) -> Guess:
-    if column.kind_of_type == FLOAT and column.num_odd(np.isfinite(column.numbers)) > TOLERATED * column.num_rows:
-        return Guess(LEFT_OUT, "infinite values cannot be learned from; leave them empty")
+    if column.kind_of_type == FLOAT and column.num_unfit(np.isfinite(column.numbers)) > TOLERATED * column.num_rows:
+        return Guess(LEFT_OUT, "infinite values are not supported; leave them empty")
     num_long = column.rows_with(column.is_long_float)
     if num_long > TOLERATED * column.num_rows:
         return Guess(
             LEFT_OUT,
-            "floats of 2^53 and more, of which each stands for several whole numbers; write ids as whole numbers or "
-            "texts",
+            "floats of 2^53 or more, which are ambiguous whole numbers; write ids as whole numbers or texts",
         )
     assert column.bounds is not None
-    return Guess(NUMERIC, f"{why}{_odd(column)}", _BELOW_ZERO if column.bounds[0] < 0 else "")
+    return Guess(NUMERIC, f"{why}{_unfit(column)}", _BELOW_ZERO if column.bounds[0] < 0 else "")
 
 
 def _guess_integer(column: SampledColumn) -> Guess:
     is_zero_led = column.rows_with(column.is_zero_led) > 0
     size = _size(column.distinct)
     options = _WORDS if is_zero_led else ""
-    zeros = ", with zeros before some, which are kept as texts" if is_zero_led else ""
+    zeros = ", some with leading zeros, so they are kept as texts" if is_zero_led else ""
     assert column.bounds is not None
     low, high = column.bounds
     if names.suffix_of(column.name) == "token" or names.is_id(column.name):
-        return Guess(CATEGORICAL, f"whole numbers, named like a category{zeros}{_odd(column)}{size}", options)
+        return Guess(CATEGORICAL, f"whole numbers, named like a category{zeros}{_unfit(column)}{size}", options)
     is_named_number = names.is_number(column.name)
     if not is_named_number:
         if high >= _WIDE or low < -_WIDE:
-            return Guess(CATEGORICAL, f"whole numbers too large for quantities{zeros}{_odd(column)}{size}", options)
+            return Guess(CATEGORICAL, f"whole numbers too large for quantities{zeros}{_unfit(column)}{size}", options)
         if is_zero_led:
-            return Guess(CATEGORICAL, f"digits{zeros}{_odd(column)}{size}", options)
+            return Guess(CATEGORICAL, f"digits{zeros}{_unfit(column)}{size}", options)
         if low >= 10_000 and len(str(low)) == len(str(high)) and column.distinct > MAX_FEW:
-            return Guess(CATEGORICAL, f"whole numbers of one length, as ids are{_odd(column)}{size}")
+            return Guess(CATEGORICAL, f"whole numbers of equal length, like ids{_unfit(column)}{size}")
     if low < 0:
-        return Guess(NUMERIC, f"it has values below 0{_odd(column)}", _BELOW_ZERO)
+        return Guess(NUMERIC, f"it has values below 0{_unfit(column)}", _BELOW_ZERO)
     if column.distinct <= MAX_FEW and not is_named_number:
-        return Guess(CATEGORICAL, f"whole numbers, and few of them{_odd(column)}")
-    return Guess(NUMERIC, f"whole numbers, not named like a category{_odd(column)}")
+        return Guess(CATEGORICAL, f"few distinct whole numbers{_unfit(column)}")
+    return Guess(NUMERIC, f"whole numbers, not named like a category{_unfit(column)}")
 
 
 def _guess_list(column: SampledColumn, looks: ListLooks) -> Guess:

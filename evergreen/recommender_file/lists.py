@@ -81,7 +81,7 @@ def _is_list(name: str, texts: pa.Array, separator: str) -> bool:
     if pc.max(pc.utf8_length(elements)).as_py() > _MOST_LETTERS:
         return False
     if separator != " " and pc.any(pc.match_substring_regex(elements, r"\s\S+\s")).as_py():
-        return False  # three or more words are a sentence
+        return False  # an element of three or more words is a sentence
     if names.is_list(name):
         return True
     return len(texts) >= 20 and len(elements) / max(num_distinct, 1) >= _MIN_REPEATS

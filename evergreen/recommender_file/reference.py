@@ -22,74 +22,87 @@ OF_FEATURES = ("num_dense", "num_categorical", "widths")
 _MISSING_WORDS = ", ".join(f"`{word}`" for word in sorted(MISSING_WORDS - {""}))
 _HEAD = f"""# The recommender's file
 
-`recommender.yaml` describes one recommender. `evergreen recommender init DATA` drafts it from a click log, `check FILE`
-says where it is wrong, `accept FILE --store STORE --why WHY` makes it the description by which the next rounds work.
+`recommender.yaml` describes one recommender. `evergreen recommender init DATA` drafts it from a
+click log, and `check FILE` reports its mistakes. `accept FILE --store STORE --why WHY` makes it the
+description for the next runs.
 
-A draft says of each column what it was taken for, and why. It proposes a key only if it is another in each row, a
-column of times only if its values lie between 1990 and tomorrow, and no column that decides the label alone. Where only
-you can know, it says `FILL IN` and asks in a comment; `check` refuses the file until that is answered. Up to 1,000,000
-rows are read, and the draft says whether these are all.
+A draft states the role of each column and the reason. It proposes a key only if the key differs in
+each row, and a time column only if its values are between 1990 and tomorrow. It proposes no column
+that alone determines the label. Where only you can know the answer, it says `FILL IN` and asks in a
+comment. `check` refuses the file until you have answered. At most 1,000,000 rows are read, and the
+draft says whether these are all rows.
 
-`check FILE --data ROWS` tries the file on a file of rows, or a folder, as `ingest` would read them, and writes nothing.
-It accounts for every line (rows, rejected, blank, header), names the first malformed rows, and says which days result,
-how many clicks, users and categories there are, which rows repeat a key, and which column decides the label alone. It
-ends with 1 if `ingest` would refuse the rows.
+`check FILE --data ROWS` tries the file on a file of rows, or a folder, as `ingest` would read them,
+and writes nothing. It counts every line (rows, rejected, blank, header) and names the first
+malformed rows. It reports the resulting days, the number of clicks, users and categories, rows that
+repeat a key, and columns that alone determine the label. It ends with 1 if `ingest` would refuse
+the rows.
 
-Every key of the sections is optional and has the default below. `make golden` writes this page from the code, and
-beside it [recommender.schema.json](recommender.schema.json), by which editors complete and check a file that begins
-with `# yaml-language-server: $schema=<path or address of the schema>`.
+Every key of the sections is optional and has the default below. `make golden` generates this page
+from the code, and also [recommender.schema.json](recommender.schema.json). With this schema,
+editors complete and check a file that begins with
+`# yaml-language-server: $schema=<path or address of the schema>`.
 
 | Key | Meaning |
 |---|---|
 | `format` | `{FORMAT}`, required |
-| `name` | of the served model, required: a lower-case letter, then up to 62 lower-case letters, digits or underscores |
-| `data` | what the files call the columns that every row has |
-| `features` | the columns to learn from, required |
+| `name` | Name of the served model, required: a lower-case letter, then up to 62 of a-z, 0-9 or _ |
+| `data` | Names that the files give to the columns of every row |
+| `features` | Columns to train on, required |
 
-`features` has three kinds of columns: `numeric` (numbers, stored as float32), `categorical` (whole numbers of 64 bits,
-or texts) and `lists` of such. Each is a list of names, or names with options, such as
-`price: {{transform: [clip(0..1000), minmax]}}` or `last_items: {{table: item_id, max: 20}}`; `I1..I13` stands for 13
-names. In a text file a list is one field with `separator` (`|`) between its elements, or in brackets as JSON and Python
-write lists; in Parquet it is a column of lists. Null, in a list too, is no element. Times cannot be learned from yet.
-A file has at most 256 KiB, and its features come to at most 4,096 columns of tensors: one each, and one for each of a
-list's `max` elements. YAML's aliases and tags are refused.
+`features` has three kinds of columns: `numeric` (numbers, stored as float32), `categorical` (whole
+numbers of 64 bits, or texts) and `lists` of categories. Each is a list of names, or names with
+options, such as `price: {{transform: [clip(0..1000), minmax]}}` or
+`last_items: {{table: item_id, max: 20}}`. `I1..I13` means 13 names. In a text file a list is one
+field with `separator` (`|`) between its elements, or in brackets as JSON and Python write lists. In
+Parquet it is a column of lists. Null is no element, also inside a list. Times are not supported as
+features yet. A file has at most 256 KiB, and its features need at most 4,096 tensor columns: one
+for each feature, and one for each of a list's `max` elements. YAML's aliases and tags are refused.
 
 ## What a value means
 
-One value is one category in files, in the lake and in the client, however it is spelled:
+A value is the same category in files, in the lake and in the client, however it is spelled:
 
-- **Missing**: null, NaN, an empty text, and these texts, also with spaces around them: {_MISSING_WORDS}. A word that is
-  spelled like one of them, such as the country code NA, needs another spelling.
-- **Truth values**: `true` and `false` in any case, and booleans of Python, NumPy, Parquet and pandas: they are the
-  categories 1 and 0, as other programs write them.
-- **Whole numbers**: of 64 bits, signed or unsigned. A float that is whole is the same number up to 2^53. Beyond that
-  one float stands for several numbers, so it is refused by name: write such ids as integers or texts. Floats of 32 bits
-  are exact up to 2^24.
-- **Words**: any other text, exactly as it is spelled.
+- **Missing**: null, NaN, an empty text, and the following texts, also with spaces around them:
+  {_MISSING_WORDS}. A value that is spelled like one of them, such as the country code NA, needs
+  another spelling.
+- **Truth values**: `true` and `false` in any case, and booleans of Python, NumPy, Parquet and
+  pandas. They are the categories 1 and 0, as other programs write them.
+- **Whole numbers**: 64 bits, signed or unsigned. A whole float is the same number up to 2^53.
+  Beyond that several numbers have the same float, so it is refused: write such ids as integers or
+  texts. Floats of 32 bits are exact up to 2^24.
+- **Texts**: any other text, exactly as it is spelled.
 
 ## Columns that change
 
-Columns may come, go and change their order between two rounds. A column of the same name must keep its kind and its
-options. If it changes them, `accept` says so, and the next run ends at once with the column's name and prints the
-command that trains from scratch. That is `evergreen run --from-scratch` where the live model cannot be asked about the
-new rows, as when a number becomes a category: the new model continues no other (`parent=none`), and is judged by floor
-and calibration alone (`champion=none`). With other options alone it is `-p parent=none`, and the new model is compared
-with the live one. The lake's rows are read as the new kind if every value is one; else ingest them again into an empty
-lake.
+Columns may be added, removed and reordered between two runs. A column of the same name must keep
+its kind and its options. If it changes them, `accept` warns. The next run then ends at once, names
+the column, and prints the command that trains from scratch:
 
-A store has one recommender. `accept` refuses a file with another name, or without any of the columns that the store's
-recommender has: give it a store of its own, or replace the other one by `--replace` and `evergreen run --from-scratch`.
+- `evergreen run --from-scratch` if the live model cannot score the new rows, for example because a
+  number became a category. The new model has no parent (`parent=none`), and is evaluated by its
+  minimum AUC and calibration alone (`champion=none`).
+- `-p parent=none` if only options changed. The new model is compared with the live one.
 
-To add a column to a recommender that is in use:
+The lake's rows are read as the new kind if every value fits. Otherwise ingest them again into an
+empty lake.
 
-1. `accept` the file with the new column, and restart the monitor: it archives the column from then on.
-2. Let clients send it (`recommender=` the new file's copy). The live model leaves out what it does not take.
-3. The next round learns from it, once a file of its window has it; rows of the days before count as missing it. A
-   `standardize` or `minmax` is fitted to that round's rows, those without the column included, and stays.
-4. The release needs nothing else: clients that do not send the column yet are answered as if it were missing.
+A model registry has one recommender. `accept` refuses a file with another name, or with none of the
+registered recommender's columns. Use another registry, or replace the recommender with `--replace`
+and `evergreen run --from-scratch`.
 
-To take one away, `accept` the file without it. The next round needs `-p champion=none` once, which it says: the live
-model takes the column, and would be judged without it. Rename a column and it is a new one.
+To add a column to a recommender in use:
+
+1. `accept` the file with the new column, and restart the monitor. It archives the column from then
+   on.
+2. Let clients send it (`recommender=` a copy of the new file). The live model ignores it.
+3. The next run trains on it, once a file of its window has it. In rows of earlier days it is
+   missing. A `standardize` or `minmax` is fitted to all rows of that run, and then stays.
+4. The release needs no other change. If a client does not send the column yet, it is missing.
+
+To remove a column, `accept` the file without it. The next run needs `-p champion=none` once, and
+says so, because the live model uses the column and would be evaluated without it. A renamed column
+is a new column.
 """
 
 

@@ -149,13 +149,13 @@ def try_rows(
         ContractError: There is no file of rows.
     """
     trial = Trial(files=[], passed_over=passed_over(data))
-    taster = _Taster(recommender, trial, sample_rows)
+    collector = _Collector(recommender, trial, sample_rows)
     limit = recommender.section("extraction", ExtractionSettings).max_malformed_fraction
     with tempfile.TemporaryDirectory(prefix="trial.") as folder:
         kept = Path(folder) / "malformed_rows.jsonl"
         with MalformedRows(kept, max_fraction=limit) as malformed:
             for path in click_log_files(data):
-                _try_file(path, taster, malformed, now=time.time() if now is None else now)
+                _try_file(path, collector, malformed, now=time.time() if now is None else now)
             try:
                 malformed.judge()
             except ContractError as error:
@@ -168,12 +168,12 @@ def try_rows(
             trial.examples = [f"{Path(row['file']).name}, line {row['line']}: {row['reason']}" for row in rows]
     if not trial.rows and not trial.refusals:
         trial.refusals.append(f"{data} holds no row, expected some")
-    taster.finish(limit)
+    collector.finish(limit)
     return trial
 
 
-def _try_file(path: Path, taster: "_Taster", malformed: MalformedRows, *, now: float) -> None:
-    trial, recommender = taster.trial, taster.recommender
+def _try_file(path: Path, collector: "_Collector", malformed: MalformedRows, *, now: float) -> None:
+    trial, recommender = collector.trial, collector.recommender
     file = TriedFile(path=path, counts=LineCounts(), time_form=None, is_text=path.suffix != ".parquet")
     trial.files.append(file)
     try:
@@ -181,7 +181,7 @@ def _try_file(path: Path, taster: "_Taster", malformed: MalformedRows, *, now: f
         file.counts = reader.counts
         file.time_form = _time_form(reader, recommender, now=now)
         for batch in reader.batches(malformed):
-            taster.add(batch)
+            collector.add(batch)
     except ContractError as error:
         file.refusal = str(error)
         trial.refusals.append(str(error))
@@ -202,7 +202,7 @@ def _time_form(reader: Any, recommender: Recommender, *, now: float) -> str | No
     return "iso"
 
 
-class _Taster:
+class _Collector:
     """Collects the content of the rows."""
 
     def __init__(self, recommender: Recommender, trial: Trial, sample_rows: int) -> None:
@@ -296,7 +296,7 @@ def sentences(trial: Trial) -> Iterator[str]:
     for file in trial.files:
         yield from _of_file(file)
     if trial.passed_over:
-        yield f"passed over, since they are no click logs: {', '.join(trial.passed_over)}"
+        yield f"skipped files that are not click logs: {', '.join(trial.passed_over)}"
     yield f"{counted(trial.rows, 'row')} kept, {trial.malformed:,} malformed{':' if trial.examples else ''}"
     yield from (f"  {example}" for example in trial.examples)
     if trial.rows:
@@ -312,7 +312,7 @@ def sentences(trial: Trial) -> Iterator[str]:
         yield _of_feature(feature)
     if leaks := [feature for feature in trial.features if feature.is_leak]:
         said = ", ".join(f"{feature.name} (AUC {feature.auc:.3f})" for feature in leaks)
-        yield f"WARNING: decides the label alone, so was it known before the click? {said}"
+        yield f"WARNING: alone determines the label, so was it known before the click? {said}"
     yield from (f"ingest would refuse: {refusal}" for refusal in trial.refusals)
 
 
@@ -342,23 +342,23 @@ def _of_times(trial: Trial) -> Iterator[str]:
         f"{round(num_rows / len(trial.days)):,} rows a day"
     )
     if trial.span[0] < USUAL:
-        yield "WARNING: rows lie before 2000: data.time_format says how times are read if these are wrong"
+        yield "WARNING: rows lie before 2000: if this is wrong, set data.time_format"
     if not trial.has_times:
         yield "WARNING: some files have times and some have none"
 
 
 def _of_copies(trial: Trial) -> Iterator[str]:
     if trial.equal_rows:
-        yield f"{counted(trial.equal_rows, 'row')} equal to an earlier one in everything"
+        yield f"{counted(trial.equal_rows, 'row')} equal to an earlier one in every column"
     if trial.changed_labels:
         yield (
-            f"{counted(trial.changed_labels, 'row')} equal to an earlier one in all but the label: if they are the "
+            f"{counted(trial.changed_labels, 'row')} equal to an earlier one except for the label: if they are the "
             "same rows with their clicks, name the columns that identify a row, data.request_id and data.row"
         )
     if trial.copies is not None and trial.copies.num_copies:
         yield (
             f"{counted(trial.copies.num_copies, 'row')} with the key of another one, {trial.copies.num_conflicting:,} "
-            "of them with other features: the last of such rows counts"
+            "of them with other features: the last one is used"
         )
 
 
@@ -371,5 +371,5 @@ def _of_feature(feature: TriedFeature) -> str:
     if feature.new_share:
         parts.append(f"{feature.new_share:.1%} of the newest tenth of rows have a new one")
     if feature.is_constant:
-        parts.append("the same in all rows, so nothing can be learned from it")
+        parts.append("the same in all rows, so there is nothing to learn")
     return f"  {feature.name}: {', '.join(parts)}"

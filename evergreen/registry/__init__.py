@@ -1,1 +1,1 @@
-"""What programs share on disk: models, promotion journal, run notes and reports, traffic plan; the archive of rows."""
+"""The model registry on disk: models, releases, promotion journal, step notes and traffic plan."""

@@ -1,13 +1,15 @@
-"""`evergreen collect`: names what an installation may give up by its age, and removes it with `--yes`.
+"""`evergreen collect`: list the old files of an installation, and remove them with `--yes`.
 
-What goes: work folders of runs that have ended; weights, vocabularies, statistics and graphs of models that nothing
-goes back to; what killed writes left. What stays: manifests, verdicts, cards, reports, notes and the journal, which are
-small and tell what was. Whatever its age, the live model stays, a canary, the newest versions that were live, and all
-of a run without an outcome.
+It removes the work folders of ended runs and the leftovers of killed writes. It also removes the
+weights, vocabularies, statistics and graphs of models that no rollback needs. Manifests, verdicts,
+cards, reports, notes and the journal are small and are never removed. The live model, a canary, the
+newest versions that were live, and the work of runs without an outcome are never removed either,
+whatever their age.
 
-A folder is renamed before its files go, so a command that was killed leaves whole folders and leftovers, which the next
-call removes. A run that names an old model as its parent or champion must not be under way. A removed model cannot be
-promoted or continued any more, and a removed version cannot be rolled back to; each command then names what is absent.
+A folder is renamed before its files are removed. A killed command therefore leaves either intact
+folders or leftovers, and the next call removes the leftovers. No run that names an old model as its
+parent or champion may be active meanwhile. A removed model cannot be promoted or continued, and a
+removed version cannot be the target of a rollback. Each command then names the absent file.
 """
 
 import argparse
@@ -31,22 +33,25 @@ from evergreen.storage.uris import typed_folder
 
 KEEP_DAYS, KEEP_VERSIONS, MAX_DAYS = 30.0, 10, 36_500
 _LEFTOVER = ".collected"
-"""End of the name of a folder that is being removed."""
+"""Suffix of a folder that is being removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removable:
-    """One folder that may go."""
+    """A file or folder that can be removed."""
 
     path: Path
     what: str
-    """For people: what it is and why nothing needs it."""
+    """Description for people: what it is, and how old it is."""
     num_bytes: int
 
     def remove(self) -> None:
-        """Removes it, whole or to a leftover that the next call finds."""
+        """Remove the file or folder.
+
+        If the call is killed, a leftover remains, which the next call finds.
+        """
         if not self.path.exists():
-            return  # it was in a folder that went before it
+            return  # an enclosing folder was removed before
         leftover = self.path
         if not leftover.name.endswith(_LEFTOVER):
             leftover = self.path.with_name(self.path.name + _LEFTOVER)
@@ -58,10 +63,13 @@ class Removable:
 
 
 def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int) -> list[Removable]:
-    """What may go.
+    """Return the files and folders that can be removed.
 
-    What ended or was made after `before` stays, and the newest `keep_versions` that were live, the live one among them;
-    without `work` the runs' folders are not looked into.
+    Args:
+        store: Folder of the model registry.
+        work: Folder of the runs' intermediate files. None skips them.
+        before: Runs that ended later and files that were made later are kept.
+        keep_versions: Number of the newest versions that were live to keep, including the live one.
 
     Raises:
         ContractError: the journal or a manifest is corrupt.
@@ -73,7 +81,7 @@ def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int
     newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
     wanted: set[int | None] = set(newest)
     if lines:
-        # What the live version replaced, and what a rollback of it goes to.
+        # Keep the version before the live one, and the target of a rollback.
         wanted |= {lines[-1].previous_version, Release.read(release_path(store, lines[-1].version)).previous_version}
     kept = {line.version: line.model_id for line in lines if line.version in wanted}
     if (canary := promotion_journal.canary_at_work(store)) is not None:
@@ -107,7 +115,11 @@ def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
 
 
 def _left_behind(folder: Path, pattern: str, before: datetime) -> list[Removable]:
-    """What killed collections left, and killed writes, unless anything in it is younger: that one may be under way."""
+    """Return the leftovers of killed collections and killed writes.
+
+    A leftover of a write is skipped if any of its files is younger than `before`, because the write
+    may still be active.
+    """
     found = []
     for path in sorted(folder.glob(pattern)):
         if path.name.endswith(_LEFTOVER):
@@ -125,7 +137,7 @@ def _removable(path: Path, what: str) -> Removable:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command's flags."""
+    """Build the command's parser."""
     parser = CommandParser(prog="evergreen collect", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     parser.add_argument("--work", help="folder of the runs' intermediate files; default: it is not looked into")
@@ -142,13 +154,14 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> int:
-    """Runs the command; see `runtime.exit_codes` for its exit codes."""
+    """Run the command and return its exit code (`evergreen.runtime.exit_codes`)."""
     arguments = build_parser().parse_args(argv)
-    # Not a number compares false with every bound.
+    # The condition is written so that NaN fails it.
     if not 1 <= arguments.days <= MAX_DAYS or arguments.keep_versions < 2:
         given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
         raise ContractError(
-            f"{given} are given, expected at least 1 day and 2 versions: one to go back to; and at most {MAX_DAYS:,} "
+            f"{given} are given, expected at least 1 day and 2 versions: one to go back to; and at "
+            f"most {MAX_DAYS:,} "
             "days"
         )
     store = typed_folder(arguments.store, "--store")

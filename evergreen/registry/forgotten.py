@@ -1,7 +1,7 @@
-"""Which models still contain users whose rows were removed, kept without a word of who the users were.
+"""A record of the models that learned from rows which `evergreen forget` removed.
 
-Joins `evergreen forget`, which removes the rows, to whoever asks which model is still to be replaced. Once rows are
-removed, nothing but this record shows that a model learned from them. A line is written before the first row goes.
+The record does not identify the users. After the rows are removed, it is the only evidence that a
+model learned from them and must be replaced. A line is written before the first row is removed.
 
 Layout: `<store>/forgotten.jsonl`.
 """
@@ -26,28 +26,31 @@ class Forgotten:
     time: str
     """ISO 8601 UTC."""
     models: Sequence[str]
-    """Models that learned from the user, by themselves or through a parent."""
+    """Ids of the models that learned from the user, directly or through a parent."""
 
 
 def keep_forgotten(store: Path, models: Sequence[str], *, now: datetime) -> None:
-    """Record that rows of a user that these models learned from are removed."""
+    """Record that rows of a user are removed from which `models` learned."""
     append_line(store / FILE, json.dumps(asdict(Forgotten(time=now.isoformat(), models=list(models)))))
 
 
 def removed_at(store: Path, model_id: str) -> str | None:
-    """Return when rows that a model, or one that it continues, learned from were last removed; None if none were.
+    """Return the time of the last removal of rows from which the model learned.
+
+    Rows from which one of its ancestors learned count too. Returns None if no such rows were
+    removed.
 
     Raises:
-        ContractError: The record or a model's manifest is corrupt.
+        ContractError: the record or a model's manifest is corrupt.
     """
     lineage = set(_lineage(store, model_id))
-    times = [each.time for each in read_records(store / FILE, Forgotten, name="a removal of a user's rows")
-             if lineage.intersection(each.models)]  # fmt: skip
+    removals = read_records(store / FILE, Forgotten, name="a removal of a user's rows")
+    times = [each.time for each in removals if lineage.intersection(each.models)]
     return times[-1] if times else None
 
 
 def _lineage(store: Path, model_id: str | None) -> Iterator[str]:
-    """The model and those that it continues, as far back as the store knows them."""
+    """Yield the ids of a model and its ancestors, as far back as the registry has manifests."""
     while model_id is not None:
         yield model_id
         manifest = model_folder(store, model_id) / Model.MANIFEST

@@ -1,8 +1,8 @@
-"""A model's card: what is known of one model, from the rows that it learned to where it served.
+"""The model card: all facts about one model, from its training rows to its time in production.
 
-Joins evaluation, which writes it when it judges, and deployment, which writes it again at the release, to people. The
-card holds the manifests themselves, so its numbers are theirs. Like them it names no value of a column of users. What
-the promotion journal tells is read anew whenever a card is read, so a card that somebody asks for is never behind it.
+Evaluation writes the card, and deployment writes it again at the release. The card contains the
+manifests themselves. Like them it contains no value of a user column. The facts from the promotion
+journal are read again whenever a card is read, so they are current.
 
 Layout: `<store>/verdicts/<model_id>/card.json`.
 """
@@ -19,28 +19,29 @@ from evergreen.registry.promotion_journal import BAKED, CANARY, CANARY_ENDED, LI
 from evergreen.runtime.errors import ContractError
 
 MAX_ANCESTORS = 50
-"""Models of a line that a card names; an hourly line has thousands."""
+"""Largest number of ancestors on a card. A lineage with hourly runs has thousands."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SliceQuality(RowsQuality):
-    """Both models on one slice of the held-out rows; a number that does not exist is None."""
+    """Quality of both models on one slice of the holdout rows. An undefined number is None."""
 
     name: str
     click_rate: float | None
     p_value: float | None
-    """One-sided, of the slice losing no more than is allowed; None where it was not tested."""
+    """One-sided p-value of a loss beyond the limit on this slice. None if the slice was not
+    tested."""
 
     @property
     def log_loss_change(self) -> float | None:
-        """The candidate's log loss over the champion's, less 1."""
+        """Relative change of log loss: the candidate's divided by the champion's, minus 1."""
         now, before = self.candidate.log_loss, self.champion and self.champion.log_loss
         return now / before - 1 if now is not None and before else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationBin:
-    """One equal share of the held-out rows, cut by score."""
+    """One of several equally large groups of holdout rows, grouped by score."""
 
     num_rows: int
     mean_score: float
@@ -49,11 +50,11 @@ class CalibrationBin:
 
 @dataclass(frozen=True, kw_only=True)
 class Ancestor:
-    """A model whose line this one continues."""
+    """A model in the lineage before this one."""
 
     model_id: str
     window_start: str | None
-    """See `Model.window_start`, likewise the next two."""
+    """See `Model.window_start`. The next two fields are also those of `Model`."""
     last_learned_time: str
     num_train_rows: int
     created_at: str
@@ -61,66 +62,76 @@ class Ancestor:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedSpan:
-    """One time in which a version of the model was live or a canary, as lines of the promotion journal."""
+    """One interval in which a version of the model was live or a canary."""
 
     begun: Promotion
-    """It made the version live, or the canary that answers its share."""
+    """Journal line that made the version live or a canary."""
     baked: Promotion | None
-    """None = the version was not found good after its release, or no controller watched it."""
+    """Journal line that ended the baking of the version. None if the version did not pass its
+    baking, or no controller watched it."""
     ended: Promotion | None
-    """None = it still is."""
+    """Journal line that ended the interval. None if it continues."""
     repository_uri: str
-    """Triton's model repository."""
+    """URI of Triton's model repository."""
 
     @property
     def is_live(self) -> bool:
-        """Whether this version is the live one now."""
+        """Whether this version is live now."""
         return self.ended is None and self.begun.action != CANARY
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard(Manifest):
-    """The card; the fields with defaults are what the store tells of the model beside its own round (`completed`)."""
+    """The model card. `completed` fills the fields with defaults from the current registry."""
 
     run: str
-    """The run that judged it."""
+    """Run that evaluated the model."""
     model: Model
     raw: RawDataset
     verdict: Verdict
     gate: Mapping[str, float]
-    """The gate's thresholds by name: its settings, and the requests that an interval needs of each class."""
+    """Thresholds of the gate by name: its settings, and the requests of each class that an interval
+    needs."""
     slices: list[SliceQuality]
-    """Those that speak most against the model first."""
+    """Slices, ordered from the worst for the model to the best."""
     calibration: list[CalibrationBin]
     champion_calibration: list[CalibrationBin]
-    """On the same rows; empty without a champion."""
+    """Calibration of the champion on the same rows. Empty without a champion."""
     validation: ValidationReport | None
-    """Drift, skew and findings in the training rows; None where evaluation was not given the report."""
+    """Drift, skew and findings in the training rows. None if evaluation did not get the report."""
     lineage: list[Ancestor] = field(default_factory=list)
-    """From the parent back, as far as the store has them, at most `MAX_ANCESTORS`."""
+    """Ancestors, from the parent back, as far as the registry has manifests. At most
+    `MAX_ANCESTORS`."""
     served: list[ServedSpan] = field(default_factory=list)
     """Oldest first."""
     blocked: Promotion | None = None
-    """The line by which the model was taken back by itself; None = it was not, or a person promoted it since."""
+    """Journal line of the automatic rollback that blocked the model. None if there was none, or a
+    person promoted the model since."""
     journal_time: str | None = None
-    """Time of the newest line of the promotion journal that the card knows; None = there was none."""
+    """Time of the newest line of the promotion journal when the card was read. None if the journal
+    was empty."""
 
     @property
     def model_id(self) -> str:
-        """Of the model that the card is about."""
+        """Id of the card's model."""
         return self.model.model_id
 
 
 def card_path(store: Path, model_id: str) -> Path:
-    """Where the card of a model lies as the gate, or the release, wrote it."""
+    """Return the path of a model's stored card."""
     return verdict_paths(store, model_id)[0].with_name("card.json")
 
 
 def read_card(store: Path, reference: str) -> ModelCard:
-    """The card of a model as of now; `reference` as in `referenced_model`.
+    """Return the card of a model with its current state.
+
+    Args:
+        store: Folder of the model registry.
+        reference: Number of a version, or a model's id, as in `referenced_model`.
 
     Raises:
-        ContractError: there is no such version or model, it was never judged, or a file of the store is corrupt.
+        ContractError: there is no such version or model, it was never evaluated, or a file of the
+            registry is corrupt.
     """
     model_id = referenced_model(store, reference).model_id
     path = card_path(store, model_id)
@@ -130,7 +141,7 @@ def read_card(store: Path, reference: str) -> ModelCard:
 
 
 def completed(store: Path, card: ModelCard) -> ModelCard:
-    """The card with the model's line, and with all that came after the gate, as the store has it now.
+    """Return the card with the model's lineage and its current state from the registry.
 
     Raises:
         ContractError: the journal or a manifest is corrupt.
@@ -159,7 +170,7 @@ def _ancestors(store: Path, model: Model) -> Iterator[Ancestor]:
 
 
 def _served_spans(store: Path, model_id: str) -> list[ServedSpan]:
-    """Times in which the model answered; a canary whose share grew has one for each share."""
+    """Return the intervals in which the model answered, one for each share of a canary."""
     lines = promotion_journal.read_standing(store)
     spans = []
     for place, line in enumerate(lines):

@@ -1,13 +1,19 @@
-"""The model store: which model a run continues, and which one it must beat.
+"""The model registry: paths of its files, and look-up of models, releases and verdicts.
 
-Joins training (writes models), deployment (writes releases and the journal) and the steps of the next run, which are
-given references: `current` (what is live), `none`, or the id of a stored model.
+Training writes models, and deployment writes releases and the journal. The steps of a run get
+references to models: `current` (the live one), `none`, or the id of a stored model.
 
-Layout: `<store>/models/<model_id>/` (see `manifests.Model`), `<store>/verdicts/<model_id>/{verdict,raw_dataset}.json`
-(evaluation's last answer), with `scores.json` (`evergreen.statistics.reference`), `card.json` (`registry.model_cards`),
-`<store>/releases/<version>.json`, `<store>/graphs/<version>/` (a version's graph and golden rows, which outlive their
-place in Triton's repository), `<store>/serving.json` (`manifests.ServingPlace`), `<store>/journal.jsonl`
-(`registry.promotion_journal`), `<store>/runs/` (`registry.runs`).
+Layout of `<store>`:
+
+- `models/<model_id>/`: a model, see `manifests.Model`.
+- `verdicts/<model_id>/`: the last evaluation, as `verdict.json`, `raw_dataset.json`, `scores.json`
+  (`evergreen.statistics.reference`) and `card.json` (`evergreen.registry.model_cards`).
+- `releases/<version>.json`: a `Release`.
+- `graphs/<version>/`: a version's graph and golden rows. They stay after Triton's repository has
+  removed them.
+- `serving.json`: `manifests.ServingPlace`.
+- `journal.jsonl`: `evergreen.registry.promotion_journal`.
+- `runs/`: `evergreen.registry.runs`.
 """
 
 import hashlib
@@ -29,27 +35,35 @@ from evergreen.storage.uris import local_path
 
 GRAPH_FILE = "model.onnx"
 DATA_FILE = "model.data"
-"""The files of a served graph: the second one only where tables are too large for one protobuf message. It must lie
-beside the first as a file or a hard link, because ONNX Runtime refuses a symbolic link out of the folder."""
+"""Names of the files of a served graph.
+
+`model.data` exists only if the tables are too large for one protobuf message. It must be in the
+same folder as a file or a hard link, because ONNX Runtime refuses a symbolic link out of the
+folder.
+"""
 
 
 def model_folder(store: Path, model_id: str) -> Path:
-    """Where the model `model_id` lies."""
+    """Return the folder of a model."""
     return store / "models" / model_id
 
 
 def release_path(store: Path, version: int) -> Path:
-    """Where the `Release` manifest of `version` lies."""
+    """Return the path of a version's `Release` manifest."""
     return store / "releases" / f"{version}.json"
 
 
 def graph_folder(store: Path, version: int) -> Path:
-    """Where the graph of `version` is kept, with its golden rows."""
+    """Return the folder of a version's graph and golden rows."""
     return store / "graphs" / str(version)
 
 
 def graph_sha256(folder: Path) -> str:
-    """The hash of the graph in `folder`: of `model.onnx` where that is all, else of both files and their names."""
+    """Return the hash of the graph in `folder`.
+
+    It is the hash of `model.onnx`. If there is a `model.data`, it is a hash of the names and hashes
+    of both files.
+    """
     if not (folder / DATA_FILE).exists():
         return sha256_file(folder / GRAPH_FILE)
     names = f"{GRAPH_FILE} {sha256_file(folder / GRAPH_FILE)}\n{DATA_FILE} {sha256_file(folder / DATA_FILE)}\n"
@@ -57,29 +71,31 @@ def graph_sha256(folder: Path) -> str:
 
 
 def verdict_paths(store: Path, model_id: str) -> tuple[Path, Path]:
-    """Where the last `Verdict` on a model lies, and the `RawDataset` whose rows it was judged by."""
+    """Return the paths of a model's last `Verdict` and of the `RawDataset` with its holdout."""
     folder = store / "verdicts" / model_id
     return folder / "verdict.json", folder / "raw_dataset.json"
 
 
 def scores_path(store: Path, model_id: str) -> Path:
-    """Where the histogram of a model's scores of the held-out rows lies."""
+    """Return the path of the histogram of a model's scores on the holdout rows."""
     return store / "verdicts" / model_id / "scores.json"
 
 
 def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> Verdict:
-    """Keep what deployment, or a later `promote`, needs of an evaluation, in place of that of an earlier one.
+    """Store the result of an evaluation for deployment or a later `promote`.
+
+    It replaces the result of an earlier evaluation.
 
     Args:
-        store: The model store; it holds the candidate.
-        verdict: The gate's answer.
-        raw: The rows that it judged by.
+        store: Folder of the model registry, which contains the candidate.
+        verdict: Verdict of the gate.
+        raw: Dataset with the holdout rows.
 
     Returns:
-        The verdict with references to the candidate and the rows.
+        The verdict with references to the candidate and the dataset.
 
     Raises:
-        ContractError: The candidate is not in the store.
+        ContractError: the candidate is not in the registry.
     """
     of_verdict, of_raw = verdict_paths(store, verdict.candidate_model_id)
     model = refer(model_folder(store, verdict.candidate_model_id) / Model.MANIFEST)
@@ -89,10 +105,10 @@ def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> Verdict:
 
 
 def judged_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawDataset]:
-    """The stored model with its last verdict, and the rows that it was judged by.
+    """Return a stored model, its last verdict, and the dataset with its holdout rows.
 
     Raises:
-        ContractError: it is not in the store, or was never judged.
+        ContractError: the model is not in the registry, or was never evaluated.
     """
     model = stored_model(store, model_id)
     of_verdict, of_raw = verdict_paths(store, model_id)
@@ -104,7 +120,9 @@ def judged_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawDataset
 
 
 def judged_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
-    """The gate's verdict on what `run` trained, and the rows that it was judged by; None where it did not come to that.
+    """Return the verdict on the model that `run` trained, and the dataset with its holdout rows.
+
+    Returns None if the run trained no model or did not evaluate it.
 
     Raises:
         ContractError: the files are corrupt.
@@ -116,19 +134,21 @@ def judged_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
 
 
 def write_serving_place(store: Path, place: ServingPlace) -> None:
-    """Notes where releases go, unless that is noted already."""
+    """Record where releases are published, unless that is recorded already."""
     if read_serving_place(store) != place:
         place.write(store / "serving.json")
 
 
 def read_serving_place(store: Path) -> ServingPlace | None:
-    """Where the last release went; None before the first one."""
+    """Return where the last release was published, or None before the first one."""
     path = store / "serving.json"
     return ServingPlace.read(path) if path.exists() else None
 
 
 def model_in(folder: Path) -> Model:
-    """Read the manifest of the model in a folder. Its `uri` is that folder, also in a store that was copied or moved.
+    """Read the manifest of the model in a folder.
+
+    Its `uri` is that folder, even if the registry was copied or moved.
 
     Raises:
         ContractError: the manifest is absent or corrupt.
@@ -137,7 +157,9 @@ def model_in(folder: Path) -> Model:
 
 
 def read_release(store: Path, version: int) -> Release:
-    """Read the manifest of a version. Model and graph that it names are this store's, also in a copied or moved one.
+    """Read the manifest of a version.
+
+    Its model and graph URIs point into `store`, even if the registry was copied or moved.
 
     Raises:
         ContractError: the manifest is absent or corrupt.
@@ -148,14 +170,16 @@ def read_release(store: Path, version: int) -> Release:
 
 
 def verified_part(model: Model, part: str) -> Path:
-    """Return the folder of one part of a model, whose bytes were compared with the manifest once in this process.
+    """Return the folder of one part of a model after its files were compared with the manifest.
+
+    Each part is compared once in a process.
 
     Args:
-        model: The manifest, as `model_in` reads it.
+        model: Manifest from `model_in`.
         part: One of `Model.PARTS`.
 
     Raises:
-        ContractError: the files are not those that the model was stored with; the message names the folder.
+        ContractError: the files differ from those that were stored. The message names the folder.
     """
     folder = local_path(model.uri) / part
     if part in model.sha256:
@@ -169,17 +193,24 @@ def _expect_tree(folder: Path, expected: str, model_id: str) -> None:
     if found != expected:
         names = ", ".join(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
         raise ContractError(
-            f"{folder} with {names or 'no files'} has sha256 {found}, expected {expected} as in the manifest of model "
-            f"{model_id}: a file was changed, corrupted or lost since the model was stored; restore the folder, or "
+            f"{folder} with {names or 'no files'} has sha256 {found}, expected {expected} as in "
+            "the manifest of model "
+            f"{model_id}: a file was changed, corrupted or lost since the model was stored; "
+            "restore the folder, or "
             "continue another model"
         )
 
 
 def stored_model(store: Path, model_id: str, *, role: str = "model") -> Model:
-    """The model `model_id`, which errors call by its `role`.
+    """Return the model `model_id`.
+
+    Args:
+        store: Folder of the model registry.
+        model_id: Id of the model.
+        role: Noun for the model in error messages.
 
     Raises:
-        ContractError: it is not in the store.
+        ContractError: the model is not in the registry.
     """
     manifest = model_folder(store, model_id) / Model.MANIFEST
     if not manifest.exists():
@@ -188,7 +219,9 @@ def stored_model(store: Path, model_id: str, *, role: str = "model") -> Model:
 
 
 def referenced_model(store: Path, reference: str) -> Model:
-    """The model that a person named by the number of a version, or by its id, which is no number.
+    """Return the model with this version number or model id.
+
+    A model id is never a number.
 
     Raises:
         ContractError: there is no such version or model.
@@ -201,10 +234,12 @@ def referenced_model(store: Path, reference: str) -> Model:
 
 
 def champion(store: Path, reference: str) -> Release | None:
-    """The release that `reference` names; None for `none`, and for `current` where nothing is live.
+    """Return the release that `reference` names.
+
+    Returns None for `none`, and for `current` if no version is live.
 
     Raises:
-        ContractError: no release of the named model is in the journal.
+        ContractError: the journal contains no release of the named model.
     """
     if reference == NONE:
         return None
@@ -219,16 +254,19 @@ def champion(store: Path, reference: str) -> Release | None:
 
 
 def parent(store: Path, reference: str) -> Model | None:
-    """The model that `reference` names; None for `none`, and for `current` where nothing is live.
+    """Return the model that `reference` names.
+
+    Returns None for `none`, and for `current` if no version is live.
 
     Raises:
-        ContractError: no model of that id is in the store, or the reference names several.
+        ContractError: the registry has no model of that id, or the reference names several.
     """
     if reference == NONE:
         return None
     if len(names := [name for name in re.split(r"[\s,;+]+", reference) if name]) > 1:
         raise ContractError(
-            f"parent is {reference!r}, which names {len(names)} models, expected one: models cannot be merged, because "
+            f"parent is {reference!r}, which names {len(names)} models, expected one: models "
+            "cannot be merged, because "
             "the same id means another category, and the same weight another feature, in each"
         )
     if reference == CURRENT:
@@ -238,14 +276,19 @@ def parent(store: Path, reference: str) -> Model | None:
 
 
 def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
-    """Ids of the models with whose round a line that continues `model` had learned all rows that judged it.
+    """Return the descendants of `model` that learned all of its evaluation rows.
 
-    Models further down such a line, which keep what it learned, are left out. A round whose window begins after some of
-    the rows (`window_start`) leaves them to a later one whose window begins early enough. Rows that were thinned away
-    or quarantined count as learned.
+    Only the first such model of each branch is returned, without its own descendants. A run whose
+    window begins after some of the rows (`window_start`) does not count. A later run counts if its
+    window begins early enough. Rows that were downsampled away or quarantined count as training
+    rows.
+
+    Args:
+        model: Model whose evaluation rows are looked for.
+        models: All models of the registry by id.
 
     Raises:
-        ValueError: a manifest that matters holds something else than times.
+        ValueError: a field of a manifest that must contain a time does not.
     """
     found = []
 

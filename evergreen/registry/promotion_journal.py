@@ -1,13 +1,16 @@
-"""The promotion journal: which model was live when, who made it so, and why. JSON lines, only ever appended.
+"""The promotion journal: which version was live when, who made it live, and why.
 
-Joins deployment, which writes it, to the next run (its champion), to `evergreen models` and to people on call.
+The journal is an append-only file of JSON lines. Deployment writes it. The next run reads its
+champion from it.
 
-It is written ahead: before any server is notified of a version, an `intent` line names it and its hashes, so that no
-answer ever comes from a version that the journal does not know. What changes who is live is a later line of its own; an
-intent that is the last line is a deployment at work or one that was killed, which the next one takes back first.
+It is a write-ahead log. Before any server learns of a version, an `intent` line records the version
+and its hashes, so every answer comes from a version in the journal. A later line records that the
+live version changed. If an intent is the last line, a deployment is active or was killed. The next
+deployment rolls back a killed one first.
 
-Whether a version bakes (`contracts.baking`) follows from the journal. The monitor has no right to change what is
-served, so it leaves what it found of such a version here, one file a version, for deployment's controller.
+The journal also shows whether a version is baking (`evergreen.contracts.baking`). The monitor may
+not change what is served. It writes its findings on a version to one file for each version here,
+and the release controller reads them.
 """
 
 import json
@@ -23,77 +26,78 @@ from evergreen.runtime.errors import ContractError
 
 JOURNAL_FILE = "journal.jsonl"
 INTENT = "intent"
-"""Servers are about to be notified of `version`."""
+"""Servers are about to load `version`."""
 RELEASE = "release"
 ROLLBACK = "rollback"
 PROMOTE = "promote"
-"""A canary, or a model that the gate had refused, is live from now on."""
+"""A canary, or a model that the gate had refused, becomes live."""
 WITHDRAWN = "withdrawn"
-"""The intent before it came to nothing; what was live is live."""
+"""The preceding intent failed. The live version did not change."""
 CANARY = "canary"
-"""`version` answers the share `share` of the traffic beside the live one."""
+"""`version` answers the share `share` of the traffic. The live version answers the rest."""
 CANARY_ENDED = "canary_ended"
-"""`version` answers nothing any more; the live one answers all."""
+"""`version` no longer answers requests. The live version answers all."""
 BAKED = "baked"
-"""`version` is live, and nothing bad was found for as long as it was watched after its release (`contracts.baking`)."""
+"""`version` is live and passed its baking (`evergreen.contracts.baking`)."""
 
 LIVE_ACTIONS = (RELEASE, ROLLBACK, PROMOTE)
-"""After these `version` is the live one."""
+"""Actions that make `version` the live one."""
 ACTIONS = (INTENT, *LIVE_ACTIONS, WITHDRAWN, CANARY, CANARY_ENDED, BAKED)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion:
-    """One line."""
+    """One line of the journal."""
 
     time: str
-    """ISO 8601 UTC; never before the line above it, also where the clock was set back."""
+    """ISO 8601 UTC. Never earlier than the line above, even if the clock was set back."""
     action: str
     """One of `ACTIONS`."""
     version: int
-    """The version that the action is about."""
+    """Version to which the action applies."""
     previous_version: int | None
-    """The version that was live before."""
+    """Version that was live before."""
     model_id: str
     model_uri: str
     release_uri: str
-    """The version's `Release` manifest."""
+    """URI of the version's `Release` manifest."""
     trigger_id: str | None
-    """The retrain request that it answers; None = nobody's but a person's."""
+    """Retrain request that led to the action. None if a person started it."""
     reason: str
     who: str | None = None
-    """The person or pipeline run that did it."""
+    """Person or pipeline run that performed the action."""
     decision: str | None = None
-    """The verdict on the model; None where none was needed."""
+    """Decision of the gate on the model. None if none was needed."""
     parent_model_id: str | None = None
     sha256: dict[str, str] = field(default_factory=dict)
     """The version's hashes as in its `Release`."""
     share: float | None = None
-    """Share of the traffic, for `canary` and the intent before its first one."""
+    """Share of the traffic, for `canary` and for the intent before the first `canary` line."""
     blocked_model_id: str | None = None
-    """For a `rollback` that nobody asked for: the model that was taken back, which is not released again unless a
-    person overrides it."""
+    """Model that an automatic `rollback` removed from traffic. It is not released again unless a
+    person overrides this."""
     config: str | None = None
-    """Text of Triton's configuration before an `intent`, which is restored where it is interrupted; None = there was
-    none, or another line follows."""
+    """Text of Triton's configuration before an `intent`. It is restored if the deployment is
+    interrupted. None if there was no configuration, or another line follows."""
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
-        """The line that ends the baking of the version that this one made live."""
+        """Return the line that ends the baking of this line's version."""
         return replace(self, action=BAKED, time=time, who=who, reason=reason, share=None, config=None)
 
 
 def read_entries(store: Path) -> list[Promotion]:
-    """Every line of a model store's journal, oldest first; empty where there is no journal.
+    """Return every line of the journal, oldest first.
 
-    A last line without its newline is a torn append and does not count.
+    Returns an empty list if there is no journal. A last line without its newline is an incomplete
+    append and is ignored.
 
     Raises:
-        ContractError: a complete line is not a promotion, or differs from its checksum; names the file and line. Or
-            the file cannot be read.
+        ContractError: the file cannot be read, or a complete line is not a promotion or differs
+            from its checksum. The message names the file and the line.
     """
     path = store / JOURNAL_FILE
     try:
-        # Opened, because a network share tells the present size only of a file that was.
+        # A network share returns the current size only for an open file.
         with open(path, "rb") as file:
             known = os.fstat(file.fileno())
     except FileNotFoundError:
@@ -105,7 +109,11 @@ def read_entries(store: Path) -> list[Promotion]:
 
 @lru_cache(maxsize=4)
 def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotion, ...]:
-    """The lines of a journal of this inode, size and time; a year's take a second, and servers read them often."""
+    """Return the lines of a journal with this inode, size and modification time.
+
+    The result is cached, because parsing a year of lines takes a second and servers read them
+    often.
+    """
     entries = read_records(path, Promotion, name="a promotion")
     for number, entry in enumerate(entries, start=1):
         try:
@@ -117,14 +125,16 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotio
                 f"{path} line {number} is {entry.action!r} of version {entry.version!r}, "
                 f"expected one of {', '.join(ACTIONS)} of a number"
             )
-    # A configuration is restored after the last line alone; a year's are most of the file.
+    # Only the configuration in the last line is ever restored. The others would take most of the
+    # memory.
     return (*(replace(entry, config=None) if entry.config else entry for entry in entries[:-1]), *entries[-1:])
 
 
 def read_standing(store: Path) -> list[Promotion]:
-    """The lines that changed what answers, and those about baking, oldest first; errors as `read_entries`.
+    """Return the lines about canaries, baking and the live version, oldest first.
 
-    A line whose writing failed half-way is taken back by the `withdrawn` line that follows it.
+    If the deployment failed while it wrote a line, the `withdrawn` line that follows cancels that
+    line. Raises the errors of `read_entries`.
     """
     lines: list[Promotion] = []
     before: Promotion | None = None
@@ -138,14 +148,15 @@ def read_standing(store: Path) -> list[Promotion]:
 
 
 def read_journal(store: Path) -> list[Promotion]:
-    """The lines of `read_standing` that changed which version is live."""
+    """Return the lines of `read_standing` that changed the live version."""
     return [entry for entry in read_standing(store) if entry.action in LIVE_ACTIONS]
 
 
 def append_promotion(store: Path, promotion: Promotion) -> Promotion:
-    """Appends one promotion and flushes it to disk; answers it as written.
+    """Append one line, flush it to disk, and return it as written.
 
-    Where its time lies before that of the last line (the clock was set back), it gets the last line's.
+    If its time is before that of the last line (the clock was set back), it gets the time of the
+    last line.
     """
     entries = read_entries(store)
     if entries and moment_of(promotion.time) < moment_of(entries[-1].time):
@@ -155,13 +166,16 @@ def append_promotion(store: Path, promotion: Promotion) -> Promotion:
 
 
 def current(store: Path) -> Promotion | None:
-    """The promotion that made the live version live; None where nothing is."""
+    """Return the line that made the live version live, or None if no version is live."""
     promotions = read_journal(store)
     return promotions[-1] if promotions else None
 
 
 def blocked_models(store: Path) -> dict[str, Promotion]:
-    """The models that were taken back by themselves, each with the line that did it; a promotion unblocks it."""
+    """Return the models that were rolled back automatically, each with the line of its rollback.
+
+    A later promotion of a model unblocks it.
+    """
     found: dict[str, Promotion] = {}
     for entry in read_journal(store):
         if entry.blocked_model_id is not None:
@@ -172,16 +186,19 @@ def blocked_models(store: Path) -> dict[str, Promotion]:
 
 
 def interrupted(store: Path) -> Promotion | None:
-    """The intent that no later line answers: of a deployment at work, or of one that was killed; None = none."""
+    """Return the intent in the last line, or None if the last line is something else.
+
+    Its deployment is active or was killed.
+    """
     entries = read_entries(store)
     return entries[-1] if entries and entries[-1].action == INTENT else None
 
 
 def canary_at_work(store: Path) -> Promotion | None:
-    """The line of the canary that is at work, with its share; None where there is none.
+    """Return the newest line of the running canary, with its share, or None if there is no canary.
 
-    A canary ends by its own line or by any that changes which version is live. One whose line was being written when
-    its start failed is taken back by the `withdrawn` line right after it.
+    A canary ends by a `canary_ended` line or by any line that changes the live version. If its
+    start failed while the line was written, the `withdrawn` line that follows cancels it.
     """
     found: Promotion | None = None
     before: Promotion | None = None
@@ -197,9 +214,15 @@ def canary_at_work(store: Path) -> Promotion | None:
 
 
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
-    """What was live at `moment` (with a time zone), and the promotion that ended it (None = live still).
+    """Return the line that made a version live at `moment`, and the line that ended it.
 
-    None where nothing was live yet.
+    Args:
+        store: Folder of the model registry.
+        moment: Time with a time zone.
+
+    Returns:
+        Both lines, the second None if the version is still live. None if no version was live at
+        `moment`.
     """
     promotions = read_journal(store)
     for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):
@@ -209,29 +232,30 @@ def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None]
 
 
 def moment_of(text: str) -> datetime:
-    """The time that ISO 8601 `text` means; UTC where it has no zone.
+    """Parse an ISO 8601 time. A time without a zone is UTC.
 
     Raises:
-        ValueError: it is no time.
+        ValueError: the text is not a time.
     """
-    # Python 3.10 does not know that Z is UTC.
+    # Python 3.10 does not accept Z as UTC.
     moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
 def findings_path(store: Path, version: int) -> Path:
-    """Where the monitor leaves what it found of a version."""
+    """Return the path of the monitor's findings on a version."""
     return store / "baking" / f"{version}.json"
 
 
 def write_findings(store: Path, findings: Findings) -> None:
-    """Replaces what was known of the version.
+    """Write the findings on a version, replacing earlier ones.
 
     Raises:
         OSError: the store cannot be written.
     """
     path = findings_path(store, findings.version)
-    # The release controller, which may be another user, reads them; the monitor's umask is for its state.
+    # The release controller may run as another user and must be able to read them, despite the
+    # umask of the monitor.
     if not path.parent.exists():
         path.parent.mkdir(parents=True)
         path.parent.chmod(0o755)
@@ -240,10 +264,10 @@ def write_findings(store: Path, findings: Findings) -> None:
 
 
 def read_findings(store: Path, version: int) -> Findings | None:
-    """What the monitor found of a version; None where it has not said anything.
+    """Return the monitor's findings on a version, or None if there are none yet.
 
     Raises:
-        ContractError: the file is no findings of this version.
+        ContractError: the file does not contain findings on this version.
     """
     path = findings_path(store, version)
     try:
@@ -258,10 +282,11 @@ def read_findings(store: Path, version: int) -> Findings | None:
 
 
 def baking(store: Path) -> Promotion | None:
-    """The line that made the version live that bakes now; None where none does.
+    """Return the line that made the baking version live, or None if no version is baking.
 
-    A version bakes from its release or promotion on, until the journal says that it is `baked` or another version is
-    live. The first version has nothing before it to go back to, and a version that was gone back to is known already.
+    A version bakes from its release or promotion until it is `baked` or another version is live.
+    The first version does not bake, because a rollback has no target. The target of a rollback does
+    not bake either, because it served before.
     """
     live = current(store)
     if live is None or live.action not in (RELEASE, PROMOTE) or live.previous_version is None:
@@ -271,5 +296,8 @@ def baking(store: Path) -> Promotion | None:
 
 
 def seconds_since(line: Promotion, now: datetime) -> float:
-    """Seconds from the journal's line to `now`, which has a time zone; negative where the clock was set back."""
+    """Return the seconds from the journal's line to `now`, which has a time zone.
+
+    The result is negative if the clock was set back.
+    """
     return (now - moment_of(line.time)).total_seconds()

@@ -1,9 +1,9 @@
-"""The descriptions of a recommender that people accepted: what the rounds of a store learn and serve by.
+"""The accepted recommenders of a registry: versions of the file that describes what to train.
 
-Joins `evergreen recommender`, which accepts a file, to extraction, where a description enters a run. Versions are
-`<store>/recommender/<n>.json`, numbered from 1, with who accepted which, when and why in
-`<store>/recommender/journal.jsonl`. A version counts from its line in the journal on: a file without one was left by an
-accept that was killed, and the next accept overwrites it. Reading a person's file is left to others.
+`evergreen recommender` accepts a file, and extraction reads the accepted version for a run.
+Versions are `<store>/recommender/<n>.json`, numbered from 1. `<store>/recommender/journal.jsonl`
+records who accepted each version, when and why. A version exists from its line in the journal on. A
+file without a line was left by a killed command, and the next accept overwrites it.
 """
 
 import hashlib
@@ -34,40 +34,44 @@ class AcceptedRecommender:
     who: str
     reason: str
     name: str
-    """The recommender's."""
+    """Name of the recommender."""
     digest: str
-    """`Recommender.digest`, which is the SHA-256 of the version's bytes."""
+    """`Recommender.digest`, the SHA-256 of the version's file."""
 
 
 def recommenders_folder(store: Path) -> Path:
-    """The folder of the versions."""
+    """Return the folder of the versions."""
     return store / "recommender"
 
 
 def read_accepted(store: Path) -> list[AcceptedRecommender]:
-    """Every accepted version, oldest first; empty where nobody accepted one.
+    """Return all accepted versions, oldest first. The list is empty if there are none.
 
     Raises:
-        ContractError: a line of the journal is corrupt; names the file and the line.
+        ContractError: a line of the journal is corrupt. The message names the file and the line.
     """
     return read_records(recommenders_folder(store) / JOURNAL, AcceptedRecommender, name="an accepted recommender")
 
 
 def accepted(store: Path, reference: str) -> Recommender:
-    """The accepted description that `reference` names.
+    """Return the accepted recommender that `reference` names.
 
-    The reference is `current`, the newest; or a version's number; or its digest, of which 8 digits are enough; or
-    another store, an absolute path or a file:// URI, whose newest it is.
+    Args:
+        store: Folder of the model registry.
+        reference: `current` (the newest version), the number of a version, or at least 8 digits of
+            its digest. An absolute path or `file://` URI of another registry names its newest
+            version.
 
     Raises:
-        ContractError: nobody accepted such a version, or its file is absent or was changed.
+        ContractError: there is no such version, or its file is absent or was changed.
     """
     if reference.startswith(("/", "file://")):
         store, reference = local_path(reference), CURRENT
     lines = read_accepted(store)
     if not lines:
         raise ContractError(
-            f"{recommenders_folder(store)} holds no recommender: describe yours in a file and accept it with "
+            f"{recommenders_folder(store)} holds no recommender: describe yours in a file and "
+            "accept it with "
             f"`evergreen recommender accept FILE --store {store}`"
         )
     found = lines
@@ -76,17 +80,18 @@ def accepted(store: Path, reference: str) -> Recommender:
         found = [e for e in lines if reference == str(e.version) or (is_digest and e.digest.startswith(reference))]
     if not found:
         raise ContractError(
-            f"recommender is {reference!r}, expected {CURRENT}, the number of an accepted version (1 to "
+            f"recommender is {reference!r}, expected {CURRENT}, the number of an accepted version "
+            "(1 to "
             f"{lines[-1].version}) or 8 digits of its digest at least"
         )
     return read_version(store, found[-1])
 
 
 def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
-    """Return the description by which a run with these two parameters would work, checked.
+    """Return the recommender of a run with these two parameters, after checking its settings.
 
     Raises:
-        ContractError: There is no such description, or a setting is wrong.
+        ContractError: there is no such recommender, or a setting is wrong.
     """
     recommender = accepted(store, reference).with_settings(parse_settings(settings))
     check_settings(recommender)
@@ -94,7 +99,9 @@ def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
 
 
 def served_recommender(store: Path) -> Recommender | None:
-    """That of the live model; where nothing is live, the newest accepted one; None where there is neither.
+    """Return the recommender of the live model.
+
+    Returns the newest accepted one if no model is live, and None if there is neither.
 
     Raises:
         ContractError: the live model's manifest, or the accepted version, is absent or corrupt.
@@ -106,13 +113,15 @@ def served_recommender(store: Path) -> Recommender | None:
 
 
 def logged_recommender(store: Path) -> Recommender | None:
-    """The newest accepted one, with all columns that its records may hold; None where there is none.
+    """Return the newest accepted recommender, with all columns that log records may contain.
 
-    Beside its own columns these are the live model's and those of every version that was accepted before under the same
-    name: clients learn of a change one after another. Where the live model has another name, its rows are in the log.
+    The columns are joined with those of the live model and of all earlier versions of the same
+    name, because clients adopt a change one after another. If the live model has another name, its
+    recommender is returned instead, because the log contains its rows. Returns None if there is no
+    recommender.
 
     Raises:
-        ContractError: as `served_recommender`.
+        ContractError: see `served_recommender`.
     """
     served, versions = served_recommender(store), [read_version(store, line) for line in read_accepted(store)[::-1]]
     if served is None or not versions or versions[0].name != served.name:
@@ -125,9 +134,11 @@ def logged_recommender(store: Path) -> Recommender | None:
 
 
 def recommender_at(path: Path) -> Recommender:
-    """The description at `path`: that of a model store (`served_recommender`), or one that was accepted, as a file.
+    """Return the recommender at `path`.
 
-    Who has no store at hand takes a copy of `<store>/recommender/<n>.json`.
+    Args:
+        path: Folder of a model registry (see `served_recommender`), or a copy of
+            `<store>/recommender/<n>.json`.
 
     Raises:
         ContractError: there is none, or it is corrupt.
@@ -142,10 +153,12 @@ def recommender_at(path: Path) -> Recommender:
 
 
 def served_name(store: Path) -> str | None:
-    """The name of the recommender that the store serves or is about to; None where it knows of no recommender yet.
+    """Return the name of the recommender that is served or about to be.
+
+    Returns None if the registry has no recommender yet.
 
     Raises:
-        ContractError: as `served_recommender`.
+        ContractError: see `served_recommender`.
     """
     lines, accepts = read_entries(store), read_accepted(store)
     if lines:
@@ -154,7 +167,7 @@ def served_name(store: Path) -> str | None:
 
 
 def read_version(store: Path, line: AcceptedRecommender) -> Recommender:
-    """The description that a line of the journal accepted.
+    """Return the recommender that a line of the journal accepted.
 
     Raises:
         ContractError: its file is absent or was changed.
@@ -169,19 +182,21 @@ def read_version(store: Path, line: AcceptedRecommender) -> Recommender:
 def accept(
     store: Path, recommender: Recommender, *, who: str, why: str, now: datetime, replaces_other: bool = False
 ) -> int:
-    """Make `recommender` the store's newest version, all of it or nothing, and return its number.
+    """Store `recommender` as the newest version and return its number.
+
+    The version is complete once its line is in the journal.
 
     Args:
-        store: The model store.
-        recommender: What people described.
-        who: Who accepts it.
-        why: Why.
+        store: Folder of the model registry.
+        recommender: Recommender to accept.
+        who: Person who accepts it.
+        why: Reason.
         now: Time of the line in the journal.
-        replaces_other: Whether it may be another recommender than the one that uses the store.
+        replaces_other: Whether it may be another recommender than the one that uses the registry.
 
     Raises:
-        ContractError: No reason is given, the newest version says the same, or the store is in use by another
-            recommender: one of another name, or without a column of this one's.
+        ContractError: the reason is empty, the newest version is the same, or another recommender
+            uses the registry. Another recommender has another name, or none of these features.
     """
     if not why.strip():
         raise ContractError("reason is empty, expected why this recommender is accepted")
@@ -205,20 +220,23 @@ def accept(
 
 
 def _expect_same(store: Path, line: AcceptedRecommender, recommender: Recommender) -> None:
-    """Refuses another recommender than the one of the journal's line."""
+    """Raise ContractError if `recommender` is another one than that of the journal's line."""
     before = read_version(store, line)
     if before.name != recommender.name:
         difference = f"the file names its recommender {recommender.name!r}, expected {before.name!r}"
     elif set(before.features.names).isdisjoint(recommender.features.names):
         difference = (
-            f"the file has none of the features of {before.name!r} ({', '.join(before.features.names[:5])}, ...), "
+            f"the file has none of the features of {before.name!r} "
+            f"({', '.join(before.features.names[:5])}, ...), "
             "expected one at least"
         )
     else:
         return
     raise ContractError(
-        f"{difference}: {store} is in use by version {line.version} of {before.name!r}. Give another recommender a "
-        f"store of its own (--store), or replace {before.name!r} on purpose by --replace, and train the next model "
+        f"{difference}: {store} is in use by version {line.version} of {before.name!r}. Give "
+        "another recommender a "
+        f"store of its own (--store), or replace {before.name!r} on purpose by --replace, and "
+        "train the next model "
         "by `evergreen run --from-scratch`"
     )
 

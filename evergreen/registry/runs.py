@@ -1,11 +1,12 @@
-"""What a run leaves in the model store: each step's note and report, and the run's outcome.
+"""Files of a run in the model registry: a note and a report of each step, and the run's outcome.
 
-Joins every step to the exit handler, which learns from no KFP backend which step failed and why (the hosted backend
-passes an empty message; the local one names the exit handler itself), and to the monitor, which shows outcomes and
-reports. The content of a report is its step's.
+The exit handler reads the notes to find out which step failed and why. No KFP backend says that:
+the hosted backend passes an empty message, and the local one names the exit handler itself. The
+monitor shows outcomes and reports. Each step decides what its report contains.
 
-Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from the exit handler.
-The folder of a Kubeflow run is named by `store_name`, because Kubeflow's own names are not unique.
+Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from
+the exit handler. `store_name` names the folder of a Kubeflow run, because Kubeflow's own names are
+not unique.
 """
 
 import json
@@ -29,27 +30,27 @@ from evergreen.runtime.errors import ContractError, Preempted, Refused
 T = TypeVar("T")
 OUTCOME_FILE = "outcome.json"
 HTML, JSON = "html", "json"
-"""Kinds of reports: for people and for machines."""
+"""Kinds of reports, for people and for programs."""
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
 LAST_STEP = STEPS[-1]
 CANCELED_STATES = frozenset({"CANCELED", "CANCELLED", "CANCELING"})
 FAILED_STATES = CANCELED_STATES | {"FAILED", "ERROR"}
-"""States of a run in Kubeflow, as its API and its backends spell them."""
+"""States of a failed run in Kubeflow, in the spellings of its API and its backends."""
 
 
 @dataclass(kw_only=True)
 class StepNote:
-    """What one step records about its own run."""
+    """Record of one execution of a step."""
 
     step: str
     state: str = "running"
-    """`running`, `done`, `refused` (it worked and its answer is no), `preempted` (it was stopped, saved its state and
-    waits for a retry) or `failed`."""
+    """`running`, `done`, `refused` (the step worked and its decision is negative), `preempted` (it
+    was stopped, saved its state and waits for a retry) or `failed`."""
     reason: str = ""
     started_at: str = ""
     seconds: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    """Few numbers for people: rows, auc, version."""
+    """A few facts for people, such as rows, AUC and version."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,22 +59,24 @@ class RunOutcome:
 
     run: str
     trigger_id: str
-    """The same where the monitor, or a command with `trigger_id`, asked for it; empty where a person did."""
+    """Retrain request of the monitor, or of a command with `trigger_id`. Empty for a run that a
+    person or a schedule started."""
     state: str
-    """`released`, `canary` (its version runs beside the live one), `judged` (accepted by the gate, and kept without a
-    release, as was asked), `refused` (by data or the gate) or `failed`."""
+    """`released`, `canary` (its version is a canary beside the live one), `judged` (the gate
+    accepted the model, and the settings ask for no release), `refused` (by validation or the gate)
+    or `failed`."""
     step: str
-    """The step that decided it."""
+    """Step that decided the outcome."""
     reason: str
     version: int | None
-    """The version that is live or a canary by this run; None otherwise."""
+    """Version that this run made live or a canary, or None."""
     ended_at: str
     reports: dict[str, str] = field(default_factory=dict)
-    """URI of the report for people, by step (`reports_of`)."""
+    """URI of each step's HTML report (`reports_of`)."""
 
 
 def run_title(name: str) -> str:
-    """Return a run's name for Kubeflow's list: its time as people write it, and no two names alike.
+    """Return a run's unique title in Kubeflow's list, with its time in a readable form.
 
     >>> run_title("drift-20261129T072200Z-v5"), run_title("weekly")
     ('drift 2026-11-29 07:22:00 v5', 'weekly')
@@ -87,14 +90,15 @@ def run_title(name: str) -> str:
 
 
 _LONGEST_NAME = 180
-"""Bytes of Kubeflow's name in a folder's name: file systems allow 255, and files written aside add 34."""
+"""Largest number of bytes of Kubeflow's name in a folder's name. File systems allow 255, and the
+names of temporary files are 34 longer."""
 
 
 def store_name(run: str, resource: str, run_id: str) -> str:
-    """Return the store's name of a run: Kubeflow's name of it and the first eight digits of its id.
+    """Return the registry's name of a run: its Kubeflow name and the first eight digits of its id.
 
-    Kubeflow allows any number of runs of one name, and any letter in it. Letters that a folder's name, a glob pattern
-    or a command line would misread are escaped as in a URL.
+    Kubeflow allows several runs of one name, and any character in a name. Characters that are
+    special in a folder's name, a glob pattern or a command line are escaped as in a URL.
 
     Args:
         run: Kubeflow's name of the run. Empty in a run of a schedule.
@@ -116,12 +120,14 @@ def store_name(run: str, resource: str, run_id: str) -> str:
 
 
 def left_anything(store: Path, run_id: str) -> bool:
-    """Return whether the run of this id of Kubeflow left a file in the store."""
+    """Return whether the run with this Kubeflow id has a file in the registry."""
     return any((store / "runs").glob(f"*~{run_id[:8]}/*"))
 
 
 def kubeflow_name(run: str) -> tuple[str, str]:
-    """Return Kubeflow's name and the begin of its id from the store's name of a run; no id in a local run.
+    """Return a run's name in Kubeflow and the start of its id, from its name in the registry.
+
+    The id is empty for a local run.
 
     >>> kubeflow_name("weekly~3011424b"), kubeflow_name("manual-20261129T063158042288Z")
     (('weekly', '3011424b'), ('manual-20261129T063158042288Z', ''))
@@ -131,16 +137,16 @@ def kubeflow_name(run: str) -> tuple[str, str]:
 
 
 def new_run_name(kind: str) -> str:
-    """Return the name of a run that a person asks for now, in Kubeflow or on this machine."""
+    """Return a name for a run that a person starts now, in Kubeflow or on this machine."""
     return f"{kind}-{datetime.now(timezone.utc):%Y%m%dT%H%M%S%f}Z"
 
 
 def run_folder(store: Path, run: str) -> Path:
-    """Where the notes of `run` lie.
+    """Return the folder of a run's notes.
 
     Raises:
-        ContractError: `run` is no name of a folder. Steps remove what an earlier try of a run left in its folder, so
-            the name must not lead elsewhere; every step calls this first.
+        ContractError: `run` is not the name of one folder. Every step calls this function first. A
+            step removes files of an earlier try, so the name must not lead out of `runs`.
     """
     if run in ("", ".", "..") or "/" in run:
         raise ContractError(f"run is named {run!r}, expected a name of one folder")
@@ -153,9 +159,12 @@ class Stopped(SystemExit):
 
 @contextmanager
 def _sigterm_as_error() -> Iterator[None]:
-    """Lets SIGTERM end the body as an error; without this it ends the process before a note can be written."""
+    """Raise Stopped in the body on SIGTERM.
+
+    Otherwise SIGTERM would end the process before the note is written.
+    """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield  # only the main thread gets signals, and an existing handler takes precedence
+        yield  # only the main thread gets signals, and an existing handler stays
         return
 
     def stop(signum: int, _frame: Any) -> None:
@@ -170,9 +179,11 @@ def _sigterm_as_error() -> Iterator[None]:
 
 @contextmanager
 def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
-    """Keeps the note of `step` current: running, then done (or what the body set), preempted, or failed with the error.
+    """Record the state of `step` in its note while the body runs.
 
-    A retry of the step starts a new note and replaces that of the earlier try.
+    The note says `running` first. After the body it says `done` or the state that the body has set,
+    and after an error it says `refused`, `preempted` or `failed`. A retry of the step replaces the
+    note of the earlier try.
     """
     started = time.monotonic()
     note = StepNote(step=step, started_at=datetime.now(timezone.utc).isoformat())
@@ -202,50 +213,57 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
 
 
 def each_note(store: Path, run: str) -> Iterator[StepNote]:
-    """The notes of a run in step order, each read when it is asked for; errors as `find_outcome`."""
+    """Iterate over the notes of a run in step order, reading each when it is needed.
+
+    Raises the errors of `find_outcome`.
+    """
     folder = run_folder(store, run)
     return (note for step in STEPS if (note := _read_record(folder / f"{step}.json", StepNote)))
 
 
 def read_notes(store: Path, run: str) -> list[StepNote]:
-    """What `each_note` gives, all at once."""
+    """Return all notes of a run in step order."""
     return list(each_note(store, run))
 
 
 def trained_model(notes: Iterable[StepNote]) -> str | None:
-    """Id of the model that the run of these notes trained; None where it did not come to that."""
+    """Return the id of the model that the run trained, or None if it trained none."""
     return next((note.facts["model"] for note in notes if note.step == "training" and "model" in note.facts), None)
 
 
 def begun_at(notes: Iterable[StepNote]) -> datetime | None:
-    """When the first of these steps started; None where no note has a time."""
+    """Return when the first of these steps started, or None if no note has a time."""
     return min((moment_of(note.started_at) for note in notes if note.started_at), default=None)
 
 
 def write_outcome(store: Path, outcome: RunOutcome) -> None:
-    """Records how a run ended."""
+    """Write the outcome of a run."""
     write_whole(run_folder(store, outcome.run) / OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n")
 
 
 def read_outcomes(store: Path) -> list[RunOutcome]:
-    """How each run of the store ended, oldest first; errors as `find_outcome`."""
+    """Return the outcomes of all ended runs, oldest first.
+
+    Raises the errors of `find_outcome`.
+    """
     found = (find_outcome(store, path.parent.name) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}"))
     return sorted((each for each in found if each), key=lambda outcome: outcome.ended_at)
 
 
 def find_outcome(store: Path, run: str) -> RunOutcome | None:
-    """Return how the run ended, by the newest that is known of it; None while it has not ended.
+    """Return the newest outcome of a run, or None while the run has not ended.
 
-    Its exit handler records the end. Kubeflow runs that handler once. After a person retried the run there, the notes
-    that its steps left since then count, and the promotion journal.
+    The exit handler writes the outcome, but Kubeflow runs the handler only once. If a person
+    retries the run in Kubeflow, the outcome is derived from the promotion journal and the notes
+    that the steps wrote since then.
 
     Raises:
-        ContractError: what the run left is corrupt.
+        ContractError: a file of the run is corrupt.
     """
     recorded = _read_record(run_folder(store, run) / OUTCOME_FILE, RunOutcome)
     if recorded is None:
         return None
-    # The reports are this store's, also in a copied one.
+    # In a copied store the URIs must point to the copy.
     recorded = replace(recorded, reports=reports_of(store.absolute(), run))
     try:
         recorded_at = moment_of(recorded.ended_at)
@@ -259,7 +277,8 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
     outcome = conclude(
         store, notes, run=run, trigger_id=recorded.trigger_id, kfp_state="unknown", ended_at=ended_at.isoformat()
     )
-    # Without a handler nobody says that a step was killed, or that no other follows: such a run may be at work.
+    # A retried run has no exit handler that reports a killed step or the end. Such a run may still
+    # be active.
     is_over = outcome.state != "failed" or last.state == "failed"
     return outcome if is_over else None
 
@@ -267,13 +286,14 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
 def conclude(
     store: Path, notes: Sequence[StepNote], *, run: str, trigger_id: str, kfp_state: str, ended_at: str
 ) -> RunOutcome:
-    """Return the outcome that notes, promotion journal and Kubeflow's state together show.
+    """Return the outcome of a run, from its notes, the promotion journal and Kubeflow's state.
 
     Args:
-        store: Folder of the model store.
-        notes: Notes of the run's steps in step order. A step whose note is still `running` was killed.
-        run: The store's name of the run.
-        trigger_id: Retrain request that the run answers; empty = none.
+        store: Folder of the model registry.
+        notes: Notes of the run's steps in step order. A step whose note is still `running` was
+            killed.
+        run: The registry's name of the run.
+        trigger_id: Retrain request that the run answers. Empty = none.
         kfp_state: The run's state in Kubeflow, in any spelling.
         ended_at: When the run ended, ISO 8601.
     """
@@ -283,7 +303,7 @@ def conclude(
     if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
         state = "judged"
     elif last.state == "refused" and last.step == LAST_STEP and (canary := canary_at_work(store)):
-        # The run gives way to a canary, which stays: no reason to try less often or to raise an alarm.
+        # The running canary continues. That is no reason for a longer cooldown or an alert.
         state, version = "canary", canary.version
     elif last.state == "refused":
         state = "refused"
@@ -291,7 +311,7 @@ def conclude(
         state = "released" if last.facts.get("rollout") == "full" else "canary"
         version = int(last.facts["version"])
     elif made is not None:
-        # The step was stopped between the journal's line and its own note.
+        # The step was stopped after the line in the journal and before its own note.
         state, version = "released" if made.action == RELEASE else "canary", made.version
         reason = f"the journal has version {version} of this run; {last.step} itself: {reason or last.state}"
     else:
@@ -309,7 +329,7 @@ def conclude(
 
 
 def _failure(last: StepNote, kfp_state: str) -> str:
-    """Why a run failed whose last step left this note."""
+    """Return why a run failed whose last step left this note."""
     if kfp_state in CANCELED_STATES:
         return f"a person terminated the run in Kubeflow at {last.step}" + (f": {last.reason}" if last.reason else "")
     if last.state == "failed":
@@ -322,35 +342,41 @@ def _failure(last: StepNote, kfp_state: str) -> str:
 
 
 def _promotion_of(store: Path, run: str) -> Promotion | None:
-    """The newest line of the promotion journal by which `run` made a version answer; None where there is none."""
+    """Return the newest journal line of a release or canary of `run`, or None."""
     lines = [line for line in read_standing(store) if line.who == run and line.action in (RELEASE, CANARY)]
     return lines[-1] if lines else None
 
 
 def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:
-    """Path of the report of `step`, whether or not there is one.
+    """Return the path of the report of `step`, whether or not it exists.
 
     Raises:
-        ContractError: `run` is no name of a folder.
+        ContractError: `run` is not the name of a folder.
     """
     return run_folder(store, run) / f"{step}_report.{kind}"
 
 
 def keep_report(store: Path, run: str, step: str, *, html: str | bytes, document: str | bytes | None = None) -> None:
-    """Writes the report of a step, each file whole or not at all, over that of an earlier try."""
+    """Write the report of a step, replacing that of an earlier try.
+
+    Each file is written atomically.
+    """
     if document is not None:
         write_whole(report_path(store, run, step, kind=JSON), document)
     write_whole(report_path(store, run, step), html)
 
 
 def forget_report(store: Path, run: str, step: str) -> None:
-    """Removes the report of an earlier try, which must not be taken for that of a try that ends without one."""
+    """Remove the report of an earlier try.
+
+    Otherwise it would look like the report of a new try that ends without one.
+    """
     for kind in (HTML, JSON):
         report_path(store, run, step, kind=kind).unlink(missing_ok=True)
 
 
 def reports_of(store: Path, run: str) -> dict[str, str]:
-    """URI of the report for people, by step, of the steps that left one; in the steps' order."""
+    """Return the URI of each existing HTML report by step, in step order."""
     paths = {step: report_path(store, run, step) for step in STEPS}
     return {step: path.as_uri() for step, path in paths.items() if path.is_file()}
 

@@ -1,10 +1,12 @@
-"""The traffic plan: which model answers which share of requests, and which one answers in the shadow.
+"""The traffic plan: which model answers which share of requests, and which one gets shadow traffic.
 
-Joins deployment, which publishes it as one object of the model repository (`traffic_file`), to the inference client,
-which chooses by it. Where there is no plan, everyone asks `ServedNames.model` and names no version.
+Deployment publishes the plan as one object of the model repository (`traffic_file`). The inference
+client reads it and chooses a model for each request. Without a plan, clients request
+`ServedNames.model` and name no version.
 
-Choosing is sticky: the same key (a user, else a request) meets the same arm as long as the plan keeps its `salt`, and a
-canary whose share grows keeps everyone that it had.
+The choice is sticky: requests of the same key (a user, or else the request itself) go to the same
+arm while the plan keeps its `salt`. When the share of a canary grows, it keeps its keys and gets
+more.
 """
 
 import hashlib
@@ -17,19 +19,20 @@ from evergreen.contracts.manifests import Manifest
 from evergreen.runtime.errors import ContractError, expect
 
 PLAN_POLL_SECONDS = 1.0
-"""A client that follows the plan reads it at least this often."""
+"""Longest interval at which a client reads the plan again."""
 DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
-"""From a plan that takes a canary away to its unloading: the last client has read the plan, and what it had chosen by
-the one before is answered. A client that meets an unloaded canary nevertheless asks the stable arm instead."""
+"""Time between the plan that ends a canary and the unloading of its version. Meanwhile every client
+reads the plan, and requests that were sent under the old plan are answered. A client that still
+finds the canary unloaded asks the stable arm instead."""
 
 Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Counters by source, then arm (`STABLE`, `CANARY`), then name."""
+"""Counters by source, then by arm (`STABLE`, `CANARY`), then by name."""
 STABLE = "stable"
 CANARY = "canary"
 
 
 def traffic_file(model_name: str) -> str:
-    """The object of the plan of the recommender that is served as `model_name`.
+    """Return the name of the object with the plan of a served model.
 
     >>> traffic_file("shop")
     'shop.traffic.json'
@@ -42,13 +45,13 @@ class Arm:
     """One model that may answer.
 
     Raises:
-        ContractError: no name, or a version that is no positive integer.
+        ContractError: the name is empty, or the version is not a positive integer.
     """
 
     model_name: str
-    """Triton's name of the model: requests ask by it and name no version."""
+    """Triton's name of the model. Requests use this name and no version."""
     version: int
-    """The version that is meant to answer there; the reply names the one that did."""
+    """Version that should answer under this name. The reply names the version that did."""
 
     def __post_init__(self) -> None:
         expect(self, "a name", lambda value: isinstance(value, str) and bool(value), "model_name")
@@ -57,29 +60,32 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficPlan(Manifest):
-    """Who answers; see the module.
+    """One plan, see the module.
 
     Raises:
-        ContractError: a number that is none, a share outside [0, 1], a share without a canary, or arms of one name.
+        ContractError: a field has the wrong type, a share is outside [0, 1] or has no canary, or
+            both arms have the same name.
     """
 
     sequence: int
-    """One more than that of the plan it replaces; the first is 1."""
+    """Number of the plan. The first is 1, and each plan has the next number."""
     stable: Arm
     canary: Arm | None
-    """The new version under its own name; None = there is none."""
+    """New version under its own name, or None."""
     canary_share: float
-    """Share of keys whose requests the canary answers."""
+    """Share of the keys whose requests the canary answers."""
     shadow_share: float
-    """Share of the requests that the other arm scores too; those scores are logged and never served."""
+    """Share of the requests that the other arm scores too. These scores are logged and never
+    served."""
     salt: str
-    """Of the sticky hash; kept while a canary grows."""
+    """Salt of the sticky hash. It stays the same while a canary grows."""
     published_at: str
     """ISO 8601 UTC."""
     reason: str
     baseline: Baseline = field(default_factory=dict)
-    """What the servers had counted when this plan was published, which its evidence subtracts; clients ignore it. It is
-    here so that a stage and its beginning are one write."""
+    """The servers' counters when the plan was published. The controller subtracts them from later
+    counters, and clients ignore them. They are part of the plan so that a stage and its initial
+    counters are written atomically."""
 
     def __post_init__(self) -> None:
         expect(self, "an integer from 1", lambda value: type(value) is int and value >= 1, "sequence")
@@ -94,11 +100,11 @@ class TrafficPlan(Manifest):
             raise ContractError(f"both arms are named {self.stable.model_name!r}, expected two names")
 
     def next(self, **changes: Any) -> "TrafficPlan":
-        """The plan that replaces this one: with `changes`, and the next sequence."""
+        """Return the next plan: this one with `changes` and the next sequence number."""
         return replace(self, **{"sequence": self.sequence + 1, **changes})
 
     def without_canary(self, *, stable: Arm, published_at: str, reason: str) -> "TrafficPlan":
-        """The plan that replaces this one when `stable` answers everything again."""
+        """Return the next plan, in which `stable` answers all requests."""
         return self.next(
             stable=stable,
             canary=None,
@@ -110,15 +116,16 @@ class TrafficPlan(Manifest):
         )
 
     def arm_for(self, key: str) -> Arm:
-        """Who answers requests of `key`."""
+        """Return the arm that answers requests of `key`."""
         if self.canary is not None and _fraction(self.salt, "arm", key) < self.canary_share:
             return self.canary
         return self.stable
 
     def shadow_for(self, key: str, request_id: str) -> Arm | None:
-        """Who scores this request in the shadow beside `arm_for(key)`; None = nobody.
+        """Return the arm that scores this request as shadow traffic, or None.
 
-        Drawn by the request and not by the key, so that every user's requests are in the sample whichever arm answers.
+        The draw depends on the request and not on the key. So every user's requests can be in the
+        sample, whichever arm answers them.
         """
         if self.canary is None or _fraction(self.salt, "shadow", request_id) >= self.shadow_share:
             return None
@@ -126,14 +133,18 @@ class TrafficPlan(Manifest):
 
 
 def _fraction(salt: str, purpose: str, key: str) -> float:
-    """A number in [0, 1) that depends on nothing but the arguments, evenly spread over keys."""
-    # A key may hold half a surrogate pair, which JSON can spell and UTF-8 cannot; no request may fail over it.
+    """Return a number in [0, 1) that depends only on the arguments and is uniform over keys."""
+    # A key may contain a lone surrogate, which is valid in JSON and not in UTF-8. The request must
+    # not fail because of it.
     digest = hashlib.blake2b(f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 
 def _is_utc_time(text: object) -> bool:
-    """Whether it is a time with an offset; `Z`, which Python 3.10 does not read, is not accepted."""
+    """Return whether `text` is an ISO 8601 time with an offset.
+
+    `Z` is not accepted, because Python 3.10 does not parse it.
+    """
     try:
         return isinstance(text, str) and datetime.fromisoformat(text).tzinfo is not None
     except ValueError:

@@ -1,1 +1,1 @@
-"""Every page that this project draws: typed parts, templates, one style sheet, charts as inline SVG, no script."""
+"""HTML pages: typed blocks, templates, one style sheet, and charts as inline SVG."""

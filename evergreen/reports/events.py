@@ -1,4 +1,4 @@
-"""The list of events on a page: one line an event, the date once a day, routine kinds folded."""
+"""The event list of a page: one line for each event, by date, with routine events folded."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,49 +9,49 @@ from typing import ClassVar
 from evergreen.reports.rendering import PageBlock
 
 MAX_FOLDED = 50
-"""Lines of one fold; a day of archived files is thousands."""
+"""Largest number of lines in a fold. A day has thousands of archived files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShownEvent:
-    """Something that happened."""
+    """An event on a page."""
 
     time: float
     """Seconds since the epoch."""
     kind: str
     text: str
     times: int = 1
-    """How often in a row, where one line stands for several."""
+    """Number of consecutive equal events that this line represents."""
     after: str = ""
-    """Time since a beginning, as text."""
+    """Time since the start of the incident or run, as text."""
 
     @property
     def clock(self) -> str:
-        """Time of the day, UTC."""
+        """Time of day, UTC."""
         return _moment(self).strftime("%H:%M:%S")
 
     @property
     def name(self) -> str:
-        """The kind as words, and how often."""
+        """Kind with spaces, and the number of events."""
         name = self.kind.replace("_", " ")
         return name if self.times == 1 else f"{name}, {self.times} in a row"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stretch:
-    """Events in a row that are all routine, or all not."""
+    """Consecutive events that are all routine, or all not."""
 
     is_routine: bool
     events: Sequence[ShownEvent]
 
     @property
     def shown(self) -> Sequence[ShownEvent]:
-        """The first ones, as many as a fold takes."""
+        """Events that are shown, at most `MAX_FOLDED` of a fold."""
         return self.events[:MAX_FOLDED] if self.is_routine else self.events
 
     @property
     def summary(self) -> str:
-        """Times of the oldest and the newest one, and how many there are of each kind."""
+        """Times of the oldest and newest event, and the number of events of each kind."""
         counts: dict[str, int] = {}
         for event in self.events:
             counts[event.kind] = counts.get(event.kind, 0) + event.times
@@ -62,17 +62,14 @@ class _Stretch:
 
 @dataclass(frozen=True)
 class EventList(PageBlock):
-    """The list; `days` are dates with their stretches."""
+    """The event list. `days` maps dates to their groups of events."""
 
     TEMPLATE: ClassVar[str] = "events.html.j2"
     days: Mapping[str, Sequence[_Stretch]]
 
 
 def event_list(events: Iterable[ShownEvent], *, routine: Collection[str]) -> EventList:
-    """Return the list of events in the order given, with `routine` kinds folded.
-
-    Times are UTC.
-    """
+    """Return the events in the given order, with `routine` kinds folded. Times are UTC."""
     return EventList(
         {
             day: [

@@ -1,4 +1,4 @@
-"""How pages and terminals print numbers and times; a number that does not exist is a dash."""
+"""Text forms of numbers and times on pages and in terminals. A missing number is a dash."""
 
 import math
 from datetime import datetime, timezone
@@ -7,7 +7,7 @@ ABSENT = "–"
 
 
 def number(value: float | None) -> str:
-    """Return four significant digits.
+    """Format a number with four significant digits.
 
     >>> number(0.123456), number(None)
     ('0.1235', '–')
@@ -16,7 +16,7 @@ def number(value: float | None) -> str:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Return both ends of an interval.
+    """Format both ends of an interval.
 
     >>> interval(0.7581, 0.7934), interval(None, 0.7)
     ('0.7581 to 0.7934', '–')
@@ -25,7 +25,7 @@ def interval(low: float | None, high: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share in percent.
+    """Format a share in percent.
 
     >>> percent(0.0123), percent(0.00005), percent(None)
     ('1.23 %', '0.005 %', '–')
@@ -34,7 +34,7 @@ def percent(value: float | None) -> str:
 
 
 def probability(value: float | None) -> str:
-    """Return a p-value or q-value.
+    """Format a p-value or q-value.
 
     >>> probability(0.00002), probability(0.0312)
     ('< 0.0001', '0.031')
@@ -43,7 +43,7 @@ def probability(value: float | None) -> str:
 
 
 def utc_time(time: float) -> str:
-    """Return a moment, given in seconds since the epoch.
+    """Format a time in seconds since the epoch.
 
     >>> utc_time(0)
     '1970-01-01 00:00:00 UTC'

@@ -1,4 +1,4 @@
-"""The page of a model's card: served, evaluated, trained, descended. What it shows is all in the card."""
+"""The page of a model card: serving times, evaluation, training rows and lineage."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -44,11 +44,11 @@ _THRESHOLDS = {
     "min_class_requests": "requests with a click, and with a row without, needed for an interval",
 }
 _FIRST_SLICES = 8
-"""Slices that are shown without a click."""
+"""Number of slices that are shown without unfolding."""
 
 
 def card_page(card: ModelCard) -> str:
-    """Return the page, HTML."""
+    """Return the card as an HTML page."""
     verdict = card.verdict
     return html_page(
         f"Model card: {card.model_id}",
@@ -63,8 +63,10 @@ def card_page(card: ModelCard) -> str:
             "Calibration": calibration_blocks({"champion": card.champion_calibration, "candidate": card.calibration}),
             "Slices": [
                 Text(
-                    "Those that speak most against the candidate. p is the probability of such a loss of log loss "
-                    "where the slice loses no more than is allowed; the gate corrects it for the number of slices. "
+                    "Those that speak most against the candidate. p is the probability of such a "
+                    "loss of log loss "
+                    "where the slice loses no more than is allowed; the gate corrects it for the "
+                    "number of slices. "
                     "Intervals are 95 %, one by one."
                 ),
                 *slices_blocks(card.slices),
@@ -85,7 +87,7 @@ def card_page(card: ModelCard) -> str:
 
 
 def headline(card: ModelCard) -> str:
-    """Return the verdict in one sentence: the AUC, the lead over the champion, and how many checks passed."""
+    """Return the verdict in one sentence: AUC, lead over the champion, number of passed checks."""
     verdict, checks = card.verdict, gate_checks(card)
     words = f"AUC {_auc(verdict.candidate)}" if verdict.candidate.auc is not None else "AUC unknown"
     if verdict.difference is not None and verdict.difference.auc is not None:
@@ -157,10 +159,10 @@ def _interval_check(
 
 
 def _state(card: ModelCard) -> Banner:
-    """Return whether the model is live, a canary, or was ever, and as of when."""
+    """Return a banner with the model's state (live, canary, earlier live, blocked) and its time."""
     last = card.served[-1] if card.served else None
     if card.blocked is not None:
-        tone, text = "bad", f"Taken back at {_time(card.blocked.time)}, and blocked until a person promotes it"
+        tone, text = "bad", f"Rolled back at {_time(card.blocked.time)}, and blocked until a person promotes it"
     elif live := next((span.begun for span in card.served if span.is_live), None):
         tone, text = "good", f"Live as version {live.version} since {_time(live.time)}"
     elif last is None:
@@ -215,16 +217,16 @@ _VERDICT = re.compile(rf"\b({PASS}|{FAIL}|{INCONCLUSIVE}) over \d+ held-out rows
 
 
 def without_verdict(reason: str) -> str:
-    """Return a reason with the gate's decision in place of its sentence, which a page shows as a table of checks.
+    """Replace the gate's sentence in a reason by its decision. A page shows the checks as a table.
 
-    >>> without_verdict("planted; the verdict was: pass over 9 held-out rows with 2 clicks: auc 0.8 is at least 0.6")
-    'planted; the verdict was: pass'
+    >>> without_verdict("planted; pass over 9 held-out rows with 2 clicks: auc 0.8 is at least 0.6")
+    'planted; pass'
     """
     return _VERDICT.sub(r"\1", reason)
 
 
 def _time(text: str) -> str:
-    """Return the time to the second, UTC."""
+    """Format a journal time to the second, UTC."""
     return moment_of(text).astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -250,7 +252,10 @@ def _names(card: ModelCard) -> tuple[str, str]:
 
 
 def quality_blocks(found: RowsQuality | Verdict, names: tuple[str, str]) -> list[PageBlock]:
-    """Return both models on the same rows; `names` are the candidate's and the champion's."""
+    """Return a table of both models' quality on the same rows.
+
+    `names` are the candidate's and the champion's.
+    """
     candidate, champion, difference = found.candidate, found.champion, found.difference
     of_users = candidate.gauc is not None
 
@@ -278,16 +283,19 @@ def _old_rows(card: ModelCard) -> list[PageBlock]:
     if old is None:
         return [Text("No rows older than the window were held out.")]
     text = (
-        f"{old.num_rows} rows of days before the window, {old.num_clicks} clicks, drawn for this and never replayed. "
-        "Both models may have learned them when they were new: this shows how well they are remembered. Where the "
-        "world changed in between, a candidate that follows it is wrong about them and scores lower; that is a fault "
+        f"{old.num_rows} rows of days before the window, {old.num_clicks} clicks, drawn for this "
+        "and never replayed. "
+        "Both models may have learned them when they were new: this shows how well they are "
+        "remembered. Where the "
+        "world changed in between, a candidate that follows it is wrong about them and scores "
+        "lower; that is a fault "
         "only where the old world may return."
     )
     return [Text(text), *quality_blocks(old, _names(card))]
 
 
 def _columns_alone(aucs: Mapping[str, float]) -> PageTable:
-    """Return each column's own AUC, which shows the columns that give the label away."""
+    """Return a table of each column's own AUC. A high value shows a column that leaks the label."""
     rows = [[column, f"{auc:.4f}"] for column, auc in aucs.items()]
     return PageTable(caption="each column alone, on the held-out rows", head=["column", "AUC"], rows=rows, numbers=(1,))
 
@@ -296,7 +304,8 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
     if found is None:
         return Text("No held-out list was explored, so the logs do not tell what another order is worth.")
     overlap = (
-        f"{found.num_lists} held-out lists were explored. The candidate would order {percent(found.disputed_share)} of "
+        f"{found.num_lists} held-out lists were explored. The candidate would order "
+        f"{percent(found.disputed_share)} of "
         f"the neighbours otherwise, and {found.num_swaps} swaps of such a pair were shown"
     )
     if found.gain is None or found.low is None or found.high is None:
@@ -304,13 +313,14 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
     return Text(
         f"{overlap}. Each such swap gains ",
         Strong(f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"),
-        " clicks on the two rows over the order that was served. The interval, 95 %, holds at every number of lists at "
+        " clicks on the two rows over the order that was served. The interval, 95 %, holds at "
+        "every number of lists at "
         "once. The gate does not judge by it.",
     )
 
 
 def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
-    """Return both models in parts of the rows, the later ones folded."""
+    """Return both models' quality on each slice, with all but the first slices folded."""
     head = ["slice", "rows", "click rate", "log loss", "p", "AUC [95 %]", "difference", "NE", "calibration"]
     rows = [
         [
@@ -335,7 +345,7 @@ def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
 
 
 def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[PageBlock]:
-    """Return click rate against mean score of one model, or of two; the last is drawn on top."""
+    """Return charts of click rate against mean score. The last model is drawn on top."""
     colors = ["var(--mark)", "var(--now)"]
     lines = [
         Line(label=name, color=color, x=[each.mean_score for each in bins], y=[each.click_rate for each in bins])
@@ -357,7 +367,7 @@ def _settings_table(card: ModelCard) -> PageTable:
     return facts_table(rows, caption="the gate's settings and what they met")
 
 
-# -- what it learned from, and what it is
+# -- training rows and specification
 
 
 def _drift(report: ValidationReport | None) -> list[PageBlock]:
@@ -369,7 +379,8 @@ def _drift(report: ValidationReport | None) -> list[PageBlock]:
         label = report.label
         found.append(
             Text(
-                f"Click rate {percent(label['rate_now'])}, before {percent(label['rate_before'])}: difference "
+                f"Click rate {percent(label['rate_now'])}, before {percent(label['rate_before'])}: "
+                "difference "
                 f"{label['difference']:+.4f} [{label['low']:+.4f}, {label['high']:+.4f}]."
             )
         )

@@ -1,8 +1,8 @@
-"""Pages for people: typed parts, drawn by templates in one frame with one style sheet.
+"""HTML pages from typed blocks, with one frame and one style sheet.
 
-A page is one file, readable in a pane 480 px wide and on a phone, without a network and without a script. Its first
-screen answers whether all is well and what was done: the state, the chart of the AUC where there is one, and the
-decision with its checks. Every text is escaped, because no part takes markup.
+A page is one file that works offline, without scripts, and in a width of 480 px. Its first screen
+shows the state, the chart of the AUC if there is one, and the decision with its checks. All text is
+escaped, because no block accepts markup.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,37 +17,37 @@ _TONES = {
     **dict.fromkeys(("fail", "block", "failed", "refused", "retrain", "rollback"), "fail"),
     **dict.fromkeys(("warn", "notify", "quarantine", "breach", "held", "inconclusive", "drifted"), "warn"),
 }
-"""Colour of a result's badge; others are neutral."""
+"""Colour of each result's badge. Other results are neutral."""
 
 
 class Text(PageBlock):
-    """A paragraph of texts, badges, links and code, one after the other."""
+    """A paragraph of texts, badges, links and code."""
 
     TEMPLATE = "text.html.j2"
 
     def __init__(self, *parts: object, soft: bool = False, identifier: str = "") -> None:
-        """Keep the parts; a soft paragraph is less prominent."""
+        """Initialize from the parts. A soft paragraph is less prominent."""
         self.parts, self.soft, self.identifier = parts, soft, identifier
 
 
 @dataclass(frozen=True)
 class Badge(PageBlock):
-    """A word on a coloured ground."""
+    """A word on a coloured background."""
 
     TEMPLATE: ClassVar[str] = "badge.html.j2"
     text: str
     severity: str = ""
-    """Word that decides the colour, such as `warn`; empty = the text itself."""
+    """Word that selects the colour, such as `warn`. Empty = the text itself."""
 
     @property
     def tone(self) -> str:
-        """The colour's name in the style sheet."""
+        """Name of the colour in the style sheet."""
         return _TONES.get(self.severity or self.text, "info")
 
 
 @dataclass(frozen=True)
 class Link(PageBlock):
-    """A link of a page to another one, or to a section."""
+    """A link to another page or to a section."""
 
     TEMPLATE: ClassVar[str] = "link.html.j2"
     text: str
@@ -56,12 +56,12 @@ class Link(PageBlock):
 
 @dataclass(frozen=True)
 class Strong(PageBlock):
-    """Text that stands out."""
+    """Emphasized text."""
 
     TEMPLATE: ClassVar[str] = "strong.html.j2"
     text: str
     tone: str = ""
-    """`worse` = what it says speaks against the model."""
+    """`worse` if the text is evidence against the model."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Code(PageBlock):
 
 @dataclass(frozen=True)
 class Preformatted(PageBlock):
-    """Lines that keep their breaks."""
+    """Text whose line breaks are kept."""
 
     TEMPLATE: ClassVar[str] = "preformatted.html.j2"
     text: str
@@ -90,19 +90,19 @@ class Bullets(PageBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class Banner(PageBlock):
-    """A state, or a warning, with a coloured edge."""
+    """A state or a warning, with a coloured edge."""
 
     TEMPLATE: ClassVar[str] = "banner.html.j2"
     text: str
     tone: str = ""
-    """`good`, `warn`, `bad`, or another word for neutral."""
+    """`good`, `warn` or `bad`. Other words are neutral."""
     items: Sequence[str] = ()
     identifier: str = ""
 
 
 @dataclass(frozen=True)
 class Tiles(PageBlock):
-    """Few numbers, each under its name."""
+    """A few numbers, each below its name."""
 
     TEMPLATE: ClassVar[str] = "tiles.html.j2"
     facts: Mapping[str, object]
@@ -110,7 +110,10 @@ class Tiles(PageBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class PageTable(PageBlock):
-    """A table; the first cell names its row. With more than three columns, rows become records in a narrow pane."""
+    """A table whose first cell names its row.
+
+    With more than three columns, each row becomes a record in a narrow window.
+    """
 
     TEMPLATE: ClassVar[str] = "table.html.j2"
     caption: str
@@ -121,7 +124,7 @@ class PageTable(PageBlock):
 
     @property
     def width(self) -> str:
-        """Class that says below which width rows become records."""
+        """CSS class for the width below which rows become records."""
         return "few" if len(self.head) <= 3 else "several" if len(self.head) <= 8 else "many"
 
 
@@ -136,25 +139,25 @@ class CheckRow:
 
     name: str
     value: float | str | None
-    """What was measured; None = it does not exist."""
+    """Measured value, or None if it is undefined."""
     interval: tuple[float, float] | None = None
-    """Its 95 % interval; None = it has none."""
+    """95 % interval of the value, or None."""
     limit: str | None = None
-    """What the value is compared with, such as `at least 0.6`; None = nothing."""
+    """Limit of the value, such as `at least 0.6`, or None."""
     result: str
-    """`pass`, `fail`, `inconclusive`, or the decider's own word."""
+    """`pass`, `fail`, `inconclusive`, or another word."""
     detail: str = ""
-    """What the numbers do not say, in a sentence about this check alone."""
+    """Sentence about this check that adds to its numbers."""
 
     @property
     def badge(self) -> Badge:
-        """The result on its colour."""
+        """Badge with the result."""
         return Badge(self.result)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checks(PageBlock):
-    """A decision as the table of its checks."""
+    """A decision as a table of its checks."""
 
     TEMPLATE: ClassVar[str] = "checks.html.j2"
     caption: str
@@ -163,7 +166,7 @@ class Checks(PageBlock):
 
 @dataclass(frozen=True)
 class Fold(PageBlock):
-    """Blocks that are shown on demand."""
+    """Blocks that are shown when the reader unfolds them."""
 
     TEMPLATE: ClassVar[str] = "fold.html.j2"
     summary: str
@@ -172,21 +175,21 @@ class Fold(PageBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """One column of the data: a chart, and what is known of it."""
+    """Chart and facts of one column of the data."""
 
     name: str
     badge: Badge | None
     is_moved: bool
-    """Whether it has to be looked at."""
+    """Whether the column's distribution moved."""
     texts: Sequence[str]
     chart: BarChart | None
     numbers: Fold | None
-    """The chart's numbers, for those who cannot see it."""
+    """Numbers of the chart, for readers who cannot see it."""
 
 
 @dataclass(frozen=True)
 class Cards(PageBlock):
-    """Cards side by side, as many as fit; `is_compared` = their charts have bars of earlier rows."""
+    """Cards side by side. `is_compared` says that their charts have bars of earlier rows."""
 
     TEMPLATE: ClassVar[str] = "cards.html.j2"
     cards: Sequence[Card]
@@ -201,9 +204,9 @@ def html_page(
     decision: str = "",
     refresh_seconds: int | None = None,
 ) -> str:
-    """Return the page: title and decision, the first screen, links to the sections, and the sections by name.
+    """Return the page: title and decision, first screen, links to the sections, and the sections.
 
-    A browser loads it again every `refresh_seconds`.
+    A browser reloads it every `refresh_seconds`.
     """
     drawn = {name.lower().replace(" ", "-").replace(",", ""): (name, blocks) for name, blocks in sections.items()}
     badge = Badge(decision) if decision else None
@@ -213,5 +216,8 @@ def html_page(
 
 
 def refusal_page(step: str, reason: str) -> str:
-    """Return the page of a step that refused before it had a report: Kubeflow shows an error for an absent one."""
+    """Return the page of a step that refused before it had a report.
+
+    Kubeflow shows an error if there is no page.
+    """
     return html_page(f"{step} refused", first=[Text(reason)], sections={}, decision="refused")

@@ -1,4 +1,4 @@
-"""Templates of pages: Jinja2 with escaping always on, read from the package's own files."""
+"""Templates of pages: Jinja2 with escaping always on. The templates are files of this package."""
 
 import re
 from importlib.resources import files
@@ -11,14 +11,14 @@ from evergreen.reports import formats
 _PACKAGE = files(__package__)
 STYLE = _PACKAGE.joinpath("style.css").read_text(encoding="utf-8")
 _BREAKABLE = 20
-"""Longest word that a cell must show in one line; a longer one, such as a URI, breaks anywhere."""
+"""Longest word that a cell shows in one line. A longer one, such as a URI, may break anywhere."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _LONG = 40
-"""Characters from which a cell takes a row of its own in a narrow pane."""
+"""Number of characters from which a cell gets a row of its own in a narrow window."""
 
 
 def _cell_class(value: object, is_number: bool) -> str:
-    """Return the classes that say how a cell wraps."""
+    """Return the CSS classes that control how a cell wraps."""
     text = value if isinstance(value, str) else ""
     classes = ["number"] if is_number else []
     classes += ["time"] if _TIME.fullmatch(text) else []
@@ -40,16 +40,16 @@ _ENVIRONMENT.globals["style"] = STYLE
 
 
 def render(template: str, **values: object) -> str:
-    """Return the text of a template with these values, each escaped unless it is a `PageBlock`."""
+    """Render a template. Values are escaped unless they are a `PageBlock`."""
     return _ENVIRONMENT.get_template(template).render(values)
 
 
 class PageBlock:
-    """A part of a page that its own template draws, wherever another template or a cell contains it."""
+    """A part of a page with its own template. Templates and cells can contain it."""
 
     TEMPLATE: ClassVar[str]
-    """File in the folder of templates, which reads the block as `block`."""
+    """Template file. It reads the block as `block`."""
 
     def __html__(self) -> str:
-        """Return the markup; Jinja2 calls this instead of escaping."""
+        """Return the markup. Jinja2 calls this method instead of escaping."""
         return render(self.TEMPLATE, block=self)

@@ -1,6 +1,7 @@
-"""Charts as inline SVG, drawn by templates: lines over time with events, and small bars.
+"""Charts as inline SVG from templates: lines over time with events, and small bars.
 
-Horizontal positions are shares of the width, so a chart fills its pane while its texts keep their size.
+Horizontal positions are percentages of the width. So a chart fills the window's width while its
+texts keep their size.
 """
 
 import math
@@ -11,22 +12,25 @@ from typing import ClassVar
 from evergreen.reports.rendering import PageBlock
 
 WIDTH, HEIGHT = 920, 300
-"""Size in pixels where nothing else gives one; a page stretches the chart to its own width."""
+"""Default size in pixels. A page stretches the chart to its own width."""
 LEFT = 50
 RIGHT = 14
 TOP = 42
 BOTTOM = 34
 MARK_ROWS = 3
-"""Rows above the chart for the names of events, which may be close together."""
+"""Text rows above the chart for event names, so that neighbouring names do not overlap."""
 STEPS = 1000
-"""Horizontal coordinates of the plot."""
+"""Number of horizontal coordinates of the plot."""
 SERIES = tuple(f"var(--series-{number})" for number in range(1, 9))
-"""Colours of lines, which the style sheet defines for light and dark."""
+"""Colours of lines. The style sheet defines them for light and dark mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a chart; None breaks it. With `low` and `high` (as long as `y`) a band is drawn behind it."""
+    """One line of a chart. A None value interrupts it.
+
+    If `low` and `high` are given, as long as `y`, a band is drawn behind the line.
+    """
 
     label: str
     color: str
@@ -63,7 +67,7 @@ class _DrawnMark:
 
     @property
     def anchor(self) -> str:
-        """Side of the line on which the name is; near the right edge it goes to the left."""
+        """Side of the line for the name. Near the right edge it is the left side."""
         return "end" if self.at > 80 else "start"
 
 
@@ -71,14 +75,14 @@ class _DrawnMark:
 class _DrawnLine:
     color: str
     band: str
-    """Points of the polygon between `low` and `high`; empty where they do not exist."""
+    """Points of the polygon between `low` and `high`. Empty if they are not given."""
     parts: Sequence[str]
-    """Points of the line's unbroken parts."""
+    """Points of each uninterrupted part of the line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineChart(PageBlock):
-    """A chart of lines, with its places computed."""
+    """A line chart with computed positions."""
 
     TEMPLATE: ClassVar[str] = "line_chart.html.j2"
     WIDTH: ClassVar[int] = WIDTH
@@ -106,9 +110,10 @@ def line_chart(
     from_zero: bool = False,
     x_unit: str = "s",
 ) -> LineChart | None:
-    """Return the chart, or None where there is no point to draw.
+    """Return the chart, or None if there is no point to draw.
 
-    `levels` are horizontal lines, (value, label); `x_unit` is written beside the numbers of the horizontal axis.
+    `levels` are horizontal lines, (value, label). `x_unit` is written beside the numbers of the
+    horizontal axis.
     """
     xs = [x for line in lines for x in line.x]
     ys = [y for line in lines for values in (line.y, line.low, line.high) for y in values if y is not None]
@@ -150,7 +155,7 @@ _Axis = Callable[[float], float]
 
 
 def _parts(line: Line, at_x: _Axis, at_y: _Axis) -> list[str]:
-    """Return the points of the line's unbroken parts."""
+    """Return the points of each uninterrupted part of the line."""
     parts: list[list[str]] = [[]]
     for x, y in zip(line.x, line.y):
         if y is None:
@@ -161,7 +166,7 @@ def _parts(line: Line, at_x: _Axis, at_y: _Axis) -> list[str]:
 
 
 def _band(line: Line, at_x: _Axis, at_y: _Axis) -> str:
-    """Return the points of the polygon between `low` and `high`, where both exist."""
+    """Return the points of the polygon between `low` and `high`, if both exist."""
     both = [(x, a, b) for x, a, b in zip(line.x, line.low, line.high) if a is not None and b is not None]
     above = [f"{at_x(x):.1f},{at_y(b):.1f}" for x, _, b in both]
     below = [f"{at_x(x):.1f},{at_y(a):.1f}" for x, a, _ in reversed(both)]
@@ -169,7 +174,7 @@ def _band(line: Line, at_x: _Axis, at_y: _Axis) -> str:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Return round numbers in [low, high], about so many.
+    """Return about `about` round numbers in [low, high].
 
     >>> ticks(0.583, 0.882, 5)
     [0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
@@ -183,12 +188,12 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One bar in front of another: shares of rows."""
+    """Two overlaid bars of row shares."""
 
     label: str
     now: float
     before: float | None
-    """None = there is nothing to compare with."""
+    """Share of the earlier rows, or None if there are none to compare with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,7 +207,10 @@ class _Rectangle:
 
 @dataclass(frozen=True, kw_only=True)
 class BarChart(PageBlock):
-    """Bars side by side, read out as `title`; those of before are wider, so shape tells them apart too."""
+    """Bars side by side, with `title` as their text for screen readers.
+
+    Bars of earlier rows are wider, so that they differ in shape and not only in colour.
+    """
 
     TEMPLATE: ClassVar[str] = "bar_chart.html.j2"
     WIDTH: ClassVar[int] = 280
@@ -212,7 +220,7 @@ class BarChart(PageBlock):
     bars: Sequence[Bar]
 
     def rectangles(self, place: int) -> list[_Rectangle]:
-        """Return the rectangles of one bar, the one behind first."""
+        """Return the rectangles of one bar, starting with the one in the background."""
         bar, step = self.bars[place], self.WIDTH / len(self.bars)
         top = max(max(each.now, each.before or 0.0) for each in self.bars) or 1.0
         shapes = []

@@ -94,7 +94,7 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     metadata = file.metadata
     if metadata.num_rows > MAX_ROWS_PER_BYTE * size + FREE_ROWS:
         raise ContractError(
-            f"{path} names {metadata.num_rows} rows in {size} bytes, expected at most {MAX_ROWS_PER_BYTE} a byte"
+            f"{path} states {metadata.num_rows} rows in {size} bytes, expected at most {MAX_ROWS_PER_BYTE} per byte"
         )
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)

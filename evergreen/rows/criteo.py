@@ -75,7 +75,7 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
         wanted = COLUMNS if labelled else COLUMNS[1:]
         if missing := [name for name in wanted if names.count(name.lower()) != 1]:
             raise ContractError(
-                f"{path} has a header that names {missing} not exactly once, expected every Criteo column"
+                f"{path} has a header that does not name {missing} exactly once, expected every Criteo column"
             )
         known = {name.lower(): name for name in COLUMNS}
         return CriteoRows(rows=rows, columns={known[n]: own for n, own in zip(names, rows.names) if n in known})

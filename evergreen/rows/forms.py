@@ -119,7 +119,7 @@ def click_log_files(path: Path) -> list[Path]:
         raise ContractError(f"{path} does not exist, expected a file of rows or a folder of them")
     others = passed_over(path)
     if others:
-        logger.warning("passed over %d files in %s that are no click logs: %s", len(others), path, others[:5])
+        logger.warning("skipped %d files in %s that are not click logs: %s", len(others), path, others[:5])
     files = [path / name for name in _visible_names(path) if name not in others]
     if not files:
         raise ContractError(
@@ -128,7 +128,7 @@ def click_log_files(path: Path) -> list[Path]:
         )
     unpacked = [file.with_suffix("") if file.suffix in (".gz", ".bz2", ".zst") else file for file in files]
     if twice := [file for file, each in zip(files, unpacked) if file != each and unpacked.count(each) > 1]:
-        raise ContractError(f"{twice[0]} is there unpacked, or packed otherwise, too, expected each row in one file")
+        raise ContractError(f"{twice[0]} also exists unpacked or in another compression, expected each row in one file")
     return sorted(files, key=lambda p: natural_key(p.name))
 
 
@@ -452,7 +452,7 @@ class FileReader:
             time_of_row = micros[at].as_py()
             if time_of_row > latest:
                 self.num_ahead += 1
-                expected = f"ahead of the clock, expected no time after {to_iso(latest)}"
+                expected = f"in the future, expected no time after {to_iso(latest)}"
             else:
                 expected = f"expected no time before {to_iso(EARLIEST)}"
             reasons[at] = f"{name} is {times[at].cast(pa.string())}, {expected}"
@@ -470,7 +470,7 @@ class FileReader:
         first, last = self.span
         said = f"{self.path}: rows from {to_iso(first)} to {to_iso(last)}"
         if first < USUAL:
-            logger.warning("%s, before 2000: data.time_format says how times are read if these are wrong", said)
+            logger.warning("%s, before 2000: if this is wrong, set data.time_format", said)
         else:
             logger.info("%s", said)
 

@@ -402,7 +402,7 @@ class _Splitter:
         done, rest_from = -1, len(self._lines)
         for line in np.flatnonzero(~self._is_record).tolist():
             if line > done:
-                end = self._odd_line(line)
+                end = self._irregular_line(line)
                 if end is None:
                     rest_from = line
                     break
@@ -477,8 +477,8 @@ class _Splitter:
             found[at] = here == names
             if here != names and sorted(here) == sorted(names):
                 raise ContractError(
-                    f"line {self._block.first_line + at} names the columns in another order than line 1: files with "
-                    "other orders of columns were joined, expected them apart"
+                    f"line {self._block.first_line + at} names the columns in another order than line 1, "
+                    "expected files with different orders of columns to be separate"
                 )
         return found
 
@@ -507,7 +507,7 @@ class _Splitter:
         self._is_kept |= longer
         return pc.replace_with_mask(lines, pa.array(longer), cut)
 
-    def _odd_line(self, line: int) -> int | None:
+    def _irregular_line(self, line: int) -> int | None:
         """Classify a line that is not a record by itself.
 
         Returns the last line that was classified, or None if more lines are needed.
@@ -522,11 +522,11 @@ class _Splitter:
         try:
             text = raw.decode()
         except UnicodeDecodeError as error:
-            return self._reject(line, line, f"byte {error.object[error.start]:#04x} is no UTF-8")
+            return self._reject(line, line, f"byte {error.object[error.start]:#04x} is not UTF-8")
         if "\0" in text:
-            return self._reject(line, line, "a zero byte stands in it")
+            return self._reject(line, line, "it has a zero byte")
         if "\r" in text.removesuffix("\n").removesuffix("\r"):
-            return self._reject(line, line, "a carriage return stands inside the line")
+            return self._reject(line, line, "it has a carriage return inside the line")
         if trimmed := self._without_trailing(text):
             return self._take(line, trimmed)
         text = text.replace("\r\n", "\n")
@@ -595,7 +595,7 @@ class _Splitter:
                 self._changed |= {i: self._lines[i].as_py() for i in range(line, end + 1)}
                 return end
             self._is_record[line : end + 1] = self._is_kept[line : end + 1] = False
-            return self._reject(line, end, "a quote opens here, and which one closes it cannot be told")
+            return self._reject(line, end, "a quote opens here, and its closing quote is ambiguous")
         if literal is not None:
             return self._take(line, literal)
         return self._reject(line, line, "a quote is not closed")

@@ -47,7 +47,7 @@ from evergreen.runtime.errors import ContractError
 
 @dataclass(frozen=True, kw_only=True)
 class RawParquet:
-    """One file in the raw schema."""
+    """Reader of one file in the raw schema."""
 
     path: Path
     features: Features
@@ -74,7 +74,7 @@ class RawParquet:
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
-        schema = file.schema_arrow  # computed again at each access, as are its names
+        schema = file.schema_arrow  # pyarrow computes it again at each access
         not_asked = {*schema.names, *SERVED_BY, WEIGHT}
         absent = [name for name in self._names if name not in not_asked]
         if missing := [name for name in absent if name not in self.features.names]:

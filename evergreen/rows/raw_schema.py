@@ -147,7 +147,7 @@ def _is_number(found: Any) -> bool:
 
 logger = logging.getLogger(__name__)
 
-JUDGED_FROM_ROWS = 10_000
+CHECKED_FROM_ROWS = 10_000
 """Minimum rows for checking a file while it is read, so that a bad file stops the step early. Every
 file is also checked at its end."""
 NUM_EXAMPLES = 3
@@ -285,8 +285,8 @@ class MalformedRows:
         """
         counts = self._counts.setdefault(path, _FileCounts())
         counts.num_rows += num_rows
-        if counts.num_rows >= JUDGED_FROM_ROWS:
-            self._judge_file(path, counts)
+        if counts.num_rows >= CHECKED_FROM_ROWS:
+            self._check_file(path, counts)
 
     def judge(self) -> None:
         """Check every file that was read.
@@ -301,14 +301,14 @@ class MalformedRows:
         """
         for path, counts in self._counts.items():
             try:
-                self._judge_file(path, counts)
+                self._check_file(path, counts)
             except ContractError as error:
                 self.add_unfit(path, error)
             if counts.num_malformed:
                 logger.warning("%s: %d of %d rows are malformed", path, counts.num_malformed, counts.num_rows)
         self.report_unfit()
         for feature in sorted(frozenset().union(*(absent for _, absent in self._absent.values()))):
-            self._judge_absence(feature)
+            self._check_absence(feature)
         self.report_unfit()
 
     def report_unfit(self) -> None:
@@ -320,15 +320,15 @@ class MalformedRows:
         if self._unfit:
             raise UnfitFiles(self._unfit)
 
-    def _judge_absence(self, feature: str) -> None:
+    def _check_absence(self, feature: str) -> None:
         without = {path: day for path, (day, absent) in self._absent.items() if feature in absent}
         with_it = [day for path, (day, _) in self._absent.items() if path not in without]
         last = max(without, key=lambda path: without[path])
         if not with_it:
             others = f" and {len(without) - 1} other files" if len(without) > 1 else ""
             raise ContractError(
-                f"{self._named(last)}{others} lack the column {feature}, expected it in one file of the window at "
-                "least: ingest rows that have it, or remove it from the recommender's features and accept that"
+                f"{self._named(last)}{others} lack the column {feature}, expected it in at least one "
+                "file of the window: ingest rows with it, or accept a recommender without it"
             )
         if without[last] > min(with_it):
             for path in [path for path, day in without.items() if day > min(with_it)]:
@@ -337,12 +337,12 @@ class MalformedRows:
             return
         logger.warning("%d of %d files lack the column %s", len(without), len(self._absent), feature)
 
-    def _judge_file(self, path: Path, counts: _FileCounts) -> None:
+    def _check_file(self, path: Path, counts: _FileCounts) -> None:
         if counts.num_malformed > self._max_fraction * counts.num_rows:
             share = counts.num_malformed / max(counts.num_rows, 1)
             raise ContractError(
                 f"{path}: {counts.num_malformed} of {counts.num_rows} rows are malformed ({share:.2%}), expected at "
-                f"most {self._max_fraction:.2%}; first: {'; '.join(counts.examples)}; correct them, or allow more by "
+                f"most {self._max_fraction:.2%}; first: {'; '.join(counts.examples)}; correct them, or raise "
                 "extraction.max_malformed_fraction"
             )
 
@@ -439,8 +439,8 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
 def whole_numbers(values: Any) -> Any:
     """Return the values of a feature of type `int64` as a lake stores them (Arrow int64).
 
-    A truth value, and a number that needs 64 unsigned bits, is stored as its category. The category
-    of a category is itself.
+    A truth value, and a number that needs 64 unsigned bits, is stored as its category. A stored
+    category does not change when it is converted again.
 
     Raises:
         pa.ArrowException: As in `texts`.
@@ -509,7 +509,7 @@ def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
     if pa.types.is_fixed_size_list(values.type):
         values = values.cast(pa.list_(values.type.value_type))
     if not is_list(values.type):
-        raise pa.ArrowTypeError("they are no lists")
+        raise pa.ArrowTypeError("the values are not lists")
     elements = convert(values.flatten())
     list_of = np.repeat(np.arange(len(values)), raw_rows.list_lengths(values))
     is_there = elements.is_valid().to_numpy(zero_copy_only=False)

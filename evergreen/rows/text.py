@@ -1,7 +1,7 @@
 """Files of delimited text and of JSON lines, split into columns by DuckDB.
 
-`lines` first decides which lines form a record, so that DuckDB gets only complete records. It must
-return equally many rows, and any other number is an error. A column of JSON lines is text too: a
+`lines` first decides which lines form a record, so that DuckDB gets only complete records. If
+DuckDB returns another number of rows, an error is raised. A column of JSON lines is text too: a
 number as it is written, a list in brackets.
 """
 
@@ -145,15 +145,15 @@ class _Parser:
             ) from error
         if found.num_rows != num_rows:
             raise ContractError(
-                f"{self._rows.path} has {num_rows} records from line {int(records.numbers[0])} on, of which "
-                f"{found.num_rows} were read: which are lost is not known, so none is taken"
+                f"{self._rows.path} has {num_rows} records from line {int(records.numbers[0])} on, but "
+                f"{found.num_rows} were parsed, expected as many"
             )
         numbers = records.numbers
         if self._rows.is_json:
             valid = np.asarray(found.column("valid").to_numpy(zero_copy_only=False), bool)
             for number in numbers[~valid].tolist():
                 text = records.texts.of(number)
-                rejected.append(Rejected(number, "no JSON object stands in the line", text))
+                rejected.append(Rejected(number, "the line has no JSON object", text))
             rejected.sort()
             counts.rows, counts.rejected = int(valid.sum()), counts.rejected + int((~valid).sum())
             found, numbers = found.filter(pa.array(valid)).drop_columns(["valid"]), numbers[valid]

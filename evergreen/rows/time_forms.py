@@ -158,7 +158,7 @@ def find_form(column: Any, *, now: float, name: str) -> str:
     most = max(num_fitting.values())
     fitting = [form for form, num in num_fitting.items() if num == most >= FITTING_SHARE * len(numbers)]
     digits = [form for form in fitting if form.startswith("Y")]
-    # Counts can be valid digits by chance: often if they span a minute, hardly ever if they span a
+    # Counts are valid digits by chance: often if they span a minute, hardly ever if they span a
     # day.
     is_sure = len({number[0] // 100 for number in numbers if number is not None}) >= _SURE_HUNDREDS
     if len(digits) == 1 and (is_sure or len(fitting) == 1):
@@ -167,11 +167,11 @@ def find_form(column: Any, *, now: float, name: str) -> str:
         return fitting[0]
     example = f"{name} is {values[0]!r}"
     if fitting:
-        raise ContractError(f"{example}, which can be {' or '.join(fitting)}: say which by data.time_format")
+        raise ContractError(f"{example}, which can be {' or '.join(fitting)}, expected data.time_format to name one")
     spans = _spans_of(texts, numbers)
     raise ContractError(
-        f"{example}, which is no time between 1990 and tomorrow{spans}; expected ISO 8601 such as "
-        f"2026-01-31T00:00:00Z, or one of {', '.join(FORMS)}, by data.time_format where the times are meant so"
+        f"{example}, which is not a time between 1990 and tomorrow{spans}; expected ISO 8601 such as "
+        f"2026-01-31T00:00:00Z, or data.time_format set to one of {', '.join(FORMS)}"
     )
 
 

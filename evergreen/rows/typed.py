@@ -64,7 +64,7 @@ class ParquetRows:
         with _reading(path), _connected() as connection:
             found = connection.execute(f"DESCRIBE SELECT * FROM {_table(path)}").fetchall()
         if len(found) != len(names):
-            raise ContractError(f"{path} has {len(names)} columns, of which DuckDB reads {len(found)}")
+            raise ContractError(f"{path} has {len(names)} columns, but DuckDB reads {len(found)}, expected as many")
         return cls(path=path, names=tuple(names), _own=tuple(name for name, *_ in found))
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:

@@ -63,8 +63,8 @@ def expect_few(unfit: Sequence[QuarantinedFile], num_fit: int, *, what: str, max
     if len(unfit) > max_fraction * num_files:
         raise ContractError(
             f"{len(unfit)} of {num_files} files {what} are unfit to read ({len(unfit) / num_files:.2%}), expected at "
-            f"most {max_fraction:.2%} (extraction.max_quarantined_file_fraction); the first: {unfit[0].reason}; mend "
-            "them, remove them, or allow more"
+            f"most {max_fraction:.2%} (extraction.max_quarantined_file_fraction); the first: {unfit[0].reason}; fix or "
+            "remove them, or allow more"
         )
 
 

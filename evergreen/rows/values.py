@@ -293,7 +293,7 @@ def _categories_of_typed(column: Any) -> Any:
 
 CATEGORIES = ValueRule(
     type=pa.int64(),
-    expected="a whole number of 64 bits, without zeros before it and exact, or nothing (`type: string` takes any text)",
+    expected="a whole number of 64 bits, exact and without leading zeros, or nothing (`type: string` takes any text)",
     of_text=_categories_of_text, of_typed=_categories_of_typed,
 )  # fmt: skip
 
@@ -355,7 +355,7 @@ class ListRule:
     @property
     def expected(self) -> str:
         """See `ValueRule.expected`."""
-        return f"elements with {self.separator!r} between, or in JSON brackets, each {self.element.expected}"
+        return f"elements separated by {self.separator!r} or in JSON brackets, each {self.element.expected}"
 
     is_required = False
 

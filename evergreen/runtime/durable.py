@@ -134,7 +134,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 def append_record(path: Path, record: Any) -> None:
-    """Append the dataclass `record` to `path` as one line of JSON with its checksum, and flush it to disk."""
+    """Append `record` to `path` as one line of JSON with its checksum, and flush it to disk."""
     append_line(path, _with_checksum(json.dumps(asdict(record))))
 
 
@@ -199,7 +199,8 @@ def _without_checksum(line: bytes) -> bytes:
         return line
     if not _has_checksum(line):
         raise ValueError(
-            f"its crc32 is {_digits(head).decode()}, expected {tail[:8].decode(errors='replace')}: the line was "
+            f"its crc32 is {_digits(head).decode()}, expected {tail[:8].decode(errors='replace')}: "
+            "the line was "
             "corrupt, or edited without removing its key crc32"
         )
     return head + _END

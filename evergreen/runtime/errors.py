@@ -22,7 +22,7 @@ class PermanentError(Exception):
 
 
 class Refused(Exception):
-    """The input is valid and the answer is no, by a gate, a check or a person's earlier decision."""
+    """The input is valid and the answer is no, by a gate, a check or a person's decision."""
 
 
 class Preempted(Exception):

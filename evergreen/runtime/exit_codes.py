@@ -1,8 +1,8 @@
 """Exit codes of every command, and the only translation of exceptions into messages and codes.
 
 The `main` function of a command has the decorator `exits_with_code` and raises exceptions. It
-formats no error itself. The code that finds an error chooses its exception (`runtime.errors`).
-docs/pipeline.md has the table of codes for users.
+formats no error itself. The code that finds an error chooses its exception
+(`evergreen.runtime.errors`). docs/pipeline.md has the table of codes for users.
 """
 
 import atexit

@@ -1,7 +1,6 @@
-"""What command lines share: the parser and its help, the flags of a step, who asks.
+"""Shared parts of all commands: the parser with its help, the flags of a step, and the user's name.
 
-Joins every command. A command of another room replaces `evergreen`'s process, so no parser
-can tell from the process by which name it was typed. Nobody is authenticated by the name of who asks.
+The name of the user is not authenticated.
 """
 
 import argparse
@@ -15,28 +14,34 @@ from typing import Any
 
 @functools.cache
 def examples() -> list[str]:
-    """A line for each command, such as a person types; the first that a parser's name begins is that parser's."""
+    """Return the example command lines.
+
+    Each parser shows the first one that begins with its name.
+    """
     return Path(__file__).with_name("examples.txt").read_text().splitlines()
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose help tells defaults and ends with an example; subcommands have such parsers too."""
+    """An `ArgumentParser` whose help shows defaults and an example, also for subcommands."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **{"formatter_class": _WithDefaults, **named})
 
     @property
     def example(self) -> str:
-        """The line of `examples` that shows this command, or one of its subcommands."""
+        """First line of `examples` for this command or one of its subcommands.
+
+        Empty if there is none.
+        """
         return next((line for line in examples() if f"{self.prog} " in f"{line} "), "")
 
     def format_help(self) -> str:
-        """See `argparse`."""
+        """Return the help text with the example at its end."""
         return super().format_help() + (f"\nexample: {self.example}\n" if self.example else "")
 
 
 class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Adds a flag's default to its help, where it has one that says something and the help does not tell it."""
+    """Formatter that appends a flag's default, unless it is empty or the help text mentions it."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_telling = action.default not in (None, "", (), []) and action.default is not False
@@ -44,7 +49,7 @@ class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
 
 
 def run_flags(**values: object) -> list[str]:
-    """The command line that gives a step these values; each flag is named as its value, with hyphens.
+    """Return the command-line flags of a step. Each flag has the name of its value, with hyphens.
 
     >>> run_flags(run="r 1", batch_size=2048)
     ['--run=r 1', '--batch-size=2048']
@@ -53,7 +58,10 @@ def run_flags(**values: object) -> list[str]:
 
 
 def whoami() -> str:
-    """user@host of this process; the user's number where it has no name, as in a container."""
+    """Return `user@host` of this process.
+
+    The user's number replaces a missing name, as in a container.
+    """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

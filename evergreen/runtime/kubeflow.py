@@ -1,9 +1,10 @@
-"""One Kubeflow Pipelines server: connect to it, find what is on it, start and end runs.
+"""Client of one Kubeflow Pipelines server: find its objects, and start and end runs.
 
-The monitor's trigger, `evergreen submit` and a trial of a search use it. Every request ends in time (kfp's client sets
-no timeout and waits forever on a server that accepts and never answers), and every failure is one of `runtime.errors`.
-When a run is due is the monitor's decision; uploads and schedules are `pipelines.submit`'s. kfp is imported when a
-connection is made, so that a program that only needs the names below does not load it.
+The monitor's trigger, `evergreen submit` and the trials of a search use it. Every request has a
+timeout, while kfp's own client waits forever for a server that never answers. Every failure is an
+error of `evergreen.runtime.errors`. The monitor decides when to start a run, and `pipelines.submit`
+uploads pipelines and creates schedules. kfp is imported when a connection is made, so that programs
+that need only the names below do not load it.
 """
 
 import json
@@ -29,19 +30,22 @@ logger = logging.getLogger(__name__)
 PIPELINE_NAME = "evergreen-retraining"
 """Name of the uploaded pipeline."""
 EXPERIMENT = "evergreen-retraining"
-"""The monitor starts no run while another run of the same experiment is active."""
+"""Name of the experiment. The monitor starts no run while another run of this experiment is
+active."""
 SERVICE_ACCOUNT = "evergreen-pipeline"
-"""Kubernetes service account of the steps' pods, made by `k8s/base/pipelines`."""
+"""Kubernetes service account of the steps' pods. `k8s/base/pipelines` creates it."""
 POD_NAME, POD_UID = "EVERGREEN_POD_NAME", "EVERGREEN_POD_UID"
-"""Variables with a step's own pod, where the step makes what must not outlive it."""
+"""Environment variables with the name and UID of a step's own pod. Objects that must not outlive
+the pod are owned by it."""
 TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")
 ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _TEMPORARY_STATUSES = (401, 403, 408, 409, 429)
-"""Beside those from 500 on: a token is rotated, rights are granted, and a conflict is over at the next attempt."""
+"""Temporary statuses in addition to those from 500 on. A token may be rotated, rights may be
+granted, and a conflict may be over at the next attempt."""
 _REFUSALS = re.compile("ResourceNotFoundError|Invalid input error")
-"""Texts of answers that no repetition changes, whatever their status."""
+"""Texts of permanent errors, whatever their status."""
 _PAGE = 100
 
 
@@ -52,35 +56,35 @@ class PipelineVersion:
     pipeline_id: str
     version_id: str
     name: str = ""
-    """For people; empty where only the id is known."""
+    """Display name. Empty if only the id is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailedRun:
-    """A run that Kubeflow calls failed."""
+    """A run with the state FAILED in Kubeflow."""
 
     name: str
-    """Kubeflow's, which other runs may have too."""
+    """Display name, which other runs may have too."""
     run_id: str
     text: str
-    """Kubeflow's words for its end: state, failed tasks, message."""
+    """How the run ended according to Kubeflow: state, failed tasks, message."""
     link: str
-    """Address of its page."""
+    """Address of the run's page."""
 
 
 class KubeflowServer:
-    """A connection; the constructor calls nobody.
+    """A connection to a server. The constructor sends no request.
 
     Args:
         host: Address of the KFP API, such as `http://localhost:8888`.
-        namespace: Namespace of a multi-user installation; empty on a single-user one, which refuses any.
-        token_file: File of the token to show, read anew at each request; empty = kfp's own variable, else where a pod's
-            projected token is mounted, if it is; else none is shown, as a single-user installation wants.
-        timeout_seconds: To connect and to read, of each request.
+        namespace: Namespace in a multi-user installation. Must be empty in a single-user one.
+        token_file: File with the token, read again for each request. If empty, the file is that of
+            kfp's own variable, or the pod's projected token. If that file is absent, no token is
+            sent, as a single-user installation expects.
+        timeout_seconds: Timeouts of each request for connecting and for reading.
 
-    Every method raises:
-        TemporaryError: the server does not answer, is in trouble, or does not accept the token now.
-        PermanentError: it refused.
+    Every method raises: TemporaryError: the server does not answer, reports an error of its own, or
+    does not accept the token now. PermanentError: the server refused the request.
 
     Raises:
         ContractError: `token_file` is given and absent.
@@ -102,22 +106,23 @@ class KubeflowServer:
         credentials = ServiceAccountTokenVolumeCredentials(path) if token_file or os.path.exists(path) else None
         self.host, self.namespace = host, namespace
         with self.requests(), warnings.catch_warnings():
-            # "only works with v2.0.0-beta.2 and later", at every start.
+            # kfp warns at every start that it "only works with v2.0.0-beta.2 and later".
             warnings.simplefilter("ignore", FutureWarning)
-            # Without a namespace, or with its own default ("kubeflow"), the constructor asks the server at once.
+            # Without a namespace, or with its default ("kubeflow"), the constructor sends a
+            # request.
             self.client = Client(host=host, namespace="unset", credentials=credentials)
         self.client._context_setting["namespace"] = namespace
         rest = self.client._run_api.api_client.rest_client
         rest.request = partial(_request_with_timeout, rest.request, timeout_seconds)
-        # urllib3 would try three more times and so wait four times as long.
+        # By default urllib3 tries three more times, which makes the wait four times as long.
         rest.pool_manager.connection_pool_kw["retries"] = 0
 
     @contextmanager
     def requests(self, action: str = "") -> Iterator[None]:
-        """Translates what kfp's client raises inside, and sends the links that it prints to standard error.
+        """Translate the errors of kfp's client, and redirect its printed links to standard error.
 
         Args:
-            action: Begins the error's message.
+            action: Beginning of the error's message.
         """
         import urllib3.exceptions
         from kfp_server_api.exceptions import ApiException
@@ -128,11 +133,11 @@ class KubeflowServer:
             with redirect_stdout(sys.stderr):
                 yield
         except (TemporaryError, PermanentError) as error:
-            # Of a method that was called inside, and is translated already.
+            # A nested call has translated the error already. Only the action is added.
             raise type(error)(f"{prefix}{error}") from error
         except ApiException as error:
             temporary = not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
-            # The server answers 500, code 13, to a version that was deleted and to a request that is wrong.
+            # The server answers 500, code 13, for a deleted version and for an invalid request.
             temporary = temporary and not _REFUSALS.search(str(error.body or ""))
             text = f"{server} answered {error.status} {error.reason}: {str(error.body or '')[:300]}"
             raise (TemporaryError if temporary else PermanentError)(text) from error
@@ -142,19 +147,19 @@ class KubeflowServer:
             raise PermanentError(f"{server}: {error}") from error
 
     def health(self) -> tuple[bool, datetime | None]:
-        """Return whether the installation has several users, and the server's time, where it tells one."""
+        """Return whether the installation is multi-user, and the server's time or None."""
         with self.requests():
             answer, _, headers = self.client._healthz_api.healthz_service_get_healthz_with_http_info()
             date = headers.get("Date")
             return bool(answer.multi_user), parsedate_to_datetime(date) if date else None
 
     def experiment_id(self, name: str) -> str:
-        """Id of the experiment, which is created if it is absent."""
+        """Return the id of the experiment, and create the experiment if it is absent."""
         with self.requests():
             return str(self.client.create_experiment(name, namespace=self.namespace or None).experiment_id)
 
     def find_experiment(self, name: str) -> str | None:
-        """Id of the experiment; None if it is absent."""
+        """Return the id of the experiment, or None if it is absent."""
         with self.requests():
             try:
                 return str(self.client.get_experiment(None, name, self.namespace or None).experiment_id)
@@ -164,14 +169,14 @@ class KubeflowServer:
                 return None
 
     def find_pipeline(self, name: str) -> str | None:
-        """Id of the uploaded pipeline of that display name; None if it is absent.
+        """Return the id of the uploaded pipeline with this display name, or None.
 
-        The client's own search by name leaves the namespace out, and so finds shared pipelines only.
+        The client's own search by name omits the namespace, so it finds only shared pipelines.
 
         Raises:
-            PermanentError: several have the name.
+            PermanentError: several pipelines have the name.
         """
-        # The client sends an empty namespace too, and a single-user server refuses that.
+        # The client would also send an empty namespace, which a single-user server refuses.
         scope = {"namespace": self.namespace} if self.namespace else {}
         with self.requests():
             found = self.client.list_pipelines(filter=_filter_by_name(name), **scope).pipelines or []
@@ -180,16 +185,16 @@ class KubeflowServer:
         return str(found[0].pipeline_id) if found else None
 
     def find_version(self, pipeline_id: str, name: str) -> Any | None:
-        """The version of that display name; None if it is absent."""
+        """Return the version with this display name, or None if it is absent."""
         with self.requests():
             answer = self.client.list_pipeline_versions(pipeline_id, filter=_filter_by_name(name))
         return answer.pipeline_versions[0] if answer.pipeline_versions else None
 
     def newest_version(self, pipeline_id: str) -> PipelineVersion | None:
-        """Return the version that was uploaded last; None if there is none.
+        """Return the version that was uploaded last, or None if there is none.
 
-        The server's times have whole seconds. Of several in the last one those of `evergreen submit` come first: a
-        pipeline is made together with a version of its own name.
+        The server's times have a resolution of one second. Among versions of the same second, one
+        from `evergreen submit` wins, because a new pipeline also gets a version of its own name.
         """
         with self.requests():
             answer = self.client.list_pipeline_versions(pipeline_id, page_size=_PAGE, sort_by="created_at desc")
@@ -201,16 +206,16 @@ class KubeflowServer:
         return PipelineVersion(pipeline_id, str(newest.pipeline_version_id), str(newest.display_name))
 
     def find_runs(self, experiment_id: str, *, name: str) -> list[Any]:
-        """The experiment's runs of that display name."""
+        """Return the experiment's runs with this display name."""
         return self._list_all("runs", experiment_id, _filter_by_name(name))
 
     def active_runs(self, experiment_id: str) -> list[Any]:
-        """The experiment's runs that have not ended."""
+        """Return the experiment's runs that have not ended."""
         predicate = {"operation": "IN", "key": "state", "stringValues": {"values": list(ACTIVE_STATES)}}
         return self._list_all("runs", experiment_id, json.dumps({"predicates": [predicate]}))
 
     def find_schedules(self, experiment_id: str, *, name: str) -> list[Any]:
-        """The experiment's recurring runs of that display name."""
+        """Return the experiment's recurring runs with this display name."""
         return self._list_all("recurring_runs", experiment_id, _filter_by_name(name))
 
     def start_run(
@@ -230,7 +235,7 @@ class KubeflowServer:
             name: Name in Kubeflow's list. Other runs may have it too.
             source: Compiled file, or uploaded version.
             parameters: Parameters of the pipeline that differ from their defaults.
-            service_account: Service account of the steps' pods; empty = the server's own choice.
+            service_account: Service account of the steps' pods. Empty = the server's own choice.
             description: Text for people, on the run's page.
         """
         with self.requests(), self._described(description):
@@ -245,7 +250,10 @@ class KubeflowServer:
 
     @contextmanager
     def _described(self, description: str) -> Iterator[None]:
-        """Gives runs that are created inside this description: kfp's client has no argument for it."""
+        """Set this description on runs that the body creates.
+
+        kfp's client has no argument for it.
+        """
         api = self.client._run_api
         create = api.run_service_create_run
 
@@ -260,7 +268,7 @@ class KubeflowServer:
             del api.run_service_create_run
 
     def failed_runs(self, experiment_id: str, *, among: int) -> list[FailedRun]:
-        """Return the failed runs among the newest of an experiment, newest first."""
+        """Return the failed runs among the `among` newest runs of an experiment, newest first."""
         with self.requests():
             answer = self.client.list_runs(experiment_id=experiment_id, page_size=among, sort_by="created_at desc")
         return [
@@ -270,16 +278,16 @@ class KubeflowServer:
         ]
 
     def get_run(self, run_id: str) -> Any:
-        """The run as the server describes it now."""
+        """Return the run as the server describes it now."""
         with self.requests():
             return self.client.get_run(run_id)
 
     def link_to(self, run_id: str) -> str:
-        """Address of the run's page, where `host` serves the pages too."""
+        """Return the address of the run's page, if `host` also serves the pages."""
         return f"{self.host.rstrip('/')}/#/runs/details/{run_id}"
 
     def terminate_run(self, run_id: str) -> None:
-        """Asks the server to cancel the run."""
+        """Request that the server cancels the run."""
         with self.requests():
             self.client.terminate_run(run_id)
 
@@ -305,10 +313,10 @@ def wait(
     poll_seconds: float = 15.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Any:
-    """Wait until the run has ended, and return it as the server describes it then.
+    """Wait until the run has ended, and return the server's description of it.
 
-    KFP calls a run successful whose gate refused the model. kfp's own waiting does not know CANCELED
-    (kubeflow/pipelines issue 14473) and would wait forever.
+    KFP reports success for a run whose gate refused the model. kfp's own function for waiting does
+    not know CANCELED (kubeflow/pipelines issue 14473) and would wait forever.
 
     Args:
         server: Kubeflow Pipelines server of the run.
@@ -318,8 +326,8 @@ def wait(
         sleep: Function that pauses.
 
     Raises:
-        PermanentError: There is no such run.
-        TemporaryError: The run is active after `seconds`. It continues.
+        PermanentError: there is no such run.
+        TemporaryError: the run is active after `seconds`. It continues.
     """
     deadline = time.monotonic() + seconds
     state = "not known yet"
@@ -342,13 +350,15 @@ def wait(
 _GROUPS = re.compile(
     r"executor|root|(exit-handler|condition|for-loop)-\d+(\.onExit)?|.*\(\d+\)|" + PIPELINE_NAME + "-[a-z0-9]+"
 )
-"""Names of tasks that are no step and no driver: groups of tasks, their tries, and the workflow."""
+"""Names of tasks that are neither a step nor a driver: groups of tasks, tries of a task, and the
+workflow."""
 
 
 def describe_end(run: Any) -> str:
-    """Return what Kubeflow tells of a run that ended: its state, the tasks that failed, a message.
+    """Return how an ended run ended according to Kubeflow: state, failed tasks, message.
 
-    A run whose first pod could not be created has no message. Only a step's pod is named `executor`.
+    A run whose first pod could not be created has no message. Only the pod of a step is named
+    `executor`.
     """
     tasks = (run.run_details.task_details if run.run_details else None) or []
     failed = sorted({str(task.display_name) for task in tasks if task.state == "FAILED"})
@@ -365,7 +375,7 @@ def describe_end(run: Any) -> str:
 
 
 def source_arguments(source: Path | PipelineVersion) -> dict[str, str]:
-    """The arguments by which kfp's client takes a compiled file or an uploaded version."""
+    """Return the arguments of kfp's client for a compiled file or an uploaded version."""
     if isinstance(source, PipelineVersion):
         return {"pipeline_id": source.pipeline_id, "version_id": source.version_id}
     return {"pipeline_package_path": str(source)}

@@ -37,7 +37,7 @@ def show(text: str, file: TextIO | None = None) -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Log formatter that writes one line per record, followed by the indented lines of a traceback."""
+    """Log formatter that writes one line per record, followed by an indented traceback."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Return the line."""
@@ -69,7 +69,11 @@ FORMATS = (TEXT, JSON)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a record: `time` (ISO 8601 UTC), `severity`, `logger`, `message`, `exception` if any."""
+    """Log formatter that writes one JSON object per record.
+
+    Its fields are `time` (ISO 8601 UTC), `severity`, `logger`, `message`, and `exception` if there
+    is one.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""

@@ -89,7 +89,8 @@ def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Work
             yield Workers(partial(_run_all, client=client, shared=shared), SHARES_PER_THREAD * threads)
         except KilledWorker as error:
             raise TemporaryError(
-                f"workers of Dask scheduler {scheduler} were killed: {first_line(error)}; smaller partitions take less "
+                f"workers of Dask scheduler {scheduler} were killed: {first_line(error)}; smaller "
+                "partitions take less "
                 "memory"
             ) from error
 
@@ -128,7 +129,8 @@ def _client(scheduler: str) -> Iterator[Any]:
         client = Client(scheduler, timeout=CONNECT_SECONDS)
     except (ValueError, TypeError) as error:
         raise ContractError(
-            f"dask_scheduler is {scheduler!r} ({first_line(error)}), expected an address such as tcp://host:8786, or "
+            f"dask_scheduler is {scheduler!r} ({first_line(error)}), expected an address such as "
+            "tcp://host:8786, or "
             "nothing for this process"
         ) from error
     except OSError as error:

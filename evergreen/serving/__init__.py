@@ -1,4 +1,4 @@
-"""A model as Triton serves it: one ONNX graph, its parity, the model repository, the servers and a release.
+"""Serving in Triton: ONNX graph of a model, parity check, model repository, servers, release.
 
-The deployment step releases with it, and the controller takes releases back with it.
+The deployment step releases models with it, and the controller rolls releases back with it.
 """

@@ -1,7 +1,7 @@
-"""A canary's beginning and end: it is started beside the live version, grows by the plan, and is unloaded.
+"""Start and unload a canary beside the live version.
 
-The deployment step starts one. When it grows, and when it ends, is decided by `controller.canary.steps`, which also
-tells the order of the writes.
+The deployment step starts a canary. `controller.canary.steps` decides when it grows and when it
+ends, and describes the order of the writes.
 """
 
 import logging

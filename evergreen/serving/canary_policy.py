@@ -278,7 +278,8 @@ def judge_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str
     p_value = sequential_binomial(int(canary.failure), int(canary.requests), allowed)
     if p_value < policy.error_alpha:
         reason = (
-            f"{canary.failure:.0f} of {canary.requests:.0f} requests failed, expected at most {allowed:.2%} "
+            f"{canary.failure:.0f} of {canary.requests:.0f} requests failed, expected at most "
+            f"{allowed:.2%} "
             f"(stable's rate and a margin; p-value {p_value:.2g})"
         )
         decision = replace(decision, action=ABORT, reason=reason)
@@ -296,7 +297,8 @@ def _evaluate_latency(counts: BothCounts, policy: CanaryPolicy) -> CountsDecisio
     if ratio > policy.max_latency_ratio:
         action = ABORT
         reason = (
-            f"mean time in the model is {canary.mean_ms:.3g} ms, {ratio:.2f} times stable's {stable.mean_ms:.3g} ms, "
+            f"mean time in the model is {canary.mean_ms:.3g} ms, {ratio:.2f} times stable's "
+            f"{stable.mean_ms:.3g} ms, "
             f"expected at most {policy.max_latency_ratio} times"
         )
         if timed < enough:

@@ -153,7 +153,7 @@ def open_graph(graph: Path) -> Any:
     Raises:
         ContractError: ONNX Runtime rejects the graph, or `model.data` is absent or too short.
             Corruption that keeps the size is detected only by the graph's hash
-            (`registry.models.graph_sha256`).
+            (`evergreen.registry.models.graph_sha256`).
     """
     onnxruntime = silent_onnxruntime()
     options = onnxruntime.SessionOptions()
@@ -204,7 +204,9 @@ def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, source: str) 
     if not differences[worst] <= TOLERANCE:
         got, expected = scores[worst], rows.expected[worst]
         raise ContractError(
-            f"{source} differs from the training-side score by {differences[worst]:.3g} at row {worst} "
-            f"({got:.7f} instead of {expected:.7f}), expected at most {TOLERANCE:g}; the row is {rows.values(worst)}"
+            f"{source} differs from the training-side score by {differences[worst]:.3g} at row "
+            f"{worst} "
+            f"({got:.7f} instead of {expected:.7f}), expected at most {TOLERANCE:g}; the row is "
+            f"{rows.values(worst)}"
         )
     return float(differences[worst])

@@ -176,13 +176,15 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
     """
     if (verdict.decision != PASS or override is not None) and (canary := canary_at_work(site.store)):
         raise Refused(
-            f"version {canary.version} is a running canary, expected a candidate that passes the gate, or the "
+            f"version {canary.version} is a running canary, expected a candidate that passes the "
+            "gate, or the "
             "canary released or ended first"
         )
     blocked = promotion_journal.blocked_models(site.store)
     if override is None and (line := blocked.get(verdict.candidate_model_id)) is not None:
         raise Refused(
-            f"model {verdict.candidate_model_id} was rolled back at {line.time} ({line.reason}), expected another "
+            f"model {verdict.candidate_model_id} was rolled back at {line.time} ({line.reason}), "
+            "expected another "
             "model, or a promotion with --override"
         )
     live = site.live
@@ -190,14 +192,17 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
         live_model = live.model_id if live else None
         if verdict.champion_model_id != live_model:
             raise StaleVerdict(
-                f"model {verdict.candidate_model_id} was compared with {verdict.champion_model_id or 'no champion'}, "
-                f"but {live_model or 'nothing'} is live: evaluate it again, or promote it with --override"
+                f"model {verdict.candidate_model_id} was compared with "
+                f"{verdict.champion_model_id or 'no champion'}, "
+                f"but {live_model or 'nothing'} is live: evaluate it again, or promote it with "
+                "--override"
             )
     if live is not None and live.version in site.repository.versions():
         kind = site.repository.published.record(live.version).options.server
         if kind != settings.options.server:
             raise ContractError(
-                f"server is {settings.options.server!r}, expected {kind!r} as the live version {live.version} in "
+                f"server is {settings.options.server!r}, expected {kind!r} as the live version "
+                f"{live.version} in "
                 f"{site.repository.uri}: one model serves all its versions alike"
             )
 

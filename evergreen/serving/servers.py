@@ -224,7 +224,8 @@ class Triton:
     def _odd(self, name: str, how: str) -> PermanentError:
         wanted = PROBABILITY_OUTPUT
         return PermanentError(
-            f"triton {self.url} answered {name} {how}, expected one output {wanted.name} of type {wanted.datatype} "
+            f"triton {self.url} answered {name} {how}, expected one output {wanted.name} of type "
+            f"{wanted.datatype} "
             f"from a version of {name}"
         )
 

@@ -116,7 +116,8 @@ class SiteSettings:
         name, known = model.recommender.name, served_name(self.store)
         if promotion_journal.read_entries(self.store) and known != name:
             raise ContractError(
-                f"model {model.model_id} is of recommender {name!r}, expected {known!r}, which the store "
+                f"model {model.model_id} is of recommender {name!r}, expected {known!r}, which the "
+                "store "
                 f"{self.store} serves: another recommender needs another store"
             )
         return replace(self, recommender=name)
@@ -396,7 +397,8 @@ def add_site_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--triton-urls",
-        help="host:grpc_port or dns:///name:grpc_port of the running servers, comma-separated; empty = none; "
+        help="host:grpc_port or dns:///name:grpc_port of the running servers, comma-separated; "
+        "empty = none; "
         "default: those of the last release",
     )
     parser.add_argument("--who", default="", help="person who makes the change, for the journal; default: user@host")
@@ -415,7 +417,8 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     place = read_serving_place(store)
     if place is None and (arguments.repository is None or arguments.triton_urls is None):
         raise ContractError(
-            f"{store / 'serving.json'} is absent (no release yet), expected --repository and --triton-urls "
+            f"{store / 'serving.json'} is absent (no release yet), expected --repository and "
+            "--triton-urls "
             "(empty = no server runs)"
         )
     urls = arguments.triton_urls

@@ -8,16 +8,16 @@ intervals.
 
 All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure, so that
 the expected share of false alarms among the drifted columns is at most `false_discovery_rate`. If
-nothing has changed, it is the probability of any alarm. A column has drifted if a test is
+nothing has changed, the rate is the probability of any alarm. A column has drifted if a test is
 significant and its effect reaches the setting. The significance avoids alarms on noise in small
 samples, and the effect size avoids alarms on negligible changes in large ones. `detectable` is the
 smallest effect that a sample of this size can show.
 
 The cells are chosen by both samples' rows together, or by rows of neither (`reference`). If one
-sample chose them, its noise would look like a change of the other. Means are of bucket numbers,
-which are linear up to 10 and logarithmic beyond, so that no tail dominates. Rows of one user in
-several requests, of one hour or of one day count as independent. If they are not, false alarms are
-more frequent than the rate.
+sample chose the cells, its noise would look like a change of the other sample. Means are of bucket
+numbers, which are linear up to 10 and logarithmic beyond, so that no tail dominates. Rows of one
+user in several requests, of one hour or of one day count as independent. If they are not, false
+alarms are more frequent than the rate.
 """
 
 import math
@@ -547,8 +547,8 @@ def _choose_cells(
     Only values with reliable counts have a cell. Both samples have a last cell for the other
     values.
 
-    Frequent values come first, the most frequent at the start. Rare values follow, which the tests
-    group, in the order of the values. An order by rows would sort them by sample: a value of a
+    Frequent values come first, the most frequent at the start. Rare values follow in the order of
+    the values, and the tests group them. An order by rows would sort them by sample: a value of a
     single request has the rows of that request, and the requests of the two samples may differ in
     size. In a measurement, requests of 64 rows compared with requests of 40 to 64 were reported as
     drift in six columns of unchanged traffic.

@@ -51,7 +51,7 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
     label_array, score_array = np.asarray(labels), np.asarray(scores, dtype=np.float64)
     if label_array.shape != score_array.shape or label_array.ndim != 1:
         raise ContractError(
-            f"labels and scores have shapes {label_array.shape} and {score_array.shape}, expected one same length"
+            f"labels and scores have shapes {label_array.shape} and {score_array.shape}, expected one length"
         )
     if not ((label_array == 0) | (label_array == 1)).all():
         raise ContractError("labels hold values other than 0 and 1")
@@ -422,7 +422,7 @@ def _places(positions: ArrayLike, k: int) -> NDArray[np.float64]:
     if k < 1:
         raise ContractError(f"k is {k}, expected at least 1")
     if (places < 1).any():
-        raise ContractError(f"a place in a list is {places.min():g}, expected at least 1")
+        raise ContractError(f"a position in a list is {places.min():g}, expected at least 1")
     return places
 
 

@@ -190,8 +190,8 @@ class Clustered:
 def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
     """Return the correlation of two rows of a request, of each cell [k] and of all cells together.
 
-    Correlations are in [0, 1]. That of a cell is at least that of all cells, which is estimated far
-    more precisely: a rare cell has too few requests. Without data it is 1, the worst case.
+    Correlations are in [0, 1]. A cell's correlation is at least that of all cells together, because
+    a rare cell has too few requests for a precise estimate. Without data it is 1, the worst case.
     """
     beyond, possible = np.zeros(len(samples[0].counts)), np.zeros(len(samples[0].counts))
     for sample in samples:
@@ -311,9 +311,10 @@ def _relative_entropy(p: Floats, q: Floats) -> float:
 def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | None:
     """Return the Jensen-Shannon divergence in bits of two samples [k], minus what chance adds.
 
-    Two samples of one distribution also have a divergence: by its chi-square asymptotics (K - 1) s
-    with s = design (1/n + 1/m) / (8 ln 2), where K is the number of cells after merging as in the
-    test. The divergence over s is a noncentral chi-square, whose variance gives the interval.
+    Chance alone adds (K - 1) s to the divergence of two samples of one distribution, by chi-square
+    asymptotics. Here s = design (1/n + 1/m) / (8 ln 2), and K is the number of cells after merging
+    as in the test. The divergence divided by s has a noncentral chi-square distribution, whose
+    variance gives the interval.
 
     Returns None if a sample is empty.
     """

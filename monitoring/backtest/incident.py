@@ -296,19 +296,10 @@ def record(
         ContractError: `out` exists, the span has no decision, or the archive has no row of it.
     """
     settings = read_rules(state)
-    if out.exists():
-        raise ContractError(f"{out} exists, expected the name of a folder to create")
     before, lines = _decisions(state, start, math.inf if end is None else end)
-    if not lines:
-        raise ContractError(
-            f"{state} has no decision between {start} and {'now' if end is None else end}"
-        )
     end = json.loads(lines[-1])["time"] if end is None else end
     memory = json.loads(before)["memory"] if before else None
-    aside = out.with_name(f".{out.name}.aside")
-    shutil.rmtree(aside, ignore_errors=True)
-    (aside / RECORDS).mkdir(parents=True)
-    (aside / DECISIONS).write_text("".join(f"{line}\n" for line in lines))
+    aside = _begin_folder(out, lines)
     until = end + settings.judge.attribution_window_seconds + 2 * settings.judge.decide_seconds
     recommender = logged_recommender(store)
     features = recommender.features if recommender else None
@@ -322,7 +313,6 @@ def record(
         until=until,
     )
     ahead = serving_ahead(settings.judge)
-    times = [json.loads(line)["time"] for line in lines]
     complete_until = min(_newest_row(archive) - ahead, end)
     manifest = {
         "start": start,
@@ -338,10 +328,25 @@ def record(
     _seal(aside, manifest, out)
     return Recorded(
         points=len(lines),
-        open_points=sum(time > complete_until for time in times),
+        open_points=sum(json.loads(line)["time"] > complete_until for line in lines),
         complete_until=complete_until,
         needs_until=end + ahead,
     )
+
+
+def _begin_folder(out: Path, lines: Sequence[str]) -> Path:
+    """Create the temporary folder of an incident, and write its decisions.
+
+    Raises:
+        ContractError: `out` exists.
+    """
+    if out.exists():
+        raise ContractError(f"{out} exists, expected the name of a folder to create")
+    aside = out.with_name(f".{out.name}.aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    (aside / RECORDS).mkdir(parents=True)
+    (aside / DECISIONS).write_text("".join(f"{line}\n" for line in lines))
+    return aside
 
 
 def _seal(aside: Path, manifest: dict[str, Any], out: Path) -> None:
@@ -376,6 +381,9 @@ def _decisions(state: Path, start: float, end: float) -> tuple[str | None, list[
 
     If older lines were rolled away, the first line left replaces the one at `start`, because a
     replay needs the evaluator's state before the first decision.
+
+    Raises:
+        ContractError: There is no line after `start`.
     """
     before, lines = None, []
     for path in (state / f"{DECISIONS_FILE}.1", state / DECISIONS_FILE):
@@ -388,8 +396,11 @@ def _decisions(state: Path, start: float, end: float) -> tuple[str | None, list[
                 before = line
             elif time <= end:
                 lines.append(line)
-    if before is None and (state / f"{DECISIONS_FILE}.1").exists():
-        return (lines[0], lines[1:]) if lines else (None, [])
+    if before is None and lines and (state / f"{DECISIONS_FILE}.1").exists():
+        before, lines = lines[0], lines[1:]
+    if not lines:
+        span = f"{start} and {'now' if end == math.inf else end}"
+        raise ContractError(f"{state} has no decision between {span}")
     return before, lines
 
 

@@ -55,7 +55,7 @@ def mixture_evidence(total: float, squares: float) -> float:
 
     Where the mean is at most 0, the probability that the evidence ever reaches 1 / alpha is about alpha, at every look:
     a mixture of exp(l * sum - l^2 * squares / 2) over half-normal l (Robbins 1970), for terms that are independent and
-    many (asymptotic: Waudby-Smith et al. 2021). docs/serving.md has what was simulated.
+    many (asymptotic: Waudby-Smith et al. 2021). docs/canary.md has what was simulated.
 
     >>> mixture_evidence(0.0, 0.0)
     1.0

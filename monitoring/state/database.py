@@ -31,7 +31,7 @@ M = TypeVar("M")
 
 logger = logging.getLogger(__name__)
 
-VERSION = 8
+VERSION = 9
 """Schema version, stored as SQLite's `user_version`. A state folder with another version is
 rejected and must be drained by the monitor that wrote it."""
 PAGE_BYTES = 16_384

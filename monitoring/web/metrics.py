@@ -127,46 +127,7 @@ class _Collector:
         for decision in shown.decisions:
             decisions.add_metric([decision.policy, decision.action.value], 1.0)
         yield decisions
-        yield from _gauges(
-            ("last_turn_timestamp_seconds", "When the loop completed a turn last", shown.time),
-            (
-                "last_record_timestamp_seconds",
-                "Time of the newest prediction",
-                shown.last_record_time,
-            ),
-            ("serving_version", "Model version of the newest prediction", shown.serving_version),
-            (
-                "log_backlog",
-                "Messages published and not acknowledged; absent where unknown",
-                shown.log_backlog,
-            ),
-            (
-                "log_read_up_to_timestamp_seconds",
-                "Every record published before has been read",
-                shown.log_read_up_to,
-            ),
-            (
-                "log_connected",
-                "1 while the log can deliver, idle or not",
-                shown.log_problem is None,
-            ),
-            ("pending_rows", "Rows whose attribution window is open", shown.pending_rows),
-            (
-                "set_apart_rows",
-                "Rows that could not be archived, in the state folder",
-                shown.set_apart_rows,
-            ),
-            (
-                "auc_threshold",
-                "AUC that policies hold the version to; absent where none does",
-                shown.threshold,
-            ),
-            (
-                "last_decision_timestamp_seconds",
-                "Event time of the last decision point",
-                shown.decided_at,
-            ),
-        )
+        yield from _loop_metrics(shown)
         yield from _action_metrics(shown.actions or ActionStatus(), shown.counters)
         text = "Finished runs in the store by how they ended"
         yield _counter("runs", text, outcomes=VERDICTS, counts=shown.counters, label="verdict")
@@ -215,6 +176,49 @@ def _labelled_gauge(
         if value is not None:
             gauge.add_metric([key], float(value))
     return gauge
+
+
+def _loop_metrics(shown: Snapshot) -> Iterator[Metric]:
+    yield from _gauges(
+        ("last_turn_timestamp_seconds", "When the loop completed a turn last", shown.time),
+        (
+            "last_record_timestamp_seconds",
+            "Time of the newest prediction",
+            shown.last_record_time,
+        ),
+        ("serving_version", "Model version of the newest prediction", shown.serving_version),
+        (
+            "log_backlog",
+            "Messages published and not acknowledged; absent where unknown",
+            shown.log_backlog,
+        ),
+        (
+            "log_read_up_to_timestamp_seconds",
+            "Every record published before has been read",
+            shown.log_read_up_to,
+        ),
+        (
+            "log_connected",
+            "1 while the log can deliver, idle or not",
+            shown.log_problem is None,
+        ),
+        ("pending_rows", "Rows whose attribution window is open", shown.pending_rows),
+        (
+            "set_apart_rows",
+            "Rows that could not be archived, in the state folder",
+            shown.set_apart_rows,
+        ),
+        (
+            "auc_threshold",
+            "AUC that policies hold the version to; absent where none does",
+            shown.threshold,
+        ),
+        (
+            "last_decision_timestamp_seconds",
+            "Event time of the last decision point",
+            shown.decided_at,
+        ),
+    )
 
 
 def _open_label_metrics(shown: Snapshot) -> Iterator[Metric]:

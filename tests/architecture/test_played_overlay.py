@@ -21,7 +21,7 @@ import yaml
 from demo import runner
 from demo.environments import python_of
 from demo.log_server import LogPlace
-from demo.plan import DemoSettings, Services, plan_for_world
+from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.summary import count_served_rows
 from evergreen.registry.runs import find_outcome
 from pipelines.images import ENVIRONMENT_OF_STEP
@@ -204,7 +204,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     triton, monitor, controller = pods["triton"], pods["monitor"], pods["release-controller"]
     root = folders.root
     settings = DemoSettings(folder=root, rows=20_000)
-    plan = plan_for_world(settings)
+    plan = plan_for_simulator(settings)
     url = f"dns:///{SERVED_AT[0]}:8001"
     services = Services(
         settings=settings, plan=plan, folders=folders, triton_url=url, metrics_url="", log=LogPlace(url=log)

@@ -63,7 +63,7 @@ def test_from_scratch_continues_no_model_and_is_compared_with_none():
 def test_demo_refuses_folder_that_it_did_not_write(tmp_path, capsys):
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main(["demo", "--folder", str(tmp_path)]) == 2
-    assert "is not empty and no demo wrote it" in capsys.readouterr().err
+    assert "is not empty and not a demo's folder" in capsys.readouterr().err
     assert (tmp_path / "thesis.txt").exists()
 
 

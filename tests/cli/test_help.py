@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from cli.__main__ import ROOMS, build_parser
+from cli.__main__ import FORWARDED, build_parser
 from evergreen.runtime.flags import CommandParser, examples
 from tests.support.command_lines import leaf, parser_of
 from tests.support.documents import DOCUMENTS, blocks, inline_code
@@ -36,7 +36,7 @@ def test_help_has_typed_name_defaults_and_example_that_parses(line):
 
 def test_examples_are_of_every_command_of_command_line_and_of_every_step():
     typed = {line.split()[1] for line in examples() if line.startswith("evergreen ")}
-    assert typed == build_parser()._subparsers._group_actions[0].choices.keys() >= ROOMS.keys()
+    assert typed == build_parser()._subparsers._group_actions[0].choices.keys() >= FORWARDED.keys()
     assert [line.split(" -m components.")[1].split()[0] for line in examples() if " -m " in line] == list(STEPS)
 
 
@@ -45,7 +45,7 @@ def test_every_command_and_flag_that_page_names_exists(page):
     shown = [*inline_code(page), *(command for block in blocks(page) for command in block.commands)]
     for line in {re.split(r"[|;&>#`]| -- ", each)[0] for each in shown if re.match(r"evergreen [a-z]", each)}:
         words = line.replace("'", "").replace('"', "").replace("...", "").split()
-        assert words[1] in ROOMS or words[1] in build_parser()._subparsers._group_actions[0].choices, line
+        assert words[1] in FORWARDED or words[1] in build_parser()._subparsers._group_actions[0].choices, line
         parser, words = parser_of(shlex.join(words))
         known = leaf(parser, words)._option_string_actions
         assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)) <= known.keys(), f"{page.name}: {line}"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from demo.environments import python_of
-from demo.plan import DemoSettings, Services, plan_for_world
+from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.runner import LocalFolders
 from demo.simulation.world import Drift, World, write_lake
 from evergreen.config.features import MISSING_CATEGORY
@@ -231,7 +231,7 @@ def services(tmp_path):
     folders = LocalFolders(root=settings.folder)
     return Services(
         settings=settings,
-        plan=plan_for_world(settings),
+        plan=plan_for_simulator(settings),
         folders=folders,
         triton_url="127.0.0.1:8001",
         metrics_url="127.0.0.1:8002",

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from demo.plan import DemoSettings, Services, plan_for_world
+from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.runner import LocalFolders
 from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY
 from evergreen.contracts import criteo, raw_rows
@@ -109,7 +109,7 @@ def test_demos_log_is_one_file_to_client_and_monitor_for_any_folder_name(tmp_pat
     settings.folder.mkdir()
     folders = LocalFolders(root=settings.folder)
     url = Services(
-        settings=settings, plan=plan_for_world(settings), folders=folders, triton_url="", metrics_url=""
+        settings=settings, plan=plan_for_simulator(settings), folders=folders, triton_url="", metrics_url=""
     ).log_url
     for log in (open_log(url), open_log(url)):
         log.close()

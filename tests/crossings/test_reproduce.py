@@ -81,7 +81,7 @@ def test_lost_days_of_lake_and_collected_weights_of_parent_are_named(copy, tmp_p
     line = ["2", "--store", str(copy.root / "store"), "--work", str(tmp_path)]
     shutil.rmtree((copy.root / EDITED).parent)
     assert main(line) == 2
-    assert "holds no rows of 2026-01-04, expected those that model" in capsys.readouterr().err
+    assert "holds no rows of 2026-01-04, expected the training days of model" in capsys.readouterr().err
     parent = copy.rounds[0].training.model_id
     shutil.rmtree(copy.root / "store" / "models" / parent / "weights")
     assert main(line) == 2

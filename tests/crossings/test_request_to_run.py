@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.__main__ import build_parser
-from components.extraction.window import find_rivals, resolve_window
+from components.extraction.window import find_baselines, resolve_window
 from demo import runner as local_run
 from demo.plan import columns_to_change, plan_for_data
 from evergreen.config.features import Features
@@ -104,8 +104,8 @@ def _fits(arguments, inputs):
 
 def test_extraction_understands_requests_window(monitor_asks, tmp_path):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
-    rivals = find_rivals(tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO)
-    window = resolve_window(start=request.window_start, end=request.window_end, parent=rivals.parent)
+    baselines = find_baselines(tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO)
+    window = resolve_window(start=request.window_start, end=request.window_end, parent=baselines.parent)
     assert window.start is None
     assert window.end == round(NOW * 1e6) + 1  # the row at exactly that time belongs to the run
 

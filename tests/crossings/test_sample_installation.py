@@ -52,7 +52,7 @@ def test_its_monitor_goes_on_from_its_memory_or_names_format(installation):
     bench.clock.advance(1000.0)
     memory = (installation / f"{MEMORY}.sql").read_text()
     if f"user_version = {VERSION};" not in memory:
-        with pytest.raises(PermanentError, match=f"has version [567], expected {VERSION}"):
+        with pytest.raises(PermanentError, match=f"has version [5678], expected {VERSION}"):
             bench.start(recommender)
         return
     bench.start(recommender)

@@ -13,9 +13,9 @@ import pytest
 
 from demo.demo import (
     Screen,
-    _change_world,
     _conclude_without_model,
     _first_run,
+    _start_drift,
     _wait_until_baked,
     open_demo,
     start_clean,
@@ -213,7 +213,7 @@ def test_refused_first_model_ends_demo_with_advice_that_would_release_one(begun,
     told = capsys.readouterr().out.splitlines()
     assert "no first model: refused at evaluation: because" in told[0]
     assert "warning: price leaks" in told[1]
-    assert "to turn the loop: about 600 held-out rows would tell" in told[2]
+    assert "to complete the loop: about 600 held-out rows would tell" in told[2]
     assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file" in told[3]
     assert len(told) == 4
 
@@ -264,7 +264,7 @@ def test_world_is_said_to_change_only_where_it_does(capsys, decided, ran_out, ha
         traffic_has_ended=lambda: True,
         watch=lambda: None,
     )
-    assert _change_world(demo) == decided
+    assert _start_drift(demo) == decided
     first = capsys.readouterr().out.splitlines()[0]
     assert first.endswith(title)
     assert demo.stack.lines == told

@@ -40,7 +40,7 @@ def test_emulator_is_found_wherever_cloud_sdk_lies(way, tmp_path, java):
 
 
 def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java):
-    with pytest.raises(ContractError, match="emulator is not on this machine"):
+    with pytest.raises(ContractError, match="emulator is absent"):
         find_emulator({"PATH": str(java)})
     script = program(tmp_path / "emulator" / "cloud-pubsub-emulator")
     with pytest.raises(ContractError, match="needs Java"):

@@ -64,8 +64,8 @@ def test_release_under_traffic_failed_no_request_and_its_p99_is_told(turned):
 def test_bad_release_under_traffic_rolled_back_by_itself_without_failures(turned):
     folder, _, summary = turned
     bad = summary["bad_release"]
-    assert (bad["made"]["version"], bad["taken_back"]["version"]) == (3, 2)
-    assert bad["made"]["started_at"] < bad["taken_back"]["started_at"] < bad["taken_back"]["answered_at"]
+    assert (bad["made"]["version"], bad["rolled_back"]["version"]) == (3, 2)
+    assert bad["made"]["started_at"] < bad["rolled_back"]["started_at"] < bad["rolled_back"]["answered_at"]
     assert bad["during"]["requests_failed"] == 0
     lived = [(entry.action, entry.version) for entry in read_entries(folder / "store") if entry.action != INTENT]
     assert lived == [("release", 1), ("release", 2), ("baked", 2), ("promote", 3), ("rollback", 2)]

@@ -51,7 +51,7 @@ def test_few_thousand_rows_end_with_what_would_turn_loop_unless_it_turned(few_ro
     has_turned = summary["auc"]["recovered"] is not None
     assert bool(summary["to_turn"]) != has_turned
     last = ended.output.splitlines()[-1]
-    assert ("to turn the loop: " in last) != has_turned
+    assert ("to complete the loop: " in last) != has_turned
 
 
 @pytest.mark.slow

@@ -74,12 +74,12 @@ def expected(tmp_path_factory):
     return lines
 
 
-@pytest.mark.parametrize("name", ["intake.stored", "join.matured", "judge.decided", "judge.kept"])
+@pytest.mark.parametrize("name", ["intake.stored", "join.matured", "evaluator.decided", "evaluator.stored"])
 def test_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expected, name):
     assert play(bench(**SETTINGS), 2.0, name) == expected
 
 
-@pytest.mark.parametrize("name", ["", "join.matured", "judge.kept"])
+@pytest.mark.parametrize("name", ["", "join.matured", "evaluator.stored"])
 def test_request_after_its_point_counts_once_in_no_window_even_after_kill(tmp_path, name):
     """It is published when its label is already final.
 

@@ -145,5 +145,5 @@ def test_of_log_in_partitions_first_ones_monitor_alone_acts(tmp_path, partition,
     assert len(b.archived) == 400
     assert len(b.trigger.requests) == requests
     # The others show what they see of their own requests on their pages.
-    assert [kpis.auc for kpis in b.monitor._measuring.shown] == [pytest.approx(0.5, abs=0.1)]
+    assert [kpis.auc for kpis in b.monitor._measurements.shown] == [pytest.approx(0.5, abs=0.1)]
     b.close()

@@ -57,7 +57,7 @@ def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
 def test_what_model_has_learned_is_unknown_where_its_manifest_cannot_say(tmp_path, learned, caplog):
     keep(tmp_path, candidate=GATE, learned=learned)
     assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81)
-    assert "what model version 7 has learned is not known" in caplog.text
+    assert "the training rows of model version 7 are unknown" in caplog.text
 
 
 @pytest.mark.parametrize("harmed", ["verdict", "release"])

@@ -27,7 +27,7 @@ def test_flags_come_before_variables_and_variables_before_defaults():
 
 def test_monitor_decides_by_newest_accepted_recommender_of_its_store(tmp_path):
     installation = read([*REQUIRED[:-1], str(tmp_path)])
-    with pytest.raises(TemporaryError, match="holds no recommender yet"):
+    with pytest.raises(TemporaryError, match="has no recommender yet"):
         with_rules(installation)
     accept_into(tmp_path, criteo_with(monitor={"window_rows": 700, "drift_columns": 3, "daily_budget": 7}))
     settings = with_rules(installation)

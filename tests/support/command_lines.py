@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 
-from cli.__main__ import ROOMS
+from cli.__main__ import FORWARDED
 from evergreen.runtime.flags import CommandParser
 
 OF_VALIDATION = ("tensorflow_metadata", "tensorflow_metadata.proto", "tensorflow_metadata.proto.v0")
@@ -26,8 +26,8 @@ def parser_of(line: str) -> tuple[argparse.ArgumentParser, list[str]]:
     """Return the program's parser and the arguments that the line passes to it."""
     words = shlex.split(line)
     module, words = (words[2], words[3:]) if words[1] == "-m" else ("cli", words[1:])
-    if module == "cli" and words[0] in ROOMS:
-        module, first, _ = ROOMS[words[0]]
+    if module == "cli" and words[0] in FORWARDED:
+        module, first, _ = FORWARDED[words[0]]
         words = [*first, *words[1:]]
     found = []
 

@@ -47,7 +47,7 @@ RUNS = [
 ]
 VERSIONS = [
     VersionNumbers(
-        version=n, model_id=f"m{n}", trained_rows=1, learned_until="2026-01-01T00:00:00+00:00", judged_rows=1,
+        version=n, model_id=f"m{n}", trained_rows=1, trained_until="2026-01-01T00:00:00+00:00", evaluation_rows=1,
         parent=None, gate="pass", reason="pass", parity_max_abs_diff=3e-7,
     )
     for n in (1, 2)

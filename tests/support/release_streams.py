@@ -65,7 +65,7 @@ class Releases:
         """Return the serving version, from 1."""
         return int(time // self.every) + 1
 
-    def learned_until(self, version: int) -> float:
+    def trained_until(self, version: int) -> float:
         """Return the time of the newest row that the version has learned."""
         return (version - 1 - self.holdout_share) * self.every - self.window
 

@@ -2,7 +2,7 @@
 
 The product does not know this network: one hidden layer on concat(vectors, dense values). A test
 with it therefore depends only on the exported graph. `scores` computes reference scores from raw
-values, in float64 NumPy, row by row, by the docstrings of `contracts.workflow`.
+values, in float64 NumPy, row by row, by the docstrings of `evergreen.contracts.workflow`.
 """
 
 import math

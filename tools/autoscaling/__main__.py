@@ -37,7 +37,7 @@ def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
     """
     waits = np.concatenate(outcome.waits)
     counters, wanted = outcome.counters, [moment.wanted for moment in outcome.moments]
-    num_dropped = counters.refused + counters.timed_out + outcome.num_homeless
+    num_dropped = counters.refused + counters.timed_out + outcome.num_without_pod
     num_late = int((waits > objective_ms / 1e3).sum()) + num_dropped
     mean = outcome.pod_hours * 3600 / outcome.seconds
     num_changes = sum(1 for a, b in zip(wanted, wanted[1:]) if a != b)
@@ -45,7 +45,8 @@ def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
         *_time_line(outcome),
         "",
         f"{outcome.num_arrived:,} requests: {counters.answered:,} answered, {counters.refused:,} found a full queue, "
-        f"{counters.timed_out:,} waited too long, {outcome.num_homeless:,} found no ready pod, {outcome.num_inside:,} "
+        f"{counters.timed_out:,} waited too long, {outcome.num_without_pod:,} found no ready pod, "
+        f"{outcome.num_inside:,} "
         "unfinished at the end",
         f"queue time p50 {_quantile_ms(waits, 0.5)} ms, p99 {_quantile_ms(waits, 0.99)} ms; "
         f"{num_late / max(1, outcome.num_arrived):.3%} later than {objective_ms:g} ms or dropped",

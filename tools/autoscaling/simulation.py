@@ -85,7 +85,7 @@ def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) ->
     spacing = sampled / (len(samples) - 1)
     to_start, to_end = (start - first) / 1000, (last - end) / 1000
     if growth > 0 and start_value >= 0:
-        # A counter is never negative, so do not extrapolate to before it was 0.
+        # A counter is never negative, so do not extrapolate beyond the time when it was 0.
         to_start = min(to_start, sampled * start_value / growth)
     for gap in (to_start, to_end):
         covered += gap if gap < spacing * 1.1 else spacing / 2
@@ -124,7 +124,7 @@ class SimulatedRun:
     """Queue times in seconds of the requests whose batch started between two syncs, one array per
     sync. A last array has the requests after the last sync."""
     num_arrived: int = 0
-    num_homeless: int = 0
+    num_without_pod: int = 0
     """Number of requests that arrived while no pod was ready."""
     counters: Counters = field(default_factory=Counters)
     num_inside: int = 0
@@ -199,7 +199,7 @@ class Simulation:
             return taken
         at, ready = slice(taken, last), self._cluster.ready(now)
         if not ready:
-            self.outcome.num_homeless += last - taken
+            self.outcome.num_without_pod += last - taken
             return last
         arrivals = requests.arrivals[at]
         multiples = self._settings.service_times.multiples(requests.service[at])

@@ -1,9 +1,10 @@
 """Write the feature workflow as ONNX nodes, from raw values to normalized values and table rows.
 
 The module adds the network's dense inputs [n, `Features.dense_inputs`] and `table_rows` [n, slots]
-to `graph.parts.Parts`. These outputs are bitwise equal to the result of `FeatureWorkflow`, except
-in unused positions of lists. Categories are looked up in a hash table that is stored in the graph's
-own arrays. `graph.export` adds the nodes that use the result.
+to `evergreen.serving.graph.parts.Parts`. These outputs are bitwise equal to the result of
+`FeatureWorkflow`, except in unused positions of lists. Categories are looked up in a hash table
+that is stored in the graph's own arrays. `evergreen.serving.graph.export` adds the nodes that use
+the result.
 
 One hash table serves all columns. The key of a category is its value plus the first key of its
 slot's range. The value of a key is the distance from the slot's out-of-vocabulary row to the
@@ -164,7 +165,8 @@ def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence[Table]) -> str:
     """Add `table_rows` [n, `Features.id_places`], the table row (slot offset + id) of each value.
 
-    The rows of unused positions of lists are arbitrary, and `graph.export` ignores them.
+    The rows of unused positions of lists are arbitrary, and `evergreen.serving.graph.export`
+    ignores them.
 
     Raises:
         ContractError: `build_table` raises it, or there are more columns than key ranges.
@@ -174,7 +176,8 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
     keys_of = _NARROW if largest < 2**32 else _WIDE
     if (num_slots := len(workflow.features.slots)) > keys_of.max_slots:
         raise ContractError(
-            f"{num_slots} categorical columns are too many for one graph, expected at most {keys_of.max_slots} "
+            f"{num_slots} categorical columns are too many for one graph, expected at most "
+            f"{keys_of.max_slots} "
             "if a category is 2^32 or more"
         )
     if not names:

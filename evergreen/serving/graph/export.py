@@ -1,15 +1,16 @@
 """Export the feature workflow and the network as one ONNX graph from raw features to probability.
 
 The input is a fitted `FeatureWorkflow` and a model's weights, and the graph has the tensors of
-`contracts.serving`. The graph contains the whole encoding, so serving cannot encode differently
-from training. `graph.encoding` adds the encoding's nodes. The network comes from the exported graph
-beside the weights of every registered model (`evergreen.networks.files`). The exported graph is used
-unchanged, except for a prefix on its names. `graph.parts` writes the files, `parity` checks the
-scores, and `repository` publishes the graph.
+`evergreen.contracts.serving`. The graph contains the whole encoding, so serving cannot encode
+differently from training. `evergreen.serving.graph.encoding` adds the encoding's nodes. The network
+comes from the exported graph beside the weights of every registered model
+(`evergreen.networks.files`). That graph is used unchanged, except for a prefix on its names.
+`evergreen.serving.graph.parts` writes the files, `evergreen.serving.parity` checks the scores, and
+`evergreen.serving.repository` publishes the graph.
 
 The tables are stored in `model.data`, whose size is limited only by the disk. The next limits are
 the memory of this process, which maps the table while it writes it, then the server's memory, then
-`graph.encoding.MAX_KEYS` vocabulary entries.
+`evergreen.serving.graph.encoding.MAX_KEYS` vocabulary entries.
 """
 
 from collections.abc import Sequence
@@ -192,7 +193,7 @@ def _gather(parts: Parts, table: RoundedTable, rows: str, *, num_places: int, ou
 
 
 def export(model: Model, folder: Path) -> None:
-    """Write the graph of a stored model into `folder` (`registry.models`).
+    """Write the graph of a stored model into `folder` (`evergreen.registry.models`).
 
     Raises:
         ContractError: the model's files are absent, corrupt or different from its manifest, or

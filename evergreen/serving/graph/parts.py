@@ -1,9 +1,10 @@
 """Collect the nodes and constants of a graph, and write them as files.
 
-`graph.encoding` and `graph.export` add the parts. The output is one ONNX message, and `model.data`
-beside it with the tables. The format is ONNX's external data: raw little-endian arrays at offsets
-that the message contains. A server maps the tables in 10 ms, and its instances share them. Inside
-the message, 754 MiB of tables took 4.2 s and twice the memory to open. The output is deterministic.
+`evergreen.serving.graph.encoding` and `evergreen.serving.graph.export` add the parts. The output is
+one ONNX message, and `model.data` beside it with the tables. The format is ONNX's external data:
+raw little-endian arrays at offsets that the message contains. A server maps the tables in 10 ms,
+and its instances share them. Inside the message, 754 MiB of tables took 4.2 s and twice the memory
+to open. The output is deterministic.
 """
 
 from collections.abc import Iterator, Sequence

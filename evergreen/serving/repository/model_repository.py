@@ -76,7 +76,7 @@ class VersionRecord(Manifest):
 
     version: int
     graph_sha256: str
-    """Hash of the graph, see `registry.models.graph_sha256`."""
+    """Hash of the graph, see `evergreen.registry.models.graph_sha256`."""
     options: ServingOptions
     """Serving options at the time of staging."""
     files: list[FileRecord]

@@ -242,11 +242,11 @@ BAD = {
     "infinity": ("price", "1e300", "price is '1e300', expected a finite number"),
     "word": ("city", "Rome", "city is 'Rome', expected a whole number of 64 bits"),
     "too large": ("city", str(2**64), f"city is '{2**64}', expected a whole number of 64 bits"),
-    "zeros before": ("city", "007", "city is '007', expected a whole number of 64 bits, without zeros before it"),
+    "zeros before": ("city", "007", "city is '007', expected a whole number of 64 bits, exact and without"),
     "rounded": ("city", f"{2**53 + 2}.0", f"city is '{2**53 + 2}.0', expected a whole number of 64 bits"),
     "no day": ("ts", "2026-02-30", "ts is '2026-02-30', expected an ISO 8601 time"),
     "milliseconds": ("ts", "1777593600000", "ts is '1777593600000', expected an ISO 8601 time"),
-    "ahead": ("ts", "2999-01-01", "ts is 2999-01-01 00:00:00.000000Z, ahead of the clock, expected no time after"),
+    "ahead": ("ts", "2999-01-01", "ts is 2999-01-01 00:00:00.000000Z, in the future, expected no time after"),
     "no time": ("ts", "1899-12-30", "ts is 1899-12-30 00:00:00.000000Z, expected no time before 1990-01-01"),
     "long request": ("impression", "q" * 129, f"impression is '{'q' * 129}', expected a text of up to 128"),
     "ragged": ("price", "1,2", "9 columns, expected 8"),
@@ -325,8 +325,8 @@ def parquet_of(tmp_path, **columns):
         ({"item": [0.5] * 30}, "30 of 30 rows are malformed .*item is 0.5, expected a whole number"),
         ({"item": [2.0**60] * 30}, "30 of 30 rows are malformed .*item is 1.15.*, expected a whole number"),
         ({"item": [[1]] * 30}, "item is .1., expected a whole number"),
-        ({"event_time": [True] * 30}, "event_time is True, which is no time between 1990 and tomorrow"),
-        ({"event_time": [7] * 30}, "event_time is 7, which is no time .* as seconds since 1970: 1970-01-01 to 1970-"),
+        ({"event_time": [True] * 30}, "event_time is True, which is not a time between 1990 and tomorrow"),
+        ({"event_time": [7] * 30}, "event_time is 7, which is not a time .* since 1970: 1970-01-01 to 1970-"),
     ],
 )
 def test_column_of_type_that_cannot_be_is_refused_by_name(tmp_path, columns, message):
@@ -677,12 +677,12 @@ def test_list_with_malformed_element_and_column_of_no_lists_are_told(tmp_path):
     settings = IngestSettings(last_day=DAY.date(), days=1)
     ingest(files, recommender(LISTS), lake=str(tmp_path / "lake"), replay=tmp_path / "replay", settings=settings)
     assert (
-        "seen is '1|x', expected elements with '|' between, or in JSON brackets, each a whole" in malformed.read_text()
+        "seen is '1|x', expected elements separated by '|' or in JSON brackets, each a whole" in malformed.read_text()
     )
     (path,) = (tmp_path / "lake").rglob("*.parquet")
     table = pq.read_table(path, partitioning=None)
     pq.write_table(table.set_column(table.schema.names.index("seen"), "seen", pa.array([1] * len(table))), path)
-    with pytest.raises(ContractError, match="has seen of type int64, expected list<.*int64>: they are no lists"):
+    with pytest.raises(ContractError, match="has seen of type int64, expected list<.*int64>: the values are not lists"):
         extracted(tmp_path / "lake", LISTS, tmp_path / "out")
     with pytest.raises(ContractError, match="columns name last and not its table item"):
         excluded_columns(["last", "seen"], LISTS)

@@ -6,7 +6,7 @@ import pytest
 
 from evergreen.contracts import criteo
 from evergreen.rows import forms
-from evergreen.rows.raw_schema import JUDGED_FROM_ROWS, MalformedRows
+from evergreen.rows.raw_schema import CHECKED_FROM_ROWS, MalformedRows
 from evergreen.runtime.errors import ContractError
 
 find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
@@ -29,7 +29,7 @@ def test_share_above_maximum_is_refused_with_counts_and_examples(
         f"{path}: 2 of 100 rows are malformed (2.00%), expected at most 1.00%; first: "
         "line 11: C7 is 'no hex', expected 1 to 8 hex digits or nothing; "
         "line 12: C7 is 'no hex', expected 1 to 8 hex digits or nothing; "
-        "correct them, or allow more by extraction.max_malformed_fraction"
+        "correct them, or raise extraction.max_malformed_fraction"
     )
 
 
@@ -45,6 +45,6 @@ def test_each_file_is_judged_by_itself(tmp_path):
 def test_garbage_stops_before_end_of_large_file(tmp_path):
     with MalformedRows(tmp_path / "s.jsonl", max_fraction=0.0) as malformed:
         malformed.add(tmp_path / "bad", 1, "reason", text="text")
-        malformed.count(tmp_path / "bad", JUDGED_FROM_ROWS - 1)
+        malformed.count(tmp_path / "bad", CHECKED_FROM_ROWS - 1)
         with pytest.raises(ContractError, match=r"bad: 1 of 10000 rows are malformed \(0.01%\)"):
             malformed.count(tmp_path / "bad", 1)

@@ -69,15 +69,15 @@ def test_no_row_that_judges_was_learned_by_any_contestant(
             assert code == 0 or "whose requests have older rows" in capsys.readouterr().err
         return
     dataset = RawDataset.read(flags["--output"])
-    rivals = {dataset.parent_model_id, dataset.champion_model_id} - {None}
-    assert rivals == {{"current": "m2", "none": None}.get(asked[role], "m1") for role in ("parent", "champion")} - {
+    baselines = {dataset.parent_model_id, dataset.champion_model_id} - {None}
+    assert baselines == {{"current": "m2", "none": None}.get(asked[role], "m1") for role in ("parent", "champion")} - {
         None
     }
     train, judging = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     newest_learned = max([row[raw_rows.EVENT_TIME] for row in train], default=START)
     assert judging
     for row in judging:
-        assert row[raw_rows.EVENT_TIME] > max([newest_learned, *(watermarks[rival] for rival in rivals)])
+        assert row[raw_rows.EVENT_TIME] > max([newest_learned, *(watermarks[baseline] for baseline in baselines)])
     assert not {row[raw_rows.REQUEST_ID] for row in judging} & {row[raw_rows.REQUEST_ID] for row in train}
     # Rows that are neither learned nor evaluated are in the window of the continuing run.
     rows = [row for row in rows_in(*(day.as_uri() for day in sorted(lake.iterdir())))]

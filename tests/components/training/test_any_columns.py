@@ -2,7 +2,7 @@
 
 Each is encoded by its workflow, trained by the step's own command, exported like deployment does,
 and scored by ONNX Runtime. References are the workflow with PyTorch's network, and the networks'
-formulas in float64. `components/preprocessing/test_columns` checks that NVTabular encodes such
+formulas in float64. `tests/components/preprocessing/test_columns.py` checks that NVTabular encodes such
 columns like the workflow. `contracts/test_records` has more about records.
 """
 

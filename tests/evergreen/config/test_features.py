@@ -24,7 +24,7 @@ def test_any_other_name_is_taken(name):
 
 
 def test_names_there_twice_and_no_names_are_refused():
-    with pytest.raises(ContractError, match=r"\['item'\] are there twice"):
+    with pytest.raises(ContractError, match=r"\['item'\] occur twice"):
         Features(numeric=("item",), categorical=("item",))
     with pytest.raises(ContractError, match="no features"):
         Features(numeric=(), categorical=())
@@ -35,15 +35,15 @@ def test_names_there_twice_and_no_names_are_refused():
     [
         (
             Features(numeric=("price",), categorical=("item", "shop", "age")),
-            r"run change the kind of \['age'\], expected what the parent m1 learned from; .* `--from-scratch`$",
+            r"run change the kind of \['age'\], expected those of the parent m1; .* `--from-scratch`$",
         ),
         (
             replace(BEFORE, numeric_options={"age": NumericOptions(fill=1)}),
-            r"change the options of \['age'\], expected what the parent m1 learned from; .* `-p parent=none`$",
+            r"change the options of \['age'\], expected those of the parent m1; .* `-p parent=none`$",
         ),
         (
             replace(BEFORE, categorical_options={"shop": CategoricalOptions(embed=8)}),
-            r"change the options of \['shop'\], expected what the parent m1 learned from; .* `-p parent=none`$",
+            r"change the options of \['shop'\], expected those of the parent m1; .* `-p parent=none`$",
         ),
         (
             Features(numeric=("cost",), categorical=()),

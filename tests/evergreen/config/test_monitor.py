@@ -42,7 +42,7 @@ def test_settings_out_of_range_are_refused_with_their_value(kind, name, value):
         ({"window_rows": "many"}, "monitor.window_rows is 'many', expected int"),
         (
             {"policies": "sequential,threshold"},
-            "policies is 'sequential,threshold' without auc_threshold, expected the AUC below which",
+            "policies is 'sequential,threshold' without auc_threshold, expected an AUC for policy threshold",
         ),
         (
             {"drift_bucket_seconds": 5},

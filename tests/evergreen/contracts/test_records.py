@@ -162,7 +162,7 @@ def test_column_keeps_its_field_as_others_change_and_absent_is_missing():
     read = RecordFormat(long).decode(RecordFormat(short).encode(sent))
     np.testing.assert_array_equal(read.dense, [[np.nan, 1], [np.nan, 1]])
     assert read.categorical.tolist() == [[-1, 7], [-1, 8]]
-    with pytest.raises(ContractError, match=r"features has the fields \[\d+, \d+\].*newer file of the recommender"):
+    with pytest.raises(ContractError, match=r"features has the fields \[\d+, \d+\].*recommender's file may be newer"):
         RecordFormat(short).decode(RecordFormat(long).encode(read))
 
 

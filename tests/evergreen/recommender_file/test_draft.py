@@ -88,9 +88,9 @@ def test_columns_of_parquet_file_get_their_roles(tmp_path):
     reasons = {
         "inf": "Infinite values",
         "embedding": "Columns of type list<",
-        "nothing": "cannot be learned from yet",
-        "constant": "the same in all rows",
-        "position": "Rows have a column of this name",
+        "nothing": "are not supported yet",
+        "constant": "the same value in all rows",
+        "position": "Every row has a column of this name",
     }
     for name, reason in reasons.items():
         (line,) = (line for line in left_out.splitlines() if line.startswith(f"#   {name}: "))
@@ -158,7 +158,7 @@ def test_lines_that_are_no_rows_are_counted_and_named_in_draft(tmp_path):
         ("a.csv", "clicked,price", "holds no rows"),
         ("a.csv", "clicked,price,price\n0,1,2\n", r"names the columns \['price'\] twice"),
         ("a.tsv", "0\t17\tab\n1\t3\tab\n", "has no header: its first line begins with '0'"),
-        ("a.csv", b"clicked,price\n0,\xff\n", "holds no rows.* byte 0xff is no UTF-8"),
+        ("a.csv", b"clicked,price\n0,\xff\n", "holds no rows.* byte 0xff is not UTF-8"),
         ("a.csv.gz", gzip.compress(b"clicked,price\n" + b"0,1\n" * 999)[:50], "is truncated"),
         ("a.parquet", b"PAR1", "is not a readable Parquet file"),
         (

@@ -98,14 +98,14 @@ def test_times_are_recognized_and_days_that_result_are_said(form, written, write
 def test_times_before_2000_are_said_loudly(write):
     text, recommender = drafted(write(clicks(**USERS, ts=lambda row: 860_000_000 + 86_400 * row["n"])))
     assert recommender.data.time_format == "seconds"
-    assert "1997-04-02 to 1997-11-27, 1 row a day; BEFORE 2000: is it so?" in line_of(text, "event_time")
+    assert "1997-04-02 to 1997-11-27, 1 row a day; BEFORE 2000: is this correct?" in line_of(text, "event_time")
 
 
 @pytest.mark.parametrize(
     ("name", "written", "said"),
     [
         ("timestamp", lambda row: 60 * row["n"], "as seconds since 1970: 1970-01-01, 240 rows a day"),
-        ("event_time", lambda row: 60 * row["n"], "or rename the column and delete this line"),
+        ("event_time", lambda row: 60 * row["n"], "Or rename the column and delete this line"),
         ("ts", lambda row: 2_050_000_000 + row["n"], "as seconds since 1970: 2034-12-17"),
         ("date", lambda row: f"{row['time']:%d.%m.%Y}", "its values are no times in a known form"),
     ],
@@ -146,7 +146,7 @@ def test_rows_without_times_are_each_request_and_ingest_needs_days(write):
     text, recommender = drafted(write(clicks(**USERS)))
     assert (recommender.data.event_time, recommender.data.request_id) == ("event_time", "request_id")
     assert "`evergreen ingest` needs --last-day and --days" in line_of(text, "event_time")
-    assert "each row is a request of its own" in line_of(text, "request_id")
+    assert "each row is its own request" in line_of(text, "request_id")
 
 
 # -- keys and entities
@@ -175,7 +175,7 @@ def test_rows_written_again_with_their_click_keep_their_key(write):
     again["click"] = [0] * 30 + columns["click"][30:] + [1] * 30
     text, recommender = drafted(write(again))
     assert (recommender.data.request_id, recommender.data.row) == ("request_id", "row")
-    assert "30 rows repeat one: the last of such rows counts" in line_of(text, "request_id")
+    assert "30 rows repeat a key: the last one is used" in line_of(text, "request_id")
 
 
 @pytest.mark.parametrize(("num_other", "is_key"), [(2, True), (3, False)])
@@ -188,7 +188,7 @@ def test_few_rows_of_other_content_keep_key_and_over_one_percent_drop_it(num_oth
 
 def test_columns_with_names_of_key_that_are_none_are_asked_about(write):
     columns = clicks(request_id=lambda row: f"q{row['n'] // 8}", row=lambda row: row["n"] % 4, **USERS)
-    assert "'row' is no key: rows of other content repeat it" in question_of(write(columns), "row")
+    assert "'row' is not a key: rows with other content repeat it" in question_of(write(columns), "row")
 
 
 def test_own_request_ids_are_kept_without_rows(write):
@@ -219,7 +219,7 @@ def test_few_users_and_word_for_unknown_one_are_no_users(write):
 def test_column_that_numbers_rows_is_left_out_with_sentence(name, write):
     text, recommender = drafted(write({name: range(N), **clicks(**USERS)}))
     assert recommender.features.names == ("user_id", "item_id")
-    said = "it has no name" if not name else "It names each row, being another in all of them"
+    said = "it has no name" if not name else "It identifies the rows: it differs in each"
     assert said in line_of(text, name or "column 1")
 
 
@@ -236,8 +236,8 @@ def test_names_of_clicks_and_conversions_are_known(name, write):
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({0: "yes", 1: "no"}, "holds .*(yes|no).*: write 0 and 1"),
-        ({0: "-1", 1: "1"}, "holds -?1, -?1: write 0 and 1"),
+        ({0: "yes", 1: "no"}, "has the values .*(yes|no).*: write 0 and 1"),
+        ({0: "-1", 1: "1"}, "has the values -?1, -?1: write 0 and 1"),
         ({0: "", 1: "1"}, "holds 1 or nothing: write 0 in the rows without a click"),
     ],
 )
@@ -311,7 +311,8 @@ def test_other_outcomes_of_label_are_left_out(write):
 def test_column_that_decides_label_alone_is_left_out_and_its_auc_named(leak, write):
     text, recommender = drafted(write(clicks(**USERS, rating=leak)))
     assert recommender.features.names == ("user_id", "item_id")
-    assert "It decides the label alone (AUC 1.000)" in line_of(text, "rating") or "(AUC 0.99" in line_of(text, "rating")
+    line = line_of(text, "rating")
+    assert "It alone determines the label (AUC 1.000)" in line or "(AUC 0.99" in line
 
 
 def test_another_id_in_each_row_does_not_decide_label(write):
@@ -336,7 +337,7 @@ def test_ids_of_64_bits_and_with_zeros_before_them_are_exact_categories(write, t
     assert recommender.features.categorical == ("user", "item", "shop", "c7")
     assert recommender.features.categorical_options == {"item": WORDS, "shop": WORDS}
     assert f"{min(columns['user'])} to {max(columns['user'])}. Whole" in text
-    assert "which are kept as texts" in text
+    assert "so they are kept as texts" in text
     unsigned = {"user": pa.array(columns["user"], pa.uint64()), "click": columns["click"]}
     pq.write_table(pa.table(unsigned), tmp_path / "a.parquet")
     assert drafted(tmp_path / "a.parquet")[1].features.categorical == ("user",)
@@ -355,7 +356,7 @@ def test_ids_as_floats_beyond_2_to_53rd_are_left_out_with_sentence(write, tmp_pa
     )
     text, recommender = drafted(path)
     assert recommender.features.names == ("user_id", "item_id")
-    assert "each stands for several whole numbers; write ids as whole numbers or texts" in line_of(text, "member")
+    assert "which are ambiguous whole numbers; write ids as whole numbers or texts" in line_of(text, "member")
     columns = clicks(**USERS, member=lambda row: float(2**60 + 4096 * row["user"]))
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     assert "member" not in drafted(tmp_path / "a.parquet")[1].features.names
@@ -524,7 +525,7 @@ def test_bounded_number_of_rows_is_read_and_said(write):
     path = write(clicks(**USERS, shop=lambda row: 1 if row["n"] < 200 else 2))
     text = draft(read_sample(path, rows=150), name="shop", now=NOW)
     assert "from the first 150 rows of" in text
-    assert "being the same in the first 150 rows" in line_of(text, "shop")
+    assert "has the same value in the first 150 rows" in line_of(text, "shop")
     whole = draft(read_sample(path, rows=N), name="shop", now=NOW)
     assert f"from all {N} rows of" in whole
     assert "shop" in parse_recommender(whole, source="d").features.names

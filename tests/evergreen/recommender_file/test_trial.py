@@ -88,7 +88,7 @@ def test_all_lines_are_accounted_for_and_what_rows_hold_is_said(write):
         (rows(), HEADER.replace("click", "clicked"), "has no column 'click', the label of recommender shop"),
         (rows(), HEADER.replace("price", "prize"), r"lacks the columns \['price'\]"),
         ([], HEADER, "holds no row"),
-        ([f"0,{n},1,i,2,a" for n in range(9)], HEADER, "ts is .* no time between 1990 and tomorrow"),
+        ([f"0,{n},1,i,2,a" for n in range(9)], HEADER, "ts is .* not a time between 1990 and tomorrow"),
     ],
 )
 def test_what_ingest_would_refuse_is_refused(lines, header, refusal, write):
@@ -103,7 +103,7 @@ def test_column_that_decides_label_is_leak_and_others_are_none(write):
         write(rows(**{f"n{n}": row(n, price=(n % 5 == 0) * 3 + n % 2) for n in range(200)})), SHOP, now=NOW
     )
     assert {each.name: each.is_leak for each in trial.features} == dict(price=True, user=True, item=False, tags=False)
-    assert "WARNING: decides the label alone, so was it known before the click? price (AUC 1.000)" in said(trial)
+    assert "WARNING: alone determines the label, so was it known before the click? price (AUC 1.000)" in said(trial)
 
 
 def test_categories_of_newest_rows_that_no_earlier_row_has_are_counted(write):
@@ -147,7 +147,7 @@ def test_folder_is_tried_file_by_file_and_other_files_are_named(write, tmp_path)
     pq.write_table(pa.table(columns), tmp_path / "b.parquet")
     trial = try_rows(tmp_path, SHOP, now=NOW)
     assert (trial.rows, [file.counts.rows for file in trial.files]) == (200, [100, 100])
-    assert "passed over, since they are no click logs: notes.pdf" in said(trial)
+    assert "skipped files that are not click logs: notes.pdf" in said(trial)
 
 
 def test_only_first_rows_are_looked_at_and_all_are_counted(write):

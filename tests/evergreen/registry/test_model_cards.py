@@ -67,7 +67,7 @@ def test_model_that_was_taken_back_is_blocked_until_person_promotes_it(write, af
     assert spans(card)[0] == ("release", "2", "3")
     assert bool(card.blocked and card.blocked.time == "2026-01-03") == is_blocked
     assert card.served[-1].is_live != is_blocked
-    assert ("Taken back at 2026-01-03" in card_page(card)) == is_blocked
+    assert ("Rolled back at 2026-01-03" in card_page(card)) == is_blocked
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_more_rows_than_bytes_can_hold_are_refused_by_footer(tmp_path):
     folder.mkdir(parents=True)
     same = pa.repeat(pa.scalar(START, pa.timestamp("us", tz="UTC")), 5_000_000)
     pq.write_table(pa.table({raw_rows.EVENT_TIME: same}), folder / "part-0.parquet", compression="zstd")
-    assert "names 5000000 rows in" in told(folder.parent)
+    assert "states 5000000 rows in" in told(folder.parent)
 
 
 @pytest.mark.parametrize("is_socket", [False, True])

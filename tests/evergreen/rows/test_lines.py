@@ -124,8 +124,8 @@ def test_every_line_ambiguous_quote_may_span_is_rejected_none_invented(tmp_path)
     assert [number for number, _ in found] == [2, 8]
     assert [each.line for each in rejected] == [3, 4, 5, 6, 7]
     assert (counts.rejected, counts.continued) == (5, 0)
-    assert rejected[0].reason == "a quote opens here, and which one closes it cannot be told"
-    assert rejected[2].reason == "in line 3 a quote opens, and which one closes it cannot be told"
+    assert rejected[0].reason == "a quote opens here, and its closing quote is ambiguous"
+    assert rejected[2].reason == "in line 3 a quote opens, and its closing quote is ambiguous"
 
 
 def test_files_joined_with_another_order_of_columns_are_refused(tmp_path):

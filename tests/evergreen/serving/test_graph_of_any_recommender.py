@@ -147,7 +147,7 @@ def test_graph_finds_bucket_of_every_float_beside_boundary(tmp_path):
 
 @pytest.mark.parametrize(
     ("boundaries", "message"),
-    [({}, "boundaries are of"), ({"price": [1, 1]}, "that ascend"), ({"price": [1, 2, 3]}, "fewer than 3")],
+    [({}, "boundaries are given for"), ({"price": [1, 1]}, "that ascend"), ({"price": [1, 2, 3]}, "fewer than 3")],
 )
 def test_boundaries_that_are_no_buckets_are_refused(boundaries, message):
     options = {"price": NumericOptions(transform=("quantile_buckets(3)",))}
@@ -178,7 +178,7 @@ def test_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_pa
 
 
 def test_column_that_is_served_as_value_without_category_is_refused():
-    with pytest.raises(ContractError, match="shop is served as 6, which is none of its categories"):
+    with pytest.raises(ContractError, match="shop is served as 6, expected one of its categories"):
         shop_workflow(replace(SHOP, categorical_options={"shop": CategoricalOptions(served_as=6)}))
 
 

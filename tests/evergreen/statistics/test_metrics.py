@@ -70,7 +70,7 @@ def test_auc_of_one_click_exists_but_its_uncertainty_does_not():
     ("labels", "scores", "said"),
     [
         ([0, 1], [0.1], r"\(2,\) and \(1,\)"),
-        ([[0, 1]], [[0.1, 0.2]], "one same length"),
+        ([[0, 1]], [[0.1, 0.2]], "expected one length"),
         ([0, 2], [0.1, 0.2], "other than 0 and 1"),
         ([0, float("nan")], [0.1, 0.2], "other than 0 and 1"),
         ([0, 1, 1], [0.1, float("nan"), float("inf")], "2 scores are NaN or infinite"),

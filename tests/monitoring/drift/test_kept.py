@@ -109,7 +109,7 @@ def test_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
 
 
 def test_reports_of_another_revision_are_not_shown_and_watching_goes_on(watched, world):
-    old = {"mark": 0, "watch": None, "shown": [{"version": 1, "rows": 5, "columns": [{"column": "C1"}]}]}
+    old = {"cursor": 0, "watch": None, "shown": [{"version": 1, "rows": 5, "columns": [{"column": "C1"}]}]}
     watched.store.write_documents({"drift": old}, {})
     watched.start()
     assert watched.monitor._snapshot().drift is None

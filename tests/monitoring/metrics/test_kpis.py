@@ -162,7 +162,7 @@ def test_ranked_requests_reach_kpis(started):
     ]
     outcomes = [("a", 0, START + 5), ("a", 3, START + 6), ("b", 6, START + 7)]
     b.tick(*lists, prediction("d", 8, time=START + 3), clicks("o", outcomes), at=START + WINDOW + 10)
-    (kpis,) = b.monitor._measuring.shown
+    (kpis,) = b.monitor._measurements.shown
     labels = np.zeros((4, 8), int)
     for name, row, _ in outcomes:
         labels["abcd".index(name), row] = 1

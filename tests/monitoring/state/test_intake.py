@@ -260,7 +260,7 @@ def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench)
     b.tick(*forged)
     dead = {letter.message_id for letter in b.log.list_dead_letters()}
     assert dead == {f"forged {number}" for number in range(MAX_OTHERS, 3 * MAX_OTHERS)}
-    assert "unknown to the model store" in b.log.list_dead_letters()[0].reason
+    assert "unknown to the model registry" in b.log.list_dead_letters()[0].reason
     make_live(b.settings.store, release(b.settings.store, 7))
     b.tick(prediction("released", 1, version=7, time=START + 1), at=START + 1)
     assert b.monitor.serving_version == 7

@@ -63,13 +63,13 @@ def test_estimates_of_open_labels_are_shown_and_follow_records(started):
         clicks("o", [("a", 1, START + 1)]),
         at=START + 2,
     )
-    first, second = b.monitor._measuring.open_labels
+    first, second = b.monitor._measurements.open_labels
     assert (first.version, first.open_rows, first.open_clicks) == (1, 8, 1)
     assert (second.version, second.open_rows, second.final_at) == (2, 4, START + 1 + WINDOW)
     assert first.auc is None  # no delay is known yet
     b.tick(at=START + 1 + WINDOW)
-    assert b.monitor._measuring.open_labels == ()
-    assert len(b.monitor._measuring._delays) == 1
+    assert b.monitor._measurements.open_labels == ()
+    assert len(b.monitor._measurements._delays) == 1
 
 
 @pytest.mark.slow

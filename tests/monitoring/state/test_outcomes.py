@@ -154,11 +154,11 @@ def test_conversion_rate_follows_its_window_and_survives_restart(started):
     in_time = [("a", 0, START + 5), ("a", 0, START + 6), ("a", 1, START + 2 * WINDOW)]
     publish(b.log, prediction("a", 4), clicks("o", [("a", 2, START + 1)]))
     b.tick(clicks("p", [*in_time, ("a", 3, START + 4 * WINDOW), ("a", 9, START)], CONVERSION), at=START + WINDOW)
-    assert [kpis.conversion_rate for kpis in b.monitor._measuring.shown] == [None]
+    assert [kpis.conversion_rate for kpis in b.monitor._measurements.shown] == [None]
     b.start()
     b.tick(prediction("later", 1, time=START + 2 * WINDOW), at=START + 3 * WINDOW)
     b.monitor.stop()
-    assert [kpis.conversion_rate for kpis in b.monitor._measuring.shown] == [2 / 4]
+    assert [kpis.conversion_rate for kpis in b.monitor._measurements.shown] == [2 / 4]
     assert outcomes(b) == [("a", row, CONVERSION) for row in (0, 1, 3, 9)]
     assert b.monitor.windows[1].labels.sum() == 1, "a conversion is no click"
 

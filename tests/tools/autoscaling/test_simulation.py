@@ -45,7 +45,7 @@ def test_requests_are_all_accounted_for_and_same_seed_gives_same_run():
     for outcome in (first, other):
         counters = outcome.counters
         lost = outcome.num_arrived - counters.answered - counters.refused - counters.timed_out
-        assert lost == outcome.num_inside + outcome.num_homeless
+        assert lost == outcome.num_inside + outcome.num_without_pod
         assert sum(map(len, outcome.waits)) >= counters.answered
     assert first.counters == second.counters
     assert first.moments == second.moments
