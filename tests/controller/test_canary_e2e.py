@@ -1,4 +1,4 @@
-"""A canary on the real tritonserver under the real client's load: no request fails, and nobody meets it by accident."""
+"""Tests of a canary on the real tritonserver with the real client: no request fails."""
 
 import json
 import time
@@ -33,9 +33,10 @@ PATIENCE_SECONDS = 100.0
 
 
 class Load(BackgroundTraffic):
-    """Users who ask by the plan, without pause, in the background.
+    """Users who send requests by the plan, without pause, in the background.
 
-    The rows that both arms scored go to the archive, with labels drawn from the scores of the version named `truth`.
+    The rows that both arms scored go to the archive, with labels drawn from the scores of the
+    version named `truth`.
     """
 
     def __init__(self, url, objects, archive, raw_rows, *, truth):
@@ -69,7 +70,7 @@ class Load(BackgroundTraffic):
             self.fallbacks = dict(client.fallbacks)
 
     def _write(self, pairs):
-        """One archive file, whole when it has its name."""
+        """Write one archive file atomically."""
         random, now = np.random.default_rng(self.files), datetime.now(timezone.utc)
         served = np.concatenate([found.scores for _, found, _ in pairs])
         shadow = np.concatenate([other.scores for _, _, other in pairs])
@@ -92,7 +93,7 @@ class Load(BackgroundTraffic):
 
 @pytest.fixture
 def beside(deploy, settings, make_candidate, triton, client, tmp_path):
-    """Version 1 is live; starts version 2 as a canary and answers its settings."""
+    """Version 1 is live. Starts version 2 as a canary and returns its settings."""
     deploy(1)
     metrics = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
@@ -111,7 +112,7 @@ def beside(deploy, settings, make_candidate, triton, client, tmp_path):
 
 
 def watched(settings, tell):
-    """`controller.canary.steps` with a deadline, polling."""
+    """Watch the canary with a deadline and short polling."""
     deadline = time.monotonic() + PATIENCE_SECONDS
 
     def sleep(seconds):
@@ -172,7 +173,7 @@ def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
 
 
 def test_servers_counters_are_those_of_each_arm_by_version(beside, triton, client, raw_rows):
-    """Triton's names, labels and units, which the policy lives on; asked by hand and counted by hand."""
+    """The policy depends on Triton's names, labels and units, which are counted by hand."""
     beside()
     address = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
     arms = {"stable": Arm(model_name=MODEL_NAME, version=1), "canary": Arm(model_name=CANARY_NAME, version=2)}

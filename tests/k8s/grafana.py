@@ -12,8 +12,8 @@ DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text())
 """Dashboards by file name."""
 CHOSEN = {"namespace": "evergreen", "recommender": "shop", "version": ".+", "model": ".+"}
 CHOSEN |= {"__rate_interval": "1m", "__range": "1h"}
-"""Values of the variables: a namespace, all versions and models, and Grafana's own. Its minimum rate
-interval is four scrapes."""
+"""Values of the variables: a namespace, all versions and models, and Grafana's own. Its minimum
+rate interval is four scrapes."""
 
 
 class Asked(NamedTuple):

@@ -103,8 +103,9 @@ KUBE_STATE: dict[str, Labels] = {
     "kube_pod_container_status_restarts_total": _CONTAINER,
     "kube_pod_container_status_waiting_reason": _CONTAINER | {"reason"},
 }
-"""Source: kube-state-metrics, docs/metrics/workload/{horizontalpodautoscaler,deployment,pod}-metrics.md. Prometheus
-must be told to honour their own `namespace` and `pod` (`honorLabels`), as kube-prometheus-stack does."""
+"""Source: kube-state-metrics, docs/metrics/workload, pages of horizontalpodautoscaler, deployment
+and pod. Prometheus must be told to honour their own `namespace` and `pod` (`honorLabels`), as
+kube-prometheus-stack does."""
 PROMETHEUS: dict[str, Labels] = {"up": SCRAPED, "ALERTS": frozenset({"alertname", "alertstate", "severity"})}
 
 

@@ -183,7 +183,7 @@ def test_version_without_anything_to_go_back_to_is_not_judged(settings, before):
 
 
 def test_evidence_has_mean_of_one_under_terms_without_mean():
-    """By quadrature over half-normal priors: 1 without data, and growing only with the sum."""
+    """The reference is a quadrature: 1 without data, and growing only with the sum."""
     from scipy import integrate, stats
 
     bets = np.linspace(0.0, 3.0, 200_001)
