@@ -53,7 +53,7 @@ def test_report_says_what_was_done_first_and_lets_no_text_in(tmp_path, good):
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in parse_page(page)}
     assert text_of(page).count(EVIL) >= 4
     first = page.partition("<nav")[0]
-    assert '<div class="banner warn">The monitor asked for a run' in first
+    assert '<div class="banner warn">The monitor requested a run' in first
     assert '<div class="tiles">' in first
 
 
