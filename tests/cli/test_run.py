@@ -92,7 +92,7 @@ def test_folder_that_cannot_be_made_is_named(run_line, tmp_path, capsys):
     (tmp_path / "folder" / "lake").write_text("a file")
     assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml") == 2
     error = capsys.readouterr().err
-    assert f"error: folder {tmp_path / 'folder' / 'lake'} cannot be made: File exists" in error
+    assert f"error: folder {tmp_path / 'folder' / 'lake'} cannot be created: File exists" in error
     assert "Traceback" not in error
 
 

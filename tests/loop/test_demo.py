@@ -85,7 +85,7 @@ def test_every_decision_was_made_again_from_lake_and_is_one_that_was_made(turned
     written = (folder / "monitor" / "decisions.jsonl").read_bytes()
     found = summary["decisions"]
     assert found["points"] == len(written.splitlines()) > 20
-    assert f"{found['points']} decisions replayed from the lake, " in ended.output
+    assert f"{found['points']} decisions were replayed from the lake, " in ended.output
     # A machine that stalls for seconds delays a record past its decision. The lake then holds more
     # than was known.
     if not (found["late_requests"] or found["late_rows"]):
@@ -104,9 +104,9 @@ def test_report_needs_no_network(turned):
     folder, _, _ = turned
     page = (folder / "report.html").read_text()
     assert "newer ones" in page
-    assert "taken back" in page
+    assert "rolled back" in page
     assert "logged scores recomputed offline" in page
-    assert "decisions replayed from the lake, " in page
+    assert "decisions were replayed from the lake, " in page
     assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", page) == []
     assert re.findall(r"<(?:script|link|img|iframe)\b", page) == []
 

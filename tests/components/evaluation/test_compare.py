@@ -66,7 +66,7 @@ def test_difference_and_its_interval_are_those_of_formulas_scores(two, capsys):
         "training.learning_rate": [None, 0.5],
         "trained up to": ["2025-06-01T00:00:00+00:00", LEARNED],
     }
-    assert found["sizes"]["ids of categories"] == [sum(made.workflow.slot_sizes)] * 2
+    assert found["sizes"]["category ids"] == [sum(made.workflow.slot_sizes)] * 2
     assert not any(part["name"].startswith("categories") for part in found["slices"])
     assert sum(each["num_rows"] for each in found["calibration_a"]) == 3000
 
@@ -108,4 +108,4 @@ def test_rows_that_were_collected_are_named(two, capfd):
     made, _ = two
     replace(made.raw, holdout_uri=(made.root / "gone").as_uri()).write(verdict_paths(made.store, "candidate")[1])
     assert main(["older", "candidate", "--store", str(made.store)]) == 2
-    assert "go with its run's work folder" in capfd.readouterr().err
+    assert "are removed with the work folder of their run" in capfd.readouterr().err

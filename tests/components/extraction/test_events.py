@@ -251,7 +251,7 @@ def test_rows_written_again_with_their_click_and_no_key_are_told(tmp_path, caplo
     made = [{**row, "clicked": 0} for row in rows(300)]
     done = run(tmp_path, write(tmp_path / "a.csv", [*made, *[{**row, "clicked": 1} for row in made[:48]]]))
     assert (done.rows, done.repeated) == (348, 48)
-    assert "48 rows equal an earlier one in all but the label" in caplog.text
+    assert "48 rows equal an earlier row in everything but the label" in caplog.text
 
 
 def test_another_order_of_features_leaves_rows_known(tmp_path):
