@@ -209,7 +209,7 @@ def test_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_p
     bench = Bench(tmp_path)
     bench.start()
     shop = Recommender(name="shop", features=SHOPS[0])
-    with pytest.raises(ContractError, match=r"rows with \['I1', .*, expected rows of \['price', 'item', 'shop'\]"):
+    with pytest.raises(ContractError, match=r"the columns \['I1', .*, expected only \['price', 'item', 'shop'\]"):
         Monitor(bench.settings, subscriber=bench.log, store=bench.store, trigger=None, recommender=shop)
     bench.close()
 

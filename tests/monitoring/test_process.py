@@ -114,7 +114,7 @@ def test_log_that_is_away_at_start_is_waited_for_and_process_stays_healthy(proce
         somebody.execute("BEGIN EXCLUSIVE")
         monitor = p.monitor()
         reason = wait_for(lambda: p.refusal("/readyz"), "the reason")
-        assert "cut short" in reason
+        assert "the last iteration failed" in reason
         assert p.page("/healthz") == "ok\n"
         somebody.execute("ROLLBACK")
     wait_for(lambda: p.page("/readyz") == "ok\n", "readiness")

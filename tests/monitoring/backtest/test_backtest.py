@@ -89,7 +89,7 @@ def test_it_uses_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp
     assert json.loads(told[0].out)[0]["decision_points"] >= 20
     assert (told[1].out, told[1].err) == (told[0].out, "")
     assert "decision points, expected 20 or more to compare policies: labels wait 1800 s" in told[2].err
-    assert "--state takes the settings" in told[2].err
+    assert "--state uses the settings" in told[2].err
 
 
 @pytest.mark.parametrize(
