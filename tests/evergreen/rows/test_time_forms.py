@@ -69,9 +69,7 @@ def test_form_is_told_in_any_year_or_asked_for(first, form):
 
 
 def test_numbers_that_can_be_two_times_are_asked_for():
-    with pytest.raises(
-        ContractError, match="ts is '20101201', which can be YYYYMMDD or YYMMDDhh, expected data.time"
-    ):
+    with pytest.raises(ContractError, match="ts is '20101201', which can be YYYYMMDD or YYMMDDhh, expected data.time"):
         form_of(["20101201", "20101203"])
     assert form_of(["20101201", "20101231"]) == "YYYYMMDD"
 
