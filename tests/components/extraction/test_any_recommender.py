@@ -352,7 +352,7 @@ def test_missing_columns_duplicate_columns_and_absent_times_are_reported(tmp_pat
     names = replace(OWN_NAMES, event_time="event_time")
     (tmp_path / "times.csv").write_text(own_text(shop_rows(5), names, leave_out=("event_time",)))
     with pytest.raises(
-        ContractError, match="times.csv has no column 'event_time', expected times; .* --last-day 2026-03-07 --days 7"
+        ContractError, match="times.csv has no column 'event_time', expected times, .* --last-day 2026-03-07 --days 7"
     ):
         ingested(tmp_path, tmp_path / "times.csv", names=names)
     with pytest.raises(ContractError, match="last_day is None and days is 3, expected both, or none"):
@@ -379,7 +379,7 @@ def test_day_is_back_filled_by_files_of_lake_of_same_recommender(tmp_path):
     dataset = extracted(tmp_path / "lake", SHOP, tmp_path / "out")
     assert known(rows_in(dataset.train_uri, dataset.holdout_uri)) == corrected
     (tmp_path / "own.csv").write_text(own_text(rows))
-    with pytest.raises(ContractError, match="own.csv has event times and is not in the raw schema"):
+    with pytest.raises(ContractError, match="own.csv has event times but not the raw schema"):
         backfill([tmp_path / "own.csv"], recommender(data=OWN_NAMES), lake=str(tmp_path / "lake"), day=DAY.date())
 
 
