@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from demo import summary as numbers
-from demo.plan import DemoSettings, plan_for_simulator, read_verdicts
+from demo.plan import DemoSettings, plan_for_world, read_verdicts
 from demo.report import headline_sentence
 from demo.runner import LocalFolders
 from demo.summary import AucNumbers, Observations, ReleaseNumbers, ReplayedDecisions, TrafficDuring
@@ -99,7 +99,7 @@ CLEAR = [window(1, 0.78), window(2, 0.77)]
 
 
 def doubts(summary=GOOD, timeline=CLEAR):
-    plan = plan_for_simulator(DemoSettings(folder=Path("demo"), rows=60_000))
+    plan = plan_for_world(DemoSettings(folder=Path("demo"), rows=60_000))
     observed = Observations(
         folders=LocalFolders(root=Path("demo")), plan=plan, timeline=timeline,
         events=[], decisions=[], traffic=[], traffic_summary={}, stage_seconds={},
@@ -286,7 +286,7 @@ def judged_line(time, *, policy="sequential", version=1, **figures):
 
 
 def ways(summary, *, decisions=(), timeline=(), verdicts=(), drift_time=DRIFT_TIME):
-    plan = plan_for_simulator(DemoSettings(folder=Path("demo"), rows=60_000))
+    plan = plan_for_world(DemoSettings(folder=Path("demo"), rows=60_000))
     traffic = [{"time": 10.0 * second, "rows": 50} for second in range(21)]
     observed = Observations(
         folders=LocalFolders(root=Path("demo")), plan=plan, timeline=timeline, events=[], decisions=decisions,
