@@ -311,17 +311,21 @@ class RawDataset(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport(Manifest):
-    """What TFDV found, and what the rules made of it. Validation -> people; training, evaluation by reference."""
+    """Result of the validation step: TFDV's anomalies and the findings of the rules.
+
+    People read it. Training and evaluation follow a reference to it.
+    """
 
     decision: str
     """`pass`, `warn` or `block`."""
     reasons: list[str]
     """One sentence per finding that led to `warn` or `block`."""
     findings: list[dict[str, Any]]
-    """Each as `components.validation.findings.Finding`; `rule` is its name in `RULES`."""
+    """Findings in the form of `components.validation.findings.Finding`. `rule` is a name in
+    `RULES`."""
     drift: list[dict[str, Any]]
-    """Per judged feature, as `evergreen.statistics.comparison.ColumnDrift`, against the windows of the parent's line;
-    empty without a parent."""
+    """Drift per checked feature, as `evergreen.statistics.comparison.ColumnDrift`, against the
+    windows of the parent's lineage. Empty without a parent."""
     num_rows: int
     statistics_uri: str
     """DatasetFeatureStatisticsList of the training rows, binary protobuf."""
@@ -336,15 +340,17 @@ class ValidationReport(Manifest):
     reference_uri: str | None = None
     """The training rows counted for the monitor (`evergreen.statistics.reference`)."""
     label: dict[str, Any] | None = None
-    """Change of the click rate, as `components.validation.drift.LabelShift`; None without a parent."""
+    """Change of the click rate, as `components.validation.drift.LabelShift`. None without a
+    parent."""
     skew: list[dict[str, Any]] = field(default_factory=list)
-    """Per feature, training rows against served rows, as `components.validation.skew.SkewEntry`; empty if too few
-    joined."""
+    """Difference of training and served rows per feature, as
+    `components.validation.skew.SkewEntry`. Empty if too few rows joined."""
     served: dict[str, Any] | None = None
-    """What was compared, as `components.validation.skew.ServedRowFacts`; None if no served rows were named."""
+    """Counts of the compared rows, as `components.validation.skew.ServedRowFacts`. None if no
+    served rows were named."""
     windows_uri: str | None = None
-    """Summaries of the windows that the model will have learned from, for the next round's drift; None if there
-    are no rows."""
+    """Column profiles of all training windows of the lineage, for the next run's drift check. None
+    without rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -575,10 +581,11 @@ class Verdict(Manifest):
     raw_dataset: Reference | None = None
     """The `RawDataset` whose held-out rows it was evaluated on."""
     old_distribution: RowsQuality | None = None
-    """On rows of days before the window: what both models remember. None = no such rows were held out. The gate judges
-    by it on request only."""
+    """Quality on rows of days before the window, which shows whether the models forget. None if no
+    such rows were held out. The gate uses it only if the settings ask for it."""
     reordering_gain: ReorderingGain | None = None
-    """None = no held-out list was explored. Information: the gate does not judge by it."""
+    """Estimated gain from the candidate's order on randomized rankings. None if no such list was
+    held out. The gate does not use it."""
     champion_reference: str = "current"
     """How the run asked for the champion: `current`, `none` or a model id. Only a comparison with `current` grows stale
     when another model goes live."""
@@ -588,13 +595,13 @@ class Verdict(Manifest):
     warnings: list[str] = field(default_factory=list)
     """One sentence each for people. They refuse nothing."""
     advice: list[str] = field(default_factory=list)
-    """What would make the gate pass such a model, one sentence for each check that did not pass."""
+    """One sentence per check that did not pass, which says what would make it pass."""
     checks: list[Check] = field(default_factory=list)
     """The gate's checks with their numbers. The worst of them is `decision`."""
 
     @property
     def sentence(self) -> str:
-        """The headline and the warnings."""
+        """Return the headline and the warnings."""
         return "; ".join([self.reason, *(f"WARNING: {each}" for each in self.warnings)])
 
 

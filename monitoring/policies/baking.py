@@ -1,19 +1,23 @@
-"""Whether a new version is as good on live traffic as promised, judged from its release on until it is baked.
+"""Test whether a new version is as good on live traffic as the gate promised, until it is baked.
 
-In: matured rows of the serving version, what the gate measured of it, what was measured of its predecessor before. Out:
-a decision, `ROLLBACK` where the version must be taken back. Five tests share `bake_alpha` equally; four of outcomes:
+The input is the matured rows of the serving version, the gate's metrics of it, and earlier metrics
+of its predecessor. The output is a decision, `ROLLBACK` if the version must be rolled back. Five
+tests share `bake_alpha` equally. Four of them use outcomes:
 
-- AUC: the bets of `monitoring.policies.betting`, against the lower of two lower ends of 95 % intervals, the gate's and
-  that of the predecessor's last window, less `max_auc_loss`. The predecessor counts, because going back to a version
-  that is no better helps nobody: after a change of the world both are below what the gate promised.
-- Calibration, both ways, and the click rate: a sum over requests of what exceeds the limit, such as clicks - limit *
-  predicted, judged by `mixture_evidence` as often as one likes. Rows of one request are one term of the sum.
+- AUC: the e-process of `monitoring.policies.betting` tests it against a limit. The limit is the
+  lower end of two 95 % intervals, less `max_auc_loss`: the gate's interval, and that of the
+  predecessor's last window. The predecessor counts because a rollback to a version that is no
+  better helps nobody. After a change of user behaviour both are below the gate's promise.
+- Calibration in both directions, and the click rate: the test sums over requests what exceeds the
+  limit, for example clicks minus limit times predicted clicks. `mixture_evidence` evaluates the
+  sum, valid under any number of looks. Rows of one request are one term of the sum.
 
-The fifth is of scores that are no numbers, before any label is known (`monitoring.retraining.new_versions`). A version
-that gives every row the same score is taken back without a test.
+The fifth test counts scores that are not numbers, before any label is known
+(`monitoring.retraining.new_versions`). A version that gives every row the same score is rolled back
+without a test.
 
-Whoever takes the version back, and when its baking ends, is `controller.baking`'s. Drift of features takes
-nothing back: it says nothing of the version.
+`controller.baking` rolls the version back and decides when its baking ends. Feature drift rolls
+nothing back, because it says nothing about the version.
 """
 
 import math
@@ -34,7 +38,8 @@ BAKING = "baking"
 NUM_TESTS = 5
 """Among which `bake_alpha` is divided: four of outcomes and one of scores."""
 MIN_CLICKED_REQUESTS = 50
-"""Requests with a click, or as many expected, below which no sum is judged: it is not yet anything like normal."""
+"""Minimum requests with a click, or expected to have one, before a sum is tested. With fewer, the
+sum is far from normal."""
 STUCK_ROWS = 1_000
 """Rows of one and the same score that show that the model does not look at its input."""
 SUSPICION = 3.0
@@ -52,11 +57,16 @@ _UNDER, _OVER, _RATE = "more clicks than predicted", "fewer clicks than predicte
 
 
 def mixture_evidence(total: float, squares: float) -> float:
-    """Evidence that terms with a sum `total` and a sum of squares `squares` have a mean above 0; 1 without any.
+    """Return the evidence that terms have a mean above 0. It is 1 without any terms.
 
-    Where the mean is at most 0, the probability that the evidence ever reaches 1 / alpha is about alpha, at every look:
-    a mixture of exp(l * sum - l^2 * squares / 2) over half-normal l (Robbins 1970), for terms that are independent and
-    many (asymptotic: Waudby-Smith et al. 2021). docs/canary.md has what was simulated.
+    If the mean is at most 0, the probability that the evidence ever reaches 1 / alpha is about
+    alpha, under any number of looks. The evidence is a mixture of exp(l * total - l^2 * squares /
+    2) over half-normal l (Robbins 1970), for many independent terms (asymptotic: Waudby-Smith et
+    al. 2021).
+
+    Args:
+        total: Sum of the terms.
+        squares: Sum of their squares.
 
     >>> mixture_evidence(0.0, 0.0)
     1.0
@@ -81,11 +91,15 @@ class BakingPolicy:
         self._settings = settings
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`; memory: per version, its state, what it is held to and the tests' sums."""
+        """See `Policy`.
+
+        The memory holds, per version, its state, its limits and the sums of the tests.
+        """
         known: dict[str, Any] = dict(memory.get("versions", {}))
         version, has_rows = str(evidence.version), len(evidence.rows.labels) > 0
         if version not in known and not has_rows:
-            # A version is judged by its own rows alone, and held to what its predecessor's last ones show.
+            # Use only the version's own rows. The limits come from the last rows of its
+            # predecessor.
             reason = f"no row of model version {evidence.version} has matured yet"
             return self._decision(evidence, {**_NOTHING, "reason": reason}), memory
         state = known.get(version) or self._begin(evidence)
@@ -112,7 +126,7 @@ class BakingPolicy:
         return state
 
     def _judge(self, evidence: Evidence, state: Mapping[str, Any]) -> dict[str, Any]:
-        """The state after the rows of this decision point."""
+        """Return the state after the rows of this decision point."""
         settings, rows = self._settings, evidence.rows
         enough = NUM_TESTS / settings.bake_alpha
         state = {**state, "rows": state["rows"] + len(rows.labels)}
@@ -149,11 +163,14 @@ class BakingPolicy:
         return {**state, "reason": f"{reason} of {settings.bake_rows}, {served:.0f} s"}
 
     def _add_terms(self, rows: MaturedRows, state: Mapping[str, Any]) -> dict[str, list[float]]:
-        """The sums after these rows: of what exceeds each limit, of its squares, and clicks or clicks expected."""
+        """Return the sums after these rows: excess over each limit, its squares, and clicks or
+        expected clicks.
+        """
         ratio, least_rate = self._settings.max_calibration_ratio, state["least_rate"]
         clicks = np.bincount(rows.groups, rows.labels)
         predicted = np.bincount(rows.groups, rows.scores.astype(np.float64))
-        # Expected at the limit, so that a model whose clicks do not come at all is judged too.
+        # Use the clicks expected at the limit, so that a model that gets no clicks at all is tested
+        # too.
         terms = {
             _UNDER: (clicks - ratio * predicted, float((clicks > 0).sum())),
             _OVER: (predicted / ratio - clicks, float(np.minimum(predicted / ratio, 1.0).sum())),
@@ -187,13 +204,14 @@ def _check(name: str, evidence: float, enough: float) -> Check:
 
 
 def _since(evidence: Evidence) -> float:
-    """Since when the rows seen so far come from the serving version.
+    """Return the time since when the rows seen so far come from the serving version.
 
-    Rows of a version that was a canary, or that is live again, may be older than its last promotion.
+    Rows of a version that was a canary, or that is live again, can be older than its last
+    promotion.
     """
     return min(evidence.serving_since, evidence.time)
 
 
 def state_of(decision: Decision) -> str:
-    """What a decision of `BakingPolicy` says of its version, one of `evergreen.contracts.baking.STATES`."""
+    """Return the state of the version in a decision, one of `evergreen.contracts.baking.STATES`."""
     return {Action.ROLLBACK: BAD, Action.OK: WELL}.get(decision.action, BAKES)

@@ -1,4 +1,6 @@
-"""New versions while they bake: bad ones are taken back once, good ones baked once; with what real servers count."""
+"""Tests of baking with the counters of real servers: bad versions roll back once, good ones bake
+once.
+"""
 
 import dataclasses
 import json
@@ -31,7 +33,7 @@ from tests.support.served_names import MODEL_NAME
 
 
 def limited(settings):
-    """The settings, over a recommender with limits of its own."""
+    """Return the settings for a recommender with its own limits."""
     accept_into(settings.store, criteo_with(release={"bake_seconds": 60.0, "bake_rows": 1000}))
     return settings
 
@@ -54,7 +56,7 @@ def say(settings, state, *, version=2, reason="said by a test"):
 
 
 def told(settings):
-    """What the journal says, intents left out."""
+    """Return the journal's entries without intents."""
     return [(line.action, line.version) for line in read_entries(settings.store) if line.action != INTENT]
 
 

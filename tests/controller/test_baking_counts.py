@@ -1,4 +1,4 @@
-"""What servers count of a version that bakes, by made-up counters: its p99, and equal versions by the thousand."""
+"""Tests of server counters of a baking version with simulated counters: p99, and equal versions."""
 
 from dataclasses import replace
 
@@ -19,7 +19,10 @@ ADDRESSES = ("triton-a:8002", "triton-b:8002")
 
 
 def told(version, requests, p99_ms):
-    """A server's metrics of requests of 1 ms; `p99_ms` None = it keeps no quantiles."""
+    """Return a server's metrics of requests of 1 ms.
+
+    `p99_ms` None means that it exports no quantiles.
+    """
     labels = f'model="{MODEL_NAME}",version="{version}"'
     values = [("request_success", requests), ("compute_infer_duration_us", 1000 * requests)]
     lines = [f"nv_inference_{name}{{{labels}}} {value}" for name, value in values]
@@ -36,7 +39,10 @@ def test_p99_is_none_if_server_has_none_or_no_request_for_minute():
 
 
 class Rounds:
-    """Rounds ten seconds apart, 200 requests to each server in each; what p99 they tell is the test's."""
+    """Control rounds every ten seconds, with 200 requests to each server per round.
+
+    The test sets the p99.
+    """
 
     def __init__(self, world):
         self.world, self.clock, self.requests = world, Clock(), 0
@@ -55,7 +61,9 @@ class Rounds:
         self.world.release(version)
 
     def pass_by(self, number, *p99):
-        """Rounds until a version is taken back, `number` at most: how many, and what was done last."""
+        """Run rounds until a version is rolled back, at most `number`, and return their count and
+        last step.
+        """
         self.p99, done = p99, []
         while len(done) < number and (not done or done[-1].action != TAKEN_BACK):
             self.requests += 200

@@ -33,7 +33,9 @@ URLS = ("a:1", "b:1")
 
 
 class Place:
-    """A store with two models, live version 1, servers, an archive; and the canary's commands on them."""
+    """A registry with two models, live version 1, servers and an archive, with the canary's
+    commands.
+    """
 
     def __init__(self, root, make_candidate):
         self.store, self.repository, self.archive = root / "store", root / "repository", root / "archive"
@@ -49,7 +51,7 @@ class Place:
         return ServerDouble(url, repository=self.repository, state=self.store.with_name("servers"))
 
     def remember(self, place):
-        """Something that brings everything back to how it is now."""
+        """Return a function that restores the current state."""
         root, now, files = self.store.parent, self.clock.now, self.evidence_files
         shutil.copytree(root, place)
         counted = {url: copy.deepcopy(server.counted) for url, server in self.servers.items()}
@@ -90,7 +92,7 @@ class Place:
         return canary.CanarySettings(**{**values, **changes})
 
     def start(self, seed=2, **other):
-        """Starts the canary, and counts errors and latency from then on."""
+        """Start the canary, and count errors and latency from then on."""
         done = start(*self.candidates[seed], settings=self.release_settings(), **other)
         if self.plan() is not None and not self.plan().baseline:
             self.step()
@@ -106,7 +108,7 @@ class Place:
         return [entry.action for entry in read_entries(self.store)]
 
     def requests(self, *, canary_failures=0, canary_ms=1.0, canary_requests=100):
-        """Every server answers a stage's worth of requests of both arms."""
+        """Let every server answer the requests of one stage for both arms."""
         plan = self.plan()
         for server in self.servers.values():
             server.count(MODEL_NAME, plan.stable.version, success=500, infer_us=500_000)
@@ -117,7 +119,7 @@ class Place:
             )  # fmt: skip
 
     def pairs(self, num_rows=1300, *, canary_noise=0.3, stable_noise=0.3):
-        """Matured rows of the current stage, scored by both arms, served by either."""
+        """Archive matured rows of the current stage, scored by both arms and served by either."""
         self.clock.advance(10)
         plan, random = self.plan(), np.random.default_rng(self.evidence_files)
         truth = random.normal(-1, 1.5, num_rows)
@@ -140,7 +142,7 @@ class Place:
         self.evidence_files += 1
 
     def until_over(self, **changes):
-        """Steps as `watch` does, with evidence that nobody is worse; the last step."""
+        """Step like `watch`, with evidence that neither arm is worse, and return the last step."""
 
         def wait(seconds):
             self.clock.advance(seconds)
@@ -151,7 +153,9 @@ class Place:
         return canary.watch(self.settings(**changes), interval_seconds=1.0, sleep=wait)
 
     def check_served(self):
-        """Who follows the plan, or names no version, is answered by a version that the journal knows."""
+        """Check that a version of the journal answers every client, with the plan or without a
+        version.
+        """
         known = {entry.version for entry in read_entries(self.store)}
         plan, live = self.plan(), current(self.store)
         for server in self.servers.values():
@@ -176,7 +180,7 @@ def place(tmp_path, make_candidate):
 
 
 def assert_clean(place):
-    """No trace of a canary: on no server, in no plan, in no folder; the journal says that none is at work."""
+    """Check that no server, plan or folder has a canary, and that the journal has none running."""
     assert canary_at_work(place.store) is None
     plan = place.plan()
     assert plan is None or (plan.canary is None and plan.stable.version == current(place.store).version)
@@ -384,7 +388,7 @@ def test_candidate_that_passes_gate_takes_place_of_canary_and_live_version(place
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["plan written", "plan out of date"])
 def test_next_canary_unloads_one_before_once_clients_have_left_it(place, make_candidate, monkeypatch, is_told):
-    """Where no controller did: the plan may still name it."""
+    """If no controller unloaded it, the plan can still name it."""
     before = place.start().version
     third, fourth = (judged(make_candidate(place.store, seed), "pass") for seed in (3, 4))
 
@@ -581,7 +585,9 @@ def test_clock_that_was_set_back_cannot_keep_canary_draining_for_ever(place):
 
 
 def run_to(place, stage):
-    """Brings a fresh place to where `stage` is what happens next; answers what does it."""
+    """Bring a fresh place to the point where `stage` comes next, and return the function that runs
+    it.
+    """
     if stage == "start":
         return place.start
     place.start(**({"share": POLICY.shares[-1]} if stage == "promote" else {}))
@@ -645,7 +651,7 @@ def test_kill_at_any_step_is_put_right_by_next_one(tmp_path, make_candidate, sta
 
 
 def _killed_at_crash(place, act):
-    """Runs `act`; once it crashed, every further write of it fails too, as after a kill."""
+    """Run `act`. After the crash every further write fails too, as after a kill."""
     from evergreen.serving import site as site_module
 
     dead = []

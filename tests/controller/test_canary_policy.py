@@ -34,7 +34,10 @@ def result_of(found, name):
 
 
 def world(seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0, base=-1.0):
-    """Pairs of two models that see a planted logit through noise; rows of one request share most of both."""
+    """Return pairs of two models that see a planted logit with noise.
+
+    Rows of one request share most of the logit and the noise.
+    """
     random = np.random.default_rng(seed)
     requests = np.repeat(np.arange(math.ceil(num_pairs / rows)), rows)[:num_pairs]
 
@@ -52,7 +55,10 @@ def world(seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary
 
 
 def run(seed, policy=POLICY, counts=HEALTHY, **planted):
-    """How a canary of this world ends, and its pairs then: asked after every look's worth of them, twice."""
+    """Return how a canary of this simulated world ends, and its pairs at that time.
+
+    The policy is asked twice after each look's number of pairs.
+    """
     pairs = world(seed, policy.looks[-1] + 17, **planted)
     for size in policy.looks:
         now = pairs.first(size + 17)

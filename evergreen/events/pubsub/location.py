@@ -28,7 +28,7 @@ class PubsubOptions:
     """Options of the URL of a Pub/Sub log."""
 
     subscription: str | None = None
-    """The subscription; None = `<topic>-monitor`."""
+    """Name of the subscription. None means `<topic>-monitor`."""
     lease_seconds: float = PubsubSettings.lease_seconds
     """See `PubsubSettings`."""
     settle_seconds: float = PubsubSettings.settle_seconds

@@ -15,7 +15,10 @@ SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 
 
 def decided(labels, candidate, champion=None, *, settings, groups=None):
-    """The gate's answer to log-odds, whose calibration is another file's; without `groups` each row is a request."""
+    """Return the gate's verdict on log-odds. Without `groups` each row is a request.
+
+    Another file tests calibration.
+    """
     groups = np.arange(len(labels)) if groups is None else groups
     scores = [None if logits is None else 1 / (1 + np.exp(-logits)) for logits in (candidate, champion)]
     return gate.decide(labels, *scores, groups=groups, settings=replace(settings, max_calibration_factor=1e6))
@@ -26,7 +29,10 @@ def result_of(answer, name):
 
 
 def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
-    """Labels and two scores that see the clicks `candidate` and `champion` standard deviations apart."""
+    """Return labels and two scores.
+
+    The scores separate the clicks by `candidate` and `champion` standard deviations.
+    """
     random = np.random.default_rng(seed)
     labels = (random.random(n) < click_rate).astype(np.int8)
     shared = random.normal(size=n)

@@ -1,4 +1,4 @@
-"""What the gate refuses though all rows together would pass: a slice that is harmed, clicks predicted wrongly."""
+"""Tests of refusals of models whose overall numbers pass: a harmed slice, or wrong calibration."""
 
 import numpy as np
 import pytest

@@ -224,7 +224,7 @@ def test_inputs_that_do_not_belong_together_are_refused_in_one_line(make_round, 
     ("extracted", "asked"), [(None, "current"), ("another", "current"), ("champion-model", "none")]
 )
 def test_champion_that_extraction_did_not_know_is_no_opponent(make_round, capsys, extracted, asked):
-    """It became the champion while the run was under way: it may have learned the rows that judge."""
+    """A model that became champion during the run may have been trained on the evaluation rows."""
     made = make_round(500)
     made.release_champion(made.planted)
     made.change("raw", champion_model_id=extracted)
@@ -254,7 +254,7 @@ def test_metrics_are_finite_and_named(make_round):
 
 
 def run_as_component(made):
-    """The component's process, as Kubeflow starts it, and what it recorded."""
+    """Run the component's process as Kubeflow does, and return it with its recorded outputs."""
     files = dict.fromkeys(("statistics_uri", "schema_uri", "report_uri", "json_uri", "parent_statistics_uri"), "")
     report = {"decision": "warn", "reasons": ["I3 is <new>"], "findings": [], "drift": [], "raw_digest": "digest"}
     kept = keep(ValidationReport(**report, **files, num_rows=1), made.path("validation_report"))
