@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from demo import summary as numbers
-from demo.plan import DemoSettings, plan_for_world, read_verdicts
+from demo.plan import DemoSettings, plan_for_simulator, read_verdicts
 from demo.report import headline_sentence
 from demo.runner import LocalFolders
 from demo.summary import AucNumbers, Observations, ReleaseNumbers, ReplayedDecisions, TrafficDuring
@@ -46,7 +46,7 @@ def test_decisions_without_late_record_may_differ_and_report_says_so(late):
     summary = replace(GOOD, decisions=ReplayedDecisions(points=20, equal=False, digest="00", **late))
     assert numbers.failed_promises(summary, simulated=True) == []
     (sentence,) = [each for each in numbers.decision_sentences(summary) if "replayed" in each]
-    assert "not all equal" in sentence
+    assert "not all of them equal" in sentence
     assert f"{late.get('late_requests', 0)} requests reached the monitor after their decision point" in sentence
     assert f"{late.get('late_rows', 0)} rows after their bucket had closed" in sentence
 
@@ -63,7 +63,7 @@ def test_decisions_without_late_record_may_differ_and_report_says_so(late):
         ("decisions.equal", False, "decision"),
         ("release.during.requests_failed", 3, "3 requests failed during the release, expected 0"),
         ("bad_release.during.requests_failed", 3, "3 requests failed during a bad release and its rollback"),
-        ("bad_release.taken_back.seconds", 60.5, "rolled back after 60.5 s, expected less than 60"),
+        ("bad_release.rolled_back.seconds", 60.5, "rolled back after 60.5 s, expected less than 60"),
         ("verified.0.num_rows", 319, "639 logged scores were recomputed, expected the 640"),
         ("verified.1.same", False, "version 2 differs from its release: 0 of 320 logged scores, and no hash differ"),
         ("records.published", 641, "640 records archived, expected the 641 published"),
@@ -99,7 +99,7 @@ CLEAR = [window(1, 0.78), window(2, 0.77)]
 
 
 def doubts(summary=GOOD, timeline=CLEAR):
-    plan = plan_for_world(DemoSettings(folder=Path("demo"), rows=60_000))
+    plan = plan_for_simulator(DemoSettings(folder=Path("demo"), rows=60_000))
     observed = Observations(
         folders=LocalFolders(root=Path("demo")), plan=plan, timeline=timeline,
         events=[], decisions=[], traffic=[], traffic_summary={}, stage_seconds={},
@@ -158,8 +158,8 @@ NOTICE = {"time": 108.0, "kind": "decision", "policy": "data_drift", "text": "da
 
 def test_each_policys_first_sure_decision_counts_and_none_before_change():
     never = {"threshold": None, "sequential": None, "data_drift": None}
-    assert numbers.first_sure(DECISIONS, DRIFT_TIME) == {"threshold": 10.0, "sequential": 12.0, "data_drift": 4.5}
-    assert numbers.first_sure(DECISIONS, None) == numbers.first_sure(DECISIONS[:1], DRIFT_TIME) == never
+    assert numbers.first_alarms(DECISIONS, DRIFT_TIME) == {"threshold": 10.0, "sequential": 12.0, "data_drift": 4.5}
+    assert numbers.first_alarms(DECISIONS, None) == numbers.first_alarms(DECISIONS[:1], DRIFT_TIME) == never
 
 
 def drift_event(bucket_end, version=1, **distances):
@@ -226,7 +226,7 @@ def test_bad_release_counts_requests_from_start_to_answer_of_old_version():
     traffic += [traffic_line(202, 1), traffic_line(203, 1), traffic_line(204, {"1": 984, "2": 1000}, p99=7.5)]
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
     found = numbers.bad_release_numbers(PLANTED, traffic)
-    assert (found.made, found.taken_back) == tuple(PLANTED)
+    assert (found.made, found.rolled_back) == tuple(PLANTED)
     # The last line starts at 206, the moment of the answer. It counts, because the window is
     # closed.
     assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
@@ -286,7 +286,7 @@ def judged_line(time, *, policy="sequential", version=1, **figures):
 
 
 def ways(summary, *, decisions=(), timeline=(), verdicts=(), drift_time=DRIFT_TIME):
-    plan = plan_for_world(DemoSettings(folder=Path("demo"), rows=60_000))
+    plan = plan_for_simulator(DemoSettings(folder=Path("demo"), rows=60_000))
     traffic = [{"time": 10.0 * second, "rows": 50} for second in range(21)]
     observed = Observations(
         folders=LocalFolders(root=Path("demo")), plan=plan, timeline=timeline, events=[], decisions=decisions,
@@ -339,7 +339,7 @@ def test_change_without_effect_and_alarm_without_rows_say_what_is_missing(tmp_pa
 def test_rows_that_ran_out_before_change_are_counted(tmp_path):
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     (way,) = ways(replace(UNASKED, drift={}), verdicts=[known], drift_time=None)
-    assert "8,000 labelled rows fill the window before the change, and all 1,050 rows were sent by then" in way
+    assert "8,000 labelled rows fill the window before the drift, and all 1,050 rows were sent by then" in way
 
 
 def test_gate_without_auc_gives_its_own_advice_and_source_of_settings(tmp_path):
@@ -349,7 +349,7 @@ def test_gate_without_auc_gives_its_own_advice_and_source_of_settings(tmp_path):
     assert first == advice[0]
     assert second.startswith(advice[1])
     assert "write `gate: {min_auc: 0.52}` into a copy of the recommender's file (demo/recommender.yaml" in second
-    assert ways(UNASKED, verdicts=[verdict(tmp_path)])[0].startswith("more rows: the gate could not tell")
+    assert ways(UNASKED, verdicts=[verdict(tmp_path)])[0].startswith("more rows: the gate has no auc")
 
 
 def test_verdicts_come_in_order_of_models_whatever_their_runs_are_called(tmp_path):
