@@ -6,7 +6,7 @@ Each step runs in its environment, forked from a process with its libraries
 because training only stores it.
 
 The released graphs score traffic by the traffic plan. One arm scores each request for users, and
-the other one scores it as shadow traffic. `deployment.canary` evaluates the canary over the rows
+the other one scores it as shadow traffic. `controller.canary` evaluates the canary over the rows
 that both scored. No server runs, so both arms count as equally fast and without errors.
 `benchmarks.freshness` decides when runs happen.
 """

@@ -441,7 +441,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. `runtime.exit_codes` lists its exit codes."""
+    """Run the command. `evergreen.runtime.exit_codes` lists its exit codes."""
     arguments = build_parser().parse_args(argv)
     log_as_text()
     settings = IngestSettings(

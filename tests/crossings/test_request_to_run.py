@@ -170,7 +170,7 @@ def test_users_own_file_is_not_overwritten_and_drifting_column_must_exist(servic
     rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600, "replay_requests": 2_000}
     settings = plan_for_data(services.settings, own, **rows).recommender().settings
     assert (settings["gate"]["min_auc"], settings["training"]["seed"]) == (0.7, 1)
-    with pytest.raises(ContractError, match="drift column 'I99' is no feature, expected I9"):
+    with pytest.raises(ContractError, match="drift column 'I99' is not a feature, expected I9"):
         plan_for_data(replace(services.settings, drift_columns=("I99",)), own, **rows)
 
 

@@ -355,7 +355,7 @@ def test_missing_columns_duplicate_columns_and_absent_times_are_reported(tmp_pat
         ContractError, match="times.csv has no column 'event_time', expected times, .* --last-day 2026-03-07 --days 7"
     ):
         ingested(tmp_path, tmp_path / "times.csv", names=names)
-    with pytest.raises(ContractError, match="last_day is None and days is 3, expected both, or none"):
+    with pytest.raises(ContractError, match="last_day is None and days is 3, expected both, or neither"):
         ingested(tmp_path, tmp_path / "times.csv", days=3)
 
 
