@@ -163,8 +163,9 @@ class BakingPolicy:
         return {**state, "reason": f"{reason} of {settings.bake_rows}, {served:.0f} s"}
 
     def _add_terms(self, rows: MaturedRows, state: Mapping[str, Any]) -> dict[str, list[float]]:
-        """Return the sums after these rows: excess over each limit, its squares, and clicks or
-        expected clicks.
+        """Return the sums after these rows.
+
+        They are the excess over each limit, its squares, and clicks or expected clicks.
         """
         ratio, least_rate = self._settings.max_calibration_ratio, state["least_rate"]
         clicks = np.bincount(rows.groups, rows.labels)

@@ -1,5 +1,4 @@
-"""Tests of baking with the counters of real servers: bad versions roll back once, good ones bake
-once.
+"""Tests of baking with the counters of real servers: bad versions roll back, good ones bake, once.
 """
 
 import dataclasses

@@ -61,8 +61,9 @@ class Rounds:
         self.world.release(version)
 
     def pass_by(self, number, *p99):
-        """Run rounds until a version is rolled back, at most `number`, and return their count and
-        last step.
+        """Run at most `number` rounds until a version is rolled back.
+
+        Return their count and last step.
         """
         self.p99, done = p99, []
         while len(done) < number and (not done or done[-1].action != TAKEN_BACK):

@@ -33,8 +33,7 @@ URLS = ("a:1", "b:1")
 
 
 class Place:
-    """A registry with two models, live version 1, servers and an archive, with the canary's
-    commands.
+    """A registry with two models, live version 1, servers, an archive, and the canary's commands.
     """
 
     def __init__(self, root, make_candidate):
@@ -153,9 +152,7 @@ class Place:
         return canary.watch(self.settings(**changes), interval_seconds=1.0, sleep=wait)
 
     def check_served(self):
-        """Check that a version of the journal answers every client, with the plan or without a
-        version.
-        """
+        """Check that a version of the journal answers every client, also without a version."""
         known = {entry.version for entry in read_entries(self.store)}
         plan, live = self.plan(), current(self.store)
         for server in self.servers.values():
@@ -585,8 +582,9 @@ def test_clock_that_was_set_back_cannot_keep_canary_draining_for_ever(place):
 
 
 def run_to(place, stage):
-    """Bring a fresh place to the point where `stage` comes next, and return the function that runs
-    it.
+    """Bring a fresh place to the point where `stage` comes next.
+
+    Return the function that runs it.
     """
     if stage == "start":
         return place.start
