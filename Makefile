@@ -83,6 +83,7 @@ check: environments
 	$(DRIVER) -m ruff check .
 	$(DRIVER) -m ruff format --check .
 	$(DRIVER) -m mypy
+	$(DRIVER) -m tools.prose_lint
 	.venvs/driver/bin/lint-imports
 	$(DRIVER) -m cli compile --output build/check/retraining.yaml
 	@cmp build/check/retraining.yaml tests/pipelines/golden/retraining.yaml || { \

@@ -77,13 +77,23 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
     Its output is shown, or goes to its log.
     """
     plan, began = PLANS[name], time.monotonic()
-    command = [str(python_of(plan.environment)), "-m", f"benchmarks.{name}", *["--quick"] * is_quick]
+    command = [
+        str(python_of(plan.environment)),
+        "-m",
+        f"benchmarks.{name}",
+        *["--quick"] * is_quick,
+    ]
     minutes = plan.quick if is_quick else plan.full
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "ORT_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
     with open(MEASURED / f"{name}.log", "w") as log:
         shown = {} if is_shown else {"stdout": log, "stderr": log}
         process = subprocess.Popen(
-            command, cwd=REPOSITORY, env=os.environ | quiet, stdin=subprocess.DEVNULL, start_new_session=True, **shown
+            command,
+            cwd=REPOSITORY,
+            env=os.environ | quiet,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            **shown,
         )
         try:
             code = process.wait(60 * minutes)
@@ -106,10 +116,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     minutes_of = ", ".join(f"{name} ({plan.quick}, {plan.full})" for name, plan in PLANS.items())
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"benchmark, and its maximum minutes, quick and full: {minutes_of}"
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"benchmark, and its maximum minutes, quick and full: {minutes_of}",
     )
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, to test that they run")
-    parser.add_argument("--again", action="store_true", help="also repeat benchmarks that were measured at this commit")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer and shorter rounds, to test that they run"
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="also repeat benchmarks that were measured at this commit",
+    )
     flags = parser.parse_args(argv)
     if unknown := set(flags.names) - set(PLANS):
         parser.error(f"no benchmark is named {sorted(unknown)}, expected {', '.join(PLANS)}")

@@ -58,7 +58,14 @@ def measure(rows: int) -> dict[str, Any]:
         write_backlog(folder, rows)
         flags = {name: folder / name for name in ("state", "archive", "store")}
         words = [f"--{name}={path}" for name, path in flags.items()]
-        command = [sys.executable, "-m", "monitoring", f"--log=sqlite:///{folder / 'log.db'}", "--http-port=0", *words]
+        command = [
+            sys.executable,
+            "-m",
+            "monitoring",
+            f"--log=sqlite:///{folder / 'log.db'}",
+            "--http-port=0",
+            *words,
+        ]
         began, before = time.monotonic(), os.times()
         with open(folder / "said", "wb") as said:
             process = subprocess.Popen(command, cwd=REPOSITORY, stdout=said, stderr=said)
@@ -67,7 +74,10 @@ def measure(rows: int) -> dict[str, Any]:
             while matured < rows:
                 time.sleep(POLL_SECONDS)
                 if process.poll() is not None:
-                    raise RuntimeError(f"the monitor ended with {process.returncode}: {(folder / 'said').read_text()}")
+                    raise RuntimeError(
+                        f"the monitor ended with {process.returncode}: "
+                        f"{(folder / 'said').read_text()}"
+                    )
                 peak = max(peak, anonymous_memory(process.pid))
                 matured = _counters(folder / "state").get("matured", 0.0)
             seconds = time.monotonic() - began
@@ -75,7 +85,9 @@ def measure(rows: int) -> dict[str, Any]:
             process.send_signal(signal.SIGTERM)
             process.wait()
     after = os.times()
-    used = after.children_user + after.children_system - before.children_user - before.children_system
+    used = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     return {"rows": int(matured), "seconds": seconds, "processor_seconds": used, "peak_bytes": peak}
 
 
@@ -100,7 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = f"{found['rows']:,} rows in messages of {ROWS_A_MESSAGE}"
         document["figures"] += [
             Figure(f"{name}, by the clock", spread([found["seconds"]]), "s"),
-            Figure(f"{name}, with start and stop", spread([found["processor_seconds"]]), "s of a core"),
+            Figure(
+                f"{name}, with start and stop", spread([found["processor_seconds"]]), "s of a core"
+            ),
             Figure("anonymous memory at most", spread([found["peak_bytes"] / 2**20]), "MiB"),
         ]
     return 0

@@ -25,7 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
-from benchmarks.cache_model import CACHE_BYTES, CACHED, NETWORKS, PLAIN, RequestStream, repeating_share, write_models
+from benchmarks.cache_model import (
+    CACHE_BYTES,
+    CACHED,
+    NETWORKS,
+    PLAIN,
+    RequestStream,
+    repeating_share,
+    write_models,
+)
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.serving_model import WORLD_SEED
 from benchmarks.spread import Figure, spread
@@ -105,12 +113,19 @@ def measure(
     counted = {kind: increase(before[kind], counters(client, name)) for kind, name in names.items()}
     hits, planted = counted[CACHED]["cache_hits"], num_rounds * count // 2
     if hits != planted:
-        raise Unplanted(f"{network} at {num_rows} rows: the server counted {hits} hits, expected {planted}")
-    miss, hit = spread([each.miss_cost for each in rounds]), spread([each.hit_saving for each in rounds])
+        raise Unplanted(
+            f"{network} at {num_rows} rows: the server counted {hits} hits, expected {planted}"
+        )
+    miss, hit = (
+        spread([each.miss_cost for each in rounds]),
+        spread([each.hit_saving for each in rounds]),
+    )
     return {
         "case": f"{network}, {num_rows} row{'s' if num_rows > 1 else ''}",
         "plain_ms": spread([each.plain for each in rounds]),
-        "saved_by_rate": {str(rate): spread([each.saved(rate / 100) for each in rounds]) for rate in HIT_RATES},
+        "saved_by_rate": {
+            str(rate): spread([each.saved(rate / 100) for each in rounds]) for rate in HIT_RATES
+        },
         "miss_cost_ms": miss,
         "hit_saving_ms": hit,
         "break_even": break_even(miss.median, hit.median),
@@ -119,7 +134,11 @@ def measure(
 
 
 def _ask_one_round(
-    client: InferenceServerClient, names: dict[str, str], requests: RequestStream, *, hits: NDArray[np.bool_]
+    client: InferenceServerClient,
+    names: dict[str, str],
+    requests: RequestStream,
+    *,
+    hits: NDArray[np.bool_],
 ) -> list[Pair]:
     warm = requests.fresh(_WARM)
     for request in warm:
@@ -162,24 +181,37 @@ def break_even(miss_cost: float, hit_saving: float) -> float | None:
 def print_case(result: dict[str, Any]) -> None:
     """Print the table of one case."""
     plain, compute = result["plain_ms"].shown(".3f"), result["compute_us"]
-    print(f"\n{result['case']}: {plain} ms without the cache, of which the model computes {compute:,.0f} us")
+    print(
+        f"\n{result['case']}: {plain} ms without the cache, of which the model computes "
+        f"{compute:,.0f} us"
+    )
     for rate, saved in result["saved_by_rate"].items():
         print(f"  at {rate:>3}% hits the cache saves {saved.shown('.0%')} of the time")
     miss, hit, rate = result["miss_cost_ms"], result["hit_saving_ms"], result["break_even"]
     pays = "never" if rate is None else f"from {rate:.1%} hits"
-    print(f"  a miss costs {miss.shown('+.3f')} ms, a hit saves {hit.shown('.3f')} ms: pays {pays}", flush=True)
+    print(
+        f"  a miss costs {miss.shown('+.3f')} ms, a hit saves {hit.shown('.3f')} ms: pays {pays}",
+        flush=True,
+    )
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all cases, and return 0."""
-    flags = benchmark_parser("cache", __doc__, quick="under a minute: fewer requests, wider spreads").parse_args(argv)
+    flags = benchmark_parser(
+        "cache", __doc__, quick="under a minute: fewer requests, wider spreads"
+    ).parse_args(argv)
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        print("one request at a time; median of a round, then median (least to most) over rounds", flush=True)
+        print(
+            "one request at a time; median of a round, then median (least to most) over rounds",
+            flush=True,
+        )
         scratch, world, results = Path(folder), World.create(WORLD_SEED), {}
         settings = TritonSettings(cache_bytes=CACHE_BYTES)
         with (
-            TritonServer(scratch / "repository", log=scratch / "triton.log", settings=settings) as server,
+            TritonServer(
+                scratch / "repository", log=scratch / "triton.log", settings=settings
+            ) as server,
             InferenceServerClient(server.grpc_url, channel_args=list(GRPC_OPTIONS)) as client,
         ):
             for network in NETWORKS:

@@ -39,10 +39,15 @@ def write_models(repository: Path, network: str, *, world: World, scratch: Path)
     weights, graph = scratch / f"weights {network}", scratch / f"graph {network}"
     table = write_initial_model(weights, config, workflow.slot_sizes, seed=0).table
     graph.mkdir()
-    write_graph(graph, workflow, [table], network=read_network(weights / NETWORK_FILE), name=network)
+    write_graph(
+        graph, workflow, [table], network=read_network(weights / NETWORK_FILE), name=network
+    )
     rows = drawn_features(world, 1, seed=9)
     golden = GoldenRows(
-        features=CRITEO, dense=rows.dense, categorical=rows.categorical, expected=np.zeros(1, np.float32)
+        features=CRITEO,
+        dense=rows.dense,
+        categorical=rows.categorical,
+        expected=np.zeros(1, np.float32),
     )
     golden.save(graph / GOLDEN_FILE)
     names = []
@@ -52,8 +57,12 @@ def write_models(repository: Path, network: str, *, world: World, scratch: Path)
         folder = repository / name / "1"
         folder.mkdir(parents=True)
         for file, content in assemble(1, graph, options).items():
-            (folder / file).write_bytes(content if isinstance(content, bytes) else content.read_bytes())
-        (repository / name / "config.pbtxt").write_text(triton_config(name, options, [1], features=CRITEO))
+            (folder / file).write_bytes(
+                content if isinstance(content, bytes) else content.read_bytes()
+            )
+        (repository / name / "config.pbtxt").write_text(
+            triton_config(name, options, [1], features=CRITEO)
+        )
         names.append(name)
     return names
 

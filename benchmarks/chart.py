@@ -6,7 +6,18 @@ from markupsafe import escape
 
 from evergreen.reports.svg import HEIGHT, WIDTH, Line, line_chart
 
-COLORS = ("#2563eb", "#dc2626", "#059669", "#d97706", "#7c3aed", "#0891b2", "#777", "#db2777", "#65a30d", "#111")
+COLORS = (
+    "#2563eb",
+    "#dc2626",
+    "#059669",
+    "#d97706",
+    "#7c3aed",
+    "#0891b2",
+    "#777",
+    "#db2777",
+    "#65a30d",
+    "#111",
+)
 
 
 def chart_file(lines: Sequence[Line], *, y_label: str, x_unit: str) -> str:
@@ -26,7 +37,9 @@ def chart_file(lines: Sequence[Line], *, y_label: str, x_unit: str) -> str:
         place += width
     size = f"{WIDTH} {HEIGHT + 16 * row}"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}"><style>text{{font:12px sans-serif;'
-        f'fill:#333}}.grid{{stroke:#e5e5e5}}</style><rect width="{WIDTH}" height="{HEIGHT + 16 * row}" fill="#fff"/>'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}"><style>text{{font:12px '
+        "sans-serif;"
+        f'fill:#333}}.grid{{stroke:#e5e5e5}}</style><rect width="{WIDTH}" '
+        f'height="{HEIGHT + 16 * row}" fill="#fff"/>'
         f'<text x="4" y="30">{escape(y_label)}</text>{body}{legend}</svg>\n'
     )

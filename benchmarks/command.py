@@ -37,7 +37,12 @@ def benchmark_parser(name: str, description: str | None, *, quick: str) -> argpa
     parser.set_defaults(benchmark=name)
     parser.add_argument("--quick", action="store_true", help=quick)
     output = MEASURED / f"{name}.json"
-    parser.add_argument("--output", type=Path, default=output, help="JSON file with all figures (default: %(default)s)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=output,
+        help="JSON file with all figures (default: %(default)s)",
+    )
     return parser
 
 
@@ -78,9 +83,13 @@ def run_to_end(command: Sequence[str]) -> str:
     Raises:
         RuntimeError: the command failed. The message has the end of its output.
     """
-    done = subprocess.run(command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    done = subprocess.run(
+        command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
     if done.returncode:
-        raise RuntimeError(f"{command[1:4]} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+        raise RuntimeError(
+            f"{command[1:4]} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
+        )
     return done.stdout
 
 
@@ -109,7 +118,9 @@ def measure(command: list[str]) -> Run:
     """
     before = os.times()
     began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
     peak = 0
     while process.poll() is None:
         peak = max(peak, sum(map(anonymous_memory, _tree(process.pid))))
@@ -118,7 +129,9 @@ def measure(command: list[str]) -> Run:
     said, after = process.communicate()[0], os.times()
     if process.returncode:
         raise StepProcessFailed(f"{command[2:4]} ended with {process.returncode}: {said[-500:]}")
-    used = after.children_user + after.children_system - before.children_user - before.children_system
+    used = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
     return Run(seconds, used, peak)
 
 
@@ -135,7 +148,9 @@ def _tree(pid: int) -> Iterator[int]:
 def anonymous_memory(pid: int) -> int:
     """Return the anonymous memory of a process in bytes, or 0 once it has ended."""
     try:
-        found = re.search(r"^Pss_Anon:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
+        found = re.search(
+            r"^Pss_Anon:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE
+        )
     except OSError:
         return 0
     return 1024 * int(found[1]) if found else 0

@@ -35,17 +35,49 @@ class Integers(NamedTuple):
 INTEGERS = tuple(
     Integers(*each)
     for each in (
-        (0.436, 1, 1.5), (0, 4, 2.5), (0.227, 6, 2.0), (0.247, 4, 1.2), (0.037, 2671, 2.2),
-        (0.235, 35, 1.8), (0.044, 3, 1.8), (0.001, 8, 0.9), (0.044, 42, 1.5), (0.436, 0.5, 0.9),
-        (0.044, 1, 1.5), (0.765, 0.5, 1.4), (0.247, 4, 1.3),
+        (0.436, 1, 1.5),
+        (0, 4, 2.5),
+        (0.227, 6, 2.0),
+        (0.247, 4, 1.2),
+        (0.037, 2671, 2.2),
+        (0.235, 35, 1.8),
+        (0.044, 3, 1.8),
+        (0.001, 8, 0.9),
+        (0.044, 42, 1.5),
+        (0.436, 0.5, 0.9),
+        (0.044, 1, 1.5),
+        (0.765, 0.5, 1.4),
+        (0.247, 4, 1.3),
     )
-)  # fmt: skip
+)
 CATEGORIES = (
-    (0, 10_000_000), (0, 40_000), (0.034, 2_000_000), (0.034, 500_000), (0, 300), (0.12, 24),
-    (0, 12_000), (0, 630), (0, 3), (0, 10_000_000), (0, 5600), (0.034, 1_500_000), (0, 3200),
-    (0, 27), (0, 15_000), (0.034, 1_000_000), (0, 10), (0, 5600), (0.46, 2100), (0.46, 10_000_000),
-    (0.034, 10_000_000), (0.77, 10_000_000), (0, 15), (0.034, 140_000), (0.46, 105), (0.46, 90_000),
-)  # fmt: skip
+    (0, 10_000_000),
+    (0, 40_000),
+    (0.034, 2_000_000),
+    (0.034, 500_000),
+    (0, 300),
+    (0.12, 24),
+    (0, 12_000),
+    (0, 630),
+    (0, 3),
+    (0, 10_000_000),
+    (0, 5600),
+    (0.034, 1_500_000),
+    (0, 3200),
+    (0, 27),
+    (0, 15_000),
+    (0.034, 1_000_000),
+    (0, 10),
+    (0, 5600),
+    (0.46, 2100),
+    (0.46, 10_000_000),
+    (0.034, 10_000_000),
+    (0.77, 10_000_000),
+    (0, 15),
+    (0.034, 140_000),
+    (0.46, 105),
+    (0.46, 90_000),
+)
 """Missing share and number of values of each category column. As in Criteo 1TB, five columns have
 ten million values."""
 
@@ -57,7 +89,9 @@ def write_tsv_gz(path: Path, num_rows: int, *, seed: int = 0) -> None:
     with gzip.open(path, "wb", compresslevel=6) as file:
         for first in range(0, num_rows, _BLOCK_ROWS):
             text = io.BytesIO()
-            pv.write_csv(_random_text_table(random, min(_BLOCK_ROWS, num_rows - first)), text, options)
+            pv.write_csv(
+                _random_text_table(random, min(_BLOCK_ROWS, num_rows - first)), text, options
+            )
             file.write(text.getbuffer())
 
 
@@ -70,8 +104,14 @@ def _random_text_table(random: np.random.Generator, n: int) -> Any:
         columns[name] = pa.array(values, mask=random.random(n) < missing)
     for number, (name, (missing, size)) in enumerate(zip(CATEGORICAL, CATEGORIES), start=1):
         ranks = np.minimum(size ** random.random(n), size).astype(np.uint64) - np.uint64(1)
-        hashes = (ranks * np.uint64(64) + np.uint64(number)) * np.uint64(2_654_435_761) % np.uint64(2**32)
-        columns[name] = pa.array(hex_texts(hashes).astype(object), pa.string(), mask=random.random(n) < missing)
+        hashes = (
+            (ranks * np.uint64(64) + np.uint64(number))
+            * np.uint64(2_654_435_761)
+            % np.uint64(2**32)
+        )
+        columns[name] = pa.array(
+            hex_texts(hashes).astype(object), pa.string(), mask=random.random(n) < missing
+        )
     return pa.table(columns)
 
 
@@ -82,5 +122,7 @@ def hex_texts(hashes: NDArray[np.uint64]) -> NDArray[np.str_]:
     ['000000ff', 'ffffffff']
     """
     digits = (hashes[:, None] >> np.arange(28, -1, -4, dtype=np.uint64)) & np.uint64(15)
-    texts: NDArray[np.str_] = np.ascontiguousarray(_DIGITS[digits.astype(np.intp)]).view("S8").ravel().astype("U8")
+    texts: NDArray[np.str_] = (
+        np.ascontiguousarray(_DIGITS[digits.astype(np.intp)]).view("S8").ravel().astype("U8")
+    )
     return texts

@@ -38,8 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         summary = document["summary"] = json.loads((FOLDER / "summary.json").read_text())
         document["figures"] = [
             Figure("the whole demo", spread([seconds]), "s", target=SECONDS_TARGET),
-            *(Figure(said, spread([summary["seconds"][stage]]), "s") for stage, said in STAGES.items()),
-            Figure("requests failed", spread([summary["requests"]["failed"]]), "requests", target=0),
+            *(
+                Figure(said, spread([summary["seconds"][stage]]), "s")
+                for stage, said in STAGES.items()
+            ),
+            Figure(
+                "requests failed", spread([summary["requests"]["failed"]]), "requests", target=0
+            ),
             Figure("request of 64 rows, p50", spread([summary["latency_ms"]["p50"]]), "ms"),
             Figure("request of 64 rows, p99", spread([summary["latency_ms"]["p99"]]), "ms"),
             Figure(

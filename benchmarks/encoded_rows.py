@@ -16,9 +16,33 @@ from evergreen.contracts.criteo import CRITEO, NUM_DENSE
 from evergreen.contracts.workflow import PADDING_ID
 
 SAMPLE_SLOT_SIZES = [
-    203931, 18598, 14092, 7012, 18977, 4, 6385, 1245, 49, 186213, 71328, 67288, 11,
-    2168, 7338, 61, 4, 932, 15, 204515, 141526, 199433, 60919, 9137, 71, 34,
-]  # fmt: skip
+    203931,
+    18598,
+    14092,
+    7012,
+    18977,
+    4,
+    6385,
+    1245,
+    49,
+    186213,
+    71328,
+    67288,
+    11,
+    2168,
+    7338,
+    61,
+    4,
+    932,
+    15,
+    204515,
+    141526,
+    199433,
+    60919,
+    9137,
+    71,
+    34,
+]
 _LARGE_SLOT = 10_000
 """Slot size above which a longer log adds categories. Smaller slots have all their categories
 already."""
@@ -41,11 +65,15 @@ def slot_sizes_for(table_rows: int) -> list[int]:
 class PlantedLogit:
     """Generator of rows with a known click probability."""
 
-    def __init__(self, slot_sizes: list[int], seed: int = 1, *, features: Features = CRITEO) -> None:
+    def __init__(
+        self, slot_sizes: list[int], seed: int = 1, *, features: Features = CRITEO
+    ) -> None:
         """Draw the weights. `features` are Criteo's, and lists of their categories."""
         random = np.random.default_rng(seed)
         self.slot_sizes, self._places = slot_sizes, features.places
-        self._by_id = [_WEIGHT_OF_ID * random.standard_normal(size, np.float32) for size in slot_sizes]
+        self._by_id = [
+            _WEIGHT_OF_ID * random.standard_normal(size, np.float32) for size in slot_sizes
+        ]
         self._by_dense = _WEIGHT_OF_DENSE * random.standard_normal(NUM_DENSE, np.float32)
 
     def draw(self, num_rows: int, seed: int) -> tuple[Rows, NDArray[np.float32]]:
@@ -61,10 +89,18 @@ class PlantedLogit:
             logits += weights[ids[:, slot]]
         for start, stop, pool in self._places.lists:
             slot, shape = self._places.slots[start], (num_rows, stop - start)
-            drawn = np.expm1(random.random(shape) * np.log1p(self.slot_sizes[slot])).astype(np.int32)
-            is_there = np.arange(shape[1]) < random.integers(0, shape[1], (num_rows, 1), endpoint=True)
-            ids[:, start:stop] = np.where(is_there, np.clip(drawn, 1, self.slot_sizes[slot] - 1), PADDING_ID)
-            pooled = np.where(is_there, self._by_id[slot][ids[:, start:stop]], np.float32(0)).sum(axis=1)
+            drawn = np.expm1(random.random(shape) * np.log1p(self.slot_sizes[slot])).astype(
+                np.int32
+            )
+            is_there = np.arange(shape[1]) < random.integers(
+                0, shape[1], (num_rows, 1), endpoint=True
+            )
+            ids[:, start:stop] = np.where(
+                is_there, np.clip(drawn, 1, self.slot_sizes[slot] - 1), PADDING_ID
+            )
+            pooled = np.where(is_there, self._by_id[slot][ids[:, start:stop]], np.float32(0)).sum(
+                axis=1
+            )
             logits += pooled / np.maximum(is_there.sum(axis=1), 1) if pool == "mean" else pooled
         labels = (random.random(num_rows) < 1 / (1 + np.exp(-logits))).astype(np.float32)
         return Rows(labels=labels, dense=dense, ids=ids), logits

@@ -90,11 +90,17 @@ def pyarrow_stream(file: Path, folder: Path) -> Callable[[], int]:
 
 
 def _pyarrow_options(*, block_bytes: int) -> dict[str, Any]:
-    types = {"label": pa.int32(), **dict.fromkeys(DENSE, pa.float32()), **dict.fromkeys(CATEGORICAL, pa.string())}
+    types = {
+        "label": pa.int32(),
+        **dict.fromkeys(DENSE, pa.float32()),
+        **dict.fromkeys(CATEGORICAL, pa.string()),
+    }
     return {
         "read_options": pv.ReadOptions(column_names=NAMES, block_size=block_bytes),
         "parse_options": pv.ParseOptions(delimiter="\t", quote_char=False),
-        "convert_options": pv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True),
+        "convert_options": pv.ConvertOptions(
+            column_types=types, null_values=[""], strings_can_be_null=True
+        ),
     }
 
 
@@ -111,7 +117,12 @@ def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
     began, processor = time.perf_counter(), time.process_time()
     num_rows = work()
     seconds, processor = time.perf_counter() - began, time.process_time() - processor
-    return {"seconds": seconds, "processor": processor, "rows": num_rows, "peak": own_memory("VmHWM")}
+    return {
+        "seconds": seconds,
+        "processor": processor,
+        "rows": num_rows,
+        "peak": own_memory("VmHWM"),
+    }
 
 
 OURS = "ours"
@@ -140,13 +151,25 @@ def rows_of(folder: Path) -> list[tuple[Any, ...]]:
 
     A category becomes the value of its hex digits.
     """
-    table = pq.read_table(sorted(folder.rglob("*.parquet")), columns=["label", *DENSE, *CATEGORICAL], partitioning=None)
+    table = pq.read_table(
+        sorted(folder.rglob("*.parquet")),
+        columns=["label", *DENSE, *CATEGORICAL],
+        partitioning=None,
+    )
     ends = [table.slice(0, _COMPARED_ROWS), table.slice(max(0, table.num_rows - _COMPARED_ROWS))]
-    rows = [row for end in ends for row in zip(*(end.column(name).to_pylist() for name in end.column_names))]
-    return [tuple(int(value, 16) if isinstance(value, str) else value for value in row) for row in rows]
+    rows = [
+        row
+        for end in ends
+        for row in zip(*(end.column(name).to_pylist() for name in end.column_names))
+    ]
+    return [
+        tuple(int(value, 16) if isinstance(value, str) else value for value in row) for row in rows
+    ]
 
 
-def measure(file: Path, num_rows: int, ways: Sequence[str], *, rounds: int, scratch: Path) -> list[dict[str, Any]]:
+def measure(
+    file: Path, num_rows: int, ways: Sequence[str], *, rounds: int, scratch: Path
+) -> list[dict[str, Any]]:
     """Return the results of each way in each round.
 
     Raises:
@@ -187,13 +210,16 @@ def figures(taken: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[st
 
 def ratio_to_pyarrow(taken: Sequence[dict[str, Any]]) -> Spread:
     """Return our rate relative to the faster way of pyarrow, per round."""
-    return spread([min(told[way]["seconds"] for way in PYARROW) / told[OURS]["seconds"] for told in taken])
+    return spread(
+        [min(told[way]["seconds"] for way in PYARROW) / told[OURS]["seconds"] for told in taken]
+    )
 
 
 def print_figures(result: dict[str, Any]) -> None:
     """Print the table."""
     print(
-        f"\n{result['rows']:,} rows, {result['packed_bytes'] / 1e6:,.0f} MB packed; median (least to most) over rounds"
+        f"\n{result['rows']:,} rows, {result['packed_bytes'] / 1e6:,.0f} MB packed; median (least "
+        "to most) over rounds"
     )
     print(f"  {'':<16} {'rows/s':>32} {'ours to it':>22} {'processor s':>12} {'peak MB':>9}")
     for way, each in result["ways"].items():
@@ -208,17 +234,38 @@ def figures_of(result: dict[str, Any]) -> list[Figure]:
     name, peak = f"peak memory on {large['rows']:,} rows", spread([max(small, large["peak"]) / 1e6])
     ratio = result["ratio_to_pyarrow"]
     return [
-        Figure("Criteo text to Parquet", ratio, peer="the faster pyarrow way", target=RATIO_TARGET, is_least=True),
-        *(Figure(f"{way}, rate", each["rows_per_second"], "rows/s") for way, each in result["ways"].items()),
+        Figure(
+            "Criteo text to Parquet",
+            ratio,
+            peer="the faster pyarrow way",
+            target=RATIO_TARGET,
+            is_least=True,
+        ),
+        *(
+            Figure(f"{way}, rate", each["rows_per_second"], "rows/s")
+            for way, each in result["ways"].items()
+        ),
         Figure("peak memory of ours", peak, "MB", target=MEMORY_TARGET / 1e6),
-        Figure(name, spread([large["peak"] / small]), peer=f"{result['rows']:,} rows", target=GROWTH_TARGET),
+        Figure(
+            name,
+            spread([large["peak"] / small]),
+            peer=f"{result['rows']:,} rows",
+            target=GROWTH_TARGET,
+        ),
     ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all ways, and return 0."""
-    parser = benchmark_parser("extraction", __doc__, quick="a minute: fewer rounds and rows, wider spreads")
-    parser.add_argument("--way", nargs=3, metavar=("WAY", "FILE", "FOLDER"), help="run only one way, in this process")
+    parser = benchmark_parser(
+        "extraction", __doc__, quick="a minute: fewer rounds and rows, wider spreads"
+    )
+    parser.add_argument(
+        "--way",
+        nargs=3,
+        metavar=("WAY", "FILE", "FOLDER"),
+        help="run only one way, in this process",
+    )
     flags = parser.parse_args(argv)
     if flags.way:
         way, file, folder = flags.way
@@ -226,7 +273,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     num_rows = _QUICK_ROWS if flags.quick else _ROWS
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
-        document |= measure_all(num_rows, rounds=_QUICK_ROUNDS if flags.quick else _ROUNDS, scratch=Path(scratch))
+        document |= measure_all(
+            num_rows, rounds=_QUICK_ROUNDS if flags.quick else _ROUNDS, scratch=Path(scratch)
+        )
         print_figures(document)
         document["figures"] = figures_of(document)
     return 0

@@ -41,7 +41,10 @@ class FirstModel:
         """
         self._recommender = recommender
         self._features = _features(rows, recommender)
-        config, settings = network_config(recommender), recommender.section("training", TrainingSettings)
+        config, settings = (
+            network_config(recommender),
+            recommender.section("training", TrainingSettings),
+        )
         (folder / Model.WORKFLOW).mkdir()
         self._features.save(folder / Model.WORKFLOW)
         self._engine = make_engine(
@@ -87,8 +90,13 @@ class FirstModel:
         encoded, train, features = self.encoded(rows), folder / "train", self._recommender.features
         train.mkdir()
         columns = {LABEL: encoded.labels}
-        columns |= {name: np.ascontiguousarray(encoded.dense[:, i]) for i, name in enumerate(features.dense_inputs)}
-        columns |= {name: encoded.ids[:, i].astype(np.int64) for i, name in enumerate(features.place_names)}
+        columns |= {
+            name: np.ascontiguousarray(encoded.dense[:, i])
+            for i, name in enumerate(features.dense_inputs)
+        }
+        columns |= {
+            name: encoded.ids[:, i].astype(np.int64) for i, name in enumerate(features.place_names)
+        }
         pq.write_table(pa.table(columns), train / "part-00000.parquet")
         write_file_list(train, ["part-00000.parquet"], final=train)
         return TrainingSet(
@@ -109,10 +117,15 @@ class FirstModel:
 
 def _features(rows: WorldRows, recommender: Recommender) -> FeatureWorkflow:
     """Return the workflow that preprocessing fits in a first run."""
-    features, rules = recommender.features, recommender.section("preprocessing", PreprocessingSettings)
+    features, rules = (
+        recommender.features,
+        recommender.section("preprocessing", PreprocessingSettings),
+    )
     nothing, place_slots = unseen_column(np.zeros(0, np.int64)), np.array(features.places.slots)
     columns = [
-        next_column(nothing, *_counted(rows.categorical[:, place_slots == slot]), now=0, rules=rules)
+        next_column(
+            nothing, *_counted(rows.categorical[:, place_slots == slot]), now=0, rules=rules
+        )
         for slot in range(len(features.slots))
     ]
     unscaled = FeatureWorkflow(
@@ -123,7 +136,9 @@ def _features(rows: WorldRows, recommender: Recommender) -> FeatureWorkflow:
         frequency_threshold=rules.frequency_threshold,
     )
     values = unscaled.encode_dense(rows.dense).astype(np.float64)
-    scalings = [_scaling(values[:, i], features.options_of(name)) for i, name in enumerate(features.numeric)]
+    scalings = [
+        _scaling(values[:, i], features.options_of(name)) for i, name in enumerate(features.numeric)
+    ]
     means, stds = np.array(scalings, np.float32).reshape(-1, 2).T
     return replace(unscaled, means=means, stds=np.where(stds == 0, np.float32(1), stds))
 

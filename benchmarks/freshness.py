@@ -31,7 +31,15 @@ from numpy.typing import NDArray
 
 from benchmarks.chart import chart_file
 from benchmarks.command import benchmark_parser, documented
-from benchmarks.model_line import CANARY, GAVE_WAY, REFUSED, RELEASED, LineRound, ModelLine, TimedRows
+from benchmarks.model_line import (
+    CANARY,
+    GAVE_WAY,
+    REFUSED,
+    RELEASED,
+    LineRound,
+    ModelLine,
+    TimedRows,
+)
 from benchmarks.slow_drift import DriftingWorld, SlowDrift
 from benchmarks.spread import Figure, Spread, spread
 from demo.simulation.world import World
@@ -142,7 +150,9 @@ def run_days(world: DriftingWorld, days: Days, folder: Path) -> Scores:
     exact, lake = world.at(days.hours), folder / "lake"
     hours: list[NDArray[np.int64]] = []
     labels: list[NDArray[np.int32]] = []
-    scores: dict[str, list[NDArray[np.float64]]] = {name: [] for name in (*days.policies, BEST, EXACT)}
+    scores: dict[str, list[NDArray[np.float64]]] = {
+        name: [] for name in (*days.policies, BEST, EXACT)
+    }
     for _, traffic in _traffic(world, days, range(days.hours)):
         traffic.write(lake)
     with WarmSteps() as warm:
@@ -192,10 +202,14 @@ def figures(scores: Scores) -> dict[str, Any]:
         "log_loss": {name: log_loss(scores.label, by) for name, by in scores.by.items()},
         "gain_over_frozen": gains,
         "gain_over_slower": {
-            name: gain(scores, name, slower) for slower, name in zip(names, names[1:]) if slower != FROZEN
+            name: gain(scores, name, slower)
+            for slower, name in zip(names, names[1:])
+            if slower != FROZEN
         },
         "below_best": {name: gain(scores, BEST, name) for name in scores.by if name != BEST},
-        "normalized_entropy": {name: normalized_entropy(scores.label, by) for name, by in scores.by.items()},
+        "normalized_entropy": {
+            name: normalized_entropy(scores.label, by) for name, by in scores.by.items()
+        },
         "first": _cost([scores.first]),
         "rounds": {
             name: {
@@ -226,12 +240,18 @@ def gain(scores: Scores, name: str, reference: str) -> dict[str, float]:
     for rows in _rows_by_hour(scores):
         # The simulator draws rows independently.
         groups = range(rows.start, rows.stop)
-        found = auc_difference(scores.label[rows], scores.by[name][rows], scores.by[reference][rows], groups=groups)
+        found = auc_difference(
+            scores.label[rows], scores.by[name][rows], scores.by[reference][rows], groups=groups
+        )
         assert found is not None, "an hour has clicks and other rows"
         differences.append(found.auc)
         variances.append(found.standard_error**2)
     mean, error = 100.0 * np.mean(differences), 100.0 * np.sqrt(np.sum(variances)) / len(variances)
-    return {"points": float(mean), "low": float(mean - Z_95 * error), "high": float(mean + Z_95 * error)}
+    return {
+        "points": float(mean),
+        "low": float(mean - Z_95 * error),
+        "high": float(mean + Z_95 * error),
+    }
 
 
 def _rows_by_hour(scores: Scores) -> list[slice]:
@@ -244,7 +264,8 @@ def table(result: dict[str, Any]) -> str:
     """Return the figures as text."""
     study, control = result["study"], result["control"]
     lines = [
-        f"{study['rows']:,} rows scored, {study['clicks']:,} clicks; gains in AUC points (0.01), mean over "
+        f"{study['rows']:,} rows scored, {study['clicks']:,} clicks; gains in AUC points (0.01), "
+        "mean over "
         f"{len(study['hourly_auc'][FROZEN])} hours [95 %]",
         f"{'retrained':<26}{'mean AUC':>9}{'log loss':>9}"
         + f"{'gain over never':>28}{'Monolith':>10}{'below best':>12}",
@@ -263,9 +284,11 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
-            f"exact truth, as old as the first model: {study['below_best'][EXACT]['points']:.2f} below best; "
+            f"exact truth, as old as the first model: {study['below_best'][EXACT]['points']:.2f} "
+            "below best; "
             f"normalized entropy {100 * (entropy[EXACT] / entropy[BEST] - 1):+.2f} %",
-            f"nothing moves, {CONTROL}: {_interval(control['gain_over_frozen'][CONTROL])} over never",
+            f"nothing moves, {CONTROL}: {_interval(control['gain_over_frozen'][CONTROL])} over "
+            "never",
             *_rounds_table(study),
         ]
     )
@@ -277,8 +300,11 @@ def _rounds_table(study: dict[str, Any]) -> list[str]:
     Gains per cost are also given as multiples of those of `FULL`.
     """
     lines = [
-        f"{'retrained':<26}" + "".join(f"{each:>10}" for each in OUTCOMES) + f"{'grown':>7}{'aborted':>8}{'rows':>12}"
-        f"{'training s':>11}{'all s':>8}{'points per M rows':>18}" + f"{'per minute':>11}{'x scratch':>10}"
+        f"{'retrained':<26}"
+        + "".join(f"{each:>10}" for each in OUTCOMES)
+        + f"{'grown':>7}{'aborted':>8}{'rows':>12}"
+        f"{'training s':>11}{'all s':>8}{'points per M rows':>18}"
+        + f"{'per minute':>11}{'x scratch':>10}"
     ]
     per_second = {
         name: study["gain_over_frozen"][name]["points"] / each["seconds"]
@@ -293,14 +319,16 @@ def _rounds_table(study: dict[str, Any]) -> list[str]:
             f"{name:<26}"
             + "".join(f"{each['outcomes'].get(outcome, 0):>10}" for outcome in OUTCOMES)
             + f"{ends[True]:>7}{ends[False]:>8}{each['rows']:>12,}{each['training_seconds']:>11.0f}"
-            f"{each['seconds']:>8.0f}" + f"{study['gain_over_frozen'][name]['points'] / each['rows'] * 1e6:>18.2f}"
+            f"{each['seconds']:>8.0f}"
+            + f"{study['gain_over_frozen'][name]['points'] / each['rows'] * 1e6:>18.2f}"
             f"{60 * per_second[name]:>11.3f}"
             + (f"{per_second[name] / per_second[FULL]:>10.1f}" if FULL in per_second else "")
         )
     first = study["first"]
     lines.append(
         f"the first model: {first['rows']:,} rows, {first['training_seconds']:.0f} s of training, "
-        f"{first['seconds']:.0f} s in all; Grubhub published up to {PUBLISHED_SAVING} times cheaper than batch training"
+        f"{first['seconds']:.0f} s in all; Grubhub published up to {PUBLISHED_SAVING} times "
+        "cheaper than batch training"
     )
     return lines
 
@@ -318,8 +346,18 @@ def chart(result: dict[str, Any]) -> str:
             continue
         points = 100.0 * (np.array(hourly[name]) - np.array(hourly[BEST]))
         # The first and last hours have fewer neighbours.
-        sums, counts = (np.convolve(each, np.ones(SMOOTHED_HOURS), "same") for each in (points, np.ones(len(points))))
-        lines.append(Line(label=name, color=color, x=[*np.arange(0.5, len(points))], y=(sums / counts).tolist()))
+        sums, counts = (
+            np.convolve(each, np.ones(SMOOTHED_HOURS), "same")
+            for each in (points, np.ones(len(points)))
+        )
+        lines.append(
+            Line(
+                label=name,
+                color=color,
+                x=[*np.arange(0.5, len(points))],
+                y=(sums / counts).tolist(),
+            )
+        )
     title = f"AUC points to the best possible, mean of {SMOOTHED_HOURS} hours"
     return chart_file(lines, y_label=title, x_unit="h")
 
@@ -331,27 +369,51 @@ def charts(document: dict[str, Any]) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study, and return 0."""
-    parser = benchmark_parser("freshness", __doc__, quick="two policies, six hours of few rows, to test that it runs")
+    parser = benchmark_parser(
+        "freshness", __doc__, quick="two policies, six hours of few rows, to test that it runs"
+    )
     parser.add_argument(
-        "--seed", type=int, default=1, help="seed of the simulator, its drift and its traffic (default: 1)"
+        "--seed",
+        type=int,
+        default=1,
+        help="seed of the simulator, its drift and its traffic (default: 1)",
     )
     flags = parser.parse_args(argv)
     hours, rows = (6, 20_000) if flags.quick else (24, 40_000)
     chosen = [FROZEN, CONTROL, "every 1 h"] if flags.quick else POLICIES
-    days = Days(hours=hours, rows_per_hour=rows, policies={name: POLICIES[name] for name in chosen}, seed=flags.seed)
+    days = Days(
+        hours=hours,
+        rows_per_hour=rows,
+        policies={name: POLICIES[name] for name in chosen},
+        seed=flags.seed,
+    )
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="freshness-") as folder:
         study = figures(run_days(drifting_world(flags.seed), days, Path(folder) / "study"))
         print("control: the same days in a world where nothing moves", flush=True)
         still = replace(days, policies={name: POLICIES[name] for name in (FROZEN, CONTROL)})
-        control = figures(run_days(drifting_world(flags.seed, is_still=True), still, Path(folder) / "control"))
-        document |= {"seed": days.seed, "rows_per_hour": days.rows_per_hour, "study": study, "control": control}
+        control = figures(
+            run_days(drifting_world(flags.seed, is_still=True), still, Path(folder) / "control")
+        )
+        document |= {
+            "seed": days.seed,
+            "rows_per_hour": days.rows_per_hour,
+            "study": study,
+            "control": control,
+        }
         print(table(document))
         for name, each in study["rounds"].items():
             if name != FROZEN:
-                gained = Spread(*(study["gain_over_frozen"][name][key] for key in ("points", "low", "high")))
+                gained = Spread(
+                    *(study["gain_over_frozen"][name][key] for key in ("points", "low", "high"))
+                )
                 seconds = spread([each["seconds"] / sum(each["outcomes"].values())])
                 document["figures"] += [
-                    Figure(f"retrained {name}, AUC points gained [95 %]", gained, "points", peer="never retrained"),
+                    Figure(
+                        f"retrained {name}, AUC points gained [95 %]",
+                        gained,
+                        "points",
+                        peer="never retrained",
+                    ),
                     Figure(f"retrained {name}, processor time of a round", seconds, "s"),
                 ]
     return 0

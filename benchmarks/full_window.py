@@ -52,8 +52,19 @@ def extract(folder: Path, *, days: int) -> tuple[RawDataset, float, int]:
     output, now = folder / "raw.json", datetime.now(timezone.utc)
     if not read_accepted(folder / "store"):
         accept(folder / "store", CRITEO_RECOMMENDER, who=whoami(), why="to be measured", now=now)
-    command = [sys.executable, "-m", "components.extraction", "--run=full", "--parent=none", "--champion=none"]
-    command += [f"--store={folder / 'store'}", f"--work={folder / 'work'}", f"--lake={folder / 'lake'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "components.extraction",
+        "--run=full",
+        "--parent=none",
+        "--champion=none",
+    ]
+    command += [
+        f"--store={folder / 'store'}",
+        f"--work={folder / 'work'}",
+        f"--lake={folder / 'lake'}",
+    ]
     command += [f"--window-end={_FIRST_DAY + timedelta(days=days)}", f"--output={output}"]
     began = time.perf_counter()
     _, status, usage = os.wait4(subprocess.Popen(command, stderr=subprocess.DEVNULL).pid, 0)
@@ -65,8 +76,18 @@ def extract(folder: Path, *, days: int) -> tuple[RawDataset, float, int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run both extractions, and print a line for each."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.full_window", description=__doc__)
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows of the complete lake (default: %(default)s)")
-    parser.add_argument("--days", type=int, default=20, help="days of the lake, a multiple of 4 (default: %(default)s)")
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=10_000_000,
+        help="rows of the complete lake (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--days",
+        type=int,
+        default=20,
+        help="days of the lake, a multiple of 4 (default: %(default)s)",
+    )
     flags = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="full-window-") as name:
         folder = Path(name)
@@ -74,7 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for days in (flags.days // 4, flags.days):
             raw, seconds, peak = extract(folder, days=days)
             print(
-                f"{days} days: {raw.num_train_rows:,} rows to learn from, {raw.num_holdout_rows:,} held out; "
+                f"{days} days: {raw.num_train_rows:,} rows to learn from, {raw.num_holdout_rows:,} "
+                "held out; "
                 f"{seconds:.0f} s, {peak / 1e6:,.0f} MB at the peak",
                 flush=True,
             )

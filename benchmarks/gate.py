@@ -43,24 +43,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns 0 if it is within the bounds, or 1 if losses of the margin went live more often than
     stated.
     """
-    parser = benchmark_parser("gate", __doc__, quick="a twentieth of the repeats, no hold-outs of a million rows")
-    parser.add_argument("--seed", type=int, default=1, help="seed of all rows (default: %(default)s)")
+    parser = benchmark_parser(
+        "gate", __doc__, quick="a twentieth of the repeats, no hold-outs of a million rows"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of all rows (default: %(default)s)"
+    )
     flags = parser.parse_args(argv)
     share = 20 if flags.quick else 1
     num_canaries = 200 // share
     with documented(flags) as document:
         repeats = {rows: count // share for rows, count in REPEATS.items() if count > share}
-        document["holdouts"] = [each for rate in RATES for each in holdouts(rate, repeats, seed=flags.seed)]
+        document["holdouts"] = [
+            each for rate in RATES for each in holdouts(rate, repeats, seed=flags.seed)
+        ]
         document["rounds"] = rounds(100 // share, seed=flags.seed)
         document["slices"] = slices(ROUND_ROWS, ROUND_RATE, 1_000 // share, seed=flags.seed)
-        document["canaries"] = [each for rate in RATES for each in canaries(rate, num_canaries, seed=flags.seed)]
+        document["canaries"] = [
+            each for rate in RATES for each in canaries(rate, num_canaries, seed=flags.seed)
+        ]
         document["figures"] = figures(document, repeats, num_canaries=num_canaries)
     edge = [case["grown"] for case in document["canaries"] if case["candidate"] == "at the margin"]
     bound = CanaryPolicy.growth_alpha + 3 * (CanaryPolicy.growth_alpha / num_canaries) ** 0.5
     return int(any(found > bound for found in edge))
 
 
-def figures(document: Mapping[str, Any], repeats: Mapping[int, int], *, num_canaries: int) -> list[Figure]:
+def figures(
+    document: Mapping[str, Any], repeats: Mapping[int, int], *, num_canaries: int
+) -> list[Figure]:
     """Return shares with their 95 % intervals for all stated bounds and all canaries.
 
     `repeats` is the number of repetitions by rows of the hold-out.
@@ -106,8 +116,16 @@ def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[st
                         noise=noise_that_loses(rate, loss),
                     )
                     decisions[gate_decision(drawn)] += 1
-                case = {"rate": rate, "rows": rows, "rows_per_request": rows_per_request, "candidate": name}
-                found.append(case | {each: decisions[each] / count for each in ("pass", "fail", "inconclusive")})
+                case = {
+                    "rate": rate,
+                    "rows": rows,
+                    "rows_per_request": rows_per_request,
+                    "candidate": name,
+                }
+                found.append(
+                    case
+                    | {each: decisions[each] / count for each in ("pass", "fail", "inconclusive")}
+                )
                 print(_line(found[-1]), flush=True)
     return found
 
@@ -115,7 +133,9 @@ def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[st
 def gate_decision(rows: PlantedRows) -> str:
     """Return the decision of the shipped gate without a minimum AUC."""
     settings = GateSettings(min_auc=0.0)
-    return decide(rows.labels, rows.candidate, rows.champion, groups=rows.requests, settings=settings).decision
+    return decide(
+        rows.labels, rows.candidate, rows.champion, groups=rows.requests, settings=settings
+    ).decision
 
 
 def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
@@ -132,7 +152,10 @@ def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
                 passed.append(round_that_passes(random, rows_per_request, loss))
             case = {"rate": ROUND_RATE, "rows_per_request": rows_per_request, "candidate": name}
             known = [each for each in passed if each is not None]
-            figures = {"within_a_day": len(known) / repeats, "median_round": median(known) if known else None}
+            figures = {
+                "within_a_day": len(known) / repeats,
+                "median_round": median(known) if known else None,
+            }
             found.append(case | figures)
             print(_line(case | figures), flush=True)
     return found
@@ -146,7 +169,9 @@ def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> 
     noise = noise_that_loses(ROUND_RATE, loss)
     for number in range(1, DAY_ROUNDS + 1):
         rows = int(ROUND_ROWS * HOLDOUT_FRACTION) * number
-        drawn = draw(random, rows=rows, rate=ROUND_RATE, rows_per_request=rows_per_request, noise=noise)
+        drawn = draw(
+            random, rows=rows, rate=ROUND_RATE, rows_per_request=rows_per_request, noise=noise
+        )
         if gate_decision(drawn) == "pass":
             return number
     return None
@@ -164,7 +189,13 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
             for number in range(repeats):
                 random = np.random.default_rng((seed, 9, rows_per_request, number))
                 noise = noise_that_loses(rate, loss)
-                rows = draw(random, rows=policy.looks[-1], rate=rate, rows_per_request=rows_per_request, noise=noise)
+                rows = draw(
+                    random,
+                    rows=policy.looks[-1],
+                    rate=rate,
+                    rows_per_request=rows_per_request,
+                    noise=noise,
+                )
                 ends.append(canary_end(rows, policy))
             grown = [size for action, size in ends if action == GROW]
             day = [size for size in grown if size <= DAY_ROUNDS * ROUND_ROWS]
@@ -182,7 +213,9 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
 
 def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
     """Return the policy's first decision, and the number of pairs before it."""
-    pairs = Pairs(labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests)
+    pairs = Pairs(
+        labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests
+    )
     for size in policy.looks:
         action = check_pairs(pairs.first(size), policy).action
         if action in (GROW, ABORT):
@@ -199,7 +232,11 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
     """
     settings, found = GateSettings(min_auc=0.0, max_auc_loss=1.0), []
     allowed = settings.max_slice_loss
-    harms = [("none", 0.0), ("all, as allowed", allowed), *((name, part) for name in HARMED for part in HARMS)]
+    harms = [
+        ("none", 0.0),
+        ("all, as allowed", allowed),
+        *((name, part) for name in HARMED for part in HARMS),
+    ]
     for rows_per_request in REQUEST_ROWS:
         for name, part in harms:
             planted, refused, named = name in HARMED, 0, 0
@@ -207,7 +244,9 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
             count = repeats // 4 if planted else repeats
             for number in range(count):
                 random = np.random.default_rng((seed, 11, rows, rows_per_request, number))
-                drawn = draw(random, rows=rows, rate=rate, rows_per_request=rows_per_request, noise=noise)
+                drawn = draw(
+                    random, rows=rows, rate=rate, rows_per_request=rows_per_request, noise=noise
+                )
                 parts = draw_slices(random, drawn.requests)
                 candidate = drawn.candidate.copy()
                 if planted:
@@ -222,7 +261,13 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
                 )
                 harmed = holm(answer.slice_p_values, SLICE_ALPHA)
                 refused, named = refused + bool(harmed), named + (name in harmed)
-            case = {"rate": rate, "rows": rows, "rows_per_request": rows_per_request, "harmed": name, "loss": part}
+            case = {
+                "rate": rate,
+                "rows": rows,
+                "rows_per_request": rows_per_request,
+                "harmed": name,
+                "loss": part,
+            }
             figures = {"refused": refused / count, "named": named / count, "rounds": count}
             found.append(case | figures)
             print(_line(case | figures), flush=True)

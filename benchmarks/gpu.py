@@ -51,14 +51,27 @@ def is_done(path: Path, commit: str | None, *, is_quick: bool) -> bool:
 
 def run_step(name: str, output: Path, *, is_quick: bool, minutes: float) -> str:
     """Run one step to its end, and return a line about its result."""
-    command = [sys.executable, "-m", "benchmarks.gpu", "--step", name, f"--output={output}", *["--quick"] * is_quick]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--step",
+        name,
+        f"--output={output}",
+        *["--quick"] * is_quick,
+    ]
     began = time.monotonic()
     with open(output.with_suffix(".log"), "w") as log:
         try:
-            code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, timeout=60 * minutes).returncode
+            code = subprocess.run(
+                command, stdout=log, stderr=subprocess.STDOUT, timeout=60 * minutes
+            ).returncode
         except subprocess.TimeoutExpired:
             return f"ended after {minutes:.1f} minutes"
-    return f"{'done' if code == 0 else f'FAILED with {code}'} in {time.monotonic() - began:.0f} s, see {log.name}"
+    return (
+        f"{'done' if code == 0 else f'FAILED with {code}'} in {time.monotonic() - began:.0f} s, "
+        f"see {log.name}"
+    )
 
 
 def measure(flags: argparse.Namespace) -> None:
@@ -97,7 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--step", choices=STEPS, help="run only this step, in this process")
     parser.add_argument("--minutes", type=float, default=1e9, help="maximum minutes of this call")
     parser.add_argument(
-        "--folder", type=Path, default=MEASURED / "gpu", help="folder of the steps (default: %(default)s)"
+        "--folder",
+        type=Path,
+        default=MEASURED / "gpu",
+        help="folder of the steps (default: %(default)s)",
     )
     flags = parser.parse_args(argv)
     if flags.step:
@@ -118,10 +134,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = run_step(name, output, is_quick=flags.quick, minutes=min(left, STEP_MINUTES))
         has_failed |= not said.startswith("done")
         print(f"{name}: {said}", flush=True)
-    found = [json.loads(path.read_text()) for name in STEPS if (path := flags.folder / f"{name}.json").exists()]
+    found = [
+        json.loads(path.read_text())
+        for name in STEPS
+        if (path := flags.folder / f"{name}.json").exists()
+    ]
     if found:
         write_whole(flags.output, json.dumps(combined(found), indent=1) + "\n")
-        print("\n".join([*(f"left out: {each}" for each in combined(found)["skipped"]), f"written: {flags.output}"]))
+        print(
+            "\n".join(
+                [
+                    *(f"left out: {each}" for each in combined(found)["skipped"]),
+                    f"written: {flags.output}",
+                ]
+            )
+        )
     return int(has_failed)
 
 

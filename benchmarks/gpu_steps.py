@@ -72,7 +72,10 @@ def gpu_facts() -> dict[str, Any]:
     if DEVICE == "cpu":
         return {}
     found = torch.cuda.get_device_properties(0)
-    return {"gpu": f"one {found.name}, {found.total_memory / 2**30:.0f} GiB", "cuda": torch.version.cuda}
+    return {
+        "gpu": f"one {found.name}, {found.total_memory / 2**30:.0f} GiB",
+        "cuda": torch.version.cuda,
+    }
 
 
 class GpuSizes(NamedTuple):
@@ -115,7 +118,11 @@ def limits(name: str, *, is_quick: bool) -> StepFigures:
     """
     step, size = StepFigures(), 2**22 if is_quick else 2**30
     side = 512 if is_quick else 8192
-    for precision, dtype in (("float32", torch.float32), ("tf32", torch.float32), ("bfloat16", torch.bfloat16)):
+    for precision, dtype in (
+        ("float32", torch.float32),
+        ("tf32", torch.float32),
+        ("bfloat16", torch.bfloat16),
+    ):
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         rate = products_per_second(dtype, DEVICE, side) / 1e12
         step.figures.append(Figure(f"product of matrices, {precision}", spread([rate]), "TFLOP/s"))
@@ -124,7 +131,11 @@ def limits(name: str, *, is_quick: bool) -> StepFigures:
     target = torch.empty_like(source)
     copied = 2 * size / seconds_of(lambda: target.copy_(source)) / 1e9
     step.figures.append(Figure("copy in memory, read and written", spread([copied]), "GB/s"))
-    step.figures.append(Figure("random rows of 192 bytes, read and written", spread([random_rows(is_quick)]), "GB/s"))
+    step.figures.append(
+        Figure(
+            "random rows of 192 bytes, read and written", spread([random_rows(is_quick)]), "GB/s"
+        )
+    )
     if DEVICE == "cuda":
         pinned = torch.ones(size // 4, dtype=torch.uint8).pin_memory()
         sent = size / 4 / seconds_of(lambda: pinned.to(DEVICE, non_blocking=True)) / 1e9
@@ -142,7 +153,13 @@ def random_rows(is_quick: bool) -> float:
     num_rows, taken = (100_000, 10_000) if is_quick else (20_000_000, 1_000_000)
     table = torch.zeros(num_rows, 3, 16, device=DEVICE)
     rows = torch.randperm(num_rows, device=DEVICE)[:taken].sort().values
-    return 2 * taken * 192 / seconds_of(lambda: table.index_copy_(0, rows, table.index_select(0, rows))) / 1e9
+    return (
+        2
+        * taken
+        * 192
+        / seconds_of(lambda: table.index_copy_(0, rows, table.index_select(0, rows)))
+        / 1e9
+    )
 
 
 def tests(name: str, *, is_quick: bool) -> StepFigures:
@@ -186,7 +203,9 @@ def equality(name: str, *, is_quick: bool) -> StepFigures:
             scores = {}
             make = {"": new_engine, " sorted there": new_sorted_on_gpu}
             engines = {way: each(config, slot_sizes, "float32") for way, each in make.items()}
-            for way, engine in ({"cpu": new_engine(config, slot_sizes, "float32", device="cpu")} | engines).items():
+            for way, engine in (
+                {"cpu": new_engine(config, slot_sizes, "float32", device="cpu")} | engines
+            ).items():
                 engine.restore(weights)
                 before = engine.score(held_out)
                 engine.learn(rows, np.arange(len(rows)), batch_size=batch, seed=1)
@@ -195,10 +214,17 @@ def equality(name: str, *, is_quick: bool) -> StepFigures:
         for at, when in enumerate(("with the same weights", f"after the same {num_steps} steps")):
             for way in make:
                 worst = float(np.abs(scores["cpu"][at] - scores[way][at]).max())
-                figure = Figure(f"{network}{way}, scores {when}, largest difference", spread([worst]), "", "the CPU")
+                figure = Figure(
+                    f"{network}{way}, scores {when}, largest difference",
+                    spread([worst]),
+                    "",
+                    "the CPU",
+                )
                 step.figures.append(figure._replace(target=(1e-5, 1e-3)[at]))
     if DEVICE == "cpu":
-        step.skipped.append("equality with the CPU: there is no GPU, so the CPU was compared with itself")
+        step.skipped.append(
+            "equality with the CPU: there is no GPU, so the CPU was compared with itself"
+        )
     return step
 
 
@@ -219,29 +245,40 @@ def lookups_here(keys: Tensor) -> Lookups:
 class SortedOnGpu(PytorchEngine):
     """Experiment: our engine, but batches are gathered and sorted on the GPU."""
 
-    def learn(self, rows: Rows, order: Any, *, batch_size: int, seed: int, rate: Any = None) -> float:
+    def learn(
+        self, rows: Rows, order: Any, *, batch_size: int, seed: int, rate: Any = None
+    ) -> float:
         """Train on the rows as `Engine.learn` does."""
         self._rate = rate or (lambda step: self._settings.learning_rate)
         dense, ids, labels = (each.to(DEVICE, non_blocking=True) for each in pinned(rows))
         numbers, losses = torch.from_numpy(order).to(DEVICE), []
         offsets = [torch.from_numpy(each.offsets).to(DEVICE) for each in self._places]
-        columns = [torch.as_tensor(np.arange(ids.shape[1])[each.columns], device=DEVICE) for each in self._places]
+        columns = [
+            torch.as_tensor(np.arange(ids.shape[1])[each.columns], device=DEVICE)
+            for each in self._places
+        ]
         self._network.train()
         for part in numbers.split(batch_size):
             of_part = ids.index_select(0, part)
             keys = [of_part.index_select(1, c) + o for c, o in zip(columns, offsets)]
             lookups = tuple(lookups_here(each.flatten()) for each in keys)
-            losses.append(self._step(Batch(labels=labels[part], dense=dense[part], lookups=lookups)))
+            losses.append(
+                self._step(Batch(labels=labels[part], dense=dense[part], lookups=lookups))
+            )
         return float(torch.stack(losses).mean())
 
 
-def new_sorted_on_gpu(config: NetworkConfig, slot_sizes: list[int], precision: str) -> PytorchEngine:
+def new_sorted_on_gpu(
+    config: NetworkConfig, slot_sizes: list[int], precision: str
+) -> PytorchEngine:
     """Return the experimental engine with zero tables."""
     settings = TrainingSettings(precision=precision, learning_rate=RATE)
     return SortedOnGpu(config, slot_sizes, settings, device=DEVICE)
 
 
-def new_engine(config: NetworkConfig, slot_sizes: list[int], precision: str, *, device: str = DEVICE) -> PytorchEngine:
+def new_engine(
+    config: NetworkConfig, slot_sizes: list[int], precision: str, *, device: str = DEVICE
+) -> PytorchEngine:
     """Return our engine with zero tables."""
     settings = TrainingSettings(precision=precision, learning_rate=RATE)
     return PytorchEngine(config, slot_sizes, settings, device=device)
@@ -269,14 +306,21 @@ def rates(name: str, *, is_quick: bool) -> StepFigures:
     # A failed CUDA graph may leave the GPU unusable, so it comes last.
     for way, (precision, engine, graph) in OURS.items():
         try:
-            found[way] = rate_of_ours(engine(config, slot_sizes, precision), rows, sizes, with_graph=graph)
+            found[way] = rate_of_ours(
+                engine(config, slot_sizes, precision), rows, sizes, with_graph=graph
+            )
         except (NotImplementedError, RuntimeError) as error:
             step.skipped.append(f"{way} in {name}: {type(error).__name__}: {str(error)[:120]}")
         free()
     bytes_a_row = bytes_of_row(rows, sizes.batch)
     case = f"{network}, {table} rows"
     step.figures = rate_figures(case, config, found=found, peers=peers, bytes_a_row=bytes_a_row)
-    step.details = {"ours": found, "peers": peers, "batch": sizes.batch, "table_rows": sum(slot_sizes)}
+    step.details = {
+        "ours": found,
+        "peers": peers,
+        "batch": sizes.batch,
+        "table_rows": sum(slot_sizes),
+    }
     return step
 
 
@@ -285,13 +329,20 @@ def rate_of_ours(engine: PytorchEngine, rows: Rows, sizes: GpuSizes, *, with_gra
     try:
         if with_graph:
             engine._network = graphed(engine._network.train(), sample_of(sizes.batch))
-        return over_passes(lambda number: learn(engine, rows, batch=sizes.batch, number=number), sizes)
+        return over_passes(
+            lambda number: learn(engine, rows, batch=sizes.batch, number=number), sizes
+        )
     finally:
         engine.close()
 
 
 def rate_figures(
-    case: str, config: NetworkConfig, *, found: dict[str, Spread], peers: dict[str, Spread], bytes_a_row: float
+    case: str,
+    config: NetworkConfig,
+    *,
+    found: dict[str, Spread],
+    peers: dict[str, Spread],
+    bytes_a_row: float,
 ) -> list[Figure]:
     """Return our figures next to the hardware's bound and the fastest peer, then the peers'."""
     figures, fastest = [], max(peers, key=lambda peer: peers[peer].median, default=None)
@@ -300,11 +351,18 @@ def rate_figures(
         precision = OURS[way][0]
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
         dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-        by_products = products_per_second(dtype, DEVICE, 8192 if DEVICE == "cuda" else 1024) / products_of_row(config)
+        by_products = products_per_second(
+            dtype, DEVICE, 8192 if DEVICE == "cuda" else 1024
+        ) / products_of_row(config)
         bound = min(by_memory, by_products)
-        limit = f"{rate.median / bound:.0%} of {short(bound)} by {'memory' if bound == by_memory else 'products'}"
+        limit = (
+            f"{rate.median / bound:.0%} of {short(bound)} by "
+            f"{'memory' if bound == by_memory else 'products'}"
+        )
         target = min(RATE_TARGET, BOUND_TARGET * bound)
-        figures.append(Figure(f"{case}, {way}", rate, "rows/s", target=target, is_least=True, limit=limit))
+        figures.append(
+            Figure(f"{case}, {way}", rate, "rows/s", target=target, is_least=True, limit=limit)
+        )
         if fastest is not None:
             ratio = Spread(*(value / peers[fastest].median for value in rate))
             figures.append(Figure(f"{case}, {way}", ratio, peer=fastest))
@@ -336,7 +394,9 @@ def over_passes(work: Callable[[int], int], sizes: GpuSizes) -> Spread:
 
 def learn(engine: PytorchEngine, rows: Rows, *, batch: int, number: int) -> int:
     """Train our engine for one pass, in the random order of that pass."""
-    engine.learn(rows, np.random.default_rng(number).permutation(len(rows)), batch_size=batch, seed=number)
+    engine.learn(
+        rows, np.random.default_rng(number).permutation(len(rows)), batch_size=batch, seed=number
+    )
     return len(rows)
 
 
@@ -395,9 +455,13 @@ def plain(*, is_sparse: bool) -> Peer:
 
     def make(case: PeerCase) -> Callable[[int], int]:
         with torch.device(DEVICE):
-            model = PlainNetwork(build_network(case.config), case.slot_sizes, WIDTH, is_sparse=is_sparse).to(DEVICE)
+            model = PlainNetwork(
+                build_network(case.config), case.slot_sizes, WIDTH, is_sparse=is_sparse
+            ).to(DEVICE)
         tables, dense = list(model.bags.parameters()), list(model.network.parameters())
-        optimizers: list[torch.optim.Optimizer] = [torch.optim.Adam(dense if is_sparse else dense + tables, RATE)]
+        optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Adam(dense if is_sparse else dense + tables, RATE)
+        ]
         optimizers += [torch.optim.SparseAdam(tables, RATE)] if is_sparse else []
 
         def step(loss: Tensor) -> None:
@@ -418,10 +482,14 @@ def torchrec(case: PeerCase) -> Callable[[int], int]:
 
     names = list(CRITEO.slots)
     tables = [
-        EmbeddingBagConfig(name=name, embedding_dim=WIDTH, num_embeddings=size, feature_names=[name])
+        EmbeddingBagConfig(
+            name=name, embedding_dim=WIDTH, num_embeddings=size, feature_names=[name]
+        )
         for name, size in zip(names, case.slot_sizes)
     ]
-    bags = FusedEmbeddingBagCollection(tables, torch.optim.Adam, {"lr": RATE}, device=torch.device(DEVICE))
+    bags = FusedEmbeddingBagCollection(
+        tables, torch.optim.Adam, {"lr": RATE}, device=torch.device(DEVICE)
+    )
     network = build_network(case.config).to(DEVICE)
     optimizer = torch.optim.Adam(network.parameters(), RATE)
 
@@ -469,11 +537,16 @@ def graphs(name: str, *, is_quick: bool) -> StepFigures:
                 try:
                     taken = 1e3 * seconds_of(passes_of(config, batch, make), 3 if is_quick else 20)
                 except Exception as error:  # report it, the other variants count
-                    step.skipped.append(f"{case}: {type(error).__name__}: {str(error).strip()[:100]}")
+                    step.skipped.append(
+                        f"{case}: {type(error).__name__}: {str(error).strip()[:100]}"
+                    )
                     continue
                 usual = usual or taken
                 ratio = Figure(case, spread([usual / taken]), peer="as it is")
-                step.figures += [Figure(case, spread([taken]), "ms"), *([ratio] if way != "as it is" else [])]
+                step.figures += [
+                    Figure(case, spread([taken]), "ms"),
+                    *([ratio] if way != "as it is" else []),
+                ]
     return step
 
 
@@ -520,7 +593,10 @@ def loading(name: str, *, is_quick: bool) -> StepFigures:
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
     slot_sizes = slot_sizes_for(sizes.tables["10M"])
     rows = PlantedLogit(slot_sizes).draw(sizes.batch * sizes.steps, 2)[0]
-    engine, order = new_engine(CONFIGS["dcn"], slot_sizes, "float32"), np.random.default_rng(0).permutation(len(rows))
+    engine, order = (
+        new_engine(CONFIGS["dcn"], slot_sizes, "float32"),
+        np.random.default_rng(0).permutation(len(rows)),
+    )
     parts = [order[at : at + sizes.batch] for at in range(0, len(order), sizes.batch)]
     for threads in (1, 2) if is_quick else (1, 2, 4, 8, 16):
 
@@ -531,9 +607,14 @@ def loading(name: str, *, is_quick: bool) -> StepFigures:
             return len(rows)
 
         rate = over_passes(sent, sizes)
-        step.figures.append(Figure(f"batches gathered and sorted by {threads} threads", rate, "rows/s"))
+        step.figures.append(
+            Figure(f"batches gathered and sorted by {threads} threads", rate, "rows/s")
+        )
     data = TensorDataset(
-        *(torch.from_numpy(np.ascontiguousarray(each)) for each in (rows.dense, rows.ids, rows.labels))
+        *(
+            torch.from_numpy(np.ascontiguousarray(each))
+            for each in (rows.dense, rows.ids, rows.labels)
+        )
     )
     for workers in (0, 2) if is_quick else (0, 4, 8, 16):
         loader = DataLoader(
@@ -546,10 +627,14 @@ def loading(name: str, *, is_quick: bool) -> StepFigures:
         )
 
         def loaded(number: int, loader: Any = loader) -> int:
-            return sum(len([each.to(DEVICE, non_blocking=True) for each in batch][-1]) for batch in loader)
+            return sum(
+                len([each.to(DEVICE, non_blocking=True) for each in batch][-1]) for batch in loader
+            )
 
         rate = over_passes(loaded, sizes)
-        step.figures.append(Figure(f"batches by a DataLoader of {workers} processes", rate, "rows/s"))
+        step.figures.append(
+            Figure(f"batches by a DataLoader of {workers} processes", rate, "rows/s")
+        )
     return step
 
 
@@ -562,7 +647,9 @@ def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
     """
     width = config.embedding_dim
     dense = sum(each.numel() for each in build_network(config).parameters())
-    of_row = 10 * config.num_categorical * width + 2 * (4 * config.input_width + 2 * sum(config.tower))
+    of_row = 10 * config.num_categorical * width + 2 * (
+        4 * config.input_width + 2 * sum(config.tower)
+    )
     ahead = 3 * (config.num_categorical * 5 + config.num_dense)
     return 4 * (3 * table_rows * width + 4 * dense + batch * (of_row + ahead))
 
@@ -573,8 +660,15 @@ def memory(name: str, *, is_quick: bool) -> StepFigures:
     for network, config in CONFIGS.items():
         for table, table_rows in sizes.tables.items():
             expected, case = estimate(config, table_rows, sizes.batch), f"{network}, {table} rows"
-            fits = next((f"{gib} GiB" for gib in MIG_GIB if expected < 0.9 * gib * 2**30), "no MIG size")
-            estimated = Figure(f"{case}, memory by estimate", spread([expected / 2**30]), "GiB", limit=f"fits {fits}")
+            fits = next(
+                (f"{gib} GiB" for gib in MIG_GIB if expected < 0.9 * gib * 2**30), "no MIG size"
+            )
+            estimated = Figure(
+                f"{case}, memory by estimate",
+                spread([expected / 2**30]),
+                "GiB",
+                limit=f"fits {fits}",
+            )
             step.figures.append(estimated)
             if DEVICE == "cpu":
                 continue
@@ -586,7 +680,12 @@ def memory(name: str, *, is_quick: bool) -> StepFigures:
             peak = torch.cuda.max_memory_allocated()
             step.figures += [
                 Figure(f"{case}, memory at most", spread([peak / 2**30]), "GiB"),
-                Figure(f"{case}, memory at most", spread([peak / expected]), peer="the estimate", target=1.0),
+                Figure(
+                    f"{case}, memory at most",
+                    spread([peak / expected]),
+                    peer="the estimate",
+                    target=1.0,
+                ),
             ]
             engine.close()
             del engine
@@ -610,19 +709,27 @@ def serving(name: str, *, is_quick: bool) -> StepFigures:
         return step
     has_gpu = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
     if not has_gpu:
-        step.skipped.append("the served graph by ONNX Runtime's CUDA provider: onnxruntime-gpu is not installed")
+        step.skipped.append(
+            "the served graph by ONNX Runtime's CUDA provider: onnxruntime-gpu is not installed"
+        )
     seconds = 0.05 if is_quick else 2.0
     with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
         ways = {
-            way: TimedGraph(CONTESTANTS["columns"], Path(scratch) / way, provider=f"{way}ExecutionProvider")
+            way: TimedGraph(
+                CONTESTANTS["columns"], Path(scratch) / way, provider=f"{way}ExecutionProvider"
+            )
             for way in ("CPU", *["CUDA"] * has_gpu)
         }
         for num_rows in (1, 64) if is_quick else (1, 16, 64, 256, 1024, 4096):
             case = f"served graph, {num_rows:,} rows"
             taken = {way: graph.answer_ms(num_rows, seconds) for way, graph in ways.items()}
-            step.figures += [Figure(f"{case}, {way}", spread([value]), "ms") for way, value in taken.items()]
+            step.figures += [
+                Figure(f"{case}, {way}", spread([value]), "ms") for way, value in taken.items()
+            ]
             if has_gpu:
                 scores = [graph.answer(num_rows) for graph in ways.values()]
                 worst = float(np.abs(scores[0] - scores[1]).max())
-                step.figures.append(Figure(f"{case}, largest difference", spread([worst]), "", "the CPU", 1e-5))
+                step.figures.append(
+                    Figure(f"{case}, largest difference", spread([worst]), "", "the CPU", 1e-5)
+                )
     return step

@@ -54,7 +54,11 @@ def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
     """Return the share of a core by requests per second."""
     curve = []
     for rate in rates:
-        rows = max(least_rows, 5 * rate * ROWS_PER_REQUEST) if rate >= 100 else rate * ROWS_PER_REQUEST * 100
+        rows = (
+            max(least_rows, 5 * rate * ROWS_PER_REQUEST)
+            if rate >= 100
+            else rate * ROWS_PER_REQUEST * 100
+        )
         turns = -(-rate // MOST_A_TURN)  # per second of traffic
         run = measure(
             rows,
@@ -74,7 +78,10 @@ def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
     """
     kinds = {"seconds": "processor_seconds", "memory": "peak", "disk": "disk"}
     return {
-        kind: {step: [(each["rows"], each[key]) for each in of if each[key]] for step, of in document["steps"].items()}
+        kind: {
+            step: [(each["rows"], each[key]) for each in of if each[key]]
+            for step, of in document["steps"].items()
+        }
         for kind, key in kinds.items()
     }
 
@@ -84,7 +91,10 @@ def store_curves(document: Mapping[str, Any]) -> dict[str, Curve]:
     rounds = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
     store = document["store"]
     names = [name for name in next(iter(store.values())) if name.startswith("s, ")]
-    return {name.removeprefix("s, "): [(rounds[at], max(of[name], 1e-4)) for at, of in store.items()] for name in names}
+    return {
+        name.removeprefix("s, "): [(rounds[at], max(of[name], 1e-4)) for at, of in store.items()]
+        for name in names
+    }
 
 
 def slopes(what: str, curves: Mapping[str, Curve]) -> list[Figure]:
@@ -95,7 +105,11 @@ def slopes(what: str, curves: Mapping[str, Curve]) -> list[Figure]:
             continue
         work, cost = curve[-1]
         said = f"{short(cost)} at {short(work)}"
-        found.append(Figure(f"{what}: {name}, slope", spread([last_slope(curve)]), "", target=STEEP, limit=said))
+        found.append(
+            Figure(
+                f"{what}: {name}, slope", spread([last_slope(curve)]), "", target=STEEP, limit=said
+            )
+        )
     return found
 
 
@@ -113,7 +127,9 @@ def charts(document: Mapping[str, Any]) -> dict[str, str]:
             for number, (label, curve) in enumerate(of.items())
         ]
         if lines:
-            drawn[f"growth-{name.replace(' ', '-')}.svg"] = chart_file(lines, y_label=_AXES[name], x_unit="")
+            drawn[f"growth-{name.replace(' ', '-')}.svg"] = chart_file(
+                lines, y_label=_AXES[name], x_unit=""
+            )
     return drawn
 
 
@@ -136,7 +152,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (path := MEASURED / "year.json").exists():
             curves["store"] = store_curves(json.loads(path.read_text()))
         if (path := MEASURED / "scale.json").exists():
-            curves |= {f"steps {kind}": of for kind, of in scale_curves(json.loads(path.read_text())).items()}
+            curves |= {
+                f"steps {kind}": of
+                for kind, of in scale_curves(json.loads(path.read_text())).items()
+            }
         document["curves"] = curves
         for what, of in curves.items():
             document["figures"] += slopes(what, of)

@@ -17,9 +17,13 @@ from evergreen.networks.files import NETWORK_FILE, Tensors, open_model
 CLICK_RATE = 0.25
 
 
-def write_initial_model(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], *, seed: int) -> Tensors:
+def write_initial_model(
+    folder: Path, config: NetworkConfig, slot_sizes: Sequence[int], *, seed: int
+) -> Tensors:
     """Write weights and `network.onnx` into the folder, and return the weights."""
-    asked = json.dumps({"config": config.as_document(), "slot_sizes": list(slot_sizes), "seed": seed})
+    asked = json.dumps(
+        {"config": config.as_document(), "slot_sizes": list(slot_sizes), "seed": seed}
+    )
     run_to_end([str(python_of("training")), "-m", "benchmarks.initial_model", str(folder), asked])
     return open_model(folder, slot_sizes).weights
 

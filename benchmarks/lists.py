@@ -66,12 +66,16 @@ class TimedGraph:
             frequency_threshold=1,
         )
         vectors = len(features.vector_names)
-        config = DcnConfig(num_dense=0, num_categorical=vectors, embedding_dim=_WIDTH, num_cross_layers=3)
+        config = DcnConfig(
+            num_dense=0, num_categorical=vectors, embedding_dim=_WIDTH, num_cross_layers=3
+        )
         table = random.normal(0, 0.1, (sum(workflow.slot_sizes), _WIDTH)).astype(np.float32)
         network = onnx.load_from_string(export_onnx(build_network(config).eval(), config))
         write_graph(folder, workflow, [table], network=network, name="benchmark")
         path = folder / GRAPH_FILE
-        self._session = open_graph(path) if provider is None else InferenceSession(path, providers=[provider])
+        self._session = (
+            open_graph(path) if provider is None else InferenceSession(path, providers=[provider])
+        )
         self._rows = random.integers(0, _CATEGORIES, (_MOST_ROWS, len(features.place_names)))
         for start, stop, _ in features.places.lists:
             lengths = random.integers(0, stop - start + 1, (len(self._rows), 1))
@@ -104,15 +108,23 @@ def measure(num_rows: int, contestants: dict[str, TimedGraph], *, is_quick: bool
     ratio = [with_list / flat for with_list, flat in zip(taken["list"], taken["flat"])]
     for name, values in taken.items():
         print(f"{num_rows} rows, {name}: {spread(values).shown()} ms")
-    return {"rows": num_rows, "ms": {name: spread(values) for name, values in taken.items()}, "ratio": spread(ratio)}
+    return {
+        "rows": num_rows,
+        "ms": {name: spread(values) for name, values in taken.items()},
+        "ratio": spread(ratio),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, and return 0."""
     flags = benchmark_parser("lists", __doc__, quick="shorter rounds").parse_args(argv)
     with documented(flags) as document, tempfile.TemporaryDirectory() as folder:
-        contestants = {name: TimedGraph(each, Path(folder) / name) for name, each in CONTESTANTS.items()}
-        document["batches"] = [measure(each, contestants, is_quick=flags.quick) for each in _BATCHES]
+        contestants = {
+            name: TimedGraph(each, Path(folder) / name) for name, each in CONTESTANTS.items()
+        }
+        document["batches"] = [
+            measure(each, contestants, is_quick=flags.quick) for each in _BATCHES
+        ]
         for batch in document["batches"]:
             what = f"answer to {batch['rows']} rows"
             document["figures"] += [

@@ -42,7 +42,11 @@ class Answers:
 
 
 async def closed_loop(
-    ask: Callable[[int], Awaitable[object]], concurrency: int, seconds: float, *, timing: Timing | None = None
+    ask: Callable[[int], Awaitable[object]],
+    concurrency: int,
+    seconds: float,
+    *,
+    timing: Timing | None = None,
 ) -> Answers:
     """Run `concurrency` callers for `seconds`. Each sends its next request after a response.
 
@@ -142,7 +146,9 @@ class Latencies:
         """Return the percentiles of times in seconds."""
         if not len(seconds):
             return cls()
-        percentiles = {f"p{percent}": 1e3 * float(np.percentile(seconds, percent)) for percent in (50, 95, 99)}
+        percentiles = {
+            f"p{percent}": 1e3 * float(np.percentile(seconds, percent)) for percent in (50, 95, 99)
+        }
         return cls(**percentiles, max=1e3 * float(seconds.max()), mean=1e3 * float(seconds.mean()))
 
 

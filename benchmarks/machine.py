@@ -94,7 +94,8 @@ class OtherWork:
         if share < _BUSY_SHARE:
             return None
         return (
-            f"warning: other work took {share:.0%} of the machine. Ratios are of interleaved rounds, but threads that "
+            f"warning: other work took {share:.0%} of the machine. Ratios are of interleaved "
+            "rounds, but threads that "
             "wait for each other suffer most where they are quickest: run again alone"
         )
 

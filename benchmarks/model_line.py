@@ -100,7 +100,10 @@ class TimedRows:
 
         `start` and `end` are in hours from the beginning of `FIRST_DAY`.
         """
-        number, began = np.arange(len(rows.label)), datetime.combine(FIRST_DAY, time(tzinfo=timezone.utc)).timestamp()
+        number, began = (
+            np.arange(len(rows.label)),
+            datetime.combine(FIRST_DAY, time(tzinfo=timezone.utc)).timestamp(),
+        )
         request = number // ROWS_PER_REQUEST
         seconds = 3600.0 * (end - start) * (request + 0.5) / (request[-1] + 1)
         return cls(
@@ -121,7 +124,11 @@ class TimedRows:
         table = raw_table(self.rows, request_ids=self.requests, row=self.places, times=self.times)
         for name, values in more.items():
             place = table.schema.get_field_index(name)
-            table = table.append_column(name, values) if place < 0 else table.set_column(place, name, values)
+            table = (
+                table.append_column(name, values)
+                if place < 0
+                else table.set_column(place, name, values)
+            )
         path = folder / self.file
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, path)
@@ -159,7 +166,9 @@ class ModelLine:
     @cached_property
     def _canary(self) -> CanarySettings:
         return CanarySettings(
-            site=SiteSettings(store=self._root / "store", repository=(self._root / "repository").as_uri()),
+            site=SiteSettings(
+                store=self._root / "store", repository=(self._root / "repository").as_uri()
+            ),
             evidence=(open_objects((self._root / "archive").as_uri()),),
             metrics=(_METRICS,),
             drain_seconds=0.0,
@@ -190,7 +199,14 @@ class ModelLine:
             self._report = folder / "validation.json"
             # Keep this folder, because every model copies the files that the report names.
             apart = self._root / "validation"
-            self._step("validation", run=run, output=self._report, raw_dataset=raw, champion="current", work=apart)
+            self._step(
+                "validation",
+                run=run,
+                output=self._report,
+                raw_dataset=raw,
+                champion="current",
+                work=apart,
+            )
         replace(RawDataset.read(raw), validation_report=refer(self._report)).write(raw)
         step("preprocessing", encoded, raw_dataset=raw, **work)
         step("training", model, training_set=encoded, **work)
@@ -214,9 +230,16 @@ class ModelLine:
         """
         arguments = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
         arguments.append(f"--store={self._root / 'store'}")
-        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "OMP_NUM_THREADS": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
         waiting = self._warm.of(name, variables)
-        code, said = waiting.run(_STEP.format(name), arguments, variables=variables, folder=self._root, seconds=1800)
+        code, said = waiting.run(
+            _STEP.format(name), arguments, variables=variables, folder=self._root, seconds=1800
+        )
         if code not in (0, _REFUSED_CODE):
             raise RuntimeError(f"{name} ended with {code}: {said[-2000:]}")
         return code == 0, float(said.split()[-1])
@@ -228,7 +251,9 @@ class ModelLine:
         store = self._root / "store"
         used = [each for each in (promotion_journal.current(store), self._at_work) if each]
         models = {each.model_id for each in used}
-        graphs = {str(version) for each in used for version in (each.version, each.previous_version)}
+        graphs = {
+            str(version) for each in used for version in (each.version, each.previous_version)
+        }
         for folder in [*(store / "models").iterdir(), *(store / "graphs").iterdir()]:
             if folder.name not in models | graphs:
                 shutil.rmtree(folder)
@@ -249,7 +274,10 @@ class ModelLine:
         if plan is None or plan.canary is None:
             return stable.astype(np.float64)
         canary = self._scores(plan.canary.version, traffic.rows)
-        chosen = {request: plan.arm_for(request) == plan.canary for request in dict.fromkeys(traffic.requests)}
+        chosen = {
+            request: plan.arm_for(request) == plan.canary
+            for request in dict.fromkeys(traffic.requests)
+        }
         by_canary = np.array([chosen[request] for request in traffic.requests])
         for arm in (plan.stable, plan.canary):
             self._counts[arm.model_name, arm.version] += len(chosen)
@@ -258,7 +286,9 @@ class ModelLine:
         columns = {
             raw_rows.MODEL_VERSION: pa.array(versions, pa.int32()),
             raw_rows.SCORE: pa.array(served, pa.float32()),
-            raw_rows.SHADOW_VERSION: pa.array(live.version + plan.canary.version - versions, pa.int32()),
+            raw_rows.SHADOW_VERSION: pa.array(
+                live.version + plan.canary.version - versions, pa.int32()
+            ),
             raw_rows.SHADOW_SCORE: pa.array(shadow, pa.float32()),
         }
         traffic.write(self._root / "archive", **columns)
@@ -267,13 +297,20 @@ class ModelLine:
     def _scores(self, version: int, rows: WorldRows) -> NDArray[np.float32]:
         graph = local_path(Release.read(release_path(self._root / "store", version)).graph_uri)
         inputs = named_inputs(rows.dense, rows.categorical)
-        scores: NDArray[np.float32] = _session(graph).run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
+        scores: NDArray[np.float32] = (
+            _session(graph).run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
+        )
         return scores
 
     def step_canary(self) -> None:
         """Evaluate the canary once, and unload what its release or abort makes obsolete."""
-        while (step := canary_steps.step(self._canary)).action in (serving_canary.RELEASED, serving_canary.ABORTED):
-            pairs = step.decision.by_pairs.num_pairs if step.decision and step.decision.by_pairs else 0
+        while (step := canary_steps.step(self._canary)).action in (
+            serving_canary.RELEASED,
+            serving_canary.ABORTED,
+        ):
+            pairs = (
+                step.decision.by_pairs.num_pairs if step.decision and step.decision.by_pairs else 0
+            )
             self.canary_ends.append(CanaryEnd(step.action == serving_canary.RELEASED, pairs))
         if self._at_work is None:
             for day in (self._root / "archive").iterdir():
@@ -285,7 +322,9 @@ class ModelLine:
         for (name, version), requests in self._counts.items():
             of = f'{{model="{name}",version="{version}"}}'
             lines.append(f"nv_inference_request_success{of} {requests}")
-            lines.append(f"nv_inference_compute_infer_duration_us{of} {_COMPUTE_MICROSECONDS * requests}")
+            lines.append(
+                f"nv_inference_compute_infer_duration_us{of} {_COMPUTE_MICROSECONDS * requests}"
+            )
         return "\n".join(lines) + "\n"
 
 

@@ -134,7 +134,9 @@ class RecordTraffic:
         made = [list(self._click_messages(partition, now)) for partition in range(self._partitions)]
         for _ in range(count):
             name = f"request-{self._number:012d}"
-            record = replace(self.records[self._number % len(self.records)], request_id=name, time=now)
+            record = replace(
+                self.records[self._number % len(self.records)], request_id=name, time=now
+            )
             partition = partition_of(name, self._partitions)
             made[partition].append((name, _FORM.encode(record)))
             clicked = np.flatnonzero(self._random.random(self._rows) < record.scores)
@@ -163,7 +165,9 @@ def write_reference(store: Path, records: list[PredictionBatch]) -> None:
     """Release version 1 with a training profile of these rows, so that drift is measured too."""
     requests = Predictions.of(records)
     counter = ProfileCounter(CRITEO)
-    for batch in build_row_table(requests, np.zeros(requests.num_rows, np.uint8), CRITEO).to_batches():
+    for batch in build_row_table(
+        requests, np.zeros(requests.num_rows, np.uint8), CRITEO
+    ).to_batches():
         counter.add(batch)
     release(store, 1, "model")
     keep_model(store, "model")
@@ -185,13 +189,18 @@ def _monitor_settings(folder: Path) -> MonitorSettings:
     )
 
 
-def measure(rows: int, *, rows_per_message: int, log: str, load: tuple[int, float] | None = None) -> dict[str, Any]:
+def measure(
+    rows: int, *, rows_per_message: int, log: str, load: tuple[int, float] | None = None
+) -> dict[str, Any]:
     """Run one monitor in this process until `rows` rows are archived, and return the figures.
 
     A turn pulls `TICK_PULLS` times. With more records per turn the backlog would grow without end.
     """
     clock = {"time": START}
-    traffic, (messages_a_tick, tick_seconds) = RecordTraffic(rows_per_message), load or LOADS[rows_per_message]
+    traffic, (messages_a_tick, tick_seconds) = (
+        RecordTraffic(rows_per_message),
+        load or LOADS[rows_per_message],
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         memory, sqlite = MemoryLog(), SqliteLog(folder / "log.db", clock=lambda: clock["time"])
@@ -252,7 +261,10 @@ def log_alone(requests: int = 100_000) -> float:
     They are pulled and acknowledged.
     """
     cpu = 0.0
-    with tempfile.TemporaryDirectory() as scratch, closing(SqliteLog(Path(scratch) / "log.db")) as log:
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        closing(SqliteLog(Path(scratch) / "log.db")) as log,
+    ):
         messages = RecordTraffic(1).messages(requests, START)[0]
         for start in range(0, requests, MESSAGES_A_TICK):
             log.publish(messages[start : start + MESSAGES_A_TICK])
@@ -274,7 +286,11 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
         folders = [Path(scratch) / str(partition) for partition in range(partitions)]
         logs, stores, monitors = [MemoryLog() for _ in folders], [], []
         for number, (folder, log) in enumerate(zip(folders, logs)):
-            settings = replace(_monitor_settings(folder), log=f"sqlite:///p-{{0-{partitions - 1}}}", partition=number)
+            settings = replace(
+                _monitor_settings(folder),
+                log=f"sqlite:///p-{{0-{partitions - 1}}}",
+                partition=number,
+            )
             write_reference(settings.store, traffic.records)
             stores.append(Store(settings.state / "monitor.db"))
             monitors.append(
@@ -320,12 +336,19 @@ def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
     total = resident[-1][0]
     later = [size for archived, size in resident if archived >= total / 10]
     half = [size for archived, size in resident if archived >= total / 2]
-    return {"after_a_tenth": later[0], "half_way": half[0], "at_the_end": later[-1], "highest": max(later)}
+    return {
+        "after_a_tenth": later[0],
+        "half_way": half[0],
+        "at_the_end": later[-1],
+        "highest": max(later),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all cases, and return 0."""
-    parser = benchmark_parser("monitor", __doc__, quick="a million rows in place of ten, half a minute")
+    parser = benchmark_parser(
+        "monitor", __doc__, quick="a million rows in place of ten, half a minute"
+    )
     flags = parser.parse_args(argv)
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     rows = 1_000_000 if flags.quick else 10_000_000
@@ -338,29 +361,47 @@ def main(argv: Sequence[str] | None = None) -> int:
                 counted = rows if size == 64 else rows // 10
                 runs.append(alone.submit(measure, counted, rows_per_message=size, log=log).result())
             _print_run(runs[-1])
-            name, rate = f"{log} log, {size} rows a message", spread([runs[-1]["rows_per_cpu_second"]])
+            name, rate = (
+                f"{log} log, {size} rows a message",
+                spread([runs[-1]["rows_per_cpu_second"]]),
+            )
             highest = spread([runs[-1]["memory"]["highest"] / 2**20])
             limit = None
             if (log, size) == ("sqlite", 1):
                 limit = f"the log alone, pulled and acknowledged: {log_alone():,.0f} rows/s"
                 print(f"  {limit}", flush=True)
             document["figures"] += [
-                Figure(f"{name}, of one core", rate, "rows/s", target=TARGETS[size], is_least=True, limit=limit),
+                Figure(
+                    f"{name}, of one core",
+                    rate,
+                    "rows/s",
+                    target=TARGETS[size],
+                    is_least=True,
+                    limit=limit,
+                ),
                 Figure(f"{name}, anonymous memory at most", highest, "MiB"),
             ]
         # Alternate, so that a busy moment does not affect only one number of partitions.
         partitioned = document["partitions"] = []
         rows_of_each = 250_000 if flags.quick else 500_000
         for _, number in itertools.product(range(1 if flags.quick else 3), (1, 2, 4)):
-            partitioned.append(measure_partitions(rows_of_each, rows_per_message=64, partitions=number))
+            partitioned.append(
+                measure_partitions(rows_of_each, rows_per_message=64, partitions=number)
+            )
             run = partitioned[-1]
             print(
-                f"{number} partitions of {rows_of_each:,} rows: {run['cpu_seconds_per_million_rows']:.2f} s of a core"
-                f" per million rows; on a core each {run['rows_per_second_on_a_core_each']:,.0f} rows/s",
+                f"{number} partitions of {rows_of_each:,} rows: "
+                f"{run['cpu_seconds_per_million_rows']:.2f} s of a core"
+                f" per million rows; on a core each {run['rows_per_second_on_a_core_each']:,.0f} "
+                "rows/s",
                 flush=True,
             )
         for number in (1, 2, 4):
-            work = [run["cpu_seconds_per_million_rows"] for run in partitioned if run["partitions"] == number]
+            work = [
+                run["cpu_seconds_per_million_rows"]
+                for run in partitioned
+                if run["partitions"] == number
+            ]
             name = f"log in {number} partitions, 64 rows a message, a million rows"
             document["figures"].append(Figure(name, spread(work), "s of a core"))
     return 0
@@ -370,9 +411,11 @@ def _print_run(run: dict[str, Any]) -> None:
     held = {name: size >> 20 for name, size in run["memory"].items()}
     rate, by_clock = run["rows_per_cpu_second"], run["rows_per_wall_second"]
     print(
-        f"{run['log']} log, {run['rows_per_message']} rows a message: {rate:,.0f} rows per second of one core"
+        f"{run['log']} log, {run['rows_per_message']} rows a message: {rate:,.0f} rows per second "
+        "of one core"
         f" ({by_clock:,.0f} by the clock; {run['rows']:,} rows, {run['clicks']:,} clicks)\n"
-        f"  memory {held['after_a_tenth']} MiB after a tenth, {held['half_way']} half way, {held['at_the_end']} at the"
+        f"  memory {held['after_a_tenth']} MiB after a tenth, {held['half_way']} half way, "
+        f"{held['at_the_end']} at the"
         f" end, at most {held['highest']}; database {run['database_bytes'] >> 20} MiB;"
         f" {run['drift_buckets']} buckets of drift judged",
         flush=True,

@@ -76,13 +76,21 @@ def page(documents: Iterable[dict[str, Any]]) -> str:
 def section(document: dict[str, Any]) -> str:
     """Return the section of one benchmark: date, machine and command, a table, and charts."""
     facts, name = document["machine"], document["benchmark"]
-    where = [f"{facts['cores_used']} of {facts['cores']} cores", facts.get("gpu") or facts["processor"]]
+    where = [
+        f"{facts['cores_used']} of {facts['cores']} cores",
+        facts.get("gpu") or facts["processor"],
+    ]
     where += [f"{facts['memory_gib']:g} GiB"] if "memory_gib" in facts else []
-    where += [said.format(document["limits"][key]) for key, said in _LIMITS.items() if key in document["limits"]]
+    where += [
+        said.format(document["limits"][key])
+        for key, said in _LIMITS.items()
+        if key in document["limits"]
+    ]
     lines = [
         f"## {name}",
         "",
-        f"`{document['command']}`, {document['date'][:10]}, commit {document['commit']}, {document['seconds']:,.0f} s; "
+        f"`{document['command']}`, {document['date'][:10]}, commit {document['commit']}, "
+        f"{document['seconds']:,.0f} s; "
         f"{', '.join(where)}.",
     ]
     if doubt := doubts(document):
@@ -110,12 +118,20 @@ def doubts(document: dict[str, Any]) -> str:
         return ""
     if (share := document["other_work_share"]) is None:
         return "To be measured again: the share of other work is unknown."
-    return f"To be measured again: other work took {share:.0%} of the machine." if share >= 0.1 else ""
+    return (
+        f"To be measured again: other work took {share:.0%} of the machine." if share >= 0.1 else ""
+    )
 
 
 def row(figure: Figure) -> str:
     """Return one figure as a row of the table."""
-    cells = [figure.name, figure.peer, f"{figure.value.shown()} {figure.unit}".strip(), figure.aim(), figure.limit]
+    cells = [
+        figure.name,
+        figure.peer,
+        f"{figure.value.shown()} {figure.unit}".strip(),
+        figure.aim(),
+        figure.limit,
+    ]
     return f"| {' | '.join((cell or '').replace('|', '/') for cell in cells)} |"
 
 

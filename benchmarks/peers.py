@@ -73,7 +73,9 @@ class Evergreen:
         self.name = f"evergreen {precision}"
         self._batch_size, self._passes = batch_size, 0
         settings = TrainingSettings(precision=precision, learning_rate=0.001)
-        self.engine = PytorchEngine(config, slot_sizes, settings, device="cpu", places=features.places)
+        self.engine = PytorchEngine(
+            config, slot_sizes, settings, device="cpu", places=features.places
+        )
         self.engine.restore(weights)
 
     def prepare(self, rows: Rows) -> Rows:
@@ -95,24 +97,36 @@ class PlainDcn(nn.Module):
     """DCN v1 as in a tutorial."""
 
     def __init__(
-        self, config: DcnConfig, weights: Tensors, slot_sizes: list[int], *, features: Features = CRITEO
+        self,
+        config: DcnConfig,
+        weights: Tensors,
+        slot_sizes: list[int],
+        *,
+        features: Features = CRITEO,
     ) -> None:
         """Start from `weights`."""
         super().__init__()
         tables = torch.tensor(weights.table).split(slot_sizes)
-        self.embeddings = nn.ModuleList(nn.Embedding.from_pretrained(table.clone(), freeze=False) for table in tables)
+        self.embeddings = nn.ModuleList(
+            nn.Embedding.from_pretrained(table.clone(), freeze=False) for table in tables
+        )
         self._num_plain, self._lists = len(features.categorical), features.places.lists
         self.bags = nn.ModuleList()
         for places in self._lists:
             weight = self.embeddings[features.places.slots[places.start]].weight
-            self.bags.append(nn.EmbeddingBag(*weight.shape, mode=places.pool, padding_idx=PADDING_ID))
+            self.bags.append(
+                nn.EmbeddingBag(*weight.shape, mode=places.pool, padding_idx=PADDING_ID)
+            )
             self.bags[-1].weight = weight
         self.cross_weights = nn.ParameterList(torch.tensor(weights.dense["cross_weight"]).unbind())
         self.cross_biases = nn.ParameterList(torch.tensor(weights.dense["cross_bias"]).unbind())
         tower: list[nn.Module] = []
         for i in range(len(config.tower)):
             layer = f"tower.{3 * i}"
-            tower += [_linear(weights.dense[f"{layer}.weight"], weights.dense[f"{layer}.bias"]), nn.ReLU()]
+            tower += [
+                _linear(weights.dense[f"{layer}.weight"], weights.dense[f"{layer}.bias"]),
+                nn.ReLU(),
+            ]
             tower += [nn.Dropout(config.dropout)] if config.dropout else []
         self.tower = nn.Sequential(*tower)
         final = np.concatenate([weights.dense["final_tower"], weights.dense["final_cross"]], axis=1)
@@ -120,8 +134,13 @@ class PlainDcn(nn.Module):
 
     def forward(self, dense_BD: Tensor, ids_BF: Tensor) -> Tensor:
         """Return the logits [B]."""
-        vectors = [table(ids_BF[:, slot]) for slot, table in enumerate(self.embeddings[: self._num_plain])]
-        vectors += [bag(ids_BF[:, places.start : places.stop]) for bag, places in zip(self.bags, self._lists)]
+        vectors = [
+            table(ids_BF[:, slot]) for slot, table in enumerate(self.embeddings[: self._num_plain])
+        ]
+        vectors += [
+            bag(ids_BF[:, places.start : places.stop])
+            for bag, places in zip(self.bags, self._lists)
+        ]
         x0 = x = torch.cat([*vectors, dense_BD], dim=1)
         for weight, bias in zip(self.cross_weights, self.cross_biases):
             x = x0 * (x @ weight).unsqueeze(1) + bias + x
@@ -131,11 +150,15 @@ class PlainDcn(nn.Module):
 class PlainNetwork(nn.Module):
     """One of our networks with an `nn.EmbeddingBag` for each column."""
 
-    def __init__(self, network: nn.Module, slot_sizes: list[int], width: int, *, is_sparse: bool = False) -> None:
+    def __init__(
+        self, network: nn.Module, slot_sizes: list[int], width: int, *, is_sparse: bool = False
+    ) -> None:
         """Create initial vectors for `network`."""
         super().__init__()
         self.network = network
-        self.bags = nn.ModuleList(nn.EmbeddingBag(size, width, mode="sum", sparse=is_sparse) for size in slot_sizes)
+        self.bags = nn.ModuleList(
+            nn.EmbeddingBag(size, width, mode="sum", sparse=is_sparse) for size in slot_sizes
+        )
 
     @classmethod
     def of(cls, config: NetworkConfig, weights: Tensors, slot_sizes: list[int]) -> "PlainNetwork":
@@ -220,7 +243,9 @@ class PlainPytorch:
         self.model.eval()
         dense, ids = torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
         parts = zip(dense.split(_SCORED_ROWS), ids.split(_SCORED_ROWS))
-        scores: NDArray[np.float32] = torch.cat([self.model(d, i).sigmoid() for d, i in parts]).numpy()
+        scores: NDArray[np.float32] = torch.cat(
+            [self.model(d, i).sigmoid() for d, i in parts]
+        ).numpy()
         return scores
 
 
@@ -233,7 +258,12 @@ class DeepCtr:
     name = "DeepCTR-Torch"
 
     def __init__(
-        self, config: DcnConfig | DeepFmConfig, slot_sizes: list[int], batch_size: int, *, features: Features = CRITEO
+        self,
+        config: DcnConfig | DeepFmConfig,
+        slot_sizes: list[int],
+        batch_size: int,
+        *,
+        features: Features = CRITEO,
     ) -> None:
         """Create the model with its own initial weights."""
         self._features = features
@@ -260,7 +290,11 @@ class DeepCtr:
         without = {"l2_reg_linear": 0, "l2_reg_embedding": 0, "l2_reg_dnn": 0}
         if isinstance(config, DcnConfig):
             kind = "matrix" if config.projection_dim else "vector"
-            cross = {"cross_num": config.num_cross_layers, "cross_parameterization": kind, "l2_reg_cross": 0}
+            cross = {
+                "cross_num": config.num_cross_layers,
+                "cross_parameterization": kind,
+                "l2_reg_cross": 0,
+            }
             self._model = DCN([], columns, **cross, **tower, **without)
         else:
             self._model = DeepFM(columns, columns, **tower, **without)
@@ -270,10 +304,16 @@ class DeepCtr:
     def prepare(self, rows: Rows) -> tuple[dict[str, Any], Any]:
         """Prepare rows as `Trainer` describes."""
         features = self._features
-        columns = {name: np.ascontiguousarray(rows.ids[:, i]) for i, name in enumerate(features.categorical)}
+        columns = {
+            name: np.ascontiguousarray(rows.ids[:, i])
+            for i, name in enumerate(features.categorical)
+        }
         for name, places in zip(features.lists, features.places.lists):
             columns[name] = np.ascontiguousarray(rows.ids[:, places.start : places.stop])
-        columns |= {name: np.ascontiguousarray(rows.dense[:, i]) for i, name in enumerate(features.dense_inputs)}
+        columns |= {
+            name: np.ascontiguousarray(rows.dense[:, i])
+            for i, name in enumerate(features.dense_inputs)
+        }
         return columns, rows.labels
 
     def learn(self, prepared: tuple[dict[str, Any], Any]) -> None:

@@ -23,7 +23,15 @@ from evergreen.config.monitor import PolicySettings
 from evergreen.statistics.metrics import auc_estimate, roc_auc
 from monitoring.policies.policies import SequentialPolicy, ThresholdPolicy
 from monitoring.policies.policy import Action, DecisionPoint, MaturedRows, Policy
-from tests.support.click_streams import ClickTraffic, Windows, draw, first_run, joined, of_partition, part
+from tests.support.click_streams import (
+    ClickTraffic,
+    Windows,
+    draw,
+    first_run,
+    joined,
+    of_partition,
+    part,
+)
 from tests.support.release_streams import START, Releases, decisions
 
 GOOD, FALLEN = 0.80, 0.70
@@ -65,7 +73,9 @@ USERS = {
     "25 %, 10 rows a request": ClickTraffic(0.25, 1_000, rows_per_request=10, user_spread=1.0),
 }
 USER_ROWS = 40_000
-RELEASES = Releases(every=1800.0, seconds=4 * 3600.0, window=1800.0, decide=120.0, rows_per_second=4.0)
+RELEASES = Releases(
+    every=1800.0, seconds=4 * 3600.0, window=1800.0, decide=120.0, rows_per_second=4.0
+)
 """Four hours with an attribution window of half an hour, and an AUC that falls from .79 to .62."""
 FALL_AFTER, FALL_DECIDE = 5400.0, 30.0
 """Seconds until the AUC falls, midway between two releases, and seconds between decision points
@@ -81,31 +91,47 @@ sample by the hash of their ids."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study. Return 0 within the bounds, or 1 with more false alarms than they allow."""
-    parser = benchmark_parser("policies", __doc__, quick="50 streams in place of 1,000, to test that it runs")
-    parser.add_argument("--seed", type=int, default=1, help="seed of all streams (default: %(default)s)")
+    parser = benchmark_parser(
+        "policies", __doc__, quick="50 streams in place of 1,000, to test that it runs"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=1, help="seed of all streams (default: %(default)s)"
+    )
     flags = parser.parse_args(argv)
     streams, falls = (50, 20) if flags.quick else (1_000, 200)
     rates, users, releases = {}, {}, {}
     with documented(flags) as document:
         for name, case in CASES.items():
-            print(f"click rate {name}: {streams} stationary streams of {case.stationary:,} rows, {falls} that fall")
+            print(
+                f"click rate {name}: {streams} stationary streams of {case.stationary:,} rows, "
+                f"{falls} that fall"
+            )
             rates[name] = study(case, streams=streams, falls=falls, seed=flags.seed)
         for name, traffic in USERS.items():
             print(f"rows that share their user, {name}: {streams} streams of {USER_ROWS:,} rows")
             users[name] = study_users(traffic, streams=streams, seed=flags.seed)
         name = "3 %, 10 rows a request"
-        print(f"one partition of {PARTITIONS}, {name}: {streams} streams of {PARTITIONS * USER_ROWS:,} rows")
+        print(
+            f"one partition of {PARTITIONS}, {name}: {streams} streams of "
+            f"{PARTITIONS * USER_ROWS:,} rows"
+        )
         users[f"{name}, of one partition in {PARTITIONS}"] = study_partition(
             USERS[name], streams=streams, seed=flags.seed
         )
         for windows in RELEASE_WINDOWS:
             print(
-                f"releases every {windows:g} attribution windows: {streams} streams without a change, {falls} with one"
+                f"releases every {windows:g} attribution windows: {streams} streams without a "
+                f"change, {falls} with one"
             )
-            releases[f"{windows:g}"] = study_releases(windows, streams=streams, falls=falls, seed=flags.seed)
+            releases[f"{windows:g}"] = study_releases(
+                windows, streams=streams, falls=falls, seed=flags.seed
+            )
         document |= {"rates": rates, "users": users, "releases": releases}
         titled = {f"clicks {rate}": found for rate, found in (*rates.items(), *users.items())}
-        titled |= {f"a release every {windows} attribution windows": found for windows, found in releases.items()}
+        titled |= {
+            f"a release every {windows} attribution windows": found
+            for windows, found in releases.items()
+        }
         for title, found in titled.items():
             document["figures"] += [
                 Figure(
@@ -131,16 +157,32 @@ def contestants(case: PolicyCase) -> dict[str, tuple[float | None, FirstRun]]:
     alpha, tolerance = PolicySettings.sequential_alpha, PolicySettings.sequential_tolerance
 
     def run(policy: Policy) -> FirstRun:
-        step = case.traffic.rows_per_decision if isinstance(policy, SequentialPolicy) else case.window_step
+        step = (
+            case.traffic.rows_per_decision
+            if isinstance(policy, SequentialPolicy)
+            else case.window_step
+        )
         return lambda stream, windows, after: first_run(
             policy, stream, step=step, windows=windows, gate_auc=GOOD, after=after
         )
 
     return {
-        f"sequential, alpha {alpha:g}, tolerance {tolerance:g}": (alpha, run(_sequential(alpha, tolerance))),
-        f"sequential at its edge, alpha {EDGE_ALPHA:g}": (EDGE_ALPHA, run(_sequential(EDGE_ALPHA, 0.0))),
-        "threshold with confidence": (None, run(ThresholdPolicy(PolicySettings(auc_threshold=THRESHOLD)))),
-        "reference, 200 rows": (None, lambda stream, _, after: reference_first_run(stream, after=after)),
+        f"sequential, alpha {alpha:g}, tolerance {tolerance:g}": (
+            alpha,
+            run(_sequential(alpha, tolerance)),
+        ),
+        f"sequential at its edge, alpha {EDGE_ALPHA:g}": (
+            EDGE_ALPHA,
+            run(_sequential(EDGE_ALPHA, 0.0)),
+        ),
+        "threshold with confidence": (
+            None,
+            run(ThresholdPolicy(PolicySettings(auc_threshold=THRESHOLD))),
+        ),
+        "reference, 200 rows": (
+            None,
+            lambda stream, _, after: reference_first_run(stream, after=after),
+        ),
     }
 
 
@@ -173,7 +215,9 @@ def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str,
     alarms: dict[str, list[int | None]] = {name: [] for name in compared}
     delays: dict[str, list[int | None]] = {name: [] for name in compared}
     for number in range(streams):
-        stream = draw(np.random.default_rng((seed, 0, number)), case.traffic, rows=case.stationary, auc=GOOD)
+        stream = draw(
+            np.random.default_rng((seed, 0, number)), case.traffic, rows=case.stationary, auc=GOOD
+        )
         windows = Windows(stream, WINDOW_ROWS)
         for name, (_, first) in compared.items():
             alarms[name].append(first(stream, windows, 0))
@@ -215,9 +259,14 @@ def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, 
         stream = draw(np.random.default_rng((seed, 2, number)), traffic, rows=USER_ROWS, auc=GOOD)
         by_row = replace(stream, groups=np.arange(len(stream.groups)))
         for name, each in (("by request", stream), ("by row", by_row)):
-            alarms[name].append(first_run(policy, each, step=traffic.rows_per_decision, windows=None, gate_auc=gate))
+            alarms[name].append(
+                first_run(policy, each, step=traffic.rows_per_decision, windows=None, gate_auc=gate)
+            )
     bounds = {"by request": EDGE_ALPHA, "by row": None}
-    return {f"one bet {name}, pooled AUC {gate:.4f}": false_alarms(alarms[name], bounds[name]) for name in alarms}
+    return {
+        f"one bet {name}, pooled AUC {gate:.4f}": false_alarms(alarms[name], bounds[name])
+        for name in alarms
+    }
 
 
 def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
@@ -233,7 +282,9 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
         random = np.random.default_rng((seed, 3, number))
         whole = draw(random, traffic, rows=PARTITIONS * USER_ROWS, auc=GOOD)
         stream = of_partition(whole, f"stream {number}", partitions=PARTITIONS)
-        alarms.append(first_run(policy, stream, step=traffic.rows_per_decision, windows=None, gate_auc=gate))
+        alarms.append(
+            first_run(policy, stream, step=traffic.rows_per_decision, windows=None, gate_auc=gate)
+        )
         window = part(stream, len(stream.labels) - WINDOW_ROWS, len(stream.labels))
         found = auc_estimate(window.labels, window.scores, groups=window.groups)
         assert found is not None
@@ -262,7 +313,10 @@ def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> di
         gate_half_width=GATE_HALF_WIDTH,
     )
     edge = PolicySettings(sequential_alpha=EDGE_ALPHA, sequential_tolerance=0.0)
-    randoms = [[np.random.default_rng((seed, kind, number)) for number in range(streams)] for kind in (4, 5)]
+    randoms = [
+        [np.random.default_rng((seed, kind, number)) for number in range(streams)]
+        for kind in (4, 5)
+    ]
     alarms: dict[str, list[int | None]] = {
         name: [next(_requests(each, releases, settings), None) for each in random]
         for random, (name, releases, settings) in zip(
@@ -279,16 +333,28 @@ def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> di
     for number in range(falls):
         points = list(decisions(np.random.default_rng((seed, 6, number)), falling))
         late.append(next((1 for each in points if _is_late_alarm(each, falling)), None))
-        seen = [each.time - START - middle for each in points if each.time - START > middle and _shows_a_change(each)]
+        seen = [
+            each.time - START - middle
+            for each in points
+            if each.time - START > middle and _shows_a_change(each)
+        ]
         seconds.append(min(seen, default=math.inf))
     missed = sum(each == math.inf for each in seconds)
-    delays = {"falls": falls, "missed": missed, "median_seconds": None if 2 * missed > falls else median(seconds)}
+    delays = {
+        "falls": falls,
+        "missed": missed,
+        "median_seconds": None if 2 * missed > falls else median(seconds),
+    }
     found["sequential"] |= delays
-    found["sequential, for a version that knows the change"] = false_alarms(late, PolicySettings.sequential_alpha)
+    found["sequential, for a version that knows the change"] = false_alarms(
+        late, PolicySettings.sequential_alpha
+    )
     return found
 
 
-def _requests(random: np.random.Generator, releases: Releases, settings: PolicySettings) -> Iterator[int]:
+def _requests(
+    random: np.random.Generator, releases: Releases, settings: PolicySettings
+) -> Iterator[int]:
     """Return the seconds of the decision points with a retrain request."""
     for point in decisions(random, releases, settings):
         if point.decision.action is Action.RETRAIN:
@@ -297,7 +363,10 @@ def _requests(random: np.random.Generator, releases: Releases, settings: PolicyS
 
 def _shows_a_change(point: DecisionPoint) -> bool:
     """Return whether a run is requested, or the live version was already trained on the change."""
-    return point.decision.action is Action.RETRAIN or "rows from after the change" in point.decision.reason
+    return (
+        point.decision.action is Action.RETRAIN
+        or "rows from after the change" in point.decision.reason
+    )
 
 
 def _is_late_alarm(point: DecisionPoint, releases: Releases) -> bool:
@@ -312,7 +381,14 @@ def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str,
     count, total = sum(each is not None for each in alarms), len(alarms)
     low, high = share_interval(count, total)
     holds = bound is None or low <= bound
-    return {"streams": total, "false_alarms": count, "low": low, "high": high, "bound": bound, "holds": holds}
+    return {
+        "streams": total,
+        "false_alarms": count,
+        "low": low,
+        "high": high,
+        "bound": bound,
+        "holds": holds,
+    }
 
 
 def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
@@ -320,10 +396,18 @@ def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
 
     Requests before the fall do not count.
     """
-    rows = [math.inf if each is None else each - before for each in found if each is None or each > before]
+    rows = [
+        math.inf if each is None else each - before
+        for each in found
+        if each is None or each > before
+    ]
     middle = median(rows) if rows else math.inf
     missed = sum(each == math.inf for each in rows)
-    return {"falls": len(rows), "missed": missed, "median_rows": None if middle == math.inf else middle}
+    return {
+        "falls": len(rows),
+        "missed": missed,
+        "median_rows": None if middle == math.inf else middle,
+    }
 
 
 def table(result: dict[str, Any]) -> str:
@@ -352,8 +436,15 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _share_cell(figures: dict[str, Any]) -> str:
-    bound = "none" if figures["bound"] is None else f"{figures['bound']:g}{'' if figures['holds'] else ' BROKEN'}"
-    share = f"{figures['false_alarms']}/{figures['streams']} [{figures['low']:.3f}, {figures['high']:.3f}]"
+    bound = (
+        "none"
+        if figures["bound"] is None
+        else f"{figures['bound']:g}{'' if figures['holds'] else ' BROKEN'}"
+    )
+    share = (
+        f"{figures['false_alarms']}/{figures['streams']} [{figures['low']:.3f}, "
+        f"{figures['high']:.3f}]"
+    )
     return f"{share:>28}{bound:>8}"
 
 

@@ -38,13 +38,17 @@ from evergreen.storage.uris import local_path
 from tests.support.releases import keep_model
 
 
-def step(raw: Path, bench: Path, run: str, *, parent: str | None = None, **settings: int | str) -> Run:
+def step(
+    raw: Path, bench: Path, run: str, *, parent: str | None = None, **settings: int | str
+) -> Run:
     """Return the command of the step on the raw rows of a manifest.
 
     It writes `bench/work/<run>/preprocessing` and `bench/<run>.json`.
     """
     asked: dict[str, int | str] = {"frequency_threshold": FREQUENCY_THRESHOLD, **settings}
-    recommender = CRITEO_RECOMMENDER.with_settings({f"preprocessing.{name}": value for name, value in asked.items()})
+    recommender = CRITEO_RECOMMENDER.with_settings(
+        {f"preprocessing.{name}": value for name, value in asked.items()}
+    )
     replace(RawDataset.read(raw), parent_model_id=parent, recommender=recommender).write(raw)
     command = [sys.executable, "-m", "components.preprocessing", f"--run={run}"]
     command += [f"--store={bench / 'store'}", f"--work={bench / 'work'}", f"--raw-dataset={raw}"]
@@ -102,14 +106,20 @@ class PreprocessingBench:
         """Run the step with the model as parent."""
         return step(raw, self.folder, "incremental", parent="m0", **settings)
 
-    def against_stock(self, ours: Callable[[], Run], raw: Path, *, num_rows: int, rounds: int) -> dict[str, Any]:
+    def against_stock(
+        self, ours: Callable[[], Run], raw: Path, *, num_rows: int, rounds: int
+    ) -> dict[str, Any]:
         """Return figures of the step and of the stock script on the same rows, in turn."""
         taken: list[dict[str, Run]] = []
         for number in range(rounds):
             turns = [("ours", ours), ("stock", lambda: stock(raw, self.folder / "stock"))]
             taken.append({name: run() for name, run in (turns if number % 2 else turns[::-1])})
-        seconds = {name: spread([runs[name].seconds for runs in taken]) for name in ("stock", "ours")}
-        processor = [runs["stock"].processor_seconds / runs["ours"].processor_seconds for runs in taken]
+        seconds = {
+            name: spread([runs[name].seconds for runs in taken]) for name in ("stock", "ours")
+        }
+        processor = [
+            runs["stock"].processor_seconds / runs["ours"].processor_seconds for runs in taken
+        ]
         return {
             "num_rows": num_rows,
             "seconds": seconds,
@@ -120,11 +130,15 @@ class PreprocessingBench:
 
 def full(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Measure a first run, and compare both outputs."""
-    result = bench.against_stock(bench.full_round, bench.first, num_rows=bench.num_rows, rounds=rounds)
+    result = bench.against_stock(
+        bench.full_round, bench.first, num_rows=bench.num_rows, rounds=rounds
+    )
     ours = bench.folder / "work" / "full" / "preprocessing"
     result["rows_compared_and_the_same"] = same_encoding.expect_same(bench.folder / "stock", ours)
     result["figures"] = _figures("first round", result)
-    print(f"  the same output as the script's: {result['rows_compared_and_the_same']:,} rows compared")
+    print(
+        f"  the same output as the script's: {result['rows_compared_and_the_same']:,} rows compared"
+    )
     return result
 
 
@@ -159,10 +173,16 @@ def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
             turns = ("numpy", "nvtabular") if number % 2 else ("nvtabular", "numpy")
             taken.append({engine: run(engine) for engine in turns})
         of_engines = {
-            engine: {figure: spread([getattr(runs[engine], figure) for runs in taken]) for figure in Run._fields}
+            engine: {
+                figure: spread([getattr(runs[engine], figure) for runs in taken])
+                for figure in Run._fields
+            }
             for engine in turns
         }
-        ratios = {f: spread([getattr(r["nvtabular"], f) / getattr(r["numpy"], f) for r in taken]) for f in Run._fields}
+        ratios = {
+            f: spread([getattr(r["nvtabular"], f) / getattr(r["numpy"], f) for r in taken])
+            for f in Run._fields
+        }
         results[case] = {**of_engines, "nvtabular_to_numpy": ratios}
         said = ", ".join(f"{figure} {ratio.median:.2f}" for figure, ratio in ratios.items())
         print(f"  {case}: NVTabular's engine to NumPy's: {said}")
@@ -174,25 +194,42 @@ def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 
     Partitions have the same size.
     """
-    larger = raw_windows.write_window(bench.folder / "larger", 4 * bench.num_rows, seed=4, is_later=True)
+    larger = raw_windows.write_window(
+        bench.folder / "larger", 4 * bench.num_rows, seed=4, is_later=True
+    )
     peaks = {}
     for name, raw in (("once", bench.later), ("four times", larger)):
         peaks[name] = min(
-            bench.incremental_round(raw, partition_rows=_PARTITION_ROWS).peak for _ in range(min(rounds, 2))
+            bench.incremental_round(raw, partition_rows=_PARTITION_ROWS).peak
+            for _ in range(min(rounds, 2))
         )
-    ratio, script = peaks["four times"] / peaks["once"], stock(bench.later, bench.folder / "stock").peak
-    of_sizes = Figure("peak memory of four times the rows", spread([ratio]), peer="once", target=MEMORY_TARGET)
+    ratio, script = (
+        peaks["four times"] / peaks["once"],
+        stock(bench.later, bench.folder / "stock").peak,
+    )
+    of_sizes = Figure(
+        "peak memory of four times the rows", spread([ratio]), peer="once", target=MEMORY_TARGET
+    )
     figures = [
         of_sizes,
-        Figure("peak memory of four times the rows, MiB", spread([peaks["four times"] / 2**20]), "MiB"),
+        Figure(
+            "peak memory of four times the rows, MiB", spread([peaks["four times"] / 2**20]), "MiB"
+        ),
         Figure("peak memory of the script, once the rows", spread([script / 2**20]), "MiB"),
     ]
     return {"peak": peaks, "ratio": ratio, "stock": script, "figures": figures}
 
 
 def _figures(title: str, result: dict[str, Any]) -> list[Figure]:
-    rows, seconds, script = result["num_rows"], result["seconds"]["ours"], "the stock NVTabular script"
-    name, rates = f"{title} of {rows:,} rows", Spread(*(rows / seconds[place] for place in (0, 2, 1)))
+    rows, seconds, script = (
+        result["num_rows"],
+        result["seconds"]["ours"],
+        "the stock NVTabular script",
+    )
+    name, rates = (
+        f"{title} of {rows:,} rows",
+        Spread(*(rows / seconds[place] for place in (0, 2, 1))),
+    )
     return [
         Figure(name, result["ratio"], peer=script, target=TARGETS[rows], is_least=True),
         Figure(f"{name}, processor time", result["ratio_of_processor_seconds"], peer=script),
@@ -214,8 +251,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         document["figures"], document["results"] = [], results
         for num_rows, of_size in parts.items():
             bench = PreprocessingBench(Path(scratch) / str(num_rows), num_rows)
-            found = results[f"{num_rows:,} rows"] = {part.__name__: part(bench, rounds) for part in of_size}
-            document["figures"] += [figure for each in found.values() for figure in each.pop("figures", [])]
+            found = results[f"{num_rows:,} rows"] = {
+                part.__name__: part(bench, rounds) for part in of_size
+            }
+            document["figures"] += [
+                figure for each in found.values() for figure in each.pop("figures", [])
+            ]
     return 0
 
 

@@ -44,7 +44,9 @@ class Nothing:
         return True
 
 
-async def hand_over(publisher: Any, records: Sequence[PredictionBatch], seconds: float) -> dict[str, Any]:
+async def hand_over(
+    publisher: Any, records: Sequence[PredictionBatch], seconds: float
+) -> dict[str, Any]:
     """Add `RATE` records per second, those of each millisecond together, and return durations."""
     took, late, dropped = [], [], 0
     began_cpu, began = time.process_time(), time.perf_counter()
@@ -53,7 +55,9 @@ async def hand_over(publisher: Any, records: Sequence[PredictionBatch], seconds:
         if number % (RATE // 1000) == 0:
             await asyncio.sleep(max(due - time.perf_counter(), 0))
             late.append(max(time.perf_counter() - due, 0))
-        record = replace(records[number % len(records)], request_id=f"request-{number:012d}", time=time.time())
+        record = replace(
+            records[number % len(records)], request_id=f"request-{number:012d}", time=time.time()
+        )
         start = time.perf_counter()
         dropped += not publisher.add(record)
         if number % CLICKED_EACH == 0:
@@ -81,9 +85,12 @@ async def measure(rows: int, *, partitions: int, seconds: float) -> dict[str, An
         return {"rows": rows, "partitions": 0, **await hand_over(Nothing(), records, seconds)}
     with tempfile.TemporaryDirectory() as folder:
         logs = [
-            open_publisher(url) for url in partition_urls(f"sqlite:///{Path(folder)}/log-{{0-{partitions - 1}}}.db")
+            open_publisher(url)
+            for url in partition_urls(f"sqlite:///{Path(folder)}/log-{{0-{partitions - 1}}}.db")
         ]
-        publisher = PartitionedPublisher([RecordPublisher(log, features=CRITEO, source="benchmark") for log in logs])
+        publisher = PartitionedPublisher(
+            [RecordPublisher(log, features=CRITEO, source="benchmark") for log in logs]
+        )
         running = asyncio.ensure_future(publisher.run())
         measured = await hand_over(publisher, records, seconds)
         queued = publisher.counts.queued_rows / rows
@@ -94,7 +101,13 @@ async def measure(rows: int, *, partitions: int, seconds: float) -> dict[str, An
         for log in logs:
             log.close()
     assert counts.published_rows + counts.dropped_rows == rows * int(RATE * seconds)
-    return {"rows": rows, "partitions": partitions, **measured, "queued_at_the_end": queued, "drain_seconds": drained}
+    return {
+        "rows": rows,
+        "partitions": partitions,
+        **measured,
+        "queued_at_the_end": queued,
+        "drain_seconds": drained,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,8 +124,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 runs.append(asyncio.run(measure(rows, partitions=partitions, seconds=seconds)))
                 _print_run(runs[-1])
         for rows, partitions in dict.fromkeys((run["rows"], run["partitions"]) for run in runs):
-            of_kind = [run for run in runs if (run["rows"], run["partitions"]) == (rows, partitions)]
-            name = f"{rows} rows a request, {partitions} partitions" if partitions else f"{rows} rows, not published"
+            of_kind = [
+                run for run in runs if (run["rows"], run["partitions"]) == (rows, partitions)
+            ]
+            name = (
+                f"{rows} rows a request, {partitions} partitions"
+                if partitions
+                else f"{rows} rows, not published"
+            )
             took = spread([run["hand_over_microseconds"]["p50"] for run in of_kind])
             late = spread([run["loop_late_milliseconds"]["p50"] for run in of_kind])
             document["figures"] += [
@@ -127,8 +146,10 @@ def _print_run(run: dict[str, Any]) -> None:
     where = f"{run['partitions']} partitions" if run["partitions"] else "not published"
     print(
         f"{run['rows']} rows a request, {where}: {run['requests_per_second']:,.0f} requests/s,"
-        f" {run['cpu_share']:.2f} of a core; hand-over {took['p50']:.1f} us, p99 {took['p99']:.1f}, most"
-        f" {took['most']:,.0f}; loop late by {late['p50']:.2f} ms, p99 {late['p99']:.2f}, p99.9 {late['p99.9']:.2f},"
+        f" {run['cpu_share']:.2f} of a core; hand-over {took['p50']:.1f} us, p99 "
+        f"{took['p99']:.1f}, most"
+        f" {took['most']:,.0f}; loop late by {late['p50']:.2f} ms, p99 {late['p99']:.2f}, p99.9 "
+        f"{late['p99.9']:.2f},"
         f" most {late['most']:.1f}; dropped {run['dropped']}",
         flush=True,
     )

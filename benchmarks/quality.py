@@ -43,7 +43,14 @@ from evergreen.contracts.criteo import CRITEO_RECOMMENDER, NUM_CATEGORICAL, NUM_
 from evergreen.contracts.raw_rows import category_matrix, feature_matrix
 from evergreen.contracts.workflow import PADDING_ID
 from evergreen.rows.raw_schema import categories, in_lists
-from evergreen.statistics.metrics import Z_95, auc_difference, calibration, log_loss, roc_auc, row_log_losses
+from evergreen.statistics.metrics import (
+    Z_95,
+    auc_difference,
+    calibration,
+    log_loss,
+    roc_auc,
+    row_log_losses,
+)
 from examples.shop.world import draw
 
 OURS, DEEPCTR, LIGHTGBM = "evergreen", "DeepCTR-Torch", "LightGBM"
@@ -84,14 +91,18 @@ def long_tail(num_rows: int, seed: int) -> Split:
         rows, logits = planted.draw(count, 10 * seed + part)
         dense = np.expm1(np.maximum(rows.dense + _DENSE_MEAN, 0))
         probability = 1 / (1 + np.exp(-logits.astype(np.float64)))
-        return WorldRows(dense, rows.ids.astype(np.int64), probability, rows.labels.astype(np.int32))
+        return WorldRows(
+            dense, rows.ids.astype(np.int64), probability, rows.labels.astype(np.int32)
+        )
 
     return Split(drawn(num_rows, 1), drawn(JUDGING_ROWS, 2))
 
 
 def shop(num_rows: int, seed: int) -> Split:
     """Return the first pages of the shop's log for training, and the next for evaluation."""
-    from evergreen.recommender_file.form import read_recommender  # imports the YAML reader, which only the shop needs
+    from evergreen.recommender_file.form import (
+        read_recommender,
+    )  # imports the YAML reader, which only the shop needs
 
     recommender = read_recommender(REPOSITORY / "examples/shop/recommender.yaml")
     table, probability = draw(num_rows + JUDGING_ROWS, seed)
@@ -104,7 +115,10 @@ def shop(num_rows: int, seed: int) -> Split:
     dense = feature_matrix(log, features.numeric, "float32", missing=np.nan)
     label = log.column(recommender.data.label).to_numpy(zero_copy_only=False).astype(np.int32)
     rows = WorldRows(dense, category_matrix(log, features), probability, label)
-    learned, judging = (WorldRows(*(column[of] for column in rows)) for of in (slice(num_rows), slice(num_rows, None)))
+    learned, judging = (
+        WorldRows(*(column[of] for column in rows))
+        for of in (slice(num_rows), slice(num_rows, None))
+    )
     return Split(learned, judging, recommender)
 
 
@@ -114,17 +128,29 @@ def criteo_file(path: Path) -> WorldRows:
     Their true probabilities are unknown.
     """
     fields = [line.rstrip("\n").split("\t") for line in path.open()]
-    dense = [[float(value) if value else np.nan for value in row[1 : 1 + NUM_DENSE]] for row in fields]
-    ids = [[int(value, 16) if value else MISSING_CATEGORY for value in row[-NUM_CATEGORICAL:]] for row in fields]
+    dense = [
+        [float(value) if value else np.nan for value in row[1 : 1 + NUM_DENSE]] for row in fields
+    ]
+    ids = [
+        [int(value, 16) if value else MISSING_CATEGORY for value in row[-NUM_CATEGORICAL:]]
+        for row in fields
+    ]
     label = np.array([int(row[0]) for row in fields], np.int32)
-    return WorldRows(np.array(dense, np.float32), np.array(ids, np.int64), np.full(len(label), np.nan), label)
+    return WorldRows(
+        np.array(dense, np.float32), np.array(ids, np.int64), np.full(len(label), np.nan), label
+    )
 
 
 def folds(rows: WorldRows, num_folds: int) -> Iterator[Split]:
     """Yield splits of a cross-validation with random folds."""
     fold = np.random.default_rng(0).integers(num_folds, size=len(rows.label))
     for number in range(num_folds):
-        yield Split(*(WorldRows(*(column[chosen] for column in rows)) for chosen in (fold != number, fold == number)))
+        yield Split(
+            *(
+                WorldRows(*(column[chosen] for column in rows))
+                for chosen in (fold != number, fold == number)
+            )
+        )
 
 
 def contestants(split: Split, seed: int) -> dict[str, TrainedScores]:
@@ -142,15 +168,24 @@ def contestants(split: Split, seed: int) -> dict[str, TrainedScores]:
     found[DEEPCTR] = _best(labels, _deepctr(recommender, sizes, window, judging=judging))
     parts = ((split.window, window), (split.judging, judging))
     tables = [lightgbm_table(raw, rows, features, sizes=sizes) for raw, rows in parts]
-    found[LIGHTGBM] = _best(labels, _lightgbm(*tables, split.window.label, features=features, seed=seed))
+    found[LIGHTGBM] = _best(
+        labels, _lightgbm(*tables, split.window.label, features=features, seed=seed)
+    )
     return found
 
 
-def _deepctr(recommender: Recommender, sizes: list[int], window: Rows, *, judging: Rows) -> Iterator[TrainedScores]:
+def _deepctr(
+    recommender: Recommender, sizes: list[int], window: Rows, *, judging: Rows
+) -> Iterator[TrainedScores]:
     """Yield the scores after each pass of its DCN v1, and of its DCN v2 if ours is a DCN v2."""
-    settings, config = recommender.section("training", TrainingSettings), network_config(recommender)
+    settings, config = (
+        recommender.section("training", TrainingSettings),
+        network_config(recommender),
+    )
     assert isinstance(config, DcnConfig)
-    batch_size = min(settings.batch_size, max(settings.min_batch_size, len(window) // settings.min_steps))
+    batch_size = min(
+        settings.batch_size, max(settings.min_batch_size, len(window) // settings.min_steps)
+    )
     for rank in {0, config.projection_dim}:
         config = replace(config, projection_dim=rank)
         peer, seconds = DeepCtr(config, sizes, batch_size, features=recommender.features), 0.0
@@ -174,7 +209,9 @@ def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: lis
         ids = rows.ids[:, places.start : places.stop]
         row, place = np.nonzero(ids != PADDING_ID)
         size = sizes[features.places.slots[places.start]]
-        parts.append(csr_matrix((np.ones(len(row), np.float32), (row, ids[row, place])), (len(ids), size)))
+        parts.append(
+            csr_matrix((np.ones(len(row), np.float32), (row, ids[row, place])), (len(ids), size))
+        )
     return hstack(parts, "csr")
 
 
@@ -187,10 +224,14 @@ def _lightgbm(
     parameters = {"objective": "binary", "seed": seed, "num_threads": 1, "verbose": -1}
     first = len(features.numeric)
     for number in TREES:
-        data = lightgbm.Dataset(learned, label, categorical_feature=[*range(first, first + len(features.categorical))])
+        data = lightgbm.Dataset(
+            learned, label, categorical_feature=[*range(first, first + len(features.categorical))]
+        )
         began = time.perf_counter()
         booster = lightgbm.train(parameters, data, number)
-        yield TrainedScores(np.asarray(booster.predict(judged, num_threads=1)), time.perf_counter() - began)
+        yield TrainedScores(
+            np.asarray(booster.predict(judged, num_threads=1)), time.perf_counter() - began
+        )
 
 
 def _best(labels: NDArray[np.int32], found: Iterator[TrainedScores]) -> TrainedScores:
@@ -211,21 +252,31 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) 
             "mean_over_rate": lambda label, each: calibration(label, each.scores),
             "seconds": lambda _, each: each.seconds,
         }
-        values = {key: [of[key](label, each[name]) for label, each in zip(labels, found)] for key in of}
+        values = {
+            key: [of[key](label, each[name]) for label, each in zip(labels, found)] for key in of
+        }
         document["contestants"][name] = {
-            key: {"mean": float(np.mean(each)), **spread(each)._asdict()} for key, each in values.items()
+            key: {"mean": float(np.mean(each)), **spread(each)._asdict()}
+            for key, each in values.items()
         }
     if not any(np.isnan(split.judging.probability).any() for split in splits):
         best = [roc_auc(split.judging.label, split.judging.probability) or 0.0 for split in splits]
-        short = [most - (roc_auc(label, each[OURS].scores) or 0.0) for most, label, each in zip(best, labels, found)]
+        short = [
+            most - (roc_auc(label, each[OURS].scores) or 0.0)
+            for most, label, each in zip(best, labels, found)
+        ]
         document["best_possible"] = {"auc": spread(best), "auc_short_of_it": spread(short)}
     for name in (DEEPCTR, LIGHTGBM):
         aucs, losses = [], []
         for label, each in zip(labels, found):
-            auc = auc_difference(label, each[OURS].scores, each[name].scores, groups=np.arange(len(label)))
+            auc = auc_difference(
+                label, each[OURS].scores, each[name].scores, groups=np.arange(len(label))
+            )
             assert auc is not None, "the judging rows hold both classes"
             aucs.append((auc.auc, auc.standard_error))
-            rows = row_log_losses(label, each[OURS].scores) - row_log_losses(label, each[name].scores)
+            rows = row_log_losses(label, each[OURS].scores) - row_log_losses(
+                label, each[name].scores
+            )
             losses.append((float(rows.mean()), float(rows.std()) / len(rows) ** 0.5))
         document["differences"][name] = {"auc": _interval(aucs), "log_loss": _interval(losses)}
     return document
@@ -245,18 +296,28 @@ def _interval(found: list[tuple[float, float]]) -> dict[str, float]:
 
 def print_case(name: str, result: dict[str, Any]) -> None:
     """Print the table of one data set and size."""
-    print(f"\n{name}\n  {'':<14}{'AUC':>8}{'log loss':>10}{'mean prediction over rate':>32}{'seconds':>9}")
+    print(
+        f"\n{name}\n  "
+        f"{'':<14}{'AUC':>8}{'log loss':>10}{'mean prediction over rate':>32}{'seconds':>9}"
+    )
     for contestant, values in result["contestants"].items():
         ratio = values["mean_over_rate"]
         shown = f"{ratio['mean']:.3f} ({ratio['least']:.3f} to {ratio['most']:.3f})"
         print(
-            f"  {contestant:<14}{values['auc']['mean']:>8.4f}{values['log_loss']['mean']:>10.4f}{shown:>32}"
+            "  "
+            f"{contestant:<14}{values['auc']['mean']:>8.4f}{values['log_loss']['mean']:>10.4f}{shown:>32}"
             f"{values['seconds']['mean']:>9.2f}"
         )
     if best := result.get("best_possible"):
-        print(f"  best possible AUC {best['auc'].shown('.4f')}, ours {best['auc_short_of_it'].shown('.4f')} less")
+        print(
+            f"  best possible AUC {best['auc'].shown('.4f')}, ours "
+            f"{best['auc_short_of_it'].shown('.4f')} less"
+        )
     for peer, of in result["differences"].items():
-        texts = [f"{key} {of[key]['mean']:+.4f} [{of[key]['low']:+.4f}, {of[key]['high']:+.4f}]" for key in of]
+        texts = [
+            f"{key} {of[key]['mean']:+.4f} [{of[key]['low']:+.4f}, {of[key]['high']:+.4f}]"
+            for key in of
+        ]
         is_behind = of["auc"]["high"] < 0 or of["log_loss"]["low"] > 0
         print(f"  less {peer}: {', '.join(texts)}{' BEHIND' if is_behind else ''}", flush=True)
 
@@ -267,20 +328,31 @@ def figures_of(name: str, result: dict[str, Any]) -> list[Figure]:
     for peer, of in result["differences"].items():
         parts = {key: Spread(each["mean"], each["low"], each["high"]) for key, each in of.items()}
         rows.append(Figure(f"{name}, AUC more than the peer's [95 %]", parts["auc"], "", peer))
-        rows.append(Figure(f"{name}, log loss more than the peer's [95 %]", parts["log_loss"], "", peer))
+        rows.append(
+            Figure(f"{name}, log loss more than the peer's [95 %]", parts["log_loss"], "", peer)
+        )
     seconds = result["contestants"][OURS]["seconds"]
-    return [*rows, Figure(f"{name}, learned in", Spread(*(seconds[key] for key in Spread._fields)), "s")]
+    return [
+        *rows,
+        Figure(f"{name}, learned in", Spread(*(seconds[key] for key in Spread._fields)), "s"),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all cases, and return 0."""
-    parser = benchmark_parser("quality", __doc__, quick="a minute: 2,000 rows and one seed, to test that it runs")
-    parser.add_argument("--data", help="file of Criteo rows, tab-separated without header, evaluated in five folds")
+    parser = benchmark_parser(
+        "quality", __doc__, quick="a minute: 2,000 rows and one seed, to test that it runs"
+    )
+    parser.add_argument(
+        "--data", help="file of Criteo rows, tab-separated without header, evaluated in five folds"
+    )
     flags = parser.parse_args(argv)
     torch.set_num_threads(1)
     seeds = range(1, 2 if flags.quick else 4)
     cases: dict[str, Callable[[], list[Split]]] = {
-        f"{world.__name__}, {size:,} rows": lambda world=world, size=size: [world(size, seed) for seed in seeds]
+        f"{world.__name__}, {size:,} rows": lambda world=world, size=size: [
+            world(size, seed) for seed in seeds
+        ]
         for world in (demo_world, long_tail, shop)
         for size in (SIZES[:1] if flags.quick else SIZES)
     }

@@ -40,7 +40,11 @@ def write_window(
             group_rows=group_rows,
         )
     manifest = replace(
-        make_dataset(folder / "train", counts["train"], last_event_time=f"2026-01-{2 + is_later:02d}T00:00:00+00:00"),
+        make_dataset(
+            folder / "train",
+            counts["train"],
+            last_event_time=f"2026-01-{2 + is_later:02d}T00:00:00+00:00",
+        ),
         holdout_uri=(folder / "holdout").as_uri(),
         num_holdout_rows=counts["holdout"],
     )
@@ -48,7 +52,9 @@ def write_window(
     return folder / "raw_dataset.json"
 
 
-def _write(path: Path, rows: int, random: np.random.Generator, *, is_later: bool, group_rows: int) -> None:
+def _write(
+    path: Path, rows: int, random: np.random.Generator, *, is_later: bool, group_rows: int
+) -> None:
     """Write the rows in row groups, so that a large window needs little memory."""
     writer = None
     for begin in range(0, rows, group_rows):

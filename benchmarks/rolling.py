@@ -38,7 +38,9 @@ _MAX_READINGS, _ROUNDS, _QUICK_ROUNDS = 300, 9, 3
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, and return 0."""
-    flags = benchmark_parser("rolling", __doc__, quick="three rounds instead of nine").parse_args(argv)
+    flags = benchmark_parser("rolling", __doc__, quick="three rounds instead of nine").parse_args(
+        argv
+    )
     rounds = _QUICK_ROUNDS if flags.quick else _ROUNDS
     with documented(flags) as document:
         random = np.random.default_rng(0)
@@ -47,14 +49,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         limit = f"an empty call: {short(1e6 * _seconds_of_an_empty_call())} us"
         figures = []
         for every in EVERY:
-            taken = [(_ours(labels, scores, every), _river(labels, scores, every)) for _ in range(rounds)]
+            taken = [
+                (_ours(labels, scores, every), _river(labels, scores, every)) for _ in range(rounds)
+            ]
             if any(abs(ours[1] - theirs[1]) > 1e-7 for ours, theirs in taken):
-                raise Refused(f"after {every} rows a reading the AUC is {taken[0][0][1]}, river's {taken[0][1][1]}")
+                raise Refused(
+                    f"after {every} rows a reading the AUC is {taken[0][0][1]}, river's "
+                    f"{taken[0][1][1]}"
+                )
             ratio = spread([theirs[0] / ours[0] for ours, theirs in taken])
             target = TARGET if every == 1 else None
             name = f"AUC of {WINDOW:,} rows, read after every {every:,}"
             figures += [
-                Figure(name, ratio, peer="river", target=target, is_least=True, limit=limit if every == 1 else None),
+                Figure(
+                    name,
+                    ratio,
+                    peer="river",
+                    target=target,
+                    is_least=True,
+                    limit=limit if every == 1 else None,
+                ),
                 Figure(f"{name}, ours", _micros(ours[0] for ours, _ in taken), "us a row"),
                 Figure(f"{name}, river", _micros(theirs[0] for _, theirs in taken), "us a row"),
             ]
@@ -62,7 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _ours(labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int) -> tuple[float, float]:
+def _ours(
+    labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int
+) -> tuple[float, float]:
     """Return our seconds per row, and the last AUC."""
     window = RowWindow(WINDOW)
     window.update(_matured(labels[:WINDOW], scores[:WINDOW]))
@@ -77,7 +93,9 @@ def _ours(labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int) ->
     return _timed(turn, turns, every)
 
 
-def _river(labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int) -> tuple[float, float]:
+def _river(
+    labels: NDArray[np.uint8], scores: NDArray[np.float32], every: int
+) -> tuple[float, float]:
     """Return river's seconds per row, and the last AUC."""
     metric = RollingROCAUC(window_size=WINDOW)
     rows = list(zip((labels == 1).tolist(), scores.tolist()))

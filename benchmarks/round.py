@@ -56,7 +56,9 @@ class RoundSeconds(NamedTuple):
     """Seconds of each step before `serving`, and the remaining seconds as `STARTS`."""
 
 
-def round_seconds(rows: int, notes: Sequence[StepNote], *, triggered: datetime, serving: datetime) -> RoundSeconds:
+def round_seconds(
+    rows: int, notes: Sequence[StepNote], *, triggered: datetime, serving: datetime
+) -> RoundSeconds:
     """Return the seconds of a run whose steps left `notes`.
 
     Raises:
@@ -66,7 +68,9 @@ def round_seconds(rows: int, notes: Sequence[StepNote], *, triggered: datetime, 
     for note in notes:
         begun = moment_of(note.started_at)
         if note.seconds is None or begun < triggered:
-            raise ValueError(f"note of {note.step} begins at {note.started_at} and took {note.seconds} s")
+            raise ValueError(
+                f"note of {note.step} begins at {note.started_at} and took {note.seconds} s"
+            )
         until = min(begun + timedelta(seconds=note.seconds), serving)
         steps[note.step] = max((until - begun).total_seconds(), 0.0)
     total = (serving - triggered).total_seconds()
@@ -77,14 +81,24 @@ def round_seconds(rows: int, notes: Sequence[StepNote], *, triggered: datetime, 
 def report(results: dict[int, list[RoundSeconds]]) -> dict[str, Any]:
     """Print the table, and return it as a document with figures."""
     names = list(next(iter(results.values()))[0].steps)
-    print(f"{'rows':>10} {'rounds':>6} {'to serving':>20} " + " ".join(f"{name[:17]:>17}" for name in names))
+    print(
+        f"{'rows':>10} {'rounds':>6} {'to serving':>20} "
+        + " ".join(f"{name[:17]:>17}" for name in names)
+    )
     document: dict[str, Any] = {"rounds": {}, "figures": []}
     for rows, rounds in results.items():
         serving = spread([each.serving for each in rounds])
         steps = {name: spread([each.steps[name] for each in rounds]) for name in names}
         shown = serving.shown(".1f")
-        print(f"{rows:>10,} {len(rounds):>6} {shown:>20} " + " ".join(f"{steps[n].median:>17.2f}" for n in names))
-        document["rounds"][str(rows)] = {"rounds": len(rounds), "serving_seconds": serving, "steps": steps}
+        print(
+            f"{rows:>10,} {len(rounds):>6} {shown:>20} "
+            + " ".join(f"{steps[n].median:>17.2f}" for n in names)
+        )
+        document["rounds"][str(rows)] = {
+            "rounds": len(rounds),
+            "serving_seconds": serving,
+            "steps": steps,
+        }
         name = f"round of {rows:,} rows"
         document["figures"] += [
             Figure(f"{name}, from trigger to serving", serving, "s", target=TARGETS.get(rows)),
@@ -98,7 +112,12 @@ SIZES = {EMPTY_ROWS: 5, 10_000: 3, 100_000: 3, 1_000_000: 1}
 """Number of runs by rows of a run."""
 QUICK_SIZES = {EMPTY_ROWS: 2, 10_000: 1}
 _DAY = date(2026, 3, 1)
-ACCEPT_ALL = {"min_auc": 0.01, "max_auc_loss": 1.0, "max_slice_loss": 1000, "max_calibration_factor": 1000}
+ACCEPT_ALL = {
+    "min_auc": 0.01,
+    "max_auc_loss": 1.0,
+    "max_slice_loss": 1000,
+    "max_calibration_factor": 1000,
+}
 
 
 class Bench:
@@ -116,9 +135,17 @@ class Bench:
         self._server = server
         self._times = times
         self._package = folder / "retraining.yaml"
-        recommender = CRITEO_RECOMMENDER.with_settings({f"gate.{name}": value for name, value in ACCEPT_ALL.items()})
+        recommender = CRITEO_RECOMMENDER.with_settings(
+            {f"gate.{name}": value for name, value in ACCEPT_ALL.items()}
+        )
         now = datetime.now(timezone.utc)
-        accept(self._folders.store, recommender, who=whoami(), why="rounds are measured, not models", now=now)
+        accept(
+            self._folders.store,
+            recommender,
+            who=whoami(),
+            why="rounds are measured, not models",
+            now=now,
+        )
         run_to_end([sys.executable, "-m", "cli", "compile", f"--output={self._package}"])
 
     def round(self, rows: int) -> RoundSeconds | None:
@@ -142,7 +169,9 @@ class Bench:
         live = promotion_journal.current(self._folders.store)
         if live is None or live == before:
             return None
-        run = max((self._folders.store / "runs").iterdir(), key=lambda path: path.stat().st_mtime).name
+        run = max(
+            (self._folders.store / "runs").iterdir(), key=lambda path: path.stat().st_mtime
+        ).name
         notes = read_notes(self._folders.store, run)
         read = self._num_read() - first
         if read != expected:
@@ -154,7 +183,9 @@ class Bench:
         live = promotion_journal.current(self._folders.store)
         if live is None:
             return 0
-        newest = datetime.fromisoformat(Model.read(local_path(live.model_uri) / Model.MANIFEST).last_event_time)
+        newest = datetime.fromisoformat(
+            Model.read(local_path(live.model_uri) / Model.MANIFEST).last_event_time
+        )
         return bisect_right(self._times, newest)
 
 
@@ -163,7 +194,9 @@ def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list
     world = World.create(seed)
     total = BASE_ROWS + sum(rows * count for rows, count in sizes.items())
     write_lake(world, str(folder / "lake"), rows=total, days=1, last_day=_DAY, seed=seed)
-    times = pq.read_table(folder / "lake" / DAY_PARTITION.format(day=_DAY), columns=[EVENT_TIME]).column(0)
+    times = pq.read_table(
+        folder / "lake" / DAY_PARTITION.format(day=_DAY), columns=[EVENT_TIME]
+    ).column(0)
     results: dict[int, list[RoundSeconds]] = {rows: [] for rows in sizes}
     with TritonServer(folder / "repository", log=folder / "logs" / "triton.log") as server:
         bench = Bench(folder, server, sorted(times.to_pylist()))
@@ -181,10 +214,17 @@ def measure(folder: Path, sizes: dict[int, int], *, seed: int) -> dict[int, list
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark."""
     parser = benchmark_parser("round", __doc__, quick="small rounds only")
-    parser.add_argument("--seed", type=int, default=7, help="seed of the simulator (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=7, help="seed of the simulator (default: %(default)s)"
+    )
     flags = parser.parse_args(argv)
-    with documented(flags) as document, tempfile.TemporaryDirectory(prefix="evergreen-round-") as folder:
-        document |= report(measure(Path(folder), QUICK_SIZES if flags.quick else SIZES, seed=flags.seed))
+    with (
+        documented(flags) as document,
+        tempfile.TemporaryDirectory(prefix="evergreen-round-") as folder,
+    ):
+        document |= report(
+            measure(Path(folder), QUICK_SIZES if flags.quick else SIZES, seed=flags.seed)
+        )
     return 0
 
 

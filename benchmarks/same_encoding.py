@@ -33,12 +33,17 @@ def expect_same(stock: Path, ours: Path) -> int:
     parts = ("train", "holdout")
     theirs, own = ({part: _rows(folder / part) for part in parts} for folder in (stock, ours))
     for part in parts:
-        if (theirs[part].num_rows, theirs[part].schema.names) != (own[part].num_rows, own[part].schema.names):
+        if (theirs[part].num_rows, theirs[part].schema.names) != (
+            own[part].num_rows,
+            own[part].schema.names,
+        ):
             raise Different(f"{part}: {theirs[part].num_rows} rows of {theirs[part].schema.names}")
         _expect_values(part, theirs[part], own[part])
     for name in CATEGORICAL:
         counts = np.bincount(_column(theirs["train"], name))
-        of_theirs, of_own = (np.concatenate([_column(t[p], name) for p in parts]) for t in (theirs, own))
+        of_theirs, of_own = (
+            np.concatenate([_column(t[p], name) for p in parts]) for t in (theirs, own)
+        )
         _expect_renaming(name, of_theirs, of_own, counts=counts)
     return sum(table.num_rows for table in own.values())
 
@@ -70,4 +75,6 @@ def _expect_renaming(name: str, theirs: Any, own: Any, *, counts: Any) -> None:
     if moved.size and moved.min() < FIRST_ID:
         raise Different(f"{name}: missing or out of vocabulary in the one and not in the other")
     if (wrong := counts[moved[0]] != counts[moved[1]]).any():
-        raise Different(f"{name}: ids {moved[:, wrong][:, 0].tolist()} are of categories of another frequency")
+        raise Different(
+            f"{name}: ids {moved[:, wrong][:, 0].tolist()} are of categories of another frequency"
+        )

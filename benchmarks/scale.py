@@ -96,16 +96,24 @@ def write_lake(lake: Path, *, rows: int, days: int) -> None:
         n = len(number)
         day, place = np.divmod(number, day_rows)
         start = int(_FIRST_DAY.timestamp() * 1e6)
-        times = start + day * 86_400_000_000 + place // REQUEST_ROWS * (86_000_000_000 * REQUEST_ROWS // day_rows)
+        times = (
+            start
+            + day * 86_400_000_000
+            + place // REQUEST_ROWS * (86_000_000_000 * REQUEST_ROWS // day_rows)
+        )
         table = pa.table(
             {
                 LABEL: pa.array((random.random(n) < 0.1).astype(np.int32)),
-                "price": pa.array(random.lognormal(3, 1, n).astype(np.float32), mask=random.random(n) < 0.05),
+                "price": pa.array(
+                    random.lognormal(3, 1, n).astype(np.float32), mask=random.random(n) < 0.05
+                ),
                 "age": pa.array(random.integers(0, 365, n).astype(np.float32)),
                 "user": pa.array(random.integers(0, max(1, rows // USER_ROWS), n)),
                 "item": pa.array(np.minimum(random.zipf(1.2, n), NUM_ITEMS)),
                 "device": pa.array(random.integers(0, 10, n)),
-                REQUEST_ID: pa.array([f"request-{each:012d}" for each in (number // REQUEST_ROWS).tolist()]),
+                REQUEST_ID: pa.array(
+                    [f"request-{each:012d}" for each in (number // REQUEST_ROWS).tolist()]
+                ),
                 ROW: pa.array((number % REQUEST_ROWS).astype(np.int32)),
                 EVENT_TIME: pa.array(times, pa.timestamp("us", tz="UTC")),
             }
@@ -113,10 +121,14 @@ def write_lake(lake: Path, *, rows: int, days: int) -> None:
         name: date = (_FIRST_DAY + timedelta(days=int(day[0]))).date()
         folder = lake / DAY_PARTITION.format(day=name)
         folder.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, folder / f"part-{begin // FILE_ROWS:05d}.parquet", row_group_size=65_536)
+        pq.write_table(
+            table, folder / f"part-{begin // FILE_ROWS:05d}.parquet", row_group_size=65_536
+        )
 
 
-def measure_steps(folder: Path, rows: int, *, wide: bool = False) -> tuple[dict[str, StepNeeds], int]:
+def measure_steps(
+    folder: Path, rows: int, *, wide: bool = False
+) -> tuple[dict[str, StepNeeds], int]:
     """Return each step's resources for a window of `rows` rows, and its number of ids.
 
     `folder` is removed afterwards. `wide` selects Criteo's 39 columns instead of five.
@@ -139,7 +151,11 @@ def measure_steps(folder: Path, rows: int, *, wide: bool = False) -> tuple[dict[
     for step, environment in STEPS.items():
         command = [str(python_of(environment)), "-m", f"components.{step}", *shared, *flags[step]]
         run = measure([*command, f"--output={folder / step}.json"])
-        disk = sum(path.stat().st_size for path in (folder / "work" / "r" / step).rglob("*") if path.is_file())
+        disk = sum(
+            path.stat().st_size
+            for path in (folder / "work" / "r" / step).rglob("*")
+            if path.is_file()
+        )
         found[step] = StepNeeds(rows, run.seconds, run.processor_seconds, run.peak, disk)
         print(f"{rows:,} rows, {step}: {found[step]}", flush=True)
     ids = sum(TrainingSet.read(folder / "preprocessing.json").slot_sizes)
@@ -158,7 +174,9 @@ def count_keys(keys: int) -> None:
 
     counted = (_some_keys(keys), np.full(keys, 5, np.int64))
     values, counts = merged([({"user": counted}, {}), ({"user": counted}, {})])[0]["user"]
-    next_column(unseen_column(np.zeros(0, np.int64)), values, counts, now=1, rules=PreprocessingSettings())
+    next_column(
+        unseen_column(np.zeros(0, np.int64)), values, counts, now=1, rules=PreprocessingSettings()
+    )
 
 
 def encode_keys(keys: int) -> None:
@@ -168,7 +186,11 @@ def encode_keys(keys: int) -> None:
     one = Features(numeric=(), categorical=("user",))
     nothing = np.zeros(0, np.float32)
     workflow = FeatureWorkflow(
-        features=one, vocabularies=(_some_keys(keys)[::-1],), means=nothing, stds=nothing, frequency_threshold=1
+        features=one,
+        vocabularies=(_some_keys(keys)[::-1],),
+        means=nothing,
+        stds=nothing,
+        frequency_threshold=1,
     )
     workflow.encode_categorical(np.arange(250_000)[:, None])
 
@@ -193,7 +215,14 @@ def measure_keys(sizes: Sequence[int]) -> dict[str, float]:
     found = {}
     for name in USES:
         peaks = [
-            (float(keys), float(measure([sys.executable, "-m", "benchmarks.scale", "--use", name, str(keys)]).peak))
+            (
+                float(keys),
+                float(
+                    measure(
+                        [sys.executable, "-m", "benchmarks.scale", "--use", name, str(keys)]
+                    ).peak
+                ),
+            )
             for keys in sizes
         ]
         found[name] = line_through(peaks).slope
@@ -214,7 +243,10 @@ def print_needs(needs: dict[str, list[StepNeeds]]) -> dict[str, dict[str, Fitted
         }
         print(f"\n{step}: rows, processor seconds, peak MB, disk MB")
         rows = [(f"{n.rows:,}", n.processor_seconds, n.peak, n.disk) for n in measured]
-        rows += [(f"{n:,} by the line", *(line.at(n) for line in lines[step].values())) for n in FOLLOWED_TO]
+        rows += [
+            (f"{n:,} by the line", *(line.at(n) for line in lines[step].values()))
+            for n in FOLLOWED_TO
+        ]
         for name, seconds, peak, disk in rows:
             print(f"  {name:>26}  {seconds:10,.0f}  {peak / 1e6:10,.0f}  {disk / 1e6:12,.0f}")
     return lines
@@ -238,7 +270,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure windows and keys."""
     parser = benchmark_parser("scale", __doc__, quick="small windows and few keys (two minutes)")
     parser.add_argument("--sizes", type=int, nargs="+", help="rows of the windows")
-    parser.add_argument("--use", nargs=2, help="only measure one use of so many keys", metavar="WHAT")
+    parser.add_argument(
+        "--use", nargs=2, help="only measure one use of so many keys", metavar="WHAT"
+    )
     flags = parser.parse_args(argv)
     if flags.use:
         USES[flags.use[0]](int(flags.use[1]))
@@ -260,9 +294,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             figure._replace(name=f"39 columns, {figure.name}")
             for figure in figures({step: [each] for step, each in wide.items()}, {})
         ]
-        document["steps"] = {step: [each._asdict() for each in measured] for step, measured in needs.items()}
+        document["steps"] = {
+            step: [each._asdict() for each in measured] for step, measured in needs.items()
+        }
         document["lines"] = {
-            step: {name: line._asdict() for name, line in of_step.items()} for step, of_step in lines.items()
+            step: {name: line._asdict() for name, line in of_step.items()}
+            for step, of_step in lines.items()
         }
     return 0
 

@@ -84,14 +84,16 @@ def exchanged_bytes(workers: int, rows_per_worker: int) -> float:
     """
     away = (workers - 1) / workers
     dense = sum(each.numel() for each in build_network(_CONFIG).parameters())
-    return away * (NUM_CATEGORICAL * (_LOOKUP_BYTES + 2 * 4 * _WIDTH) + 2 * 4 * dense / rows_per_worker)
+    return away * (
+        NUM_CATEGORICAL * (_LOOKUP_BYTES + 2 * 4 * _WIDTH) + 2 * 4 * dense / rows_per_worker
+    )
 
 
 def rows_per_second(workers: int, rows_per_worker: int, *, device: Device, network: Links) -> float:
     """Return the model's rows per second for a number of workers."""
-    exchange = network.seconds_per_step + rows_per_worker * exchanged_bytes(workers, rows_per_worker) / (
-        network.bytes_per_second
-    )
+    exchange = network.seconds_per_step + rows_per_worker * exchanged_bytes(
+        workers, rows_per_worker
+    ) / (network.bytes_per_second)
     own = device.seconds_per_step + rows_per_worker * device.seconds_per_row
     return workers * rows_per_worker / (own + (exchange if workers > 1 else 0.0))
 
@@ -108,23 +110,34 @@ def write_rows(folder: Path, num_rows: int) -> None:
     rows, _ = PlantedLogit(SAMPLE_SLOT_SIZES).draw(num_rows, 1)
     columns = {LABEL: rows.labels} | {name: rows.dense[:, i] for i, name in enumerate(DENSE)}
     columns |= {name: rows.ids[:, i].astype(np.int64) for i, name in enumerate(CATEGORICAL)}
-    pq.write_table(pa.table(columns), folder / "part.parquet", compression="NONE", row_group_size=_GROUP_ROWS)
+    pq.write_table(
+        pa.table(columns), folder / "part.parquet", compression="NONE", row_group_size=_GROUP_ROWS
+    )
     (folder / "_file_list.txt").write_text("1\npart.parquet\n")
 
 
 def sent_on_loopback() -> int:
     """Return the bytes sent over the loopback, including headers."""
-    line = next(each for each in Path("/proc/net/dev").read_text().splitlines() if each.strip().startswith("lo:"))
+    line = next(
+        each
+        for each in Path("/proc/net/dev").read_text().splitlines()
+        if each.strip().startswith("lo:")
+    )
     return int(line.split()[9])
 
 
-def measure(backend: str, folder: Path, *, num_rows: int, scratch: Path, rounds: int) -> dict[str, Any]:
+def measure(
+    backend: str, folder: Path, *, num_rows: int, scratch: Path, rounds: int
+) -> dict[str, Any]:
     """Return one engine's seconds per step and bytes per row, by rows per worker and step."""
     from components.training.backends import make_engine
     from components.training.rows import RowFolder
     from components.training.start import write_initial
 
-    workers, settings = int(os.environ.get("WORLD_SIZE", "1")), TrainingSettings(batch_size=max(_BATCHES))
+    workers, settings = (
+        int(os.environ.get("WORLD_SIZE", "1")),
+        TrainingSettings(batch_size=max(_BATCHES)),
+    )
     engine = make_engine(backend, _CONFIG, SAMPLE_SLOT_SIZES, settings=settings, scratch=scratch)
     write_initial(scratch / "initial", _CONFIG, SAMPLE_SLOT_SIZES, click_rate=0.25, seed=1)
     engine.restore(scratch / "initial")
@@ -133,36 +146,72 @@ def measure(backend: str, folder: Path, *, num_rows: int, scratch: Path, rounds:
     order, found = np.random.default_rng(1).permutation(num_rows), {}
     for per_worker in _BATCHES:
         part, seconds = order[: workers * per_worker * _STEPS], []
-        engine.learn(rows, part[: workers * per_worker * 3], batch_size=workers * per_worker, seed=1)
+        engine.learn(
+            rows, part[: workers * per_worker * 3], batch_size=workers * per_worker, seed=1
+        )
         sent = sent_on_loopback()
         for _ in range(rounds):
             began = time.perf_counter()
             engine.learn(rows, part, batch_size=workers * per_worker, seed=1)
             seconds.append((time.perf_counter() - began) / _STEPS)
         sent_per_row = (sent_on_loopback() - sent) / (rounds * len(part))
-        found[per_worker] = {"seconds": median(seconds), "all": seconds, "sent_per_row": sent_per_row}
+        found[per_worker] = {
+            "seconds": median(seconds),
+            "all": seconds,
+            "sent_per_row": sent_per_row,
+        }
     engine.close()
     return found
 
 
-def run_contestant(backend: str, processes: int, folder: Path, *, num_rows: int, rounds: int) -> dict[str, Any]:
+def run_contestant(
+    backend: str, processes: int, folder: Path, *, num_rows: int, rounds: int
+) -> dict[str, Any]:
     """Run `measure` in new processes, and if allowed in a new network namespace."""
     with tempfile.TemporaryDirectory() as scratch:
         result = Path(scratch) / "result.json"
         asked = json.dumps([backend, str(folder), num_rows, scratch, rounds])
-        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-        launch = [sys.executable, *(torchrun if processes > 1 else ()), "-m", "benchmarks.scaling", "--worker", asked]
-        alone = ["unshare", "--net", "--map-root-user", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+        torchrun = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(processes),
+        ]
+        launch = [
+            sys.executable,
+            *(torchrun if processes > 1 else ()),
+            "-m",
+            "benchmarks.scaling",
+            "--worker",
+            asked,
+        ]
+        alone = [
+            "unshare",
+            "--net",
+            "--map-root-user",
+            "sh",
+            "-c",
+            'ip link set lo up && exec "$@"',
+            "sh",
+        ]
         is_alone = subprocess.run([*alone, "true"], capture_output=True).returncode == 0
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         command = [*(alone if is_alone else ()), *launch]
-        done = subprocess.run(command, cwd=REPOSITORY, env=variables, capture_output=True, text=True)
+        done = subprocess.run(
+            command, cwd=REPOSITORY, env=variables, capture_output=True, text=True
+        )
         if done.returncode or not result.exists():
             raise RuntimeError(
-                f"{backend} in {processes} processes ended with {done.returncode}: {done.stderr[-2000:]}"
+                f"{backend} in {processes} processes ended with {done.returncode}: "
+                f"{done.stderr[-2000:]}"
             )
         found = {int(rows): each for rows, each in json.loads(result.read_text()).items()}
-        return found if is_alone else {rows: {**each, "sent_per_row": None} for rows, each in found.items()}
+        return (
+            found
+            if is_alone
+            else {rows: {**each, "sent_per_row": None} for rows, each in found.items()}
+        )
 
 
 def work(asked: str) -> int:
@@ -201,8 +250,15 @@ def billion_row_plan(workers: int = 64) -> dict[str, Any]:
         for shard in each.sharding_spec.shards:
             rank = shard.placement.rank()
             held[rank] = held.get(rank, 0) + 3 * 4 * int(np.prod(shard.shard_sizes))
-    big = [(shard.placement.rank(), shard.shard_sizes) for shard in shards["0"].sharding_spec.shards]
-    return {"workers": workers, "largest_bytes": max(held.values()), "big_table": big, "way": shards["0"].sharding_type}
+    big = [
+        (shard.placement.rank(), shard.shard_sizes) for shard in shards["0"].sharding_spec.shards
+    ]
+    return {
+        "workers": workers,
+        "largest_bytes": max(held.values()),
+        "big_table": big,
+        "way": shards["0"].sharding_type,
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -219,27 +275,55 @@ def main(argv: Sequence[str] | None = None) -> int:
         results: dict[str, Any] = {}
         for backend, processes in (("pytorch", 1), ("torchrec", 1), ("torchrec", 2)):
             name = f"{backend} {processes}"
-            results[name] = found = run_contestant(backend, processes, Path(scratch), num_rows=num_rows, rounds=rounds)
+            results[name] = found = run_contestant(
+                backend, processes, Path(scratch), num_rows=num_rows, rounds=rounds
+            )
             for rows, each in found.items():
-                rates, case = [processes * rows / seconds for seconds in each["all"]], f"{name}, {rows} rows a worker"
+                rates, case = (
+                    [processes * rows / seconds for seconds in each["all"]],
+                    f"{name}, {rows} rows a worker",
+                )
                 document["figures"].append(Figure(case, spread(rates), "rows/s"))
                 if processes > 1 and each["sent_per_row"]:
-                    sent, limit = spread([each["sent_per_row"]]), f"{exchanged_bytes(processes, rows):,.0f} computed"
-                    document["figures"].append(Figure(f"{case}, sent per row", sent, "bytes", limit=limit))
-        one, two = ({rows: each["seconds"] for rows, each in results[f"torchrec {n}"].items()} for n in (1, 2))
+                    sent, limit = (
+                        spread([each["sent_per_row"]]),
+                        f"{exchanged_bytes(processes, rows):,.0f} computed",
+                    )
+                    document["figures"].append(
+                        Figure(f"{case}, sent per row", sent, "bytes", limit=limit)
+                    )
+        one, two = (
+            {rows: each["seconds"] for rows, each in results[f"torchrec {n}"].items()}
+            for n in (1, 2)
+        )
         device = Device(**dict(zip(("seconds_per_step", "seconds_per_row"), fitted(one))))
         per_step, per_row = fitted({rows: two[rows] - one[rows] for rows in _BATCHES})
         sent = exchanged_bytes(2, max(_BATCHES))
-        here = Links(seconds_per_step=max(per_step, 0.0), bytes_per_second=sent / max(per_row, 1e-12))
+        here = Links(
+            seconds_per_step=max(per_step, 0.0), bytes_per_second=sent / max(per_row, 1e-12)
+        )
         document |= {"results": results, "fitted": {"device": vars(device), "network": vars(here)}}
         print(f"fitted here: {device}, {here}")
         extrapolated = document["extrapolated"] = {}
         for name, workers, network in (("8 GPUs", 8, NVLINK), ("64 GPUs", 64, INFINIBAND)):
             for rows in (2048, 16384):
-                rate, alone = (rows_per_second(each, rows, device=GPU, network=network) for each in (workers, 1))
-                extrapolated[f"{name}, {rows}"] = {"rows_per_second": rate, "efficiency": rate / workers / alone}
-                print(f"assumed {name}, {rows} rows each: {rate:,.0f} rows/s, {rate / workers / alone:.0%} of linear")
-        document["assumed"] = {"gpu": vars(GPU), "8 GPUs": vars(NVLINK), "64 GPUs": vars(INFINIBAND)}
+                rate, alone = (
+                    rows_per_second(each, rows, device=GPU, network=network)
+                    for each in (workers, 1)
+                )
+                extrapolated[f"{name}, {rows}"] = {
+                    "rows_per_second": rate,
+                    "efficiency": rate / workers / alone,
+                }
+                print(
+                    f"assumed {name}, {rows} rows each: {rate:,.0f} rows/s, "
+                    f"{rate / workers / alone:.0%} of linear"
+                )
+        document["assumed"] = {
+            "gpu": vars(GPU),
+            "8 GPUs": vars(NVLINK),
+            "64 GPUs": vars(INFINIBAND),
+        }
         document["billion_rows"] = billion_row_plan()
     return 0
 

@@ -50,7 +50,9 @@ def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]
             count.
     """
     measured, world = [], World.create(WORLD_SEED)
-    with closing(grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))) as client:
+    with closing(
+        grpc_client.InferenceServerClient(address, channel_args=list(GRPC_OPTIONS))
+    ) as client:
         for rows in ROWS:
             requests = RequestStream(world, rows).fresh(32)
             for request in requests[:4]:
@@ -61,7 +63,9 @@ def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]
     return measured
 
 
-def _seconds_of_requests(client: Any, model: str, requests: Sequence[list[Any]], *, seconds: float) -> list[float]:
+def _seconds_of_requests(
+    client: Any, model: str, requests: Sequence[list[Any]], *, seconds: float
+) -> list[float]:
     """Return the seconds of an instance for each request of a period, at least one.
 
     Raises:
@@ -77,7 +81,10 @@ def _seconds_of_requests(client: Any, model: str, requests: Sequence[list[Any]],
             if time.monotonic() > asked + COUNTED_SECONDS:
                 raise TemporaryError(f"model {model} did not count a request that it answered")
         if worked[0] > expected:
-            raise TemporaryError(f"model {model} counted {worked[0]} requests, expected {expected}: others ask it too")
+            raise TemporaryError(
+                f"model {model} counted {worked[0]} requests, expected {expected}: others ask it "
+                "too"
+            )
         times.append(worked[1] - before)
         before = worked[1]
     return times
@@ -105,9 +112,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.service_times", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--server", required=True, help="host:grpc_port of the Triton")
-    parser.add_argument("--model", default=CRITEO_RECOMMENDER.name, help="name of the model (default: %(default)s)")
-    parser.add_argument("--describe", default="", help="device of the server, such as the GPU's name")
-    parser.add_argument("--seconds", type=float, default=4.0, help="seconds of requests per number of rows")
+    parser.add_argument(
+        "--model", default=CRITEO_RECOMMENDER.name, help="name of the model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--describe", default="", help="device of the server, such as the GPU's name"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=4.0, help="seconds of requests per number of rows"
+    )
     return parser
 
 
@@ -119,7 +132,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     measured = measure(arguments.server, arguments.model, seconds=arguments.seconds)
     document = {
         "what": arguments.describe or "a Triton, not described",
-        "how": "python -m benchmarks.service_times: one request at a time; compute input + infer + output per request",
+        "how": "python -m benchmarks.service_times: one request at a time; compute input + infer + "
+        "output per request",
         "measured_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "other_work": round(others.share(), 2),
         "machine": machine.facts(),
@@ -127,7 +141,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     write_whole(arguments.output, json.dumps(document, indent=2).encode() + b"\n")
     for each in measured:
-        print(f"{each['rows']:>5} rows: p50 {1e3 * each['seconds']['0.5']:.3f} ms, {each['requests']} requests")
+        print(
+            f"{each['rows']:>5} rows: p50 {1e3 * each['seconds']['0.5']:.3f} ms, "
+            f"{each['requests']} requests"
+        )
     return 0
 
 

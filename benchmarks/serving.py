@@ -70,15 +70,22 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
     with running(models, python_of(SERVING_PEERS)) as (ours, contestants):
         results["parity"] = run_precisely(check_parity(contestants, models))
         differences = ", ".join(f"{name} {value:.1e}" for name, value in results["parity"].items())
-        print(f"{results['table_rows']:,} table rows; largest difference from the expected scores: {differences}")
+        print(
+            f"{results['table_rows']:,} table rows; largest difference from the expected scores: "
+            f"{differences}"
+        )
         alone = Alone(ours.graph(1), models.asked, ours.options().instances)
         results["closed"] = run_precisely(closed(contestants, alone, models.asked, sizes=sizes))
         _print_closed(results["closed"])
         rates = {batch: capacities(results["closed"], batch) for batch in _SMALL_BATCHES}
-        results["half_load"] = run_precisely(half_load(contestants, alone, models.asked, sizes=sizes, capacities=rates))
+        results["half_load"] = run_precisely(
+            half_load(contestants, alone, models.asked, sizes=sizes, capacities=rates)
+        )
         _print_half_load(results["half_load"])
         results["cold_starts"] = cold_starts(ours, models, sizes)
-        print(f"\ncold start to ready, seconds: {spread(results['cold_starts']).shown()}", flush=True)
+        print(
+            f"\ncold start to ready, seconds: {spread(results['cold_starts']).shown()}", flush=True
+        )
         rate = _RELEASE_LOAD * rates[_RELEASE_BATCH][OURS]
         results["releases"] = []
         print(f"\nrelease under {rate:,.0f} requests/s of {_RELEASE_BATCH} rows")
@@ -116,7 +123,9 @@ def page_figures(results: dict[str, Any]) -> list[Figure]:
     ]
     times_lower = ratios(one_by_one[REFERENCE], one_by_one[OURS], "p50_ms")
     to_floor = ratios(one_by_one[OURS], one_by_one[FLOOR], "p50_ms")
-    to_least = spread([least / one["p50_ms"] for least, one in zip(least_ms(one_by_one), one_by_one[FLOOR])])
+    to_least = spread(
+        [least / one["p50_ms"] for least, one in zip(least_ms(one_by_one), one_by_one[FLOOR])]
+    )
     echo = f"{FLOOR}, an echo in the same server"
     found += [
         Figure(
@@ -137,16 +146,34 @@ def page_figures(results: dict[str, Any]) -> list[Figure]:
     for batch, result in results["half_load"].items():
         rounds = result["rounds"]
         beyond = beyond_compute(rounds[OURS], rounds[IN_PROCESS], rounds[FLOOR])
-        found.append(Figure(f"{batch} rows, open loop at half of capacity, p99 beyond compute", beyond, peer=echo))
+        found.append(
+            Figure(
+                f"{batch} rows, open loop at half of capacity, p99 beyond compute",
+                beyond,
+                peer=echo,
+            )
+        )
         whole = ratios(rounds[OURS], rounds[FLOOR], "p99_ms")
         target = FLOOR_RATIO if batch == "1" else None
-        found.append(Figure(f"{batch} rows, open loop at half of capacity, p99", whole, "times", echo, target))
+        found.append(
+            Figure(
+                f"{batch} rows, open loop at half of capacity, p99", whole, "times", echo, target
+            )
+        )
     for concurrency in (min(large, key=int), max(large, key=int)):
         of_these = large[concurrency]
         share = ratios(of_these[OURS], of_these[IN_PROCESS], "rows_per_second")
-        limit = f"onnxruntime: {short(over_rounds(of_these[IN_PROCESS], 'rows_per_second').median)} rows/s"
+        limit = (
+            "onnxruntime: "
+            f"{short(over_rounds(of_these[IN_PROCESS], 'rows_per_second').median)} rows/s"
+        )
         if WOKEN in of_these:
-            best = spread([one["p50_ms"] / least for one, least in zip(of_these[IN_PROCESS], least_ms(of_these))])
+            best = spread(
+                [
+                    one["p50_ms"] / least
+                    for one, least in zip(of_these[IN_PROCESS], least_ms(of_these))
+                ]
+            )
             limit += f"; floor and {WOKEN}: {short(best.median)} times"
         found.append(
             Figure(
@@ -161,18 +188,27 @@ def page_figures(results: dict[str, Any]) -> list[Figure]:
     ready, releases = spread(results["cold_starts"]), results["releases"]
     found.append(Figure("from start to ready", ready, "s", target=COLD_START_SECONDS))
     failed = spread([one["num_failed"] for one in releases])
-    found.append(Figure("failed requests of a release", failed._replace(median=failed.most), "requests", target=0))
+    found.append(
+        Figure(
+            "failed requests of a release",
+            failed._replace(median=failed.most),
+            "requests",
+            target=0,
+        )
+    )
     if slowed := [one["ratio"] for one in releases if one["ratio"] is not None]:
-        found.append(Figure("p99 during a release", spread(slowed), peer="before it", target=RELEASE_RATIO))
+        found.append(
+            Figure("p99 during a release", spread(slowed), peer="before it", target=RELEASE_RATIO)
+        )
     return found
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all measurements, and return 0."""
-    flags = benchmark_parser("serving", __doc__, quick="two or three minutes: fewer and shorter rounds").parse_args(
-        argv
-    )
+    flags = benchmark_parser(
+        "serving", __doc__, quick="two or three minutes: fewer and shorter rounds"
+    ).parse_args(argv)
     sizes = QUICK if flags.quick else FULL
     with documented(flags) as document, tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
         results = measure(Path(scratch), sizes)
@@ -183,7 +219,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _print_closed(results: dict[str, Any]) -> None:
     """Print the closed loops."""
     for batch, of_batch in results.items():
-        print(f"\nclosed loop, {batch} rows per request: milliseconds (median over rounds, least to most), rows/s")
+        print(
+            f"\nclosed loop, {batch} rows per request: milliseconds (median over rounds, least to "
+            "most), rows/s"
+        )
         print(f"  {'':<14} {'at once':>7} {'p50':>26} {'p99':>26} {'rows/s':>32}")
         for concurrency, contestants in of_batch.items():
             for name, rounds in contestants.items():
@@ -197,23 +236,36 @@ def _print_half_load(results: dict[str, Any]) -> None:
     """Print the open loops, and the parts of the time in the server."""
     for batch, result in results.items():
         print(
-            f"\nopen loop, {batch} rows, {result['requests_per_second']:,.0f} requests/s (half of ours' capacity), ms"
+            f"\nopen loop, {batch} rows, {result['requests_per_second']:,.0f} requests/s (half of "
+            "ours' capacity), ms"
         )
         print(f"  {'':<14} {'p50':>26} {'p99':>26}")
         for name, rounds in result["rounds"].items():
-            print(f"  {name:<14} {_ms(rounds, 'p50_ms')} {_ms(rounds, 'p99_ms')}{_failures(rounds)}")
+            print(
+                f"  {name:<14} {_ms(rounds, 'p50_ms')} {_ms(rounds, 'p99_ms')}{_failures(rounds)}"
+            )
         for name, rounds in result["rounds"].items():
             splits = [one["split_ms"] for one in rounds if one.get("split_ms")]
             if splits:
-                parts = {part: spread([split[part] for split in splits]).median for part in splits[0]}
-                print(f"  {name}: mean of " + ", ".join(f"{part} {value:.3f}" for part, value in parts.items()))
+                parts = {
+                    part: spread([split[part] for split in splits]).median for part in splits[0]
+                }
+                print(
+                    f"  {name}: mean of "
+                    + ", ".join(f"{part} {value:.3f}" for part, value in parts.items())
+                )
     print(end="", flush=True)
 
 
 def _print_release(one: dict[str, Any]) -> None:
-    ms = {name: "none" if one[name] is None else f"{one[name]:.2f}" for name in one if name.endswith("_ms")}
+    ms = {
+        name: "none" if one[name] is None else f"{one[name]:.2f}"
+        for name in one
+        if name.endswith("_ms")
+    }
     print(
-        f"  version {one['version']}: window {one['window_seconds']:.2f} s with {one['num_in_window']} requests,"
+        f"  version {one['version']}: window {one['window_seconds']:.2f} s with "
+        f"{one['num_in_window']} requests,"
         f" p99 {ms['window_p99_ms']} ms; before {ms['before_p99_ms']};"
         f" failed {one['num_failed']} of {one['num_answered'] + one['num_failed']}",
         flush=True,

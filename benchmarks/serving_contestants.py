@@ -31,7 +31,13 @@ from demo.stack import LOOPBACK, Stack, answers, free_port
 from demo.triton import TritonServer
 from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import Model, Release
-from evergreen.contracts.serving import GRPC_OPTIONS, INPUT_TYPES, MAX_BATCH_ROWS, PROBABILITY_OUTPUT, named_inputs
+from evergreen.contracts.serving import (
+    GRPC_OPTIONS,
+    INPUT_TYPES,
+    MAX_BATCH_ROWS,
+    PROBABILITY_OUTPUT,
+    named_inputs,
+)
 from evergreen.networks.files import NETWORK_FILE
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import PermanentError
@@ -81,7 +87,9 @@ class HttpCaller:
 
     def __init__(self, address: str, path: str, rows: FeatureRows, *, batch: int) -> None:
         self._host, self._port = address.rsplit(":", 1)
-        self._requests = [_http_request(self._host, path, part) for part in _request_rows(rows, batch)]
+        self._requests = [
+            _http_request(self._host, path, part) for part in _request_rows(rows, batch)
+        ]
         self._free = asyncio.Semaphore(_CONNECTIONS)
         self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -97,7 +105,11 @@ class HttpCaller:
         return np.frombuffer(body, np.float32)
 
     async def _exchange(self, request: bytes) -> tuple[bytes, bytes]:
-        streams = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
+        streams = (
+            self._idle.pop()
+            if self._idle
+            else await asyncio.open_connection(self._host, self._port)
+        )
         reader, writer = streams
         writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -130,7 +142,10 @@ def _infer_request(name: str, rows: FeatureRows) -> Any:
 def _http_request(host: str, path: str, rows: FeatureRows) -> bytes:
     body = rows.dense.tobytes() + rows.categorical.tobytes()
     kind = "application/octet-stream"
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: "
+        f"{len(body)}\r\n\r\n"
+    )
     return head.encode() + body
 
 
@@ -172,7 +187,12 @@ class Released:
             "verdict": self._models.verdict(seed, champion=self._live),
         }
         self._live = f"model-{seed}"
-        return [sys.executable, "-m", "components.deployment", *(f"--{k}={v}" for k, v in flags.items())], output
+        return [
+            sys.executable,
+            "-m",
+            "components.deployment",
+            *(f"--{k}={v}" for k, v in flags.items()),
+        ], output
 
     def release(self, seed: int) -> Release:
         """Release the model of `seed`."""
@@ -182,7 +202,9 @@ class Released:
 
     def options(self) -> ServingOptions:
         """Return the serving options of the released model."""
-        return read_options((self.repository / CRITEO_RECOMMENDER.name / "config.pbtxt").read_text())
+        return read_options(
+            (self.repository / CRITEO_RECOMMENDER.name / "config.pbtxt").read_text()
+        )
 
     def graph(self, version: int) -> Path:
         """Return the path of the served graph."""
@@ -190,12 +212,19 @@ class Released:
 
 
 @contextmanager
-def running(models: Models, peers_python: Path) -> Iterator[tuple[Released, dict[str, MeasuredServer]]]:
+def running(
+    models: Models, peers_python: Path
+) -> Iterator[tuple[Released, dict[str, MeasuredServer]]]:
     """Yield our server with the model of seed 0 released, and all servers to measure."""
     ours = Released(models)
     # Triton runs its models with the first Python on PATH.
-    variables = {"PATH": f"{peers_python.parent}{os.pathsep}{os.environ['PATH']}", "PYTHONWARNINGS": "ignore"}
-    reference = TritonServer(models.folder / "reference", log=models.folder / "reference.log", variables=variables)
+    variables = {
+        "PATH": f"{peers_python.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONWARNINGS": "ignore",
+    }
+    reference = TritonServer(
+        models.folder / "reference", log=models.folder / "reference.log", variables=variables
+    )
     _write_reference(models, reference.repository)
     with ExitStack() as stack:
         stack.enter_context(ours.server)
@@ -204,7 +233,9 @@ def running(models: Models, peers_python: Path) -> Iterator[tuple[Released, dict
         _load_model(ours.server.grpc_url, FLOOR)
         stack.enter_context(reference)
         _load_model(reference.grpc_url, REFERENCE)
-        processes = stack.enter_context(Stack(logs=models.folder / "logs", variables={"OMP_NUM_THREADS": "1"}))
+        processes = stack.enter_context(
+            Stack(logs=models.folder / "logs", variables={"OMP_NUM_THREADS": "1"})
+        )
         web = _start_web_server(processes, peers_python, ours.graph(version))
         contestants = [
             MeasuredServer(OURS, ours.server.grpc_url, CRITEO_RECOMMENDER.name),
@@ -227,8 +258,15 @@ def _start_web_server(stack: Stack, python: Path, graph: Path) -> str:
     """Start the web server, and return its host:port once it responds."""
     port = free_port()
     address = f"{LOOPBACK}:{port}"
-    stack.start("web", [str(python), "-m", "benchmarks.serving_peers.web_server", str(graph), str(port)])
-    stack.wait_until(lambda: answers(f"http://{address}/ready"), what="the web server's start", seconds=30, every=0.02)
+    stack.start(
+        "web", [str(python), "-m", "benchmarks.serving_peers.web_server", str(graph), str(port)]
+    )
+    stack.wait_until(
+        lambda: answers(f"http://{address}/ready"),
+        what="the web server's start",
+        seconds=30,
+        every=0.02,
+    )
     return address
 
 
@@ -237,7 +275,10 @@ def _write_floor(ours: Released) -> None:
     folder = ours.repository / FLOOR / "1"
     folder.mkdir(parents=True)
     shutil.copyfile(PEERS / "echo_model.py", folder / "model.py")
-    write_whole(ours.repository / FLOOR / "config.pbtxt", triton_config(FLOOR, ours.options(), [1], features=CRITEO))
+    write_whole(
+        ours.repository / FLOOR / "config.pbtxt",
+        triton_config(FLOOR, ours.options(), [1], features=CRITEO),
+    )
 
 
 def _write_reference(models: Models, repository: Path) -> None:
@@ -248,24 +289,39 @@ def _write_reference(models: Models, repository: Path) -> None:
     )
     import_from = f'parameters {{ key: "import_from" value: {{ string_value: "{REPOSITORY}" }} }}\n'
     workflow = _write_model(
-        repository, "workflow", "nvtabular_model.py", inputs=_TENSORS_IN, outputs=encoded, extra=import_from
+        repository,
+        "workflow",
+        "nvtabular_model.py",
+        inputs=_TENSORS_IN,
+        outputs=encoded,
+        extra=import_from,
     )
     shutil.copytree(models.nvtabular, workflow / "nvtabular")
-    network = _write_model(repository, "network", "network_model.py", inputs=encoded, outputs=_TENSORS_OUT)
+    network = _write_model(
+        repository, "network", "network_model.py", inputs=encoded, outputs=_TENSORS_OUT
+    )
     np.save(network / "table.npy", models.weights(0).table)
     shutil.copyfile(models.model_folder(0) / Model.WEIGHTS / NETWORK_FILE, network / NETWORK_FILE)
-    np.save(network / "offsets.npy", np.concatenate([[0], np.cumsum(models.workflow.slot_sizes)[:-1]]))
-    _write_model(repository, REFERENCE, None, inputs=_TENSORS_IN, outputs=_TENSORS_OUT, extra=_ENSEMBLE)
+    np.save(
+        network / "offsets.npy", np.concatenate([[0], np.cumsum(models.workflow.slot_sizes)[:-1]])
+    )
+    _write_model(
+        repository, REFERENCE, None, inputs=_TENSORS_IN, outputs=_TENSORS_OUT, extra=_ENSEMBLE
+    )
 
 
-def _write_model(repository: Path, name: str, code: str | None, *, inputs: Any, outputs: Any, extra: str = "") -> Path:
+def _write_model(
+    repository: Path, name: str, code: str | None, *, inputs: Any, outputs: Any, extra: str = ""
+) -> Path:
     folder = repository / name / "1"
     folder.mkdir(parents=True)
     if code:
         shutil.copyfile(PEERS / code, folder / "model.py")
     lines = [f'name: "{name}"', f"max_batch_size: {MAX_BATCH_ROWS}"]
     lines.append(
-        'backend: "python"\ninstance_group [ { count: 1 kind: KIND_CPU } ]' if code else 'platform: "ensemble"'
+        'backend: "python"\ninstance_group [ { count: 1 kind: KIND_CPU } ]'
+        if code
+        else 'platform: "ensemble"'
     )
     for kind, tensors in (("input", inputs), ("output", outputs)):
         lines += [f"{kind} [ {{ {tensor} }} ]" for tensor in tensors]

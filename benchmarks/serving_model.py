@@ -29,7 +29,11 @@ from tests.support.releases import keep_model, passing_verdict
 from tests.support.validation_models import make_dataset
 
 CONFIG = DcnConfig(
-    num_dense=len(DENSE), num_categorical=len(CATEGORICAL), embedding_dim=16, num_cross_layers=3, tower=(128, 64)
+    num_dense=len(DENSE),
+    num_categorical=len(CATEGORICAL),
+    embedding_dim=16,
+    num_cross_layers=3,
+    tower=(128, 64),
 )
 WORLD_SEED = 7
 NUM_FITTED, NUM_HELD_OUT = 90_000, 2_000
@@ -68,13 +72,17 @@ class Models:
         _write_raw(held_out, folder / "held out")
         raw_dataset = make_dataset(folder / "fitted", NUM_FITTED)
         held_out_uri = (folder / "held out").as_uri()
-        self._raw_dataset = replace(raw_dataset, holdout_uri=held_out_uri, num_holdout_rows=NUM_HELD_OUT)
+        self._raw_dataset = replace(
+            raw_dataset, holdout_uri=held_out_uri, num_holdout_rows=NUM_HELD_OUT
+        )
 
     def weights(self, seed: int) -> Tensors:
         """Return the weights of the model of `seed`, which the first call writes."""
         if seed not in self._weights:
             folder = self.model_folder(seed) / Model.WEIGHTS
-            self._weights[seed] = write_initial_model(folder, CONFIG, self.workflow.slot_sizes, seed=seed)
+            self._weights[seed] = write_initial_model(
+                folder, CONFIG, self.workflow.slot_sizes, seed=seed
+            )
         return self._weights[seed]
 
     def model_folder(self, seed: int) -> Path:
@@ -86,7 +94,9 @@ class Models:
         weights = self.weights(seed)
         first_rows = np.concatenate([[0], np.cumsum(self.workflow.slot_sizes)[:-1]])
         embeddings = weights.table[self.workflow.encode_categorical(rows.categorical) + first_rows]
-        logits = networks.logits(CONFIG, weights.dense, self.workflow.encode_dense(rows.dense), embeddings)
+        logits = networks.logits(
+            CONFIG, weights.dense, self.workflow.encode_dense(rows.dense), embeddings
+        )
         return (1 / (1 + np.exp(-logits))).astype(np.float32)
 
     def verdict(self, seed: int, champion: str | None) -> Path:
@@ -103,7 +113,9 @@ class Models:
         )
         scores = self.folder / f"scores-{seed}.npz"
         np.savez(scores, candidate=self.expected(self._held_out, seed))
-        verdict = passing_verdict(model_id, scores, num_rows=NUM_HELD_OUT, champion_model_id=champion)
+        verdict = passing_verdict(
+            model_id, scores, num_rows=NUM_HELD_OUT, champion_model_id=champion
+        )
         keep_verdict(self.store, verdict, self._raw_dataset)
         return verdict_paths(self.store, model_id)[0]
 
@@ -114,5 +126,6 @@ def _write_raw(rows: WorldRows, folder: Path) -> None:
     numbers, zeros = [str(i) for i in range(num_rows)], np.zeros(num_rows)
     folder.mkdir(parents=True)
     pq.write_table(
-        raw_table(rows, request_ids=numbers, row=zeros.astype(np.int32), times=zeros), folder / "part-0.parquet"
+        raw_table(rows, request_ids=numbers, row=zeros.astype(np.int32), times=zeros),
+        folder / "part-0.parquet",
     )

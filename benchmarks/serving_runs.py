@@ -92,11 +92,15 @@ async def check_parity(contestants: dict[str, MeasuredServer], models: Models) -
         worst = 0.0
         for batch in BATCHES:
             caller = contestant.connect(models.asked, batch)
-            scores = np.concatenate([await caller(i) for i in range(max(1, min(64, 1024 // batch)))])
+            scores = np.concatenate(
+                [await caller(i) for i in range(max(1, min(64, 1024 // batch)))]
+            )
             await caller.close()
             worst = max(worst, float(np.abs(scores - expected[: len(scores)]).max()))
         if not worst <= PARITY:
-            raise Disagreement(f"{name} differs from the expected scores by {worst:.3g}, expected at most {PARITY}")
+            raise Disagreement(
+                f"{name} differs from the expected scores by {worst:.3g}, expected at most {PARITY}"
+            )
         found[name] = worst
     return found
 
@@ -112,16 +116,23 @@ class Alone:
         """Run batches for `seconds` in each thread, with a pause of `pause` seconds before each."""
         began = time.monotonic()
         with ThreadPoolExecutor(threads) as pool:
-            runs = list(pool.map(lambda _: self._run_on(batch, began + seconds, pause), range(threads)))
+            runs = list(
+                pool.map(lambda _: self._run_on(batch, began + seconds, pause), range(threads))
+            )
         due, latencies = (np.concatenate(parts) for parts in zip(*runs))
         return Answers(due, latencies, time.monotonic() - began, {}, {})
 
-    def _run_on(self, batch: int, end: float, pause: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _run_on(
+        self, batch: int, end: float, pause: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         asked, latencies = [], []
         last = len(self._rows.dense) - batch
         while time.monotonic() < end:
             at = slice(start := (len(asked) * batch) % (last + 1), start + batch)
-            rows = {DENSE_INPUT: self._rows.dense[at], CATEGORICAL_INPUT: self._rows.categorical[at]}
+            rows = {
+                DENSE_INPUT: self._rows.dense[at],
+                CATEGORICAL_INPUT: self._rows.categorical[at],
+            }
             time.sleep(pause)
             now = time.monotonic()
             self._session.run([PROBABILITY_OUTPUT.name], rows)
@@ -176,7 +187,9 @@ async def half_load(
     for turn in range(sizes.open_rounds):
         for batch, of_name in capacities.items():
             rate = of_name[OURS] / 2
-            of_batch = results.setdefault(str(batch), {"requests_per_second": rate, "rounds": {}})["rounds"]
+            of_batch = results.setdefault(str(batch), {"requests_per_second": rate, "rounds": {}})[
+                "rounds"
+            ]
             run = summary(alone.run(batch, sizes.open_seconds / 2), batch)
             of_batch.setdefault(IN_PROCESS, []).append(run)
             for name, contestant in contestants.items():
@@ -239,7 +252,10 @@ async def release_under_load(
         began = time.monotonic()
         # The local pipeline runs its steps like this.
         process = await asyncio.create_subprocess_exec(
-            *yielding(command), cwd=REPOSITORY, stderr=asyncio.subprocess.PIPE, start_new_session=True
+            *yielding(command),
+            cwd=REPOSITORY,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         _, complaint = await process.communicate()
         await asyncio.sleep(1.0)
@@ -251,7 +267,10 @@ async def release_under_load(
         raise RuntimeError(f"release ended with {process.returncode}: {complaint.decode()[-2000:]}")
     released = Release.read(manifest)
     window = _window(ours, released.version)
-    return {"version": released.version, **release_figures(answers, window=window, began=began, batch=batch)}
+    return {
+        "version": released.version,
+        **release_figures(answers, window=window, began=began, batch=batch),
+    }
 
 
 def _window(ours: Released, version: int) -> tuple[float, float]:
@@ -261,7 +280,9 @@ def _window(ours: Released, version: int) -> tuple[float, float]:
     """
     times = {line.action: line.time for line in read_entries(ours.store) if line.version == version}
     since = time.time() - time.monotonic()
-    announced, live = (datetime.fromisoformat(times[action]).timestamp() - since for action in (INTENT, RELEASE))
+    announced, live = (
+        datetime.fromisoformat(times[action]).timestamp() - since for action in (INTENT, RELEASE)
+    )
     return announced, live
 
 
@@ -301,10 +322,14 @@ def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
 
 
 def beyond_compute(
-    ours: Sequence[dict[str, Any]], compute: Sequence[dict[str, Any]], floor: Sequence[dict[str, Any]]
+    ours: Sequence[dict[str, Any]],
+    compute: Sequence[dict[str, Any]],
+    floor: Sequence[dict[str, Any]],
 ) -> Spread:
     """Return our p99 minus the model's own, as a multiple of the floor's p99, per round."""
-    return spread([(a["p99_ms"] - b["p99_ms"]) / c["p99_ms"] for a, b, c in zip(ours, compute, floor)])
+    return spread(
+        [(a["p99_ms"] - b["p99_ms"]) / c["p99_ms"] for a, b, c in zip(ours, compute, floor)]
+    )
 
 
 def within(answers: Answers, begin: float, end: float) -> NDArray[np.float64]:
@@ -312,7 +337,9 @@ def within(answers: Answers, begin: float, end: float) -> NDArray[np.float64]:
     return answers.latencies[(answers.due >= begin) & (answers.due < end)]
 
 
-def server_split(before: dict[str, int], after: dict[str, int], mean_ms: float) -> dict[str, float] | None:
+def server_split(
+    before: dict[str, int], after: dict[str, int], mean_ms: float
+) -> dict[str, float] | None:
     """Return the parts of a request's mean time in milliseconds, from two reads of the counters.
 
     `client and network` is the rest of `mean_ms`, the client's mean. Returns None without requests
@@ -323,10 +350,16 @@ def server_split(before: dict[str, int], after: dict[str, int], mean_ms: float) 
         return None
     parts = {part: moved[part] / moved["requests"] / 1e6 for part in PARTS}
     total = moved["request"] / moved["requests"] / 1e6
-    return {**parts, "front end": total - sum(parts.values()), "client and network": mean_ms - total}
+    return {
+        **parts,
+        "front end": total - sum(parts.values()),
+        "client and network": mean_ms - total,
+    }
 
 
-def release_figures(answers: Answers, *, window: tuple[float, float], began: float, batch: int) -> dict[str, Any]:
+def release_figures(
+    answers: Answers, *, window: tuple[float, float], began: float, batch: int
+) -> dict[str, Any]:
     """Compare the requests in the window of a release with those of equal time before it.
 
     The window is from the release's announcement to its record.

@@ -78,7 +78,9 @@ class WorldSnapshot:
         """Return `n` independent rows."""
         return drawn_rows(self.tables, n, random, strength=self.strength, bias=self.bias)
 
-    def probability_of(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float64]:
+    def probability_of(
+        self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
         """Return the click probabilities [n] that rows of any time would have at this time.
 
         A snapshot is therefore also the best model of its time. Its loss on later rows is the cost
@@ -148,14 +150,26 @@ class DriftingWorld:
         """Return the column with the weights and frequencies of that step."""
         drift = self.drift
         decay = 0.5 ** (drift.step_minutes / 60.0 / drift.half_life_hours)
-        path = ornstein_uhlenbeck([drift.seed, 11, number], count=len(table.weights), step=step, decay=decay)
-        moving = _orthogonal_to(path, table.weights.astype(np.float64) / table.spread, table.row_shares) * table.spread
-        weights = math.sqrt(1.0 - drift.moving_share) * table.weights + math.sqrt(drift.moving_share) * moving
-        popularity = ornstein_uhlenbeck([drift.seed, 12, number], count=len(table.frequencies), step=step, decay=decay)
+        path = ornstein_uhlenbeck(
+            [drift.seed, 11, number], count=len(table.weights), step=step, decay=decay
+        )
+        moving = (
+            _orthogonal_to(path, table.weights.astype(np.float64) / table.spread, table.row_shares)
+            * table.spread
+        )
+        weights = (
+            math.sqrt(1.0 - drift.moving_share) * table.weights
+            + math.sqrt(drift.moving_share) * moving
+        )
+        popularity = ornstein_uhlenbeck(
+            [drift.seed, 12, number], count=len(table.frequencies), step=step, decay=decay
+        )
         frequencies = table.frequencies * np.exp(drift.popularity_spread * popularity)
         frequencies /= frequencies.sum()
         alias = Alias.build(frequencies)
-        return replace(table, weights=weights.astype(np.float32), frequencies=frequencies, alias=alias)
+        return replace(
+            table, weights=weights.astype(np.float32), frequencies=frequencies, alias=alias
+        )
 
     def _with_arrivals(self, table: CategoryTable, number: int, step: int) -> CategoryTable:
         """Return the column with its new categories, which have a constant share of the rows."""
@@ -167,25 +181,33 @@ class DriftingWorld:
         # long before hour 0.
         numbers = range(math.floor(hours * rate), math.floor((hours + _LIVES * life) * rate) + 1)
         drawn = [np.random.default_rng([drift.seed, 13, number, k]) for k in numbers]
-        ages = np.array([hours + _LIVES * life - (k + r.random()) / rate for k, r in zip(numbers, drawn)])
+        ages = np.array(
+            [hours + _LIVES * life - (k + r.random()) / rate for k, r in zip(numbers, drawn)]
+        )
         weights = np.array([r.normal() for r in drawn]) * table.spread
         alive = (ages >= 0.0) & (ages < _LIVES * life)
         if not alive.any():
             return table
         popularity = 0.5 ** (ages[alive] / life)
         share = drift.new_category_share
-        frequencies = np.concatenate([table.frequencies * (1.0 - share), share * popularity / popularity.sum()])
+        frequencies = np.concatenate(
+            [table.frequencies * (1.0 - share), share * popularity / popularity.sum()]
+        )
         keys = hashed(len(table.frequencies) + np.array(numbers)[alive], table.salt)
         return replace(
             table,
             frequencies=frequencies,
             keys=np.concatenate([table.keys[:-1], keys, [MISSING_CATEGORY]]),
-            weights=np.concatenate([table.weights[:-1], weights[alive], table.weights[-1:]]).astype(np.float32),
+            weights=np.concatenate([table.weights[:-1], weights[alive], table.weights[-1:]]).astype(
+                np.float32
+            ),
             alias=Alias.build(frequencies / frequencies.sum()),
         )
 
 
-def ornstein_uhlenbeck(seed: list[int], *, count: int, step: int, decay: float) -> NDArray[np.float64]:
+def ornstein_uhlenbeck(
+    seed: list[int], *, count: int, step: int, decay: float
+) -> NDArray[np.float64]:
     """Return `count` independent stationary processes [count] at `step`, counted from 0.
 
     They have mean 0 and variance 1. x_0 is standard normal, and x_k = decay x_(k-1) + sqrt(1 -

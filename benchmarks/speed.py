@@ -59,7 +59,9 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
     """
     slot_sizes = slot_sizes_for(case.table_rows)
     planted = PlantedLogit(slot_sizes, features=case.features)
-    segments = [planted.draw(case.steps * batch_size, seed)[0] for seed in range(2, 2 + case.rounds)]
+    segments = [
+        planted.draw(case.steps * batch_size, seed)[0] for seed in range(2, 2 + case.rounds)
+    ]
     held_out, true_logits = planted.draw(_HELD_OUT_ROWS, seed=1)
     ours, peers = _contestants(case, slot_sizes, batch_size, scratch=scratch)
     _check_same_network(ours[0], peers[0], held_out[:4096])
@@ -71,11 +73,17 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
             speeds[contestant.name].append(_rows_per_second(contestant, rows))
     aucs = {c.name: roc_auc(held_out.labels, c.score(held_out)) for c in [*ours, *peers]}
     names = [c.name for c in ours], [c.name for c in peers]
-    result = _figures(case, *names, speeds={name: values[1:] for name, values in speeds.items()}, aucs=aucs)
+    result = _figures(
+        case, *names, speeds={name: values[1:] for name, values in speeds.items()}, aucs=aucs
+    )
     for contestant in ours:
         figures = result["contestants"][contestant.name]
-        bound = products_per_second(torch.bfloat16 if "bfloat16" in contestant.name else torch.float32)
-        figures["product_share"] = figures["rows_per_second"].median * products_of_row(case.config) / bound
+        bound = products_per_second(
+            torch.bfloat16 if "bfloat16" in contestant.name else torch.float32
+        )
+        figures["product_share"] = (
+            figures["rows_per_second"].median * products_of_row(case.config) / bound
+        )
     result["best_possible_auc"] = roc_auc(held_out.labels, true_logits)
     result["rows"] = case.rounds * case.steps * batch_size
     result["rounds"], result["steps"] = case.rounds - 1, case.steps
@@ -114,7 +122,14 @@ def _contestants(
     weights, config, features = scratch / "weights", case.config, case.features
     write_initial(weights, config, slot_sizes, click_rate=_CLICK_RATE, seed=1)
     ours = [
-        Evergreen(config, slot_sizes, weights, batch_size=batch_size, precision=precision, features=features)
+        Evergreen(
+            config,
+            slot_sizes,
+            weights,
+            batch_size=batch_size,
+            precision=precision,
+            features=features,
+        )
         for precision in PRECISIONS
     ]
     return ours, [
@@ -131,7 +146,8 @@ def _check_same_network(ours: Trainer, peer: Trainer, rows: Rows) -> None:
     difference = float(np.abs(ours.score(rows) - peer.score(rows)).max())
     if not difference <= _MOST_DIFFERENCE:
         raise NetworksDiffer(
-            f"{ours.name} and {peer.name} differ by {difference:.2g} on {len(rows)} rows with the same weights, "
+            f"{ours.name} and {peer.name} differ by {difference:.2g} on {len(rows)} rows with the "
+            "same weights, "
             f"expected at most {_MOST_DIFFERENCE}"
         )
 

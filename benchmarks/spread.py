@@ -22,7 +22,9 @@ class Spread(NamedTuple):
         >>> Spread(1200.0, 1000.0, 1500.0).shown(), Spread(0.5, 0.5, 0.5).shown(".2f")
         ('1,200 (1,000 to 1,500)', '0.50')
         """
-        text, least, most = (short(value) if spec is None else format(value, spec) for value in self)
+        text, least, most = (
+            short(value) if spec is None else format(value, spec) for value in self
+        )
         return text if self.least == self.most else f"{text} ({least} to {most})"
 
 
@@ -79,7 +81,9 @@ class Figure(NamedTuple):
         """Whether the median meets the target, or None without a target."""
         if self.target is None:
             return None
-        return self.value.median >= self.target if self.is_least else self.value.median <= self.target
+        return (
+            self.value.median >= self.target if self.is_least else self.value.median <= self.target
+        )
 
     def aim(self) -> str:
         """Return the target and whether it was met, or "" without a target.
@@ -92,13 +96,22 @@ class Figure(NamedTuple):
         if self.target is None:
             return ""
         verdict = "met" if self.is_met else "**missed**"
-        if not self.is_met and self.unit.endswith(INTERVAL) and self.value.least <= self.target <= self.value.most:
+        if (
+            not self.is_met
+            and self.unit.endswith(INTERVAL)
+            and self.value.least <= self.target <= self.value.most
+        ):
             verdict = "undecided, too few cases"
         return f"{'at least' if self.is_least else 'at most'} {short(self.target)}: {verdict}"
 
     def print(self) -> None:
         """Print the figure, and whether it meets its target."""
-        parts = [f"{self.value.shown()} {self.unit}", self.peer and f"beside {self.peer}", self.aim(), self.limit]
+        parts = [
+            f"{self.value.shown()} {self.unit}",
+            self.peer and f"beside {self.peer}",
+            self.aim(),
+            self.limit,
+        ]
         print(f"  {self.name}: {'; '.join(part for part in parts if part)}", flush=True)
 
 

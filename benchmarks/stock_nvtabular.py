@@ -22,11 +22,14 @@ def run(raw: Path, out: Path) -> None:
         warnings.simplefilter("ignore")
         import nvtabular as nvt
         from nvtabular import ops
-    ids = CATEGORICAL >> ops.Categorify(freq_threshold=FREQUENCY_THRESHOLD, out_path=str(out / "workflow"))
+    ids = CATEGORICAL >> ops.Categorify(
+        freq_threshold=FREQUENCY_THRESHOLD, out_path=str(out / "workflow")
+    )
     values = DENSE >> ops.FillMissing() >> ops.Clip(min_value=0) >> ops.LogOp() >> ops.Normalize()
     workflow = nvt.Workflow([LABEL] + values + ids)
     parts = {
-        part: nvt.Dataset(str(raw / part / "*.parquet"), engine="parquet", cpu=True) for part in ("train", "holdout")
+        part: nvt.Dataset(str(raw / part / "*.parquet"), engine="parquet", cpu=True)
+        for part in ("train", "holdout")
     }
     workflow.fit(parts["train"])
     types = {**dict.fromkeys(CATEGORICAL, "int64"), **dict.fromkeys([LABEL, *DENSE], "float32")}

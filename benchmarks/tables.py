@@ -56,16 +56,25 @@ def quality(demo: Path, scratch: Path) -> Iterator[dict[str, Any]]:
         raw = RawDataset.read(manifest.parents[1] / "validation/valid_dataset")
         batches = list(raw_batches(local_path(raw.holdout_uri), raw.recommender.features))
         labels, requests = (
-            np.concatenate([getattr(each, name) for each in batches]) for name in ("labels", "requests")
+            np.concatenate([getattr(each, name) for each in batches])
+            for name in ("labels", "requests")
         )
         plain = None
         for numbers in TABLE_TYPES:
             folder = scratch / f"{model.model_id}-{numbers}"
             folder.mkdir()
-            export(replace(model, recommender=model.recommender.with_settings({"release.tables": numbers})), folder)
+            export(
+                replace(
+                    model, recommender=model.recommender.with_settings({"release.tables": numbers})
+                ),
+                folder,
+            )
             session = open_graph(folder / GRAPH_FILE)
             scores = np.concatenate(
-                [session.run(None, named_inputs(each.dense, each.categorical))[0].ravel() for each in batches]
+                [
+                    session.run(None, named_inputs(each.dense, each.categorical))[0].ravel()
+                    for each in batches
+                ]
             )
             plain = scores if plain is None else plain
             figures = {
@@ -78,7 +87,9 @@ def quality(demo: Path, scratch: Path) -> Iterator[dict[str, Any]]:
                 "log_loss": log_loss(labels, scores),
                 "largest_difference": float(np.abs(scores - plain).max()),
             }
-            if numbers != FLOAT32 and (found := auc_difference(labels, scores, plain, groups=requests)):
+            if numbers != FLOAT32 and (
+                found := auc_difference(labels, scores, plain, groups=requests)
+            ):
                 figures["auc_difference"] = found._asdict()
             print(", ".join(f"{name} {value}" for name, value in figures.items()), flush=True)
             yield figures
@@ -98,7 +109,9 @@ def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
         frequency_threshold=1,
     )
     table = random.standard_normal((sum(workflow.slot_sizes), _WIDTH), np.float32) * np.float32(0.1)
-    network = read_network(next(iter(sorted(demo.glob("store/models/*")))) / Model.WEIGHTS / NETWORK_FILE)
+    network = read_network(
+        next(iter(sorted(demo.glob("store/models/*")))) / Model.WEIGHTS / NETWORK_FILE
+    )
     for numbers in TABLE_TYPES:
         folder = repository / numbers / "1"
         folder.mkdir(parents=True)
@@ -107,7 +120,9 @@ def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
         config = triton_config(numbers, ServingOptions(), [1], features=CRITEO)
         write_whole(repository / numbers / CONFIG_FILE, config)
     dense = random.exponential(3.0, (_ASKED, len(CRITEO.numeric))).astype(np.float32)
-    return FeatureRows(dense=dense, categorical=random.integers(0, size, (_ASKED, len(CRITEO.categorical))))
+    return FeatureRows(
+        dense=dense, categorical=random.integers(0, size, (_ASKED, len(CRITEO.categorical)))
+    )
 
 
 def speed(repository: Path, rows: FeatureRows, log: Path) -> dict[str, Any]:
@@ -130,7 +145,9 @@ def speed(repository: Path, rows: FeatureRows, log: Path) -> dict[str, Any]:
                 for numbers in TABLE_TYPES:
                     answers = alone[numbers].run(batch, _SECONDS)
                     of_batch[IN_PROCESS].setdefault(numbers, []).append(summary(answers, batch))
-                    answers = run_precisely(_ask(MeasuredServer(TRITON, server.grpc_url, numbers), rows, batch))
+                    answers = run_precisely(
+                        _ask(MeasuredServer(TRITON, server.grpc_url, numbers), rows, batch)
+                    )
                     of_batch[TRITON].setdefault(numbers, []).append(summary(answers, batch))
     return {"sizes": sizes, "runs": runs}
 
@@ -149,13 +166,18 @@ def _print_speed(runs: dict[str, Any]) -> None:
             for numbers, rounds in of_numbers.items():
                 ratio = ratios(rounds, of_numbers[FLOAT32], "p50_ms").shown()
                 p50, p99 = (over_rounds(rounds, name).shown() for name in ("p50_ms", "p99_ms"))
-                print(f"{batch} rows, {who}, {numbers}: p50 {p50} ms, p99 {p99} ms, p50 over float32's {ratio}")
+                print(
+                    f"{batch} rows, {who}, {numbers}: p50 {p50} ms, p99 {p99} ms, p50 over "
+                    f"float32's {ratio}"
+                )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, and return 0."""
     parser = benchmark_parser("tables", __doc__, quick="a table of 1 million vectors")
-    parser.add_argument("--demo", default="build/demo", help="the demo's folder (default: %(default)s)")
+    parser.add_argument(
+        "--demo", default="build/demo", help="the demo's folder (default: %(default)s)"
+    )
     flags = parser.parse_args(argv)
     num_rows = _QUICK_ROWS if flags.quick else _ROWS
     with documented(flags) as document, tempfile.TemporaryDirectory() as folder:
@@ -166,7 +188,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         document |= speed(scratch / "repository", rows, scratch / "triton.log")
         _print_speed(document["runs"])
         document["figures"] = [
-            Figure(f"{batch} rows, {who}, {numbers}, p50", ratios(rounds, of_numbers[FLOAT32], "p50_ms"), peer=FLOAT32)
+            Figure(
+                f"{batch} rows, {who}, {numbers}, p50",
+                ratios(rounds, of_numbers[FLOAT32], "p50_ms"),
+                peer=FLOAT32,
+            )
             for batch, of_batch in document["runs"].items()
             for who, of_numbers in of_batch.items()
             for numbers, rounds in of_numbers.items()

@@ -64,13 +64,20 @@ def measure_case(name: str, scratch: Path, *, is_quick: bool) -> dict[str, Any]:
 def print_case(result: dict[str, Any]) -> None:
     """Print the table of one case."""
     print(
-        f"\n{result['case']}: {result['rounds']} rounds of {result['steps']} steps after one that warms up;"
+        f"\n{result['case']}: {result['rounds']} rounds of {result['steps']} steps after one that "
+        "warms up;"
         f" {result['rows']:,} rows learned, best possible AUC {result['best_possible_auc']:.4f}"
     )
-    print(f"  {'':<20} {'rows/s':>32} {'ratio to ' + result['faster_peer']:>30} {'AUC':>8} {'difference':>11}")
+    print(
+        f"  {'':<20} {'rows/s':>32} {'ratio to ' + result['faster_peer']:>30} {'AUC':>8} "
+        f"{'difference':>11}"
+    )
     for name, figures in result["contestants"].items():
         rate, ratio = figures["rows_per_second"].shown(",.0f"), figures["ratio"].shown(".2f")
-        print(f"  {name:<20} {rate:>32} {ratio:>30} {figures['auc']:>8.4f} {figures['auc_difference']:>+11.4f}")
+        print(
+            f"  {name:<20} {rate:>32} {ratio:>30} {figures['auc']:>8.4f} "
+            f"{figures['auc_difference']:>+11.4f}"
+        )
 
 
 def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
@@ -88,16 +95,26 @@ def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
             limit = f"{share:.0%} of torch's products alone, which would be {at_most} times"
         peer, difference = result["faster_peer"], spread([figures["auc_difference"]])
         rows += [
-            Figure(case, figures["ratio"], peer=peer, target=ratio_target, is_least=True, limit=limit),
+            Figure(
+                case, figures["ratio"], peer=peer, target=ratio_target, is_least=True, limit=limit
+            ),
             Figure(f"{case}, rate", figures["rows_per_second"], "rows/s"),
-            Figure(f"{case}, AUC less the better peer's", difference, "", target=-_AUC_TARGET, is_least=True),
+            Figure(
+                f"{case}, AUC less the better peer's",
+                difference,
+                "",
+                target=-_AUC_TARGET,
+                is_least=True,
+            ),
         ]
     return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run all cases, and return 0."""
-    parser = benchmark_parser("training", __doc__, quick="a minute or two: fewer rounds, AUCs without meaning")
+    parser = benchmark_parser(
+        "training", __doc__, quick="a minute or two: fewer rounds, AUCs without meaning"
+    )
     parser.add_argument("--table", choices=list(_TABLES), help="rows of the table (default: each)")
     flags = parser.parse_args(argv)
     tables = [flags.table] if flags.table else list(_TABLES)
@@ -108,7 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             with tempfile.TemporaryDirectory(prefix="benchmark-") as scratch:
                 results[name] = measure_case(name, Path(scratch), is_quick=flags.quick)
             print_case(results[name])
-            document["figures"] += figures_of(results[name], ratio_target=_RATIO_TARGETS[name.split("-")[1]])
+            document["figures"] += figures_of(
+                results[name], ratio_target=_RATIO_TARGETS[name.split("-")[1]]
+            )
         document["figures"] += [values_read(results, table) for table in tables]
     return 0
 
@@ -119,10 +138,21 @@ def values_read(results: dict[str, Any], table: str) -> Figure:
     A list counts with all its elements.
     """
     ours = "evergreen float32"
-    rates = [results[f"{case}-{table}"]["contestants"][ours]["rows_per_second"].median for case in ("lists", "small")]
-    counts = [len(features.dense_inputs) + len(features.place_names) for features in (_LISTS, CRITEO)]
+    rates = [
+        results[f"{case}-{table}"]["contestants"][ours]["rows_per_second"].median
+        for case in ("lists", "small")
+    ]
+    counts = [
+        len(features.dense_inputs) + len(features.place_names) for features in (_LISTS, CRITEO)
+    ]
     ratio = rates[0] * counts[0] / (rates[1] * counts[1])
-    return Figure(f"lists-{table}, values/s", spread([ratio]), peer=f"small-{table}", target=1 / 1.5, is_least=True)
+    return Figure(
+        f"lists-{table}, values/s",
+        spread([ratio]),
+        peer=f"small-{table}",
+        target=1 / 1.5,
+        is_least=True,
+    )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,14 @@ class SettingCount:
         share = self.hits / self.windows
         low, high = share_interval(self.hits, self.windows)
         met = share <= FALSE_ALARM_RATE if self.is_stationary else share >= FOUND_TARGET
-        return {"hits": self.hits, "windows": self.windows, "share": share, "low": low, "high": high, "met": met}
+        return {
+            "hits": self.hits,
+            "windows": self.windows,
+            "share": share,
+            "low": low,
+            "high": high,
+            "met": met,
+        }
 
 
 Counts = dict[str, dict[str, SettingCount]]
@@ -57,7 +64,9 @@ Counts = dict[str, dict[str, SettingCount]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study, and return 0."""
-    parser = benchmark_parser("validation", __doc__, quick="few windows of each kind, to test that it runs")
+    parser = benchmark_parser(
+        "validation", __doc__, quick="few windows of each kind, to test that it runs"
+    )
     flags = parser.parse_args(argv)
     with documented(flags) as document:
         document |= {"world_seed": WORLD_SEED, "false_alarm_rate": FALSE_ALARM_RATE}
@@ -73,7 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             for case, of in counts.items()
             for count in [of[OURS]]
         ]
-        document["shares"] = {case: {name: each.figures() for name, each in of.items()} for case, of in counts.items()}
+        document["shares"] = {
+            case: {name: each.figures() for name, each in of.items()} for case, of in counts.items()
+        }
     return 0
 
 
@@ -104,7 +115,10 @@ def format_table(counts: Mapping[str, Mapping[str, SettingCount]], *, ours: str)
         lines += ["", f"{case} ({what}; target {target})"]
         for setting, count in settings.items():
             found = count.figures()
-            share = f"{count.hits}/{count.windows} = {found['share']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+            share = (
+                f"{count.hits}/{count.windows} = {found['share']:.3f} [{found['low']:.3f}, "
+                f"{found['high']:.3f}]"
+            )
             outcome = ("  met" if found["met"] else "  MISSED") if setting == ours else ""
             lines.append(f"  {setting:<28}{share:<36}{outcome}")
     return "\n".join(lines)

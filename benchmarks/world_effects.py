@@ -6,7 +6,9 @@ from numpy.typing import NDArray
 from demo.simulation.tables import INTERACTION_BUCKETS, Tables
 
 
-def effects_of(tables: Tables, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.float32]:
+def effects_of(
+    tables: Tables, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+) -> NDArray[np.float32]:
     """Return the sum of the effects [n] of rows, possibly drawn by another set of tables.
 
     A category that `tables` do not hold has the effect 0. Integers must be among those that they
@@ -20,7 +22,9 @@ def effects_of(tables: Tables, dense: NDArray[np.float32], categorical: NDArray[
     """
     effects = np.zeros(len(dense), dtype=np.float32)
     for i, table in enumerate(tables.dense):
-        found = np.minimum(np.searchsorted(table.values, dense[:, i]), len(table.values) - 1)  # quantiles ascend
+        found = np.minimum(
+            np.searchsorted(table.values, dense[:, i]), len(table.values) - 1
+        )  # quantiles ascend
         effects += np.where(np.isnan(dense[:, i]), table.missing_effect, table.effects[found])
     buckets = []
     for i, column in enumerate(tables.categories):
@@ -28,7 +32,9 @@ def effects_of(tables: Tables, dense: NDArray[np.float32], categorical: NDArray[
         keys = column.keys[order]
         found = np.minimum(np.searchsorted(keys, categorical[:, i]), len(keys) - 1)
         index = order[found]
-        effects += np.where(keys[found] == categorical[:, i], column.weights[index], np.float32(0.0))
+        effects += np.where(
+            keys[found] == categorical[:, i], column.weights[index], np.float32(0.0)
+        )
         buckets.append(index % INTERACTION_BUCKETS)
     for a, b, weights in tables.interactions:
         effects += weights[buckets[a] * INTERACTION_BUCKETS + buckets[b]]

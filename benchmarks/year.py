@@ -72,7 +72,9 @@ class Year:
         entries = promotion_journal.read_entries(store)
         self._newest_version = max(line.version for line in entries)
         of_version = [line for line in entries if line.version == self._last.version]
-        self._lines = of_version[: 1 + [line.action for line in of_version].index(promotion_journal.BAKED)]
+        self._lines = of_version[
+            : 1 + [line.action for line in of_version].index(promotion_journal.BAKED)
+        ]
 
     def add_hour(self, number: int) -> datetime:
         """Add run `number`, counted from 1, with all its files, and return its time."""
@@ -160,13 +162,21 @@ def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
         seen, counts = np.unique(random.integers(oldest, newest, ROWS), return_counts=True)
         column = next_column(column, seen, counts, now=(hour + 1) * 3_600_000_000, rules=rules)
     live = int((column.vocabulary != TOMBSTONE).sum())
-    return {"ids": len(column.vocabulary), "live": live, "remembered without an id": len(column.candidates.categories)}
+    return {
+        "ids": len(column.vocabulary),
+        "live": live,
+        "remembered without an id": len(column.candidates.categories),
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, and return 0."""
     parser = benchmark_parser("year", __doc__, quick="30 days instead of a year")
-    parser.add_argument("--store", default="build/demo/store", help="model registry of a demo (default: %(default)s)")
+    parser.add_argument(
+        "--store",
+        default="build/demo/store",
+        help="model registry of a demo (default: %(default)s)",
+    )
     flags = parser.parse_args(argv)
     source = Path(flags.store)
     hours = {name: count for name, count in HOURS.items() if not flags.quick or count <= 720}

@@ -34,39 +34,98 @@ FORWARDED = {
     "log": ("evergreen.events", (), "check the record log; list or replay its dead letters"),
     "simulate": ("demo.simulation", ("simulate",), "write a lake of simulated clicks"),
     "drift": ("demo.simulation", ("drift",), "write a drifted copy of a simulator"),
-    "traffic": ("demo.simulation", ("traffic",), "send traffic to Triton and log predictions and clicks"),
-    "backtest": ("monitoring.backtest", (), "show when policies would have fired over an archive's records"),
-    "scale": ("tools.autoscaling", (), "simulate the autoscaler over a trace of requests, without a cluster"),
-    "incident": ("monitoring.backtest.incident", (), "record a span of the monitor's records and decisions"),
-    "replay": ("monitoring.backtest.incident", ("replay",), "replay a recorded incident, and compare the decisions"),
+    "traffic": (
+        "demo.simulation",
+        ("traffic",),
+        "send traffic to Triton and log predictions and clicks",
+    ),
+    "backtest": (
+        "monitoring.backtest",
+        (),
+        "show when policies would have fired over an archive's records",
+    ),
+    "scale": (
+        "tools.autoscaling",
+        (),
+        "simulate the autoscaler over a trace of requests, without a cluster",
+    ),
+    "incident": (
+        "monitoring.backtest.incident",
+        (),
+        "record a span of the monitor's records and decisions",
+    ),
+    "replay": (
+        "monitoring.backtest.incident",
+        ("replay",),
+        "replay a recorded incident, and compare the decisions",
+    ),
     "score": ("cli.score", (), "score rows of a file"),
-    "recommender": ("cli.recommender", (), "draft, check and accept the file that describes a recommender"),
-    "schema": ("components.validation.schema_versions", (), "show, compare and accept schemas of the rows"),
+    "recommender": (
+        "cli.recommender",
+        (),
+        "draft, check and accept the file that describes a recommender",
+    ),
+    "schema": (
+        "components.validation.schema_versions",
+        (),
+        "show, compare and accept schemas of the rows",
+    ),
     "quarantine": ("components.validation.quarantine_store", (), "list quarantined rows"),
     "ingest": ("cli.ingest", (), "convert click logs to a lake"),
     "backfill": ("cli.backfill", (), "replace a past day of the lake by a new version of it"),
-    "lineage": ("components.extraction.lineage", (), "show which model was trained on which version of which day"),
-    "forget": ("cli.forget", (), "list or remove everything that holds a user; list the models trained on it"),
-    "collect": ("evergreen.registry.collect", (), "list or remove old work files and models that no rollback needs"),
+    "lineage": (
+        "components.extraction.lineage",
+        (),
+        "show which model was trained on which version of which day",
+    ),
+    "forget": (
+        "cli.forget",
+        (),
+        "list or remove everything that holds a user; list the models trained on it",
+    ),
+    "collect": (
+        "evergreen.registry.collect",
+        (),
+        "list or remove old work files and models that no rollback needs",
+    ),
     "backup": ("cli.backup", ("backup",), "copy an installation while it runs"),
     "restore": ("cli.backup", ("restore",), "bring a backup back, with all programs stopped"),
     "compare": ("cli.compare", (), "compare two models on rows that are new to both"),
     "search": ("cli.search", (), "try settings on the same held-out rows, and rank them"),
     "reproduce": ("cli.reproduce", (), "train a stored model again, and compare each step"),
-    "export": ("cli.registries", (), "bring MLflow or Kubeflow's Model Registry up to date with the store"),
+    "export": (
+        "cli.registries",
+        (),
+        "bring MLflow or Kubeflow's Model Registry up to date with the store",
+    ),
     "doctor": ("cli.doctor", (), "check a running installation, and say how to mend what is wrong"),
-    "verify": ("controller.verify", (), "check offline that a version's logged scores match its released graph"),
-    "canary": ("controller.canary", (), "give a new version a growing share of traffic, or roll it back"),
+    "verify": (
+        "controller.verify",
+        (),
+        "check offline that a version's logged scores match its released graph",
+    ),
+    "canary": (
+        "controller.canary",
+        (),
+        "give a new version a growing share of traffic, or roll it back",
+    ),
     "controller": ("controller", (), "probe servers, reload models, roll back a bad release"),
     "rollback": ("controller.rollback", (), "make an earlier version live again"),
     "promote": ("controller.promote", (), "make a model live although the gate refused it"),
 }
-_ENVIRONMENT_OF_COMMAND = {"schema": "validation", "compare": "training", "export": "export", "search": "search"}
+_ENVIRONMENT_OF_COMMAND = {
+    "schema": "validation",
+    "compare": "training",
+    "export": "export",
+    "search": "search",
+}
 """Commands that need the packages of another environment than this one."""
 
 
 _NO_PLACEMENT = ("command", "output", "placement")
-_SERVERS = "Triton servers to release to, each host:grpc_port or dns:///name:grpc_port, comma-separated"
+_SERVERS = (
+    "Triton servers to release to, each host:grpc_port or dns:///name:grpc_port, comma-separated"
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -77,10 +136,18 @@ def build_parser() -> argparse.ArgumentParser:
     _add_compile(commands)
     run = commands.add_parser("run", help="run the compiled pipeline on this machine")
     run.add_argument("--package", type=Path, required=True, help="compiled pipeline")
-    run.add_argument("--folder", type=Path, required=True, help="folder with lake, store, work, repository, logs")
-    run.add_argument("--request", type=Path, help="file of the retrain request (JSON) that the run answers")
-    run.add_argument("--lake", default="", help="click logs, folder or gs:// (default: lake in the folder)")
-    run.add_argument("--triton-urls", default="", help=f"{_SERVERS}; default: only publish the model")
+    run.add_argument(
+        "--folder", type=Path, required=True, help="folder with lake, store, work, repository, logs"
+    )
+    run.add_argument(
+        "--request", type=Path, help="file of the retrain request (JSON) that the run answers"
+    )
+    run.add_argument(
+        "--lake", default="", help="click logs, folder or gs:// (default: lake in the folder)"
+    )
+    run.add_argument(
+        "--triton-urls", default="", help=f"{_SERVERS}; default: only publish the model"
+    )
     _add_parameters(run)
     _add_submit(commands)
     _add_journal(commands)
@@ -92,99 +159,149 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_demo(commands: Any) -> None:
     demo = commands.add_parser("demo", help="run the complete loop once on this machine")
-    demo.add_argument("--data", type=Path, help="your file of rows, or a folder of them, instead of simulated clicks")
+    demo.add_argument(
+        "--data",
+        type=Path,
+        help="your file of rows, or a folder of them, instead of simulated clicks",
+    )
     demo.add_argument(
         "--recommender",
         type=Path,
-        help="with --data: file that describes the rows (default: Criteo's for Criteo's files, else a draft)",
+        help="with --data: file that describes the rows (default: Criteo's for Criteo's files, "
+        "else a draft)",
     )
     demo.add_argument("--folder", type=Path, default=Path("build/demo"), help="folder to write to")
     demo.add_argument(
-        "--rows", type=int, default=250_000, help="rows of the first lake, or maximum rows read from --data"
+        "--rows",
+        type=int,
+        default=250_000,
+        help="rows of the first lake, or maximum rows read from --data",
     )
     demo.add_argument("--seed", type=int, default=7, help="seed of the simulator")
     demo.add_argument(
         "--log",
         default="sqlite",
-        help="record log: sqlite, pubsub (Google's emulator, if installed) or kafka (librdkafka's mock cluster)",
+        help="record log: sqlite, pubsub (Google's emulator, if installed) or kafka (librdkafka's "
+        "mock cluster)",
     )
     demo.add_argument(
         "--drift-columns",
         default="",
         help=(
-            "with --data: comma-separated columns whose values change their meaning (default: numeric columns and "
+            "with --data: comma-separated columns whose values change their meaning (default: "
+            "numeric columns and "
             "columns with few categories)"
         ),
     )
 
-    opened = commands.add_parser("open", help="serve a finished demo again, with its status page, until Ctrl-C")
-    opened.add_argument("folder", type=Path, nargs="?", default=Path("build/demo"), help="folder of the demo")
+    opened = commands.add_parser(
+        "open", help="serve a finished demo again, with its status page, until Ctrl-C"
+    )
+    opened.add_argument(
+        "folder", type=Path, nargs="?", default=Path("build/demo"), help="folder of the demo"
+    )
 
 
 def _add_compile(commands: Any) -> None:
     # A missing flag is absent from the namespace, so that the placement file's value counts.
     parser = commands.add_parser(
-        "compile", help="compile the retraining pipeline to KFP IR YAML", argument_default=argparse.SUPPRESS
+        "compile",
+        help="compile the retraining pipeline to KFP IR YAML",
+        argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("--output", type=Path, default=Path("build/retraining.yaml"), help="file to write")
+    parser.add_argument(
+        "--output", type=Path, default=Path("build/retraining.yaml"), help="file to write"
+    )
     parser.add_argument(
         "--placement",
         type=Path,
         default=None,
         help=(
-            "YAML of the cluster, such as k8s/overlays/gke/placement.yaml; ${NAME} comes from cluster.env next to it,"
+            "YAML of the cluster, such as k8s/overlays/gke/placement.yaml; ${NAME} comes from "
+            "cluster.env next to it,"
             " and flags override it (default: placement of a laptop)"
         ),
     )
     parser.add_argument("--lake", help="click logs, folder or gs:// (default: lake on the volume)")
-    parser.add_argument("--store", help="folder of the model registry (default: store on the volume)")
-    parser.add_argument("--work", help="folder of the runs' intermediate files (default: work on the volume)")
-    parser.add_argument("--repository", help="Triton's model repository, folder or gs:// (default: on the volume)")
+    parser.add_argument(
+        "--store", help="folder of the model registry (default: store on the volume)"
+    )
+    parser.add_argument(
+        "--work", help="folder of the runs' intermediate files (default: work on the volume)"
+    )
+    parser.add_argument(
+        "--repository", help="Triton's model repository, folder or gs:// (default: on the volume)"
+    )
     parser.add_argument("--triton-urls", help=f"{_SERVERS} (default: only publish the model)")
     parser.add_argument("--registry", help="prefix of the images (default: none)")
-    parser.add_argument("--tag", help="tag of the images; on a cluster the git revision (default: dev)")
+    parser.add_argument(
+        "--tag", help="tag of the images; on a cluster the git revision (default: dev)"
+    )
     parser.add_argument(
         "--accelerator",
-        help="resource of GPU steps, such as nvidia.com/mig-1g.5gb; empty = no GPU (default: nvidia.com/gpu)",
+        help="resource of GPU steps, such as nvidia.com/mig-1g.5gb; empty = no GPU (default: "
+        "nvidia.com/gpu)",
     )
     parser.add_argument(
         "--backend",
         choices=("pytorch", "hugectr", "torchrec"),
         help="library of the training image (default: pytorch)",
     )
-    parser.add_argument("--training-gpus", type=int, help="GPUs of the training step (hugectr, torchrec; default: 1)")
-    parser.add_argument("--training-processes", type=int, help="processes of the training step (torchrec; default: 1)")
+    parser.add_argument(
+        "--training-gpus",
+        type=int,
+        help="GPUs of the training step (hugectr, torchrec; default: 1)",
+    )
+    parser.add_argument(
+        "--training-processes",
+        type=int,
+        help="processes of the training step (torchrec; default: 1)",
+    )
 
 
 def _add_submit(commands: Any) -> None:
     parser = commands.add_parser(
-        "submit", help="upload the pipeline to a Kubeflow Pipelines server, or start or schedule a run there"
+        "submit",
+        help="upload the pipeline to a Kubeflow Pipelines server, or start or schedule a run there",
     )
     parser.add_argument("--package", type=Path, required=True, help="compiled pipeline")
     parser.add_argument("--host", required=True, help="address of the KFP API")
-    parser.add_argument("--namespace", default="", help="namespace, only for a multi-user installation")
-    parser.add_argument("--token-file", default="", help="file of the server's token, read at each request")
+    parser.add_argument(
+        "--namespace", default="", help="namespace, only for a multi-user installation"
+    )
+    parser.add_argument(
+        "--token-file", default="", help="file of the server's token, read at each request"
+    )
     parser.add_argument("--experiment", default=EXPERIMENT, help="experiment, created if absent")
     parser.add_argument(
         "--service-account",
         default=SERVICE_ACCOUNT,
         help="Kubernetes service account of the steps' pods; empty = the server's choice",
     )
-    parser.add_argument("--upload", action="store_true", help="upload the file as a pipeline version, and run it")
-    parser.add_argument("--upload-version", help="name of that version (default: the tag of the compiled images)")
-    parser.add_argument("--pipeline", default=PIPELINE_NAME, help="name of the pipeline to upload to")
+    parser.add_argument(
+        "--upload", action="store_true", help="upload the file as a pipeline version, and run it"
+    )
+    parser.add_argument(
+        "--upload-version", help="name of that version (default: the tag of the compiled images)"
+    )
+    parser.add_argument(
+        "--pipeline", default=PIPELINE_NAME, help="name of the pipeline to upload to"
+    )
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--no-run", action="store_true", help="only upload")
     instead.add_argument(
         "--recurring",
         metavar="CRON",
         help=(
-            "schedule runs instead: a UTC cron line of 6 fields, seconds first, such as '0 0 3 * * *'; replaces the "
+            "schedule runs instead: a UTC cron line of 6 fields, seconds first, such as '0 0 3 * * "
+            "*'; replaces the "
             "previous schedule"
         ),
     )
     instead.add_argument(
-        "--wait", action="store_true", help="wait for the run's end; exit code 0 if it succeeded, else 3"
+        "--wait",
+        action="store_true",
+        help="wait for the run's end; exit code 0 if it succeeded, else 3",
     )
     parser.add_argument("--wait-hours", type=float, default=24.0, help="maximum wait in hours")
     _add_parameters(parser)
@@ -192,26 +309,43 @@ def _add_submit(commands: Any) -> None:
 
 def _add_journal(commands: Any) -> None:
     models = commands.add_parser(
-        "models", help="list all releases, rollbacks and promotions, with person, time, reason and hashes"
+        "models",
+        help="list all releases, rollbacks and promotions, with person, time, reason and hashes",
     )
     live_at = commands.add_parser("live-at", help="show which version was live at a time")
-    live_at.add_argument("time", metavar="TIME", help="ISO 8601, in UTC if it has no zone, or `now`")
-    runs = commands.add_parser("runs", help="list runs: how each ended, its rows, model, AUC and verdict")
+    live_at.add_argument(
+        "time", metavar="TIME", help="ISO 8601, in UTC if it has no zone, or `now`"
+    )
+    runs = commands.add_parser(
+        "runs", help="list runs: how each ended, its rows, model, AUC and verdict"
+    )
     for parser in (models, live_at, runs):
         parser.add_argument("--store", required=True, help="model store, folder or its URI")
         parser.add_argument("--json", action="store_true", help="print JSON")
-    runs.add_argument("--newest", type=int, default=50, metavar="N", help="list at most the newest N runs; 0 = all")
     runs.add_argument(
-        "--host", default="", help="address of the KFP API, to list also failed runs that left nothing in the store"
+        "--newest",
+        type=int,
+        default=50,
+        metavar="N",
+        help="list at most the newest N runs; 0 = all",
     )
-    runs.add_argument("--namespace", default="", help="with --host: namespace of a multi-user installation")
+    runs.add_argument(
+        "--host",
+        default="",
+        help="address of the KFP API, to list also failed runs that left nothing in the store",
+    )
+    runs.add_argument(
+        "--namespace", default="", help="with --host: namespace of a multi-user installation"
+    )
     runs.add_argument("--token-file", default="", help="with --host: file of the server's token")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True)
     card = actions.add_parser("card", help="print a model's card, or write it as a page")
-    card.add_argument("model", metavar="VERSION|MODEL_ID", help="a released version, or a model of the store")
+    card.add_argument(
+        "model", metavar="VERSION|MODEL_ID", help="a released version, or a model of the store"
+    )
     card.add_argument("--store", required=True, help="model store, folder or its URI")
     card.add_argument("--output", type=Path, help="HTML page to write (default: print JSON)")
 
@@ -240,7 +374,8 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         metavar="SECTION.NAME=VALUE",
         help=(
-            "setting of this run that overrides the recommender's, such as training.learning_rate=0.0005 (repeatable)"
+            "setting of this run that overrides the recommender's, such as "
+            "training.learning_rate=0.0005 (repeatable)"
         ),
     )
 
@@ -270,10 +405,13 @@ def _python_of_command(command: str) -> str:
     if not python.exists():
         name = _ENVIRONMENT_OF_COMMAND[command]
         raise ContractError(
-            f"{command} needs {python}, which is absent; `make environments ENVIRONMENTS={name}` builds it"
+            f"{command} needs {python}, which is absent; `make environments ENVIRONMENTS={name}` "
+            "builds it"
         )
     # The environment does not contain this repository. The working folder stays the user's.
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+    )
     return str(python)
 
 
@@ -316,7 +454,10 @@ def _parameters_of(arguments: argparse.Namespace) -> dict[str, str]:
     from pipelines.package import read_parameters
 
     return read_parameters(
-        arguments.package, arguments.parameter, arguments.settings, from_scratch=arguments.from_scratch
+        arguments.package,
+        arguments.parameter,
+        arguments.settings,
+        from_scratch=arguments.from_scratch,
     )
 
 
@@ -333,7 +474,11 @@ def _own_places(arguments: argparse.Namespace) -> dict[str, str]:
 
 def _words_of(arguments: argparse.Namespace) -> list[str]:
     """Return the flags that describe the kind of run, as words of a command."""
-    words = [word for name, place in _own_places(arguments).items() for word in (f"--{name.replace('_', '-')}", place)]
+    words = [
+        word
+        for name, place in _own_places(arguments).items()
+        for word in (f"--{name.replace('_', '-')}", place)
+    ]
     words += ["--from-scratch"] if arguments.from_scratch else []
     for flag, values in (("-p", arguments.parameter), ("--set", arguments.settings)):
         words += [word for value in values for word in (flag, value)]
@@ -352,10 +497,21 @@ def _run_pipeline(arguments: argparse.Namespace) -> int:
     reference, settings = parameters.get("recommender", CURRENT), parameters.get("settings", "")
     check_run(folders.store, reference=reference, settings=settings)
     outcome = run_once(
-        arguments.package, folders, parameters=parameters, request=request, places=_own_places(arguments)
+        arguments.package,
+        folders,
+        parameters=parameters,
+        request=request,
+        places=_own_places(arguments),
     )
     print(describe_run(folders.store, outcome))
-    command = ["evergreen", "run", "--package", str(arguments.package), "--folder", str(arguments.folder)]
+    command = [
+        "evergreen",
+        "run",
+        "--package",
+        str(arguments.package),
+        "--folder",
+        str(arguments.folder),
+    ]
     if sentence := what_next(folders.store, outcome, command=[*command, *_words_of(arguments)]):
         print(f"next: {sentence}")
     return EXIT_CODES[outcome.state]
@@ -371,7 +527,9 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     """
     uploads = arguments.upload or arguments.upload_version is not None
     if arguments.no_run and not uploads:
-        raise ContractError("--no-run is given without --upload, expected both: else there is nothing to do")
+        raise ContractError(
+            "--no-run is given without --upload, expected both: else there is nothing to do"
+        )
     from cli.runs import describe_run
     from evergreen.config.sections import check_changes
     from evergreen.registry.runs import find_outcome, store_name
@@ -385,11 +543,17 @@ def _run_submit(arguments: argparse.Namespace) -> int:
     version = (arguments.upload_version or image_tag(arguments.package)) if uploads else ""
     if arguments.recurring:
         submit.check_cron(arguments.recurring)
-    server = KubeflowServer(arguments.host, namespace=arguments.namespace, token_file=arguments.token_file)
+    server = KubeflowServer(
+        arguments.host, namespace=arguments.namespace, token_file=arguments.token_file
+    )
     source: Path | PipelineVersion = arguments.package
     if uploads:
         source = submit.upload(
-            server, arguments.package, version, pipeline=arguments.pipeline, about=describe_places(places)
+            server,
+            arguments.package,
+            version,
+            pipeline=arguments.pipeline,
+            about=describe_places(places),
         )
     run = submit.RunRequest(
         source=source,
@@ -403,7 +567,10 @@ def _run_submit(arguments: argparse.Namespace) -> int:
         print(submit.schedule(server, run, arguments.recurring, name=arguments.pipeline))
     else:
         by = whoami().partition("@")[0]
-        name = parameters.get("trigger_id") or f"manual {datetime.now(timezone.utc):%Y-%m-%d %H:%M} by {by}"
+        name = (
+            parameters.get("trigger_id")
+            or f"manual {datetime.now(timezone.utc):%Y-%m-%d %H:%M} by {by}"
+        )
         run_id = submit.start(server, run, name=name)
         print(run_id, flush=True)
         if arguments.wait:
@@ -414,7 +581,8 @@ def _run_submit(arguments: argparse.Namespace) -> int:
                 step = f"; {outcome.step}: {outcome.reason}" if outcome else ""
                 raise PermanentError(f"{describe_end(ended)}{step}; see {server.link_to(run_id)}")
             hint = (
-                f"{store} is not mounted here. `evergreen runs --store {store}` shows run {name} on a machine that "
+                f"{store} is not mounted here. `evergreen runs --store {store}` shows run {name} "
+                "on a machine that "
                 "mounts it"
             )
             print(describe_run(store, outcome) if outcome else hint)
@@ -438,17 +606,23 @@ def _run_journal(arguments: argparse.Namespace) -> int:
     store = typed_folder(arguments.store, "--store")
     known = ("models", "runs", "recommender", JOURNAL_FILE)
     if any(store.iterdir()) and not any((store / name).exists() for name in known):
-        raise ContractError(f"--store {store} holds none of {', '.join(known)}, expected a model store")
+        raise ContractError(
+            f"--store {store} holds none of {', '.join(known)}, expected a model store"
+        )
     if arguments.command == "runs":
         if arguments.newest < 0:
             raise ContractError(f"--newest is {arguments.newest}, expected at least 0")
         if arguments.host and arguments.json:
-            raise ContractError("--host and --json are given, expected one of them: JSON has only the store's runs")
+            raise ContractError(
+                "--host and --json are given, expected one of them: JSON has only the store's runs"
+            )
         print_runs(store, newest=arguments.newest, as_json=arguments.json)
         if arguments.host:
             from evergreen.runtime.kubeflow import KubeflowServer
 
-            server = KubeflowServer(arguments.host, namespace=arguments.namespace, token_file=arguments.token_file)
+            server = KubeflowServer(
+                arguments.host, namespace=arguments.namespace, token_file=arguments.token_file
+            )
             print_lost_runs(store, server, newest=arguments.newest)
     elif arguments.command == "live-at":
         print_live_at(store, arguments.time, as_json=arguments.json)

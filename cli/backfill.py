@@ -62,7 +62,9 @@ class Backfilled(NamedTuple):
     """Names of the files of version 0 that readers skip from now on."""
 
 
-def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: date, reason: str = "") -> Backfilled:
+def backfill(
+    files: list[Path], recommender: Recommender, *, lake: str, day: date, reason: str = ""
+) -> Backfilled:
     """Write the rows of `files` as the day's next version.
 
     Rows in the raw schema keep their times. Rows without times are spread evenly over the day in
@@ -91,18 +93,24 @@ def backfill(files: list[Path], recommender: Recommender, *, lake: str, day: dat
     with tempfile.TemporaryDirectory(prefix="backfill-", ignore_cleanup_errors=True) as folder:
         scratch, rows = Path(folder), Path(folder, "rows")
         with (
-            MalformedRows(scratch / MALFORMED_FILE, max_fraction=limits.max_malformed_fraction) as malformed,
+            MalformedRows(
+                scratch / MALFORMED_FILE, max_fraction=limits.max_malformed_fraction
+            ) as malformed,
             PartWriter(rows) as writer,
         ):
             copies = Copies()
-            for table, left_out in _day_rows(files, recommender, day, malformed=malformed, scratch=scratch):
+            for table, left_out in _day_rows(
+                files, recommender, day, malformed=malformed, scratch=scratch
+            ):
                 copies.add(left_out)
                 writer.write(table)
             malformed.check()
         num_rows = sum(part.num_rows for part in writer.parts)
         copies.check(num_rows, max_fraction=limits.max_conflicting_fraction, source=f"day {day}")
         if not num_rows:
-            raise ContractError(f"{files[0]} and the other files hold no row of {day}, expected some")
+            raise ContractError(
+                f"{files[0]} and the other files hold no row of {day}, expected some"
+            )
         if malformed.num_rows:
             malformed.path.rename(rows / MALFORMED_FILE)
         version = versions.claim()
@@ -140,7 +148,9 @@ class DayVersions:
     def __init__(self, lake: str, day: date) -> None:
         self._objects, self._partition = open_objects(lake), DAY_PARTITION.format(day=day)
         if not is_bucket_uri(lake) and not local_path(lake).is_dir():
-            raise ContractError(f"lake {local_path(lake)} does not exist, expected a folder of day partitions")
+            raise ContractError(
+                f"lake {local_path(lake)} does not exist, expected a folder of day partitions"
+            )
         listed = self._objects.list(f"{self._partition}/")
         if is_bucket_uri(lake) and not listed and not self._objects.list():
             raise ContractError(f"lake {lake} holds no object, expected day partitions")
@@ -152,13 +162,17 @@ class DayVersions:
 
     def claim(self) -> int:
         """Claim and return the next free version number."""
-        version = max((version_of_folder(name.partition("/")[0]) for name in self._listed), default=0)
+        version = max(
+            (version_of_folder(name.partition("/")[0]) for name in self._listed), default=0
+        )
         claim = {"by": whoami(), "at": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         while True:
             version += 1
             try:
                 content = json.dumps(claim).encode()
-                self._objects.write(f"{self._folder(version)}/{CLAIM}", content, if_generation=ABSENT)
+                self._objects.write(
+                    f"{self._folder(version)}/{CLAIM}", content, if_generation=ABSENT
+                )
             except Changed:
                 continue
             return version
@@ -173,9 +187,12 @@ class DayVersions:
         for path in paths:
             self._objects.upload(f"{folder}/{path.name}", path)
         found = {info.name: info.size for info in self._objects.list(f"{folder}/")}
-        if lacking := [p.name for p in paths if found.get(f"{folder}/{p.name}") != p.stat().st_size]:
+        if lacking := [
+            p.name for p in paths if found.get(f"{folder}/{p.name}") != p.stat().st_size
+        ]:
             raise PermanentError(
-                f"{self._objects.uri}/{folder}: {', '.join(lacking)} were removed or changed while the version was "
+                f"{self._objects.uri}/{folder}: {', '.join(lacking)} were removed or changed while "
+                "the version was "
                 "written, so readers skip this version"
             )
         content = marker.to_json().encode()
@@ -186,19 +203,28 @@ class DayVersions:
 
 
 def _day_rows(
-    files: list[Path], recommender: Recommender, day: date, *, malformed: MalformedRows, scratch: Path
+    files: list[Path],
+    recommender: Recommender,
+    day: date,
+    *,
+    malformed: MalformedRows,
+    scratch: Path,
 ) -> Iterator[tuple[Any, Copies]]:
     """Read the day's rows in time order, in bounded chunks, each with its left-out copies."""
     readers = [find_reader(path, recommender) for path in files]
     raw = [isinstance(reader, RawReader) for reader in readers]
-    if timed := [reader.path for reader in readers if reader.has_times and not isinstance(reader, RawReader)]:
+    if timed := [
+        reader.path for reader in readers if reader.has_times and not isinstance(reader, RawReader)
+    ]:
         raise ContractError(
-            f"{timed[0]} has event times but not the raw schema, expected files of a lake; `evergreen ingest` "
+            f"{timed[0]} has event times but not the raw schema, expected files of a lake; "
+            "`evergreen ingest` "
             "into another lake converts it to such files"
         )
     if any(raw) and not all(raw):
         raise ContractError(
-            f"{files[raw.index(True)]} has event times, {files[raw.index(False)]} has none; expected files of one kind"
+            f"{files[raw.index(True)]} has event times, {files[raw.index(False)]} has none; "
+            "expected files of one kind"
         )
     weighted = recommender.data.has_weights
     if not any(raw):
@@ -208,26 +234,35 @@ def _day_rows(
         start = day_span(day).start
         assert start is not None
         with spool.close() as events:
-            yield lake_schema(recommender.features, weighted=weighted).empty_table(), events.counts().copies
+            yield (
+                lake_schema(recommender.features, weighted=weighted).empty_table(),
+                events.counts().copies,
+            )
             for batch in events.spread(start=start, length=DAY_MICROS):
                 yield batch, Copies()
         return
-    yield from sorted_day(files, day, features=recommender.features, malformed=malformed, weighted=weighted)
+    yield from sorted_day(
+        files, day, features=recommender.features, malformed=malformed, weighted=weighted
+    )
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen backfill",
-        description="Write the rows of files (raw Parquet of the day, or files without times) as the next "
-        "version of a day of the lake. Readers use the newest complete version, and files that came to the "
+        description="Write the rows of files (raw Parquet of the day, or files without times) as "
+        "the next "
+        "version of a day of the lake. Readers use the newest complete version, and files that "
+        "came to the "
         "day after it was written. The counts are printed as JSON.",
     )
     add_store_flag(parser)
     parser.add_argument("--lake", required=True, help="lake: folder, file:// or gs:// URI")
     parser.add_argument("--day", required=True, help="the day, UTC, YYYY-MM-DD")
     parser.add_argument("--reason", default="", help="reason, stored in the version's marker")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a file, or a folder of files")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="a file, or a folder of files"
+    )
     return parser
 
 

@@ -57,15 +57,28 @@ class BackupContents(Manifest):
 
     def __post_init__(self) -> None:
         for name, place in self.places.items():
-            if name not in (*FOLDERS, "log") or not os.path.isabs(place) or os.path.normpath(place) != place:
-                raise ContractError(f"{name} belongs to {place!r}, expected one of {FOLDERS} or log, and a full path")
+            if (
+                name not in (*FOLDERS, "log")
+                or not os.path.isabs(place)
+                or os.path.normpath(place) != place
+            ):
+                raise ContractError(
+                    f"{name} belongs to {place!r}, expected one of {FOLDERS} or log, and a full "
+                    "path"
+                )
         for path in (*self.files, *self.links, *self.folders):
             parts = PurePosixPath(path).parts
             if any(str(parent) in self.links for parent in PurePosixPath(path).parents):
-                raise ContractError(f"a file is named {path!r}, expected a path that leads through no link")
-            is_part = path == LOG or (bool(parts) and parts[0] in FOLDERS and parts[0] in self.places)
+                raise ContractError(
+                    f"a file is named {path!r}, expected a path that leads through no link"
+                )
+            is_part = path == LOG or (
+                bool(parts) and parts[0] in FOLDERS and parts[0] in self.places
+            )
             if not is_part or ".." in parts or str(PurePosixPath(path)) != path:
-                raise ContractError(f"a file is named {path!r}, expected a path below one of the parts")
+                raise ContractError(
+                    f"a file is named {path!r}, expected a path below one of the parts"
+                )
 
     def target(self, path: str) -> Path:
         """Return where a file, link or folder of the backup belongs."""
@@ -100,12 +113,17 @@ def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> Non
         try:
             for name in [each for each in FOLDERS if each in places]:
                 is_live = shutil.ignore_patterns("*.db", "*.db-*") if name == "state" else None
-                shutil.copytree(places[name], folder / name, symlinks=True, ignore=is_live, dirs_exist_ok=True)
+                shutil.copytree(
+                    places[name], folder / name, symlinks=True, ignore=is_live, dirs_exist_ok=True
+                )
         except (shutil.Error, FileNotFoundError) as error:
-            raise TemporaryError(f"a file was removed while it was copied, start the backup again: {error}") from error
+            raise TemporaryError(
+                f"a file was removed while it was copied, start the backup again: {error}"
+            ) from error
         if journal.exists() and journal.read_bytes() != before:
             raise TemporaryError(
-                f"{journal} grew while it was copied, so store and repository may differ: start the backup again"
+                f"{journal} grew while it was copied, so store and repository may differ: start "
+                "the backup again"
             )
         originals = {**places, **({"log": log} if log else {})}
         _contents_of(folder, originals).write(folder / CONTENTS)
@@ -125,7 +143,9 @@ def _contents_of(folder: Path, originals: Mapping[str, Path]) -> BackupContents:
     return BackupContents(places=places, files=files, links=links, folders=folders)
 
 
-def restore(folder: Path, *, within: Path | None = None, confirm: Callable[[dict[str, Path]], bool]) -> dict[str, Path]:
+def restore(
+    folder: Path, *, within: Path | None = None, confirm: Callable[[dict[str, Path]], bool]
+) -> dict[str, Path]:
     """Copy each part of the backup in `folder` to where it was.
 
     Call it again to resume a restore that was killed.
@@ -191,7 +211,8 @@ def _expect_nothing_else(contents: BackupContents) -> None:
                 path.unlink()
             if not is_ours:
                 raise ContractError(
-                    f"{name} belongs to {place}, expected an absent or empty folder: {path} does not come from "
+                    f"{name} belongs to {place}, expected an absent or empty folder: {path} does "
+                    "not come from "
                     "a killed restore of this backup"
                 )
 
@@ -219,7 +240,8 @@ def _restore_file(source: Path, target: Path, sha256: str) -> None:
             file.flush()
             if (found := sha256_file(Path(file.name))) != sha256:
                 raise ContractError(
-                    f"{source} has sha256 {found}, expected {sha256}: the backup is corrupt. Restored files stay: "
+                    f"{source} has sha256 {found}, expected {sha256}: the backup is corrupt. "
+                    "Restored files stay: "
                     "repair this one and call restore again"
                 )
             # Set the time before the file is complete, because extraction recognizes late files by
@@ -234,7 +256,9 @@ def _copy_database(source: Path, target: Path) -> None:
         with closing(reading) as old, closing(sqlite3.connect(target)) as new:
             old.backup(new)
     except sqlite3.Error as error:
-        raise ContractError(f"{source} cannot be copied: {error}, expected an SQLite database") from error
+        raise ContractError(
+            f"{source} cannot be copied: {error}, expected an SQLite database"
+        ) from error
 
 
 def _ask(places: dict[str, Path]) -> bool:
@@ -245,7 +269,9 @@ def _ask(places: dict[str, Path]) -> bool:
     """
     listed = "".join(f"  {name}: {place}\n" for name, place in places.items())
     if not sys.stdin.isatty():
-        raise ContractError(f"the backup says where to write, expected --within FOLDER or --yes:\n{listed}".rstrip())
+        raise ContractError(
+            f"the backup says where to write, expected --within FOLDER or --yes:\n{listed}".rstrip()
+        )
     print(f"This backup writes to\n{listed}Go on? [y/N] ", end="", flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -255,7 +281,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="evergreen", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("backup", help="copy an installation while it runs")
-    make.add_argument("--output", type=Path, required=True, help="folder to create, on another disk")
+    make.add_argument(
+        "--output", type=Path, required=True, help="folder to create, on another disk"
+    )
     for name, what in {
         "state": "the monitor's state folder",
         "store": "model store",
@@ -264,12 +292,22 @@ def build_parser() -> argparse.ArgumentParser:
         "lake": "click logs",
     }.items():
         needed = name in ("state", "store")
-        make.add_argument(f"--{name}", required=needed, help=what + ("" if needed else " (default: not copied)"))
-    make.add_argument("--log", type=Path, help="database file of an SQLite event log (default: not copied)")
+        make.add_argument(
+            f"--{name}", required=needed, help=what + ("" if needed else " (default: not copied)")
+        )
+    make.add_argument(
+        "--log", type=Path, help="database file of an SQLite event log (default: not copied)"
+    )
     back = commands.add_parser("restore", help="bring a backup back, with all programs stopped")
     back.add_argument("backup", type=Path, help="folder that `evergreen backup` created")
-    back.add_argument("--within", type=Path, help="folder that all parts must belong to (default: ask at the terminal)")
-    back.add_argument("--yes", action="store_true", help="write to the backup's paths without asking")
+    back.add_argument(
+        "--within",
+        type=Path,
+        help="folder that all parts must belong to (default: ask at the terminal)",
+    )
+    back.add_argument(
+        "--yes", action="store_true", help="write to the backup's paths without asking"
+    )
     return parser
 
 
@@ -279,11 +317,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     if arguments.command == "restore":
         confirm = (lambda places: True) if arguments.yes else _ask
-        for name, place in restore(arguments.backup, within=arguments.within, confirm=confirm).items():
+        for name, place in restore(
+            arguments.backup, within=arguments.within, confirm=confirm
+        ).items():
             print(f"{name}: {place}")
         return ExitCode.DONE
     given = {name: getattr(arguments, name) for name in FOLDERS}
-    places = {name: typed_folder(text, f"--{name}") for name, text in given.items() if text is not None}
+    places = {
+        name: typed_folder(text, f"--{name}") for name, text in given.items() if text is not None
+    }
     backup(arguments.output, places, log=arguments.log)
     print(f"backup: {arguments.output.absolute()}")
     return ExitCode.DONE

@@ -69,20 +69,29 @@ def compare(store: Path, a: Model, b: Model) -> Comparison:
     from components.evaluation.scoring import score_with_both
     from evergreen.config.gate import GateSettings
 
-    later, earlier = sorted((a, b), key=lambda model: moment_of(model.last_learned_time), reverse=True)
+    later, earlier = sorted(
+        (a, b), key=lambda model: moment_of(model.last_learned_time), reverse=True
+    )
     path = verdict_paths(store, later.model_id)[1]
     if not path.exists():
-        raise ContractError(f"{path} is absent: model {later.model_id} was never evaluated, so it has no held-out rows")
+        raise ContractError(
+            f"{path} is absent: model {later.model_id} was never evaluated, so it has no held-out "
+            "rows"
+        )
     raw = RawDataset.read(path)
     if not local_path(raw.holdout_uri).is_dir():
-        raise ContractError(f"{raw.holdout_uri} is absent: held-out rows are removed with the work folder of their run")
+        raise ContractError(
+            f"{raw.holdout_uri} is absent: held-out rows are removed with the work folder of their "
+            "run"
+        )
     features, named = raw.recommender.features, raw.recommender.data
     scored = score_with_both(raw.holdout_uri, features, named, candidate=b, champion=a)
     cut = moment_of(earlier.last_learned_time).timestamp()
     scored = scored.of_rows(scored.event_seconds > cut)
     if not len(scored.labels):
         raise ContractError(
-            f"model {earlier.model_id} was trained on rows up to {earlier.last_learned_time}: no held-out row of "
+            f"model {earlier.model_id} was trained on rows up to {earlier.last_learned_time}: no "
+            "held-out row of "
             f"{later.model_id} is newer, so no row is new to both"
         )
     slices = cut_slices(scored, is_first_round=None, shown=shown_values(raw))
@@ -143,7 +152,9 @@ def comparison_page(found: Comparison) -> str:
     """Return the comparison as an HTML page."""
     head = ["what", f"A, {found.a}", f"B, {found.b}"]
     calibrations = {f"A, {found.a}": found.calibration_a, f"B, {found.b}": found.calibration_b}
-    differing = PageTable(caption="settings and facts that differ", head=head, rows=_cells(found.differing))
+    differing = PageTable(
+        caption="settings and facts that differ", head=head, rows=_cells(found.differing)
+    )
     return html_page(
         "Comparison of two models",
         first=[
@@ -152,9 +163,14 @@ def comparison_page(found: Comparison) -> str:
         ],
         sections={
             "What differs": [differing],
-            "Sizes": [PageTable(caption="sizes", head=head, rows=_cells(found.sizes), numbers=(1, 2))],
+            "Sizes": [
+                PageTable(caption="sizes", head=head, rows=_cells(found.sizes), numbers=(1, 2))
+            ],
             "Calibration": calibration_blocks(calibrations),
-            "Slices": [Text("Slices with the strongest evidence against B come first."), *slices_blocks(found.slices)],
+            "Slices": [
+                Text("Slices with the strongest evidence against B come first."),
+                *slices_blocks(found.slices),
+            ],
         },
     )
 
@@ -166,36 +182,51 @@ def comparison_text(found: Comparison) -> str:
     lines += [f"{'':34} {'A':>32} {'B':>32}"]
     for name in ("auc", "log_loss", "normalized_entropy", "calibration", "gauc", "user_ndcg"):
         values = [getattr(of, name) for of in (quality.champion, quality.candidate)]
-        lines += [f"{name:34}" + "".join(f" {number(value):>32}" for value in values)] if any(values) else []
+        lines += (
+            [f"{name:34}" + "".join(f" {number(value):>32}" for value in values)]
+            if any(values)
+            else []
+        )
     if (lead := quality.difference) is not None and lead.auc is not None:
         lines += [
-            f"AUC, B minus A: {lead.auc:+.4f} [{number(lead.low)}, {number(lead.high)}], p {probability(lead.p_value)}"
+            f"AUC, B minus A: {lead.auc:+.4f} [{number(lead.low)}, {number(lead.high)}], p "
+            f"{probability(lead.p_value)}"
         ]
     for title, pairs in (("what differs", found.differing), ("sizes", found.sizes)):
         lines += ["", title, *(f"{name:34} {a:>32} {b:>32}" for name, a, b in _cells(pairs))]
     lines += ["", f"slices that speak most against B{'':2}{'rows':>8}{'log loss':>10}{'p':>10}"]
     for part in found.slices[:TEXT_SLICES]:
         change = ABSENT if part.log_loss_change is None else f"{part.log_loss_change:+.1%}"
-        lines += [f"{part.name[:34]:34}{part.num_rows:>8}{change:>10}{probability(part.p_value):>10}"]
+        lines += [
+            f"{part.name[:34]:34}{part.num_rows:>8}{change:>10}{probability(part.p_value):>10}"
+        ]
     return "\n".join(lines)
 
 
 def _rows_sentence(found: Comparison) -> str:
     return (
-        f"{found.quality.num_rows} held-out rows of model {found.rows_of} with {found.quality.num_clicks} clicks, "
+        f"{found.quality.num_rows} held-out rows of model {found.rows_of} with "
+        f"{found.quality.num_clicks} clicks, "
         "new to both models."
     )
 
 
 def _cells(pairs: Mapping[str, tuple[Any, Any]]) -> list[list[str]]:
-    return [[name, *(ABSENT if value is None else str(value) for value in both)] for name, both in pairs.items()]
+    return [
+        [name, *(ABSENT if value is None else str(value) for value in both)]
+        for name, both in pairs.items()
+    ]
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
-    parser = CommandParser(prog="evergreen compare", description=(__doc__ or "").partition("\n\n")[2])
+    parser = CommandParser(
+        prog="evergreen compare", description=(__doc__ or "").partition("\n\n")[2]
+    )
     for name in ("a", "b"):
-        parser.add_argument(name, metavar=name.upper(), help="a released version, or the id of a model in the store")
+        parser.add_argument(
+            name, metavar=name.upper(), help="a released version, or the id of a model in the store"
+        )
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--output", type=Path, help="HTML page to write")
@@ -208,7 +239,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
     share_cores()
-    found = compare(store, referenced_model(store, arguments.a), referenced_model(store, arguments.b))
+    found = compare(
+        store, referenced_model(store, arguments.a), referenced_model(store, arguments.b)
+    )
     print(json.dumps(asdict(found), indent=2) if arguments.json else comparison_text(found))
     if arguments.output:
         write_whole(arguments.output, comparison_page(found))

@@ -43,7 +43,8 @@ _OPEN_FILES = (
     "print(len(found), *found[:1])"
 )
 _LIST_OBJECTS = (
-    "import os; from evergreen.storage.uris import open_objects; open_objects(os.environ[{variable!r}]).list('day=0')"
+    "import os; from evergreen.storage.uris import open_objects; "
+    "open_objects(os.environ[{variable!r}]).list('day=0')"
 )
 """Program that lists a prefix without objects. It needs the permission to list, and is fast."""
 _CONTROLLER = ("deploy/release-controller", "-c", "release-controller", "--")
@@ -86,13 +87,17 @@ class Kubectl:
             TemporaryError: kubectl is absent or failed.
         """
         try:
-            done = self._run([*self._command, *words], capture_output=True, text=True, timeout=60, check=False)
+            done = self._run(
+                [*self._command, *words], capture_output=True, text=True, timeout=60, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise TemporaryError(f"kubectl does not answer: {error}") from error
         if done.returncode:
             lines = [*done.stdout.strip().splitlines(), *done.stderr.strip().splitlines()]
             # The last line of `kubectl exec` holds only the program's exit code.
-            said = [line for line in lines if not line.startswith("command terminated")] or ["it failed"]
+            said = [line for line in lines if not line.startswith("command terminated")] or [
+                "it failed"
+            ]
             raise TemporaryError(f"kubectl: {said[-1]}")
         return str(done.stdout)
 
@@ -121,7 +126,14 @@ def diagnose(installation: Installation) -> Iterator[PartReport]:
     for part, look in _LOOKS.items():
         try:
             found = list(look(installation))
-        except (TemporaryError, PermanentError, ContractError, KeyError, ValueError, TypeError) as error:
+        except (
+            TemporaryError,
+            PermanentError,
+            ContractError,
+            KeyError,
+            ValueError,
+            TypeError,
+        ) as error:
             found = [_unknown(f"{type(error).__name__}: {error}")]
         for state, text, mend in found:
             yield PartReport(part=part, state=state, text=text, mend=mend)
@@ -147,12 +159,16 @@ def _look_at_api(each: Installation) -> Iterator[_Found]:
     try:
         has_users, date = server.health()
     except (TemporaryError, PermanentError) as error:
-        yield _wrong(str(error), f"kubectl -n {KUBEFLOW} port-forward svc/ml-pipeline 8888, and --host")
+        yield _wrong(
+            str(error), f"kubectl -n {KUBEFLOW} port-forward svc/ml-pipeline 8888, and --host"
+        )
         return
     if has_users != bool(server.namespace):
         mend = "--namespace PROFILE" if has_users else "leave out --namespace"
         kind = "several users" if has_users else "one user"
-        yield _wrong(f"{server.host} is an installation of {kind}, namespace is {server.namespace!r}", mend)
+        yield _wrong(
+            f"{server.host} is an installation of {kind}, namespace is {server.namespace!r}", mend
+        )
     else:
         yield _right(f"{server.host} answers")
     if date is None:
@@ -161,25 +177,41 @@ def _look_at_api(each: Installation) -> Iterator[_Found]:
     skew = each.clock() - date.timestamp()
     text = f"this clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's"
     is_right = abs(skew) <= MAX_SKEW_SECONDS
-    yield _right(text) if is_right else _wrong(text, "timedatectl set-ntp true, on the machine whose clock is wrong")
+    yield (
+        _right(text)
+        if is_right
+        else _wrong(text, "timedatectl set-ntp true, on the machine whose clock is wrong")
+    )
 
 
 def _look_at_kubeflow(each: Installation) -> Iterator[_Found]:
     deployment = each.cluster.find("deployment/ml-pipeline", namespace=KUBEFLOW)
     if deployment is None:
-        yield _wrong(f"namespace {KUBEFLOW} has no deployment ml-pipeline", "install it: docs/gke.md, section 5")
+        yield _wrong(
+            f"namespace {KUBEFLOW} has no deployment ml-pipeline",
+            "install it: docs/gke.md, section 5",
+        )
         return
     container = deployment["spec"]["template"]["spec"]["containers"][0]
     if version := re.search(r":v?(\d+)\.(\d+)", container["image"]):
         is_new = (int(version[1]), int(version[2])) >= OLDEST_KUBEFLOW
         text = f"Kubeflow Pipelines {version[1]}.{version[2]}"
-        yield _right(text) if is_new else _wrong(text, "security_context: omit in the placement, or 2.16 and newer")
+        yield (
+            _right(text)
+            if is_new
+            else _wrong(text, "security_context: omit in the placement, or 2.16 and newer")
+        )
     else:
         yield _unknown(f"image {container['image']} has no version in its name")
     variables = {one["name"]: one.get("value", "") for one in container.get("env", [])}
     patch = variables.get("COMPILED_PIPELINE_SPEC_PATCH", "")
     try:
-        policy = json.loads(patch or "{}").get("templateDefaults", {}).get("retryStrategy", {}).get("retryPolicy")
+        policy = (
+            json.loads(patch or "{}")
+            .get("templateDefaults", {})
+            .get("retryStrategy", {})
+            .get("retryPolicy")
+        )
     except (ValueError, AttributeError):
         policy = None
     if policy == "Always":
@@ -187,10 +219,14 @@ def _look_at_kubeflow(each: Installation) -> Iterator[_Found]:
     else:
         text = f"failed steps are not retried: COMPILED_PIPELINE_SPEC_PATCH is {patch!r}"
         yield _wrong(text, f"{_SET_SERVER} 'COMPILED_PIPELINE_SPEC_PATCH={RETRY_PATCH}'")
-    if (account := variables.get("DEFAULTPIPELINERUNNERSERVICEACCOUNT")) == SERVICE_ACCOUNT or each.server.namespace:
+    if (
+        account := variables.get("DEFAULTPIPELINERUNNERSERVICEACCOUNT")
+    ) == SERVICE_ACCOUNT or each.server.namespace:
         yield _right(f"runs from the page act as {account or 'an account of their profile'}")
     else:
-        text = f"runs from the page act as {account or 'pipeline-runner'}, expected {SERVICE_ACCOUNT}"
+        text = (
+            f"runs from the page act as {account or 'pipeline-runner'}, expected {SERVICE_ACCOUNT}"
+        )
         yield _wrong(text, f"{_SET_SERVER} DEFAULTPIPELINERUNNERSERVICEACCOUNT={SERVICE_ACCOUNT}")
 
 
@@ -201,7 +237,11 @@ def _look_at_rights(each: Installation) -> Iterator[_Found]:
     for kind, name in wanted:
         what = f"{kind} {each.runs_namespace}/{name}"
         there = each.cluster.find(f"{kind}/{name}", namespace=each.runs_namespace)
-        yield _right(what) if there else _wrong(f"{what} is absent", "kubectl apply -k k8s/overlays/$OVERLAY")
+        yield (
+            _right(what)
+            if there
+            else _wrong(f"{what} is absent", "kubectl apply -k k8s/overlays/$OVERLAY")
+        )
 
 
 def _look_at_share(each: Installation) -> Iterator[_Found]:
@@ -209,23 +249,35 @@ def _look_at_share(each: Installation) -> Iterator[_Found]:
         claim = each.cluster.find("pvc/evergreen", namespace=namespace)
         phase = claim["status"]["phase"] if claim else "absent"
         text = f"claim {namespace}/evergreen is {phase}"
-        yield _right(text) if phase == "Bound" else _wrong(text, f"kubectl -n {namespace} describe pvc evergreen")
+        yield (
+            _right(text)
+            if phase == "Bound"
+            else _wrong(text, f"kubectl -n {namespace} describe pvc evergreen")
+        )
 
 
 def _look_at_modes(each: Installation) -> Iterator[_Found]:
     if each.store:
-        found = [path for path in each.store.rglob("*") if path.lstat().st_mode & OPEN_BITS and not path.is_symlink()]
+        found = [
+            path
+            for path in each.store.rglob("*")
+            if path.lstat().st_mode & OPEN_BITS and not path.is_symlink()
+        ]
         count, first = len(found), str(found[0]) if found else ""
     else:
         words = ("python", "-c", _OPEN_FILES)
-        number, _, first = each.cluster.call("-n", NAMESPACE, "exec", *_CONTROLLER, *words).strip().partition(" ")
+        number, _, first = (
+            each.cluster.call("-n", NAMESPACE, "exec", *_CONTROLLER, *words).strip().partition(" ")
+        )
         count = int(number)
     if not count:
         yield _right("only the owner of the share can write to it")
         return
     chmod = "chmod -R go-w /evergreen/store /evergreen/work /evergreen/repository"
     mend = f"kubectl -n {NAMESPACE} exec {' '.join(_CONTROLLER)} {chmod}"
-    yield _wrong(f"{count} files and folders of the share are writable by other users, such as {first}", mend)
+    yield _wrong(
+        f"{count} files and folders of the share are writable by other users, such as {first}", mend
+    )
 
 
 def _look_at_pipeline(each: Installation) -> Iterator[_Found]:
@@ -247,7 +299,11 @@ def _look_at_pipeline(each: Installation) -> Iterator[_Found]:
         return
     tag = monitor["spec"]["template"]["spec"]["containers"][0]["image"].rpartition(":")[2]
     text = f"steps have images of {', '.join(sorted(steps))}, the monitor of {tag}"
-    yield _right(text) if steps == {tag} else _wrong(text, f"evergreen compile --tag {tag}, then {mend}")
+    yield (
+        _right(text)
+        if steps == {tag}
+        else _wrong(text, f"evergreen compile --tag {tag}, then {mend}")
+    )
 
 
 def _look_at_runs(each: Installation) -> Iterator[_Found]:
@@ -275,7 +331,9 @@ def _look_at_workloads(each: Installation) -> Iterator[_Found]:
             continue
         ready, wanted = found["status"].get("readyReplicas", 0), found["spec"].get("replicas", 1)
         text = f"{ready} of {wanted} pods of {name} are ready"
-        hint = " (Triton is ready once a model is released)" if name == "triton" and not ready else ""
+        hint = (
+            " (Triton is ready once a model is released)" if name == "triton" and not ready else ""
+        )
         mend = f"kubectl -n {NAMESPACE} describe pod -l app.kubernetes.io/name={name}{hint}"
         yield _right(text) if ready == wanted else _wrong(text, mend)
     pods = each.cluster.find("pods", namespace=NAMESPACE) or {"items": []}
@@ -285,7 +343,10 @@ def _look_at_workloads(each: Installation) -> Iterator[_Found]:
             digests.setdefault(status["image"], set()).add(status["imageID"].rpartition("@")[2])
     mixed = sorted(image for image, found in digests.items() if len(found) > 1)
     if mixed:
-        mend = f"push the image under a new tag, then kubectl -n {NAMESPACE} rollout restart deployment"
+        mend = (
+            f"push the image under a new tag, then kubectl -n {NAMESPACE} rollout restart "
+            "deployment"
+        )
         yield _wrong(f"pods run different images named {mixed[0]}", mend)
     elif digests:
         yield _right(f"each of {len(digests)} images has the same digest in all pods")
@@ -305,17 +366,25 @@ def _look_at_scaling(each: Installation) -> Iterator[_Found]:
             source = "KEDA" if name.startswith("keda-hpa-") else "an adapter"
             yield _right(f"autoscaler {name} gets its metric from {source}")
         else:
-            mend = f"kubectl -n {NAMESPACE} describe hpa {name} (KEDA or adapter, and Prometheus: docs/autoscaling.md)"
+            mend = (
+                f"kubectl -n {NAMESPACE} describe hpa {name} (KEDA or adapter, and Prometheus: "
+                "docs/autoscaling.md)"
+            )
             yield _wrong(f"autoscaler {name} has no metric: {active.get('message', '')}", mend)
 
 
 def _look_at_prometheus(each: Installation) -> Iterator[_Found]:
-    pods = each.cluster.find("pods -l app.kubernetes.io/name=prometheus", namespace="monitoring") or {"items": []}
+    pods = each.cluster.find(
+        "pods -l app.kubernetes.io/name=prometheus", namespace="monitoring"
+    ) or {"items": []}
     running = [pod for pod in pods["items"] if pod["status"]["phase"] == "Running"]
     if running:
         yield _right(f"{len(running)} pods of Prometheus run")
     else:
-        yield _unknown("namespace monitoring has no running pod of Prometheus, which is right if yours runs elsewhere")
+        yield _unknown(
+            "namespace monitoring has no running pod of Prometheus, which is right if yours runs "
+            "elsewhere"
+        )
 
 
 def _look_at_log(each: Installation) -> Iterator[_Found]:
@@ -329,7 +398,9 @@ def _look_at_lake(each: Installation) -> Iterator[_Found]:
 
 
 def _look_at_repository(each: Installation) -> Iterator[_Found]:
-    yield _tried(each, *_CONTROLLER, "python", "-c", _LIST_OBJECTS.format(variable="MODEL_REPOSITORY"))
+    yield _tried(
+        each, *_CONTROLLER, "python", "-c", _LIST_OBJECTS.format(variable="MODEL_REPOSITORY")
+    )
 
 
 def _tried(each: Installation, *words: str) -> _Found:
@@ -369,9 +440,13 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(prog="evergreen doctor", description=__doc__)
     parser.add_argument("--host", required=True, help="address of the KFP API")
-    parser.add_argument("--namespace", default="", help="namespace, only for a multi-user installation")
+    parser.add_argument(
+        "--namespace", default="", help="namespace, only for a multi-user installation"
+    )
     parser.add_argument("--token-file", default="", help="file of the server's token")
-    parser.add_argument("--context", default="", help="kubectl's context (default: its current one)")
+    parser.add_argument(
+        "--context", default="", help="kubectl's context (default: its current one)"
+    )
     parser.add_argument("--store", default="", help="model store, if it is mounted on this machine")
     return parser
 
@@ -381,11 +456,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print a line for each part. Return 1 if a part is wrong, else 0."""
     arguments = build_parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    server = KubeflowServer(arguments.host, namespace=arguments.namespace, token_file=arguments.token_file)
+    server = KubeflowServer(
+        arguments.host, namespace=arguments.namespace, token_file=arguments.token_file
+    )
     store = typed_folder(arguments.store, "--store") if arguments.store else None
     num_wrong = 0
     print(f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC")
-    for found in diagnose(Installation(server=server, cluster=Kubectl(arguments.context), store=store)):
+    for found in diagnose(
+        Installation(server=server, cluster=Kubectl(arguments.context), store=store)
+    ):
         print(f"{found.state:8}{found.part}: {found.text}")
         if found.state == WRONG:
             num_wrong += 1

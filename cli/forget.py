@@ -48,7 +48,14 @@ from components.validation.quarantine_store import quarantine_folder
 from evergreen.config.features import category_of
 from evergreen.config.spec import Recommender
 from evergreen.contracts.manifests import CURRENT, Model, Release
-from evergreen.contracts.raw_rows import EVENT_TIME, OUTCOME_PARTITION, REQUEST_ID, ROW, is_visible, list_lengths
+from evergreen.contracts.raw_rows import (
+    EVENT_TIME,
+    OUTCOME_PARTITION,
+    REQUEST_ID,
+    ROW,
+    is_visible,
+    list_lengths,
+)
 from evergreen.contracts.serving import ServedNames
 from evergreen.contracts.values import NoCategory, word_of
 from evergreen.contracts.workflow import FeatureWorkflow
@@ -76,7 +83,8 @@ logger = logging.getLogger(__name__)
 PLACES = {
     "lake": "lake: folder, file:// or gs:// URI",
     "archive": "the monitor's archive",
-    "state": "the monitor's state folder, with rows of its windows and requests that are not archived yet",
+    "state": "the monitor's state folder, with rows of its windows and requests that are not "
+    "archived yet",
     "incidents": "folder of recorded incidents",
     "work": "work folder of the pipeline's runs",
 }
@@ -109,10 +117,19 @@ class User:
 
     def __post_init__(self) -> None:
         if self.recommender.data.user is None:
-            raise ContractError(f"recommender {self.recommender.name} has no data.user, expected the column of users")
-        if not self._holds_words and not re.fullmatch(r"[+-]?\d+", self.text, re.ASCII) or not self.text:
+            raise ContractError(
+                f"recommender {self.recommender.name} has no data.user, expected the column of "
+                "users"
+            )
+        if (
+            not self._holds_words
+            and not re.fullmatch(r"[+-]?\d+", self.text, re.ASCII)
+            or not self.text
+        ):
             kind = "a string" if self._holds_words else "an integer"
-            raise ContractError(f"user is {self.text!r}, expected {kind}, as column {self.column} holds")
+            raise ContractError(
+                f"user is {self.text!r}, expected {kind}, as column {self.column} holds"
+            )
 
     @property
     def column(self) -> str:
@@ -137,7 +154,11 @@ class User:
     def places(self) -> list[int]:
         """The positions of users on the categorical axis of tensors."""
         features = self.recommender.features
-        return [i for i, name in enumerate(features.place_features) if name in self.recommender.columns_of_users]
+        return [
+            i
+            for i, name in enumerate(features.place_features)
+            if name in self.recommender.columns_of_users
+        ]
 
     def _are_user(self, values: Any) -> Any:
         """Return which of an Arrow array's strings, numbers or categories are the user.
@@ -226,7 +247,9 @@ class User:
             num_rows += own.num_rows
             num_mentions += held.num_rows - own.num_rows
             self.keys.update(zip(own.column(REQUEST_ID).to_pylist(), own.column(ROW).to_pylist()))
-            for time in held.column(EVENT_TIME).cast(TIME_TYPE).cast(pa.int64()).drop_null().to_pylist():
+            for time in (
+                held.column(EVENT_TIME).cast(TIME_TYPE).cast(pa.int64()).drop_null().to_pylist()
+            ):
                 day = to_iso(time)[:10]
                 self.days[day] = min(time, self.days.get(day, time))
         return Counted(num_rows, num_mentions)
@@ -242,7 +265,9 @@ class Counted(NamedTuple):
 
     def __str__(self) -> str:
         mentions = f"{self.num_mentions} rows of others that list the user"
-        return ", ".join([f"{self.num_rows} rows"] * bool(self.num_rows) + [mentions] * bool(self.num_mentions))
+        return ", ".join(
+            [f"{self.num_rows} rows"] * bool(self.num_rows) + [mentions] * bool(self.num_mentions)
+        )
 
 
 class Found(NamedTuple):
@@ -279,9 +304,14 @@ def _plain(values: Any) -> Any:
 
 def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
     """Replace a Parquet file by what `clean` leaves of its batches, without dictionaries."""
-    with TemporaryDirectory(prefix="evergreen-forget-") as scratch, local_copy(objects, info.name) as path:
+    with (
+        TemporaryDirectory(prefix="evergreen-forget-") as scratch,
+        local_copy(objects, info.name) as path,
+    ):
         found, num_gone, copy = open_parquet(path).schema_arrow, 0, Path(scratch) / "rows.parquet"
-        schema = pa.schema([each.with_type(plain_type(each.type)) for each in found], found.metadata)
+        schema = pa.schema(
+            [each.with_type(plain_type(each.type)) for each in found], found.metadata
+        )
         with parquet_writer(copy, schema) as writer:
             for batch in _batches(path):
                 left = pa.Table.from_batches([clean(batch)])
@@ -302,7 +332,9 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
             left = "".join(line for line in lines if not user.is_in_line(line)).encode()
             if left != stored.content:
                 what = f"{_at(objects, info)}: malformed rows"
-                yield Found(what, partial(objects.write, info.name, left, if_generation=info.generation))
+                yield Found(
+                    what, partial(objects.write, info.name, left, if_generation=info.generation)
+                )
         elif info.name.endswith(".parquet") and not info.name.startswith(_OUTCOMES):
             try:
                 with local_copy(objects, info.name) as path:
@@ -313,14 +345,22 @@ def in_rows(objects: Objects, user: User) -> Iterator[Found]:
                 logger.warning("%s is hidden from readers and cannot be read", _at(objects, info))
                 continue
             if any(counted):
-                yield Found(f"{_at(objects, info)}: {counted}", partial(rewrite, objects, info, user.without))
+                yield Found(
+                    f"{_at(objects, info)}: {counted}",
+                    partial(rewrite, objects, info, user.without),
+                )
 
 
 def in_outcomes(objects: Objects, user: User) -> Iterator[Found]:
     """Yield the files of a lake or an archive that hold late outcomes of rows found before."""
-    for info in [each for each in objects.list(_OUTCOMES) if user.keys and each.name.endswith(".parquet")]:
+    for info in [
+        each for each in objects.list(_OUTCOMES) if user.keys and each.name.endswith(".parquet")
+    ]:
         with local_copy(objects, info.name) as path:
-            num_rows = sum(pc.sum(user.outcomes(batch)).as_py() or 0 for batch in _batches(path, [REQUEST_ID, ROW]))
+            num_rows = sum(
+                pc.sum(user.outcomes(batch)).as_py() or 0
+                for batch in _batches(path, [REQUEST_ID, ROW])
+            )
         if num_rows:
             what = f"{_at(objects, info)}: {num_rows} late outcomes"
             yield Found(what, partial(rewrite, objects, info, user.without_outcomes))
@@ -353,7 +393,10 @@ def unfinished(folder: Path) -> Iterator[Found]:
     for here, folders, files in os.walk(folder):
         left = [name for name in (*folders, *files) if _UNFINISHED.fullmatch(name)]
         folders[:] = [name for name in folders if name not in left]
-        yield from (Found(f"unfinished: {Path(here, name)}", partial(_remove, Path(here, name))) for name in left)
+        yield from (
+            Found(f"unfinished: {Path(here, name)}", partial(_remove, Path(here, name)))
+            for name in left
+        )
 
 
 def _remove(path: Path) -> None:
@@ -390,16 +433,38 @@ def models_trained_on(store: Path, user: User) -> Iterator[TrainedOnUser]:
 def _traces(store: Path, model: Model, user: User) -> list[str]:
     folder, found, known = model_folder(store, model.model_id), list[str](), dict[str, Any]()
     # The workflow is collected together with the weights.
-    workflow = FeatureWorkflow.load(folder / Model.WORKFLOW) if (folder / Model.WORKFLOW).exists() else None
+    workflow = (
+        FeatureWorkflow.load(folder / Model.WORKFLOW)
+        if (folder / Model.WORKFLOW).exists()
+        else None
+    )
     if workflow is not None and user.column in workflow.features.slots:
-        column = load_columns(folder / Model.WORKFLOW, workflow)[workflow.features.slots.index(user.column)]
-        known = {"vocabulary": column.vocabulary, "list of rare categories": column.candidates.categories}
+        column = load_columns(folder / Model.WORKFLOW, workflow)[
+            workflow.features.slots.index(user.column)
+        ]
+        known = {
+            "vocabulary": column.vocabulary,
+            "list of rare categories": column.candidates.categories,
+        }
     if (folder / Model.REFERENCE).exists():
         listed = read_reference(folder / Model.REFERENCE).profile.columns.get(user.column)
         known["training profile"] = np.empty(0) if listed is None else listed.values
-    found = [f"its {name} holds the user" for name, values in known.items() if (values == user.category).any()]
-    learnt = sorted({each["day"] for each in model.days if user.days.get(each["day"], np.inf) <= watermark(model)})
-    return [*found, *([f"it was trained on {', '.join(learnt)}, whose rows hold the user"] if learnt else [])]
+    found = [
+        f"its {name} holds the user"
+        for name, values in known.items()
+        if (values == user.category).any()
+    ]
+    learnt = sorted(
+        {
+            each["day"]
+            for each in model.days
+            if user.days.get(each["day"], np.inf) <= watermark(model)
+        }
+    )
+    return [
+        *found,
+        *([f"it was trained on {', '.join(learnt)}, whose rows hold the user"] if learnt else []),
+    ]
 
 
 def golden_rows(store: Path, user: User) -> Iterator[str]:
@@ -409,7 +474,11 @@ def golden_rows(store: Path, user: User) -> Iterator[str]:
     """
     place, served = read_serving_place(store), ServedNames(user.recommender.name)
     kept = [(graph_folder(store, 0).parent.as_uri(), "")]
-    kept += [(place.repository_uri, f"{each}/") for each in (served.model, served.candidate, served.canary) if place]
+    kept += [
+        (place.repository_uri, f"{each}/")
+        for each in (served.model, served.candidate, served.canary)
+        if place
+    ]
     for uri, prefix in kept:
         objects = open_objects(uri)
         for info in [each for each in objects.list(prefix) if base_name(each) == GOLDEN_FILE]:
@@ -464,19 +533,41 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
         store: The model registry.
         places: What a person typed for some of `PLACES`.
     """
-    roots = [open_objects(typed_uri(places[name])) for name in ("archive", "lake") if name in places]
-    folders = {name: typed_folder(places[name], f"--{name}") for name in ("incidents", "work") if name in places}
+    roots = [
+        open_objects(typed_uri(places[name])) for name in ("archive", "lake") if name in places
+    ]
+    folders = {
+        name: typed_folder(places[name], f"--{name}")
+        for name in ("incidents", "work")
+        if name in places
+    }
     quarantine = quarantine_folder(store)
-    rows = [found for root in (open_objects(quarantine.as_uri()), *roots) for found in in_rows(root, user)]
+    rows = [
+        found
+        for root in (open_objects(quarantine.as_uri()), *roots)
+        for found in in_rows(root, user)
+    ]
     local = [local_path(root.uri) for root in roots if not is_bucket_uri(root.uri)]
     # This comes first, because it fails while a monitor runs.
-    first = list(in_windows(typed_folder(places["state"], "--state"), user)) if "state" in places else []
-    first += [found for folder in (quarantine, *local, *folders.values()) for found in unfinished(folder)]
+    first = (
+        list(in_windows(typed_folder(places["state"], "--state"), user))
+        if "state" in places
+        else []
+    )
+    first += [
+        found for folder in (quarantine, *local, *folders.values()) for found in unfinished(folder)
+    ]
     first += [found for root in roots for found in in_outcomes(root, user)]
     if incidents := folders.get("incidents"):
-        first += in_folders((path.parent for path in incidents.glob(f"[!.]*/{INCIDENT}")), user, kind="incident")
+        first += in_folders(
+            (path.parent for path in incidents.glob(f"[!.]*/{INCIDENT}")), user, kind="incident"
+        )
     if work := folders.get("work"):
-        runs = (path for path in work.iterdir() if path.is_dir() and not _UNFINISHED.fullmatch(path.name))
+        runs = (
+            path
+            for path in work.iterdir()
+            if path.is_dir() and not _UNFINISHED.fullmatch(path.name)
+        )
         first += in_folders(runs, user, kind="files of a run")
     return first + rows
 
@@ -485,16 +576,22 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen forget",
-        description="List everything that holds a user (data.user of the accepted recommender), and remove it with "
+        description="List everything that holds a user (data.user of the accepted recommender), "
+        "and remove it with "
         "--yes. "
-        "Also list the models that were trained on the user's rows, and the run that replaces them.",
+        "Also list the models that were trained on the user's rows, and the run that replaces "
+        "them.",
     )
-    parser.add_argument("--user", required=True, metavar="ID", help="value of the column, as your files spell it")
+    parser.add_argument(
+        "--user", required=True, metavar="ID", help="value of the column, as your files spell it"
+    )
     parser.add_argument("--store", required=True, help="model store")
     for name, what in PLACES.items():
         parser.add_argument(f"--{name}", help=what)
     parser.add_argument(
-        "--yes", action="store_true", help="remove everything, while monitor, uploader and pipeline are stopped"
+        "--yes",
+        action="store_true",
+        help="remove everything, while monitor, uploader and pipeline are stopped",
     )
     return parser
 
@@ -513,30 +610,54 @@ def main(argv: Sequence[str] | None = None) -> int:
     state = typed_folder(places["state"], "--state") if "state" in places else None
     num_waiting = waiting_requests(state, user) if state else 0
     print(f"user {user.text!r} is category {user.category} of {user.column}")
-    print("\n".join([each.what for each in found] or ["no row, outcome, incident or run holds the user"]))
-    print("\n".join([*map(str, learnt), *golden] or ["no model is known to be trained on the user's rows"]))
+    print(
+        "\n".join(
+            [each.what for each in found] or ["no row, outcome, incident or run holds the user"]
+        )
+    )
+    print(
+        "\n".join(
+            [*map(str, learnt), *golden] or ["no model is known to be trained on the user's rows"]
+        )
+    )
     if arguments.yes:
         if learnt and found:
-            keep_forgotten(store, [each.model_id for each in learnt], now=datetime.now(timezone.utc))
+            keep_forgotten(
+                store, [each.model_id for each in learnt], now=datetime.now(timezone.utc)
+            )
         for each in found:
             each.remove()
         print(f"removed all {len(found)}")
     elif found:
-        print("nothing was removed: repeat with --yes while monitor, uploader and pipeline are stopped")
+        print(
+            "nothing was removed: repeat with --yes while monitor, uploader and pipeline are "
+            "stopped"
+        )
     print("\n".join(_what_serves(store, learnt, places)))
     if not any(each.is_live for each in learnt) and (learnt or golden):
         print("remove the folders of these models when no rollback to them is wanted")
     if num_waiting:
-        print(f"{num_waiting} requests that hold the user are not archived yet: run this command again once they are")
+        print(
+            f"{num_waiting} requests that hold the user are not archived yet: run this command "
+            "again once they are"
+        )
     if absent := [f"--{name}" for name in PLACES if name not in places]:
         print(f"not searched: {', '.join(absent)}")
     if is_bucket_uri(places.get("lake", "")):
-        print("the bucket keeps earlier versions of objects as long as its versioning or soft delete says")
-    print("not searched either: the event log's records and dead letters, reports of runs, your own files")
+        print(
+            "the bucket keeps earlier versions of objects as long as its versioning or soft delete "
+            "says"
+        )
+    print(
+        "not searched either: the event log's records and dead letters, reports of runs, your own "
+        "files"
+    )
     return ExitCode.DONE
 
 
-def _what_serves(store: Path, learnt: Sequence[TrainedOnUser], places: dict[str, str]) -> Iterator[str]:
+def _what_serves(
+    store: Path, learnt: Sequence[TrainedOnUser], places: dict[str, str]
+) -> Iterator[str]:
     """Yield lines that say whether the live model contains a removed user, and what replaces it."""
     live = current(store)
     if live is None:
@@ -550,7 +671,9 @@ def _what_serves(store: Path, learnt: Sequence[TrainedOnUser], places: dict[str,
     else:
         yield f"the live version {live.version} was not trained on the user's rows"
         return
-    yield f"version {live.version} still contains {contained}, until a run from scratch is released:"
+    yield (
+        f"version {live.version} still contains {contained}, until a run from scratch is released:"
+    )
     yield from (f"  {command}" for command in _full_run(store, places))
     yield "if the gate refuses that run's model, `evergreen promote` makes it live nevertheless"
 
@@ -558,12 +681,23 @@ def _what_serves(store: Path, learnt: Sequence[TrainedOnUser], places: dict[str,
 def _full_run(store: Path, places: dict[str, str]) -> Iterator[str]:
     """Yield the commands that train a model from scratch and release it."""
     package = Path("build/retraining.yaml")
-    if "lake" in places and typed_uri(places["lake"]) == str(store.parent / "lake") and store.name == "store":
+    if (
+        "lake" in places
+        and typed_uri(places["lake"]) == str(store.parent / "lake")
+        and store.name == "store"
+    ):
         own = store.parent / package.name  # where the demo writes it
         package = own if own.exists() else package
         words = ["evergreen", "run", "--package", str(package), "--folder", str(store.parent)]
     else:
-        words = ["evergreen", "submit", "--package", str(package), "--host", "http://127.0.0.1:8888"]
+        words = [
+            "evergreen",
+            "submit",
+            "--package",
+            str(package),
+            "--host",
+            "http://127.0.0.1:8888",
+        ]
     if not package.exists():
         yield shlex.join(["evergreen", "compile", "--output", str(package)])
     yield shlex.join([*words, FROM_SCRATCH])

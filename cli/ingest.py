@@ -76,10 +76,15 @@ class IngestSettings:
     def __post_init__(self) -> None:
         if (self.last_day is None) != (self.days is None):
             raise ContractError(
-                f"last_day is {self.last_day} and days is {self.days}, expected both, or neither to keep the rows' "
+                f"last_day is {self.last_day} and days is {self.days}, expected both, or neither "
+                "to keep the rows' "
                 "times"
             )
-        if self.last_day is not None and self.days is not None and not 1 <= self.days <= self.last_day.toordinal():
+        if (
+            self.last_day is not None
+            and self.days is not None
+            and not 1 <= self.days <= self.last_day.toordinal()
+        ):
             raise ContractError(f"days is {self.days}, expected at least 1")
         expect(self, "at least 1", lambda value: value is None or value >= 1, "max_rows")
         expect(self, "more than 0 and at most 1", lambda value: 0 < value <= 1, "lake_fraction")
@@ -125,7 +130,9 @@ class Ingested:
     """Number of lines of the files by kind: rows, rejected, continued, header, blank, comments."""
 
     @classmethod
-    def of(cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int) -> "Ingested":
+    def of(
+        cls, counts: RowCounts, read: ReadCounts, *, num_lake: int, num_malformed: int
+    ) -> "Ingested":
         """Return the result, from the counts of rows read and rows left to write."""
         return cls(
             rows=counts.rows,
@@ -143,7 +150,12 @@ class Ingested:
 
 
 def ingest(
-    files: list[Path], recommender: Recommender, *, lake: str, replay: Path | None, settings: IngestSettings
+    files: list[Path],
+    recommender: Recommender,
+    *,
+    lake: str,
+    replay: Path | None,
+    settings: IngestSettings,
 ) -> Ingested:
     """Write the rows of files to the lake, in order, and return the result.
 
@@ -166,14 +178,20 @@ def ingest(
         PermanentError: There is no permission, no bucket or no disk space.
     """
     if replay is None and settings.lake_fraction < 1:
-        raise ContractError(f"lake_fraction is {settings.lake_fraction} without a replay file, expected 1")
+        raise ContractError(
+            f"lake_fraction is {settings.lake_fraction} without a replay file, expected 1"
+        )
     source, place = name_of(files), replay or Path("ingest")
     objects = open_objects(lake)
-    objects.list(_PARTITION)  # fails early if there is no bucket or no permission, not after hours of reading
+    objects.list(
+        _PARTITION
+    )  # fails early if there is no bucket or no permission, not after hours of reading
     place.parent.mkdir(parents=True, exist_ok=True)
     # The folder is next to the replay file, so that a rename moves finished files. Its dot hides it
     # from readers.
-    with tempfile.TemporaryDirectory(prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True
+    ) as folder:
         scratch, weighted, read = Path(folder), recommender.data.has_weights, ReadCounts()
         malformed_file = scratch / "malformed_rows.jsonl"
         limits = recommender.section("extraction", ExtractionSettings)
@@ -182,7 +200,12 @@ def ingest(
             spool = Spool(scratch, features=recommender.features, weighted=weighted, salt=salt)
             keeps_times = settings.days is None
             for batch in read_rows(
-                files, recommender, malformed, counts=read, keeps_times=keeps_times, max_rows=settings.max_rows
+                files,
+                recommender,
+                malformed,
+                counts=read,
+                keeps_times=keeps_times,
+                max_rows=settings.max_rows,
             ):
                 spool.write(batch)
             malformed.check()
@@ -192,12 +215,24 @@ def ingest(
             _expect_keys(events, recommender, files, limit=limits.max_conflicting_fraction)
             if not settings.keep_repeated:
                 _leave_out_known(
-                    events, objects, source, keeps_times=keeps_times, limit=limits.max_conflicting_fraction
+                    events,
+                    objects,
+                    source,
+                    keeps_times=keeps_times,
+                    limit=limits.max_conflicting_fraction,
                 )
             counts = events.counts()
             num_lake = max(1, int(counts.rows * settings.lake_fraction)) if counts.rows else 0
-            with parquet_writer(scratch / "replay", lake_schema(recommender.features, weighted=weighted)) as writer:
-                _write_days(_ordered(events, settings), num_lake, days=scratch / "days", source=source, replay=writer)
+            with parquet_writer(
+                scratch / "replay", lake_schema(recommender.features, weighted=weighted)
+            ) as writer:
+                _write_days(
+                    _ordered(events, settings),
+                    num_lake,
+                    days=scratch / "days",
+                    source=source,
+                    replay=writer,
+                )
         _publish_days(objects, scratch / "days", source)
         if replay is not None:
             _publish_file(scratch / "replay", replay)
@@ -243,12 +278,16 @@ def read_rows(
         reader = find_reader(file, recommender, with_times=keeps_times)
         if keeps_times and not reader.has_times:
             raise ContractError(
-                f"{file} has no column {recommender.data.event_time!r}, expected times, or days over which to spread "
+                f"{file} has no column {recommender.data.event_time!r}, expected times, or days "
+                "over which to spread "
                 "its "
                 "rows, such as --last-day 2026-03-07 --days 7"
             )
         if reader.has_times and not keeps_times:
-            logger.warning("%s has event times, which are replaced. To keep them, leave out last_day and days", file)
+            logger.warning(
+                "%s has event times, which are replaced. To keep them, leave out last_day and days",
+                file,
+            )
         with ExitStack() as stack:
             stack.callback(counts.add, reader)
             for batch in reader.batches(malformed):
@@ -262,10 +301,14 @@ def read_rows(
 
 def _without_times(rows: Any) -> Any:
     at = rows.schema.get_field_index(EVENT_TIME)
-    return rows.set_column(at, rows.schema.field(EVENT_TIME), pa.nulls(rows.num_rows, rows.schema.field(at).type))
+    return rows.set_column(
+        at, rows.schema.field(EVENT_TIME), pa.nulls(rows.num_rows, rows.schema.field(at).type)
+    )
 
 
-def _expect_keys(events: Events, recommender: Recommender, files: list[Path], *, limit: float) -> None:
+def _expect_keys(
+    events: Events, recommender: Recommender, files: list[Path], *, limit: float
+) -> None:
     """Log how many rows occur more than once.
 
     Raises:
@@ -276,20 +319,26 @@ def _expect_keys(events: Events, recommender: Recommender, files: list[Path], *,
     key, source = (recommender.data.request_id, recommender.data.row), ", ".join(map(str, files))
     found.copies.check(found.rows, max_fraction=limit, source=source, key=key)
     if changed := found.copies.num_updated + found.copies.num_conflicting:
-        logger.warning("%d rows occur again with other content: the last copy of each counts", changed)
+        logger.warning(
+            "%d rows occur again with other content: the last copy of each counts", changed
+        )
     if found.copies.num_equal:
         logger.warning("%d rows are equal copies of others and are dropped", found.copies.num_equal)
     if found.repeated:
         logger.warning(
-            "%d rows equal an earlier row in everything but the label. Without a request id each counts as a row of "
+            "%d rows equal an earlier row in everything but the label. Without a request id each "
+            "counts as a row of "
             "its "
-            "own. If they are the same rows with their clicks, name the columns that identify a row: data.request_id "
+            "own. If they are the same rows with their clicks, name the columns that identify a "
+            "row: data.request_id "
             "and data.row",
             found.repeated,
         )
 
 
-def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_times: bool, limit: float) -> None:
+def _leave_out_known(
+    events: Events, objects: Objects, source: str, *, keeps_times: bool, limit: float
+) -> None:
     """Leave out the rows that other files of the lake hold.
 
     Raises:
@@ -310,18 +359,25 @@ def _leave_out_known(events: Events, objects: Objects, source: str, *, keeps_tim
     num_known, total = known.num_equal, events.counts().rows + known.num_equal
     if known.num_others > limit * total:
         raise ContractError(
-            f"{known.num_others:,} of {total:,} rows have the request and row of a row in the lake {objects.uri} with"
-            f" other features (such as {known.example}), expected at most {limit:.2%}. Rows of a request are numbered"
-            " in file order if no column has their number, so name such a column by data.row, or keep the order"
+            f"{known.num_others:,} of {total:,} rows have the request and row of a row in the lake "
+            f"{objects.uri} with"
+            f" other features (such as {known.example}), expected at most {limit:.2%}. Rows of a "
+            "request are numbered"
+            " in file order if no column has their number, so name such a column by data.row, or "
+            "keep the order"
         )
     if not num_known:
         return
     if not keeps_times and num_known > limit * total:
         raise ContractError(
-            f"{num_known:,} of {total:,} rows are in the lake {objects.uri} already, from other files and at other "
-            "times, expected new rows: use another lake, or --keep-repeated if they are further events"
+            f"{num_known:,} of {total:,} rows are in the lake {objects.uri} already, from other "
+            "files and at other "
+            "times, expected new rows: use another lake, or --keep-repeated if they are further "
+            "events"
         )
-    logger.warning("%d of %d rows are in the lake already and are not written again", num_known, total)
+    logger.warning(
+        "%d of %d rows are in the lake already and are not written again", num_known, total
+    )
 
 
 def _ordered(events: Events, settings: IngestSettings) -> Iterator[tuple[Any, Any]]:
@@ -336,7 +392,9 @@ def _ordered(events: Events, settings: IngestSettings) -> Iterator[tuple[Any, An
         yield batch, batch.column(EVENT_TIME).cast(pa.int64()).to_numpy()
 
 
-def _write_days(rows: Iterator[tuple[Any, Any]], num_lake: int, *, days: Path, source: str, replay: Any) -> None:
+def _write_days(
+    rows: Iterator[tuple[Any, Any]], num_lake: int, *, days: Path, source: str, replay: Any
+) -> None:
     """Write the first `num_lake` rows as day partitions below `days`, the others to `replay`."""
     row = 0
 
@@ -394,7 +452,9 @@ def _publish_file(path: Path, final: Path) -> None:
 
 def add_store_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag that names the registry whose recommender describes the files."""
-    parser.add_argument("--store", required=True, help="model store whose newest recommender describes the files")
+    parser.add_argument(
+        "--store", required=True, help="model store whose newest recommender describes the files"
+    )
 
 
 def recommender_of(store: str) -> Recommender:
@@ -411,30 +471,43 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="evergreen ingest",
         description=(
-            "Read files of rows (Parquet, text with a header, JSON lines, Criteo's TSV) in order, and write the"
-            " earlier rows to the lake and the later rows to a replay file. Rows keep their times, or get times"
+            "Read files of rows (Parquet, text with a header, JSON lines, Criteo's TSV) in order, "
+            "and write the"
+            " earlier rows to the lake and the later rows to a replay file. Rows keep their times, "
+            "or get times"
             " spread over whole days. Malformed rows go to <replay>.malformed_rows.jsonl, or to"
             " ingest.malformed_rows.jsonl in the current folder. The counts are printed as JSON."
         ),
     )
     add_store_flag(parser)
     parser.add_argument("--data", required=True, type=Path, help="a file, or a folder of files")
-    parser.add_argument("--lake", required=True, help="folder or its URI, created if absent; or gs://bucket/prefix")
+    parser.add_argument(
+        "--lake", required=True, help="folder or its URI, created if absent; or gs://bucket/prefix"
+    )
     parser.add_argument(
         "--last-day",
         default="",
-        help="UTC day of the last row, YYYY-MM-DD, if rows are spread (default: rows keep their times)",
+        help="UTC day of the last row, YYYY-MM-DD, if rows are spread (default: rows keep their "
+        "times)",
     )
-    parser.add_argument("--days", type=int, default=None, help="with --last-day: number of days to spread over")
-    parser.add_argument("--max-rows", type=int, default=None, help="number of rows to read (default: all)")
     parser.add_argument(
-        "--lake-fraction", type=float, default=1.0, help="share of the rows, from the earliest, for the lake"
+        "--days", type=int, default=None, help="with --last-day: number of days to spread over"
+    )
+    parser.add_argument(
+        "--max-rows", type=int, default=None, help="number of rows to read (default: all)"
+    )
+    parser.add_argument(
+        "--lake-fraction",
+        type=float,
+        default=1.0,
+        help="share of the rows, from the earliest, for the lake",
     )
     parser.add_argument("--replay", type=Path, help="Parquet file for the other rows")
     parser.add_argument(
         "--keep-repeated",
         action="store_true",
-        help="count rows without an id that equal rows of the lake as further events (default: as the same events)",
+        help="count rows without an id that equal rows of the lake as further events (default: as "
+        "the same events)",
     )
     return parser
 

@@ -27,18 +27,28 @@ from evergreen.storage.uris import typed_folder
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their flags."""
     parser = CommandParser(
-        prog="evergreen recommender", description="Draft, check and accept the file that describes a recommender."
+        prog="evergreen recommender",
+        description="Draft, check and accept the file that describes a recommender.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     init = commands.add_parser("init", help="draft a file from the first rows of a click log")
     init.add_argument("data", type=Path, help="text with a header, JSON lines, or Parquet")
     init.add_argument("--output", type=Path, default=Path("recommender.yaml"), help="file to write")
-    init.add_argument("--name", default="", help="name of the recommender (default: from the name of the data)")
+    init.add_argument(
+        "--name", default="", help="name of the recommender (default: from the name of the data)"
+    )
     check = commands.add_parser("check", help="check a file, and print its first fault")
     check.add_argument("file", type=Path, help="YAML, as init drafts it")
-    check.add_argument("--data", type=Path, help="file or folder of rows: show what ingest would do with them")
+    check.add_argument(
+        "--data", type=Path, help="file or folder of rows: show what ingest would do with them"
+    )
     show = commands.add_parser("show", help="print an accepted recommender as a file")
-    show.add_argument("which", nargs="?", default=CURRENT, help="current (default), a version, or 8 digits of a digest")
+    show.add_argument(
+        "which",
+        nargs="?",
+        default=CURRENT,
+        help="current (default), a version, or 8 digits of a digest",
+    )
     diff = commands.add_parser("diff", help="compare two recommenders key by key")
     diff.add_argument("old", help="current, a version, 8 digits of a digest, or a file")
     diff.add_argument("new", help="like the first argument")
@@ -49,14 +59,19 @@ def build_parser() -> argparse.ArgumentParser:
     accept.add_argument(
         "--replace",
         action="store_true",
-        help="accept it although another recommender uses the store: one with another name, or without any "
+        help="accept it although another recommender uses the store: one with another name, or "
+        "without any "
         "column of this one",
     )
     log = commands.add_parser("log", help="list the accepted versions with person, time and reason")
-    records = commands.add_parser("records", help="print the Protobuf schema of the log records, for other readers")
+    records = commands.add_parser(
+        "records", help="print the Protobuf schema of the log records, for other readers"
+    )
     records.add_argument("which", help="a file; or current, a version, or 8 digits of a digest")
     for each in (show, diff, accept, log, records):
-        each.add_argument("--store", required=each is not records, help="model store, folder or its URI")
+        each.add_argument(
+            "--store", required=each is not records, help="model store, folder or its URI"
+        )
     return parser
 
 
@@ -87,7 +102,10 @@ def _init(arguments: argparse.Namespace) -> int:
         raise ContractError(f"{arguments.output} exists already, expected a new file (--output)")
     name = arguments.name or recommender_name(arguments.data.name.partition(".")[0])
     write_whole(arguments.output, draft(read_sample(arguments.data), name=name))
-    print(f"{arguments.output} is drafted: read its comments, correct it, fill in what is marked {FILL_IN}, then")
+    print(
+        f"{arguments.output} is drafted: read its comments, correct it, fill in what is marked "
+        f"{FILL_IN}, then"
+    )
     print(f"  evergreen recommender check {arguments.output} --data {arguments.data}")
     return ExitCode.DONE
 
@@ -151,7 +169,9 @@ def _log(arguments: argparse.Namespace) -> int:
     if not lines:
         print("no recommender was accepted yet")
     for line in lines:
-        print(f"{line.version}  {line.time}  {line.who}  {line.name} {line.digest[:8]}: {line.reason}")
+        print(
+            f"{line.version}  {line.time}  {line.who}  {line.name} {line.digest[:8]}: {line.reason}"
+        )
     return ExitCode.DONE
 
 
@@ -162,12 +182,18 @@ def _records(arguments: argparse.Namespace) -> int:
 
 def _find(arguments: argparse.Namespace, which: str) -> Recommender:
     path = Path(which)
-    return read_recommender(path) if path.is_file() else recommenders.accepted(_store(arguments), which)
+    return (
+        read_recommender(path)
+        if path.is_file()
+        else recommenders.accepted(_store(arguments), which)
+    )
 
 
 def _store(arguments: argparse.Namespace) -> Path:
     if arguments.store is None:
-        raise ContractError("--store is not given, expected the model store, because no file is named")
+        raise ContractError(
+            "--store is not given, expected the model store, because no file is named"
+        )
     return typed_folder(arguments.store, "--store")
 
 
@@ -175,7 +201,8 @@ def _described(recommender: Recommender) -> str:
     features, changed = recommender.features, sum(map(len, recommender.settings.values()))
     lists = f" and {len(features.lists)} lists" if features.lists else ""
     return (
-        f"{recommender.name}, {len(features.numeric)} numeric and {len(features.categorical)} categorical features"
+        f"{recommender.name}, {len(features.numeric)} numeric and {len(features.categorical)} "
+        "categorical features"
         f"{lists}, {changed} settings named, digest {recommender.digest[:8]}"
     )
 

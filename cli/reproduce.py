@@ -78,10 +78,21 @@ class Reproduction:
         self._expect_inputs()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._view_store()
-        raw, made, stored = self.raw, self.folder / RUN, model_folder(self.store, self.model.model_id)
+        raw, made, stored = (
+            self.raw,
+            self.folder / RUN,
+            model_folder(self.store, self.model.model_id),
+        )
         parent, champion = raw.parent_model_id or NONE, raw.champion_model_id or NONE
         asked = {name: self.facts.get(name, "") for name in ("window_start", "window_end")}
-        rows = self._run("extraction", lake=self.lake, lake_until=self.until, parent=parent, champion=champion, **asked)
+        rows = self._run(
+            "extraction",
+            lake=self.lake,
+            lake_until=self.until,
+            parent=parent,
+            champion=champion,
+            **asked,
+        )
         is_screened = local_path(raw.train_uri).parent.name == "validation"
         found = differing(RawDataset.read(rows), raw, but=_OF_VALIDATION if is_screened else ())
         yield "extraction", found + (self._written_since() if found else [])
@@ -95,36 +106,66 @@ class Reproduction:
         workflow = made / "preprocessing" / Model.WORKFLOW
         yield "preprocessing", differing_files(workflow, stored / Model.WORKFLOW)
 
-        trained = Model.read(self._run("training", backend=self.model.backend, training_set=encoded))
-        yield "training", differing(trained, self.model) + differing_weights(trained, self.model, stored)
+        trained = Model.read(
+            self._run("training", backend=self.model.backend, training_set=encoded)
+        )
+        yield (
+            "training",
+            differing(trained, self.model) + differing_weights(trained, self.model, stored),
+        )
 
-        released = [line for line in read_entries(self.store) if line.model_id == self.model.model_id]
+        released = [
+            line for line in read_entries(self.store) if line.model_id == self.model.model_id
+        ]
         if released:
             export(trained, graph := self.folder / "graph")
-            yield "graph", differences(graph_sha256(graph), released[0].sha256.get("graph"), "sha256")
+            yield (
+                "graph",
+                differences(graph_sha256(graph), released[0].sha256.get("graph"), "sha256"),
+            )
 
     def _expect_inputs(self) -> None:
-        for role, model_id in (("model", self.model.model_id), ("parent", self.model.parent_model_id)):
+        for role, model_id in (
+            ("model", self.model.model_id),
+            ("parent", self.model.parent_model_id),
+        ):
             if model_id and not (model_folder(self.store, model_id) / Model.WEIGHTS).is_dir():
                 raise ContractError(
-                    f"weights of {role} {model_id} are absent from {self.store}, expected weights that were not "
+                    f"weights of {role} {model_id} are absent from {self.store}, expected weights "
+                    "that were not "
                     "collected"
                 )
-        if gone := sorted({each["day"] for each in self.model.days} - lake_versions(self.lake).keys()):
+        if gone := sorted(
+            {each["day"] for each in self.model.days} - lake_versions(self.lake).keys()
+        ):
             expected = f"expected the training days of model {self.model.model_id}"
             raise ContractError(f"lake {self.lake} holds no rows of {', '.join(gone)}, {expected}")
 
     def _view_store(self) -> None:
-        view, until, hidden = self.folder / "store", moment_of(self.until), shutil.ignore_patterns(".*")
+        view, until, hidden = (
+            self.folder / "store",
+            moment_of(self.until),
+            shutil.ignore_patterns(".*"),
+        )
         for name in ("models", "releases", "schemas", "quarantine"):
             if (self.store / name).exists():
-                shutil.copytree(self.store / name, view / name, ignore=hidden, copy_function=os.symlink)
+                shutil.copytree(
+                    self.store / name, view / name, ignore=hidden, copy_function=os.symlink
+                )
         (view / JOURNAL_FILE).symlink_to(self.store / JOURNAL_FILE)
         for journal in view.glob(f"*/{JOURNAL_FILE}"):
             lines = journal.read_text().splitlines(keepends=True)
             journal.unlink()  # removes only the link
-            journal.write_text("".join(line for line in lines if moment_of(json.loads(line)["time"]) <= until))
-        accept(view, self.model.recommender, who=RUN, why=self.model.model_id, now=datetime.now(timezone.utc))
+            journal.write_text(
+                "".join(line for line in lines if moment_of(json.loads(line)["time"]) <= until)
+            )
+        accept(
+            view,
+            self.model.recommender,
+            who=RUN,
+            why=self.model.model_id,
+            now=datetime.now(timezone.utc),
+        )
 
     def _run(self, step: str, **inputs: object) -> Path:
         """Run a step, and return the path of its manifest."""
@@ -134,22 +175,39 @@ class Reproduction:
             self.folder / f"{step}.json",
         )
         if not python.exists():
-            raise ContractError(f"{step} needs {python}, which is absent; `make environments` builds it")
+            raise ContractError(
+                f"{step} needs {python}, which is absent; `make environments` builds it"
+            )
         threads = {"OMP_NUM_THREADS": str(self.facts["threads"])} if "threads" in self.facts else {}
-        flags = run_flags(run=RUN, store=view.as_uri(), work=self.folder.as_uri(), output=output, **inputs)
+        flags = run_flags(
+            run=RUN, store=view.as_uri(), work=self.folder.as_uri(), output=output, **inputs
+        )
         command = [str(python), "-m", f"components.{step}", *flags]
-        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3", **threads}
+        variables = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            **threads,
+        }
         with open(output.with_suffix(".log"), "wb") as log:
-            code = subprocess.run(command, env=variables, stdout=log, stderr=subprocess.STDOUT).returncode
+            code = subprocess.run(
+                command, env=variables, stdout=log, stderr=subprocess.STDOUT
+            ).returncode
         if code:
-            reason = next((note.reason for note in read_notes(view, RUN) if note.step == step), f"see {log.name}")
+            reason = next(
+                (note.reason for note in read_notes(view, RUN) if note.step == step),
+                f"see {log.name}",
+            )
             kind = {1: Refused, 2: ContractError}.get(code, PermanentError)
             raise kind(f"{step} ended with {code}: {reason}")
         return output
 
     def _written_since(self) -> list[str]:
         """Return a line that names later files of the model's days, which were not read."""
-        begun, days = moment_of(self.until).timestamp(), {f"day={each['day']}" for each in self.model.days}
+        begun, days = (
+            moment_of(self.until).timestamp(),
+            {f"day={each['day']}" for each in self.model.days},
+        )
         listed = [each.name for each in open_objects(self.lake).list() if each.written_at > begun]
         named = [name for name in listed if name.partition("/")[0] in days]
         return [f"skipped, because written after {self.until}: {', '.join(named)}"] if named else []
@@ -161,7 +219,9 @@ def differing(found: Manifest, expected: Manifest, *, but: Collection[str] = ())
     Fields with names, folders or times of a run are skipped, and so are the fields `but`.
     """
     skipped = {*_OF_A_RUN, *but, *(name for name in asdict(expected) if name.endswith("uri"))}
-    ours, theirs = ({n: v for n, v in asdict(each).items() if n not in skipped} for each in (found, expected))
+    ours, theirs = (
+        {n: v for n, v in asdict(each).items() if n not in skipped} for each in (found, expected)
+    )
     return differences(ours, theirs)
 
 
@@ -178,18 +238,30 @@ def differences(found: Any, expected: Any, name: str = "") -> list[str]:
     if not (isinstance(ours, dict) and isinstance(theirs, dict)):
         return [] if found == expected else [f"{name} is {found}, expected {expected}"]
     keys = sorted(ours.keys() | theirs.keys())
-    return [line for key in keys for line in differences(ours.get(key), theirs.get(key), f"{name} {key}".strip())]
+    return [
+        line
+        for key in keys
+        for line in differences(ours.get(key), theirs.get(key), f"{name} {key}".strip())
+    ]
 
 
 def _by_day(value: Any) -> Any:
-    is_of_days = isinstance(value, list) and all(isinstance(each, dict) and "day" in each for each in value)
-    return {each["day"] + " replayed" * each.get("replay", False): each for each in value} if is_of_days else value
+    is_of_days = isinstance(value, list) and all(
+        isinstance(each, dict) and "day" in each for each in value
+    )
+    return (
+        {each["day"] + " replayed" * each.get("replay", False): each for each in value}
+        if is_of_days
+        else value
+    )
 
 
 def differing_files(found: Path, expected: Path) -> list[str]:
     """Return the files of the folder `expected` that are absent or different below `found`."""
     names = [path.name for path in expected.iterdir() if path.name != Path(Model.STATISTICS).name]
-    ours, theirs = ({n: sha256_file(at / n) for n in names if (at / n).is_file()} for at in (found, expected))
+    ours, theirs = (
+        {n: sha256_file(at / n) for n in names if (at / n).is_file()} for at in (found, expected)
+    )
     return differences(ours, theirs)
 
 
@@ -199,14 +271,24 @@ def differing_weights(found: Model, expected: Model, stored: Path) -> list[str]:
     If the weights in the folder `stored` were collected, only their hashes are compared.
     """
     lines = differences(found.sha256[Model.WEIGHTS], expected.sha256[Model.WEIGHTS], Model.WEIGHTS)
-    if not lines or not (stored / Model.WEIGHTS).exists() or found.slot_sizes != expected.slot_sizes:
+    if (
+        not lines
+        or not (stored / Model.WEIGHTS).exists()
+        or found.slot_sizes != expected.slot_sizes
+    ):
         return lines
     ours = open_model(local_path(found.uri) / Model.WEIGHTS, found.slot_sizes)
     theirs = open_model(stored / Model.WEIGHTS, expected.slot_sizes)
     for part, a, b in zip(("weights", "first moments", "second moments"), ours.parts, theirs.parts):
-        pairs = [*zip(a.tables, b.tables), *((a.dense[name], values) for name, values in b.dense.items())]
+        pairs = [
+            *zip(a.tables, b.tables),
+            *((a.dense[name], values) for name, values in b.dense.items()),
+        ]
         apart = [float(np.abs(x - y).max(initial=0.0)) for x, y in pairs]
-        lines.append(f"{part}: {sum(each > 0 for each in apart)} of {len(apart)} tensors, by {max(apart):.3g} at most")
+        lines.append(
+            f"{part}: {sum(each > 0 for each in apart)} of {len(apart)} tensors, by "
+            f"{max(apart):.3g} at most"
+        )
     return lines
 
 
@@ -223,12 +305,15 @@ def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> 
         ContractError: the model was never evaluated, or its run left no notes.
     """
     model, _, raw = evaluated_model(store, model_id)
-    runs = [read_notes(store, path.parent.name) for path in (store / "runs").glob("*/training.json")]
+    runs = [
+        read_notes(store, path.parent.name) for path in (store / "runs").glob("*/training.json")
+    ]
     notes = next((run for run in runs if trained_model(run) == model_id), [])
     begun = {note.step: note.started_at for note in notes}
     if "extraction" not in begun:
         raise ContractError(
-            f"the run that trained {model_id} left no notes in {store}, expected notes with its parameters"
+            f"the run that trained {model_id} left no notes in {store}, expected notes with its "
+            "parameters"
         )
     return Reproduction(
         store=store,
@@ -243,13 +328,23 @@ def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
-    parser = CommandParser(prog="evergreen reproduce", description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument(
-        "model", metavar="VERSION|MODEL_ID", help="a released version, or a model that the gate evaluated"
+    parser = CommandParser(
+        prog="evergreen reproduce", description=(__doc__ or "").partition("\n\n")[2]
     )
-    parser.add_argument("--store", required=True, help="model store, folder or its URI, which is only read")
-    parser.add_argument("--work", required=True, type=Path, help="folder in which a new work folder is created")
-    parser.add_argument("--lake", help="folder, its URI, or gs:// (default: where the model's run read it)")
+    parser.add_argument(
+        "model",
+        metavar="VERSION|MODEL_ID",
+        help="a released version, or a model that the gate evaluated",
+    )
+    parser.add_argument(
+        "--store", required=True, help="model store, folder or its URI, which is only read"
+    )
+    parser.add_argument(
+        "--work", required=True, type=Path, help="folder in which a new work folder is created"
+    )
+    parser.add_argument(
+        "--lake", help="folder, its URI, or gs:// (default: where the model's run read it)"
+    )
     return parser
 
 
@@ -262,10 +357,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     work = find(store, model_id, lake=arguments.lake, work=arguments.work.resolve())
     first = None
     for step, found in work.steps():
-        shown = found[:MAX_SHOWN] + [f"and {len(found) - MAX_SHOWN} more"] * (len(found) > MAX_SHOWN)
-        print("\n           ".join([f"{'DIFFERS' if found else 'same':<8} {step}", *shown]), flush=True)
+        shown = found[:MAX_SHOWN] + [f"and {len(found) - MAX_SHOWN} more"] * (
+            len(found) > MAX_SHOWN
+        )
+        print(
+            "\n           ".join([f"{'DIFFERS' if found else 'same':<8} {step}", *shown]),
+            flush=True,
+        )
         first = first or (step if found else None)
-    print(f"model {model_id}: " + (f"first difference in {first}, see {work.folder}" if first else "the same bytes"))
+    print(
+        f"model {model_id}: "
+        + (f"first difference in {first}, see {work.folder}" if first else "the same bytes")
+    )
     return ExitCode.REFUSED if first else ExitCode.DONE
 
 

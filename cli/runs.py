@@ -65,7 +65,9 @@ def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
     Raises:
         ContractError: a file in the registry is corrupt.
     """
-    runs = sorted((_start_of(store, folder.name), folder.name) for folder in (store / "runs").glob("*"))
+    runs = sorted(
+        (_start_of(store, folder.name), folder.name) for folder in (store / "runs").glob("*")
+    )
     return [read_run(store, run) for _, run in runs[-newest if newest else None :]]
 
 
@@ -94,14 +96,18 @@ def read_run(store: Path, run: str) -> RunLine:
         state=outcome.state if outcome else "running",
         step=outcome.step if outcome else last.step,
         started_at=begun.isoformat(timespec="seconds") if begun else None,
-        seconds=(datetime.fromisoformat(outcome.ended_at) - begun).total_seconds() if outcome and begun else None,
+        seconds=(datetime.fromisoformat(outcome.ended_at) - begun).total_seconds()
+        if outcome and begun
+        else None,
         rows=facts.get("train_rows"),
         quarantined_files=facts.get("quarantined_files", 0),
         model_id=model.model_id if model else None,
         version=outcome.version if outcome else None,
         auc=candidate.auc if candidate else None,
         verdict=verdict.decision if verdict else None,
-        settings={name: dict(values) for name, values in model.recommender.settings.items()} if model else {},
+        settings={name: dict(values) for name, values in model.recommender.settings.items()}
+        if model
+        else {},
         reason=outcome.reason if outcome else last.reason,
     )
 
@@ -127,7 +133,19 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
     if not lines:
         show(f"no run has left anything in {store}")
         return
-    head = ("started", "run", "id", "state", "step", "seconds", "rows", "AUC", "verdict", "version", "model")
+    head = (
+        "started",
+        "run",
+        "id",
+        "state",
+        "step",
+        "seconds",
+        "rows",
+        "AUC",
+        "verdict",
+        "version",
+        "model",
+    )
     table = [head, *(_cells(line) for line in lines)]
     if all(line.name == line.run for line in lines):  # runs on this machine have no id
         table = [(row[0], row[1], *row[3:]) for row in table]
@@ -138,7 +156,10 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
         if line.state == "failed":
             show(f"{line.name} failed at {line.step}: {line.reason}")
         if line.quarantined_files:
-            show(f"{line.name} left out {line.quarantined_files} unreadable files, which its validation report names")
+            show(
+                f"{line.name} left out {line.quarantined_files} unreadable files, which its "
+                "validation report names"
+            )
     if len(lines) == newest:
         print(f"these are the newest {newest} runs, --newest 0 lists all")
 
@@ -170,7 +191,9 @@ def describe_run(store: Path, outcome: RunOutcome) -> str:
     lines = [f"report of {step}: {uri}" for step, uri in outcome.reports.items()]
     if made.model_id is not None:
         auc = "unknown" if made.auc is None else f"{made.auc:.4f}"
-        lines.append(f"model {made.model_id}, auc {auc} on held-out rows, verdict {made.verdict or 'none'}")
+        lines.append(
+            f"model {made.model_id}, auc {auc} on held-out rows, verdict {made.verdict or 'none'}"
+        )
     return "\n".join([*lines, f"{outcome.state} at {outcome.step}: {outcome.reason}"])
 
 
@@ -186,15 +209,28 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
     if outcome.state == "released":
         return None
     if outcome.state == "canary":
-        return f"`evergreen canary status --store {shlex.quote(str(store))}` shows the progress of the new version"
+        return (
+            f"`evergreen canary status --store {shlex.quote(str(store))}` shows the progress of "
+            "the new version"
+        )
     verdict = _model_and_verdict(store, read_notes(store, outcome.run))[1]
     if outcome.state == "evaluated" and verdict is not None:
-        words = ["evergreen", "promote", "--store", str(store), "--model-id", verdict.candidate_model_id]
+        words = [
+            "evergreen",
+            "promote",
+            "--store",
+            str(store),
+            "--model-id",
+            verdict.candidate_model_id,
+        ]
         return f"{shlex.join(words)} --override WHY makes the model live"
     said = verdict.advice if verdict is not None and outcome.state == "refused" else []
     flags = next(filter(None, map(flags_to_run_again, [*said, outcome.reason])), [])
     sentences = [*said, *([shlex.join(_with_flags(command, flags))] if flags else [])]
-    return "\nnext: ".join(sentences) or "correct what the reason names, and run the same command again"
+    return (
+        "\nnext: ".join(sentences)
+        or "correct what the reason names, and run the same command again"
+    )
 
 
 _SETTINGS = "settings="
@@ -204,7 +240,10 @@ _SETTINGS = "settings="
 def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
     """Return the command with these flags in place of those that they replace."""
     replaced = {word.partition("=")[0] for word in flags if "=" in word}
-    replaced |= {"trigger_id", *(SCRATCH if FROM_SCRATCH in flags else ())}  # the run of that trigger_id has ended
+    replaced |= {
+        "trigger_id",
+        *(SCRATCH if FROM_SCRATCH in flags else ()),
+    }  # the run of that trigger_id has ended
     kept, words = [], iter(command)
     for word in words:
         given = [word, next(words)] if word in ("-p", "--set") else [word]
@@ -214,7 +253,11 @@ def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
             given = [word, _SETTINGS + shlex.join(left)] if left else []
         if given and given[-1].partition("=")[0] not in replaced and given != [FROM_SCRATCH]:
             kept += given
-    return [*kept, *([FROM_SCRATCH] if FROM_SCRATCH in command and FROM_SCRATCH not in flags else []), *flags]
+    return [
+        *kept,
+        *([FROM_SCRATCH] if FROM_SCRATCH in command and FROM_SCRATCH not in flags else []),
+        *flags,
+    ]
 
 
 def _cells(line: RunLine) -> tuple[str, ...]:
@@ -223,4 +266,6 @@ def _cells(line: RunLine) -> tuple[str, ...]:
 
     numbers = shown(line.seconds, ".0f"), shown(line.rows, ","), shown(line.auc, ".4f")
     cells = (line.started_at, *kubeflow_name(line.run), line.state, line.step, *numbers)
-    return tuple(cell or "-" for cell in (*cells, line.verdict, shown(line.version, "d"), line.model_id))
+    return tuple(
+        cell or "-" for cell in (*cells, line.verdict, shown(line.version, "d"), line.model_id)
+    )

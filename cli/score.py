@@ -27,12 +27,18 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
         prog="evergreen score",
-        description="Score rows of files, in order and without labels. Print a JSON line for each row: its file "
-        "and line (for Parquet its row), its score and the model's version, or why it is malformed.",
+        description="Score rows of files, in order and without labels. Print a JSON line for each "
+        "row: its file "
+        "and line (for Parquet its row), its score and the model's version, or why it is "
+        "malformed.",
     )
     add_server_flags(parser)
-    parser.add_argument("--data", type=Path, required=True, help="a file of rows, or a folder of files")
-    parser.add_argument("--limit", type=int, help="number of rows to read, including malformed ones")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="a file of rows, or a folder of files"
+    )
+    parser.add_argument(
+        "--limit", type=int, help="number of rows to read, including malformed ones"
+    )
     return parser
 
 
@@ -57,11 +63,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _score(arguments: argparse.Namespace) -> int:
     recommender, settings = recommender_at(arguments.recommender), client_settings(arguments)
     num_malformed, left = 0, arguments.limit
-    async with RecommenderClient(arguments.server, recommender=recommender, log=None, settings=settings) as client:
+    async with RecommenderClient(
+        arguments.server, recommender=recommender, log=None, settings=settings
+    ) as client:
         for path in click_log_files(arguments.data):
             for found in unlabelled_reader(path, recommender).numbered():
                 part = found if left is None else found.first(left)
-                told: dict[int, dict[str, Any]] = {each.line: {"error": each.reason} for each in part.rejected}
+                told: dict[int, dict[str, Any]] = {
+                    each.line: {"error": each.reason} for each in part.rejected
+                }
                 for at in range(0, len(part.numbers), _ROWS_PER_REQUEST):
                     batch = part.batch.slice(at, _ROWS_PER_REQUEST)
                     names = [name for name in recommender.features.names if name in part.features]

@@ -42,7 +42,9 @@ RUNNER = (str(python_of("driver")), "-m", "cli", "run")
 SECTIONS = ("preprocessing", "model", "training")
 """Sections that may be searched. The other sections change the evaluation rows or the gate."""
 DIRECTIONS = {"auc": "maximize", "log_loss": "minimize"}
-RANDOM_TRIALS = 5  # random trials before Optuna's sampler (TPE) models the results; Optuna's default is 10
+RANDOM_TRIALS = (
+    5  # random trials before Optuna's sampler (TPE) models the results; Optuna's default is 10
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,8 @@ class Dimension:
     def __post_init__(self) -> None:
         if bool(self.choices) == (self.low < self.high) or (self.log and self.low <= 0):
             raise ContractError(
-                f"choices are {list(self.choices)}, low is {self.low:g} and high {self.high:g}, expected choices "
+                f"choices are {list(self.choices)}, low is {self.low:g} and high {self.high:g}, "
+                "expected choices "
                 "alone, or low < high, both positive if log is true"
             )
 
@@ -79,21 +82,46 @@ class Dimension:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
-    parser = CommandParser(prog="evergreen search", description=(__doc__ or "").partition("\n\n")[2])
+    parser = CommandParser(
+        prog="evergreen search", description=(__doc__ or "").partition("\n\n")[2]
+    )
     parser.add_argument("--package", type=Path, required=True, help="compiled pipeline")
-    parser.add_argument("--space", type=Path, required=True, help="YAML: settings, each with low and high, or choices")
-    parser.add_argument("--trials", type=int, default=10, help="number of trials of the study, including earlier ones")
-    parser.add_argument("--objective", choices=list(DIRECTIONS), default="auc", help="default: %(default)s")
     parser.add_argument(
-        "-p", "--parameter", action="append", default=[], metavar="NAME=VALUE", help="as for `evergreen run`"
+        "--space",
+        type=Path,
+        required=True,
+        help="YAML: settings, each with low and high, or choices",
+    )
+    parser.add_argument(
+        "--trials",
+        type=int,
+        default=10,
+        help="number of trials of the study, including earlier ones",
+    )
+    parser.add_argument(
+        "--objective", choices=list(DIRECTIONS), default="auc", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "-p",
+        "--parameter",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="as for `evergreen run`",
     )
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument(
-        "--folder", type=Path, help="search on this machine: folder with lake and store, as for `evergreen run`"
+        "--folder",
+        type=Path,
+        help="search on this machine: folder with lake and store, as for `evergreen run`",
     )
-    where.add_argument("--katib", type=Path, metavar="OUTPUT", help="write a Katib Experiment instead of a search")
+    where.add_argument(
+        "--katib", type=Path, metavar="OUTPUT", help="write a Katib Experiment instead of a search"
+    )
     parser.add_argument("--recommender", type=Path, help="with --katib: the recommender's file")
-    parser.add_argument("--host", default="http://ml-pipeline:8888", help="with --katib: address of the KFP API")
+    parser.add_argument(
+        "--host", default="http://ml-pipeline:8888", help="with --katib: address of the KFP API"
+    )
     return parser
 
 
@@ -102,8 +130,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Search or write the manifest, and return 0."""
     arguments = build_parser().parse_args(argv)
     if arguments.trials < 1 or (arguments.katib is None) != (arguments.recommender is None):
-        raise ContractError(f"--trials is {arguments.trials} and --recommender {arguments.recommender}, expected at "
-                            "least 1, and the recommender's file only with --katib")  # fmt: skip
+        raise ContractError(
+            f"--trials is {arguments.trials} and --recommender {arguments.recommender}, expected "
+            "at "
+            "least 1, and the recommender's file only with --katib"
+        )
     given = read_parameters(arguments.package, arguments.parameter)
     if arguments.katib:
         recommender = read_recommender(arguments.recommender)
@@ -113,7 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     folders = LocalFolders(root=arguments.folder.resolve())
     given = {"recommender": accepted(folders.store, CURRENT).digest, **given}
-    recommender = check_run(folders.store, reference=given["recommender"], settings=given.get("settings", ""))
+    recommender = check_run(
+        folders.store, reference=given["recommender"], settings=given.get("settings", "")
+    )
     search(arguments, read_space(arguments.space, recommender), folders, given=given)
     return 0
 
@@ -145,7 +178,11 @@ def read_space(path: Path, recommender: Recommender) -> dict[str, Dimension]:
 
 
 def search(
-    arguments: argparse.Namespace, space: Mapping[str, Dimension], folders: LocalFolders, *, given: Mapping[str, str]
+    arguments: argparse.Namespace,
+    space: Mapping[str, Dimension],
+    folders: LocalFolders,
+    *,
+    given: Mapping[str, str],
 ) -> None:
     """Run the missing trials of the study, and print all of them.
 
@@ -165,9 +202,16 @@ def search(
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    file, metric, states = folders.root / "search.sqlite3", arguments.objective, optuna.trial.TrialState
+    file, metric, states = (
+        folders.root / "search.sqlite3",
+        arguments.objective,
+        optuna.trial.TrialState,
+    )
     study = optuna.create_study(
-        storage=f"sqlite:///{file}", study_name=metric, direction=DIRECTIONS[metric], load_if_exists=True
+        storage=f"sqlite:///{file}",
+        study_name=metric,
+        direction=DIRECTIONS[metric],
+        load_if_exists=True,
     )
     # Rows that arrive during the search must not evaluate a trial.
     now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
@@ -175,21 +219,25 @@ def search(
     for name, value in {"parameters": given, "space": repr(space)}.items():
         if (known := study.user_attrs.get(name, value)) != value:
             raise ContractError(
-                f"{name} of the study in {file} is {known}, not {value}: expected the same, or remove the file to "
+                f"{name} of the study in {file} is {known}, not {value}: expected the same, or "
+                "remove the file to "
                 "start again"
             )
         study.set_user_attr(name, value)
     while (number := sum(trial.state.is_finished() for trial in study.trials)) < arguments.trials:
         study.sampler = optuna.samplers.TPESampler(n_startup_trials=RANDOM_TRIALS, seed=number)
         trial = study.ask()
-        words = {name: _suggested(trial, name, each) for name, each in space.items()} if number else {}
+        words = (
+            {name: _suggested(trial, name, each) for name, each in space.items()} if number else {}
+        )
         facts = run_trial(arguments.package, folders, given=given, words=words)
         if not number and metric not in facts:
             raise PermanentError(f"the first trial has no {metric}: {facts['reason']}")
         rows = study.user_attrs.get("rows", facts.get("rows"))
         if facts.get("rows", rows) != rows:
             raise PermanentError(
-                f"trial {trial.number} was evaluated on other rows than the first one, because the lake or the live "
+                f"trial {trial.number} was evaluated on other rows than the first one, because the "
+                "lake or the live "
                 f"model has changed: remove {file} to start again"
             )
         study.set_user_attr("rows", rows)
@@ -198,9 +246,13 @@ def search(
         study.tell(trial, facts.get(metric), state=None if metric in facts else states.FAIL)
         print(_line(study.trials[trial.number]), flush=True)
     judged = study.get_trials(states=[states.COMPLETE])
-    judged.sort(key=lambda trial: float(trial.value or 0.0), reverse=DIRECTIONS[metric] == "maximize")
+    judged.sort(
+        key=lambda trial: float(trial.value or 0.0), reverse=DIRECTIONS[metric] == "maximize"
+    )
     print(f"\nby {metric}, the best first:", *map(_line, judged), sep="\n")
-    print(shlex.join(f"--set={name}={word}" for name, word in judged[0].user_attrs["words"].items()))
+    print(
+        shlex.join(f"--set={name}={word}" for name, word in judged[0].user_attrs["words"].items())
+    )
 
 
 def run_trial(
@@ -225,7 +277,11 @@ def run_trial(
     outcome = find_outcome(folders.store, name)
     judged = evaluated_run(folders.store, outcome.run) if outcome else None
     if judged is None:
-        return {"reason": outcome.reason if outcome else f"exit code {process.returncode}, see {log.name}"}
+        return {
+            "reason": outcome.reason
+            if outcome
+            else f"exit code {process.returncode}, see {log.name}"
+        }
     found = judged[0].candidate
     interval = f"[{found.auc_low or 0:.4f}, {found.auc_high or 0:.4f}]"
     numbers = {name: value for name in DIRECTIONS if (value := getattr(found, name)) is not None}
@@ -233,7 +289,11 @@ def run_trial(
 
 
 def katib_experiment(
-    arguments: argparse.Namespace, space: Mapping[str, Dimension], given: Mapping[str, str], *, name: str
+    arguments: argparse.Namespace,
+    space: Mapping[str, Dimension],
+    given: Mapping[str, str],
+    *,
+    name: str,
 ) -> dict[str, Any]:
     """Return the search as an Experiment, with the image and volume of the pipeline's exit handler.
 
@@ -241,23 +301,38 @@ def katib_experiment(
         ContractError: a choice holds a character that Katib cannot pass on, because Katib inserts
             values into JSON unescaped.
     """
-    if broken := [word for each in space.values() for word in each.words if {'"', "\\"} & set(word)]:
-        raise ContractError(f"choice {broken[0]} holds a quote or a backslash, which Katib does not escape in JSON")
-    made: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("katib_experiment.yaml").read_text())
+    if broken := [
+        word for each in space.values() for word in each.words if {'"', "\\"} & set(word)
+    ]:
+        raise ContractError(
+            f"choice {broken[0]} holds a quote or a backslash, which Katib does not escape in JSON"
+        )
+    made: dict[str, Any] = yaml.safe_load(
+        Path(__file__).with_name("katib_experiment.yaml").read_text()
+    )
     made["metadata"]["name"] = f"search-{name.replace('_', '-')}"[:40].rstrip("-")
     spec, metric = made["spec"], arguments.objective
     spec["objective"] = {"type": DIRECTIONS[metric], "objectiveMetricName": metric}
     spec["maxTrialCount"] = spec["maxFailedTrialCount"] = arguments.trials
     spec["parameters"] = [_katib_parameter(setting, each) for setting, each in space.items()]
-    spec["trialTemplate"]["trialParameters"] += [{"name": setting, "reference": setting} for setting in space]
+    spec["trialTemplate"]["trialParameters"] += [
+        {"name": setting, "reference": setting} for setting in space
+    ]
     changes = " ".join(f"{setting}=${{trialParameters.{setting}}}" for setting in space)
-    run = {**given, "settings": _unreleased(given, changes), "trigger_id": "${trialParameters.trial}"}
+    run = {
+        **given,
+        "settings": _unreleased(given, changes),
+        "trigger_id": "${trialParameters.trial}",
+    }
     image, claim, mount_path = run_outcome_pod(arguments.package)
     pod = spec["trialTemplate"]["trialSpec"]["spec"]["template"]["spec"]
     pod["volumes"][0]["persistentVolumeClaim"]["claimName"] = claim
     (container,) = pod["containers"]
     container["image"], container["env"][0]["value"] = image, json.dumps(run)
-    container["args"] = [f"--host={arguments.host}", f"--store={read_places(arguments.package)['store']}"]
+    container["args"] = [
+        f"--host={arguments.host}",
+        f"--store={read_places(arguments.package)['store']}",
+    ]
     container["volumeMounts"][0]["mountPath"] = mount_path
     return made
 
@@ -265,20 +340,34 @@ def katib_experiment(
 def _katib_parameter(name: str, each: Dimension) -> dict[str, Any]:
     space: dict[str, Any] = {"list": [shlex.quote(word) for word in each.words]}
     if not each.choices:
-        space = {"min": str(each.low), "max": str(each.high), "distribution": "logUniform" if each.log else "uniform"}
-    return {"name": name, "parameterType": each.kind.replace("float", "double"), "feasibleSpace": space}
+        space = {
+            "min": str(each.low),
+            "max": str(each.high),
+            "distribution": "logUniform" if each.log else "uniform",
+        }
+    return {
+        "name": name,
+        "parameterType": each.kind.replace("float", "double"),
+        "feasibleSpace": space,
+    }
 
 
 def _suggested(trial: Any, name: str, each: Dimension) -> str:
     if each.choices:
         return str(trial.suggest_categorical(name, each.words))
     value = getattr(trial, f"suggest_{each.kind}")(name, each.low, each.high, log=each.log)
-    return f"{value:.4g}" if isinstance(value, float) else _word(value)  # four digits are easy to copy
+    return (
+        f"{value:.4g}" if isinstance(value, float) else _word(value)
+    )  # four digits are easy to copy
 
 
 def _line(trial: Any) -> str:
     facts, seconds = trial.user_attrs, trial.duration.total_seconds()
-    judged = "auc {auc:.4f} {interval}  log_loss {log_loss:.4f}" if trial.value is not None else "failed: {reason}"
+    judged = (
+        "auc {auc:.4f} {interval}  log_loss {log_loss:.4f}"
+        if trial.value is not None
+        else "failed: {reason}"
+    )
     words = _settings(facts["words"]) or "(as the recommender is)"
     return f"{trial.number:3d}  {judged.format(**facts)}  {seconds:4.0f} s  {words}"
 

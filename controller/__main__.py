@@ -59,7 +59,12 @@ class ReleaseController:
         baked = self._try(partial(self.baking.step, self.watchdog.reloads), problems)
         self._try(self.inspection.step, problems)
         if self.status is not None:
-            self._write_status(self.status, findings, baked=baked, problem="; ".join(dict.fromkeys(problems)) or None)
+            self._write_status(
+                self.status,
+                findings,
+                baked=baked,
+                problem="; ".join(dict.fromkeys(problems)) or None,
+            )
 
     def _try(self, part: Callable[[], T], problems: list[str]) -> T | None:
         try:
@@ -86,7 +91,9 @@ class ReleaseController:
             logger.error("the status cannot be written: %s", error)
 
 
-def control(controller: ReleaseController, interval_seconds: float, wait: Callable[[float], bool]) -> None:
+def control(
+    controller: ReleaseController, interval_seconds: float, wait: Callable[[float], bool]
+) -> None:
     """Run rounds until `wait` returns True.
 
     `wait` is called with the seconds between two rounds.
@@ -104,10 +111,15 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--metrics-urls",
         default="",
-        help="host:metrics_port or dns:///name:metrics_port of every server; default: counters are not evaluated",
+        help="host:metrics_port or dns:///name:metrics_port of every server; default: counters are "
+        "not evaluated",
     )
-    parser.add_argument("--interval-seconds", type=float, default=5.0, help="seconds between two rounds")
-    parser.add_argument("--status", type=Path, help="JSON file for the last round's findings, counts and errors")
+    parser.add_argument(
+        "--interval-seconds", type=float, default=5.0, help="seconds between two rounds"
+    )
+    parser.add_argument(
+        "--status", type=Path, help="JSON file for the last round's findings, counts and errors"
+    )
     return parser
 
 
@@ -117,7 +129,8 @@ def main(argv: list[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     if not 0 < arguments.interval_seconds <= MAX_INTERVAL_SECONDS:
         raise ContractError(
-            f"interval is {arguments.interval_seconds} s, expected more than 0 and at most {MAX_INTERVAL_SECONDS:g}"
+            f"interval is {arguments.interval_seconds} s, expected more than 0 and at most "
+            f"{MAX_INTERVAL_SECONDS:g}"
         )
     site = site_of(arguments)
     if not site.triton_urls:
@@ -130,7 +143,10 @@ def main(argv: list[str] | None = None) -> int:
     baking = Baking(site=site, metrics=parse_urls(arguments.metrics_urls))
     control(
         ReleaseController(
-            watchdog=Watchdog(site=site), baking=baking, inspection=Inspection(site=site), status=arguments.status
+            watchdog=Watchdog(site=site),
+            baking=baking,
+            inspection=Inspection(site=site),
+            status=arguments.status,
         ),
         arguments.interval_seconds,
         stop.wait,

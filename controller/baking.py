@@ -34,7 +34,14 @@ from evergreen.contracts.checks import AT_MOST, FAIL, INCONCLUSIVE, PASS, Check,
 from evergreen.contracts.manifests import CURRENT
 from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS
 from evergreen.registry import promotion_journal
-from evergreen.registry.promotion_journal import BAKED, Promotion, baking, findings_path, read_findings, seconds_since
+from evergreen.registry.promotion_journal import (
+    BAKED,
+    Promotion,
+    baking,
+    findings_path,
+    read_findings,
+    seconds_since,
+)
 from evergreen.registry.recommenders import accepted
 from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.durable import write_whole
@@ -108,14 +115,20 @@ class Baking:
             return BakingStep(action=NONE, reason="nothing is live")
         counts = self._count(live, reloads)
         if (line := baking(store)) is None:
-            return BakingStep(action=NONE, reason=f"version {live.version} does not bake", version=live.version)
+            return BakingStep(
+                action=NONE, reason=f"version {live.version} does not bake", version=live.version
+            )
         limits = accepted(store, CURRENT).section("release", RolloutSettings)
         if not limits.bakes:
             return self._end(line, "versions of this recommender do not bake")
         found = read_findings(store, line.version)
         of_version = counts.get(line.version, VersionCounts())
         contradicted = contradiction(found, of_version) if self.metrics else None
-        bad = f"the monitor: {found.reason}" if found is not None and found.state == BAD and not contradicted else None
+        bad = (
+            f"the monitor: {found.reason}"
+            if found is not None and found.state == BAD and not contradicted
+            else None
+        )
         checks = tuple(check_counts(of_version, counts.get(line.previous_version or 0), limits))
         if bad is None and decide(checks) == FAIL:
             bad = headline(checks)
@@ -127,7 +140,10 @@ class Baking:
         seconds = seconds_since(line, self.site.clock())
         is_evaluated = limits.bake_rows == 0 or (found is not None and found.state == WELL)
         if is_evaluated and not -CLOCK_AHEAD_SECONDS <= seconds < limits.bake_seconds:
-            return self._end(line, f"{found.reason if found and limits.bake_rows else 'no counter exceeds its limit'}")
+            return self._end(
+                line,
+                f"{found.reason if found and limits.bake_rows else 'no counter exceeds its limit'}",
+            )
         waits = f"{seconds:.0f} of {limits.bake_seconds:.0f} s"
         if not is_evaluated:
             waits += f"; {found.reason if found else 'the monitor has no findings yet'}"
@@ -136,8 +152,12 @@ class Baking:
     def _roll_back(self, line: Promotion, reason: str) -> BakingStep:
         self._tries[line.version] += 1
         tries = self._tries[line.version]
-        if tries & (tries - 1) and tries % _RETRY_ROUNDS:  # each attempt writes to the journal and reloads servers
-            raise TemporaryError(f"version {line.version} could not be rolled back yet, retrying later: {reason}")
+        if (
+            tries & (tries - 1) and tries % _RETRY_ROUNDS
+        ):  # each attempt writes to the journal and reloads servers
+            raise TemporaryError(
+                f"version {line.version} could not be rolled back yet, retrying later: {reason}"
+            )
         try:
             rollback(self.site, to_version=line.previous_version, reason=reason, of=line)
         except Refused as error:
@@ -149,8 +169,12 @@ class Baking:
         repository: ModelRepository = self.site.open_repository()
         with repository.locked():
             if baking(self.site.store) != line or promotion_journal.interrupted(self.site.store):
-                return BakingStep(action=NONE, reason="a deployment ran meanwhile", version=line.version)
-            promotion_journal.append_promotion(self.site.store, line.baked(self.site.now(), self.site.who, reason))
+                return BakingStep(
+                    action=NONE, reason="a deployment ran meanwhile", version=line.version
+                )
+            promotion_journal.append_promotion(
+                self.site.store, line.baked(self.site.now(), self.site.who, reason)
+            )
         logger.info("version %d is baked: %s", line.version, reason)
         return BakingStep(action=BAKED, reason=reason, version=line.version)
 
@@ -175,7 +199,9 @@ class Baking:
                 # The first counters of a server, and those after its restart, include slow
                 # warm-ups.
                 if last is not None and all(seen[key][name] >= last[name] for name in COUNTERS):
-                    growth = {name: growth[name] + seen[key][name] - last[name] for name in COUNTERS}
+                    growth = {
+                        name: growth[name] + seen[key][name] - last[name] for name in COUNTERS
+                    }
         except TemporaryError as error:
             logger.warning("%s", error)
             p99 = []  # if one server does not answer, the others' p99 are not bounds
@@ -183,16 +209,24 @@ class Baking:
         counts[version] = self._with_p99(before.plus(growth, reloads=new_reloads), p99, live)
         counts = dict(list(counts.items())[-KEPT_VERSIONS:])
         # Keep the last reading of a server that did not answer.
-        seen = {**{key: last for key, last in kept.seen.items() if key.endswith(f" {version}")}, **seen}
+        seen = {
+            **{key: last for key, last in kept.seen.items() if key.endswith(f" {version}")},
+            **seen,
+        }
         if (known := _Counters(counts=counts, seen=seen)) != kept:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(asdict(known)) + "\n")
         self._reloads_seen[version] += new_reloads
         return counts
 
-    def _with_p99(self, counts: "VersionCounts", p99: Sequence[float | None], live: Promotion) -> "VersionCounts":
+    def _with_p99(
+        self, counts: "VersionCounts", p99: Sequence[float | None], live: Promotion
+    ) -> "VersionCounts":
         """Append a reading of the servers' p99 if one is due."""
-        told, seconds = [each for each in p99 if each is not None], seconds_since(live, self.site.clock())
+        told, seconds = (
+            [each for each in p99 if each is not None],
+            seconds_since(live, self.site.clock()),
+        )
         last = counts.p99[-1][0] if counts.p99 else 0.0
         # The last reading can be in the future if the clock was set back or the version went live
         # again.
@@ -221,7 +255,11 @@ class VersionCounts(ArmCounts):
 
         Returns None if there are too few readings.
         """
-        return median(each[bound] for each in self.p99) / 1000 if len(self.p99) >= P99_READINGS else None
+        return (
+            median(each[bound] for each in self.p99) / 1000
+            if len(self.p99) >= P99_READINGS
+            else None
+        )
 
 
 def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
@@ -247,7 +285,9 @@ def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     )
 
 
-def check_counts(version: VersionCounts, before: VersionCounts | None, limits: RolloutSettings) -> list[Check]:
+def check_counts(
+    version: VersionCounts, before: VersionCounts | None, limits: RolloutSettings
+) -> list[Check]:
     """Check the version's counters, compared with those of the version before.
 
     If the version before has too few requests, failures are limited to the margin. A time in the
@@ -259,7 +299,7 @@ def check_counts(version: VersionCounts, before: VersionCounts | None, limits: R
     [('reloads', 0, 'pass'), ('failure rate', 0.0, 'pass'), ('latency ratio', 3.0, 'fail')]
     >>> headline(checks[2:])
     'passed 0 of 2 checks; failed: latency ratio 3 (at most 2); inconclusive: p99 ratio (too few requests)'
-    """
+    """  # noqa: E501
     other = before or VersionCounts()
     usual = other.failure / other.requests if other.requests >= _RULES.min_requests else 0.0
     allowed = min(usual + limits.max_failure_margin, 1.0)
@@ -284,19 +324,33 @@ def check_counts(version: VersionCounts, before: VersionCounts | None, limits: R
             result=FAIL if p_value < _RULES.error_alpha else PASS,
             detail=failures,
         ),
-        _check_ratio("latency ratio", (mean, mean_before), limits.max_latency_ratio, what="mean time in the model"),
-        _check_ratio("p99 ratio", (p99, p99_before), limits.max_p99_ratio, what="p99 of the time in the model"),
+        _check_ratio(
+            "latency ratio",
+            (mean, mean_before),
+            limits.max_latency_ratio,
+            what="mean time in the model",
+        ),
+        _check_ratio(
+            "p99 ratio",
+            (p99, p99_before),
+            limits.max_p99_ratio,
+            what="p99 of the time in the model",
+        ),
     ]
 
 
-def _check_ratio(name: str, milliseconds: tuple[float | None, float | None], limit: float, *, what: str) -> Check:
+def _check_ratio(
+    name: str, milliseconds: tuple[float | None, float | None], limit: float, *, what: str
+) -> Check:
     """Check the version's time divided by that of the version before."""
     now, before = milliseconds
     if not now or not before:
         return Check(name=name, result=INCONCLUSIVE, detail="too few requests")
     result = FAIL if now / before > limit else PASS
     detail = f"{what} is {now:.3g} ms, before {before:.3g} ms"
-    return Check(name=name, value=now / before, limit=limit, bound=AT_MOST, result=result, detail=detail)
+    return Check(
+        name=name, value=now / before, limit=limit, bound=AT_MOST, result=result, detail=detail
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,7 +362,9 @@ class _Counters:
     """Last reading of each server for the live version, by `host:port version`."""
 
     def __post_init__(self) -> None:
-        lacking = [key for key, counters in self.seen.items() if not counters.keys() >= COUNTERS.keys()]
+        lacking = [
+            key for key, counters in self.seen.items() if not counters.keys() >= COUNTERS.keys()
+        ]
         expect(self, f"{', '.join(COUNTERS)} of each server", lambda _: not lacking, "seen")
 
 
@@ -318,4 +374,6 @@ def _read_counters(path: Path) -> _Counters:
     except FileNotFoundError:
         return _Counters()
     except (OSError, ValueError) as error:
-        raise ContractError(f"{path} cannot be read: {error}, expected the controller's counters; remove it") from error
+        raise ContractError(
+            f"{path} cannot be read: {error}, expected the controller's counters; remove it"
+        ) from error

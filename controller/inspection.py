@@ -85,13 +85,25 @@ class Inspection:
         known = {entry.version for entry in promotion_journal.read_journal(self.site.store)}
         canary = promotion_journal.canary_at_work(self.site.store)
         at_work = {canary.version} if canary else set()
-        found = [(repository.published, version) for version in repository.taken_numbers() if version in known]
-        return found + [(repository.canary, version) for version in repository.canary.sizes() if version in at_work]
+        found = [
+            (repository.published, version)
+            for version in repository.taken_numbers()
+            if version in known
+        ]
+        return found + [
+            (repository.canary, version)
+            for version in repository.canary.sizes()
+            if version in at_work
+        ]
 
     def _heal_config(self, repository: ModelRepository) -> None:
         """Rewrite the live version's configuration. Running servers read it at their next load."""
         live = promotion_journal.current(self.site.store)
-        if live is None or promotion_journal.interrupted(self.site.store) or not _is_config_corrupt(repository, live):
+        if (
+            live is None
+            or promotion_journal.interrupted(self.site.store)
+            or not _is_config_corrupt(repository, live)
+        ):
             return
         options = repository.options_for(live.version)
         repository.write_config(repository.config_for(live.version, options))
@@ -106,7 +118,9 @@ class Inspection:
         """
         store = self.site.store
         if promotion_journal.interrupted(store):
-            raise TemporaryError("a killed deployment must be rolled back before its files are inspected")
+            raise TemporaryError(
+                "a killed deployment must be rolled back before its files are inspected"
+            )
         if (folders, version) not in self._versions(repository):
             return
         healed = heal(folders, store, version, options=repository.options_for(version))
@@ -114,7 +128,9 @@ class Inspection:
         live = promotion_journal.current(store)
         is_served = folders is repository.canary or (live is not None and live.version == version)
         if is_served and any(path.startswith(folders.uri) for path in healed):
-            name = repository.names.canary if folders is repository.canary else repository.names.model
+            name = (
+                repository.names.canary if folders is repository.canary else repository.names.model
+            )
             self._reload(name, version, repository)
 
     def _reload(self, name: str, version: int, repository: ModelRepository) -> None:
@@ -123,7 +139,9 @@ class Inspection:
         for url in addresses(self.site.triton_urls, self.site.resolve):
             try:
                 with closing(self.site.connect(url)) as server:
-                    bring_up(server, name, version=version, golden=golden, patience=self.site.patience)
+                    bring_up(
+                        server, name, version=version, golden=golden, patience=self.site.patience
+                    )
             except (TemporaryError, PermanentError) as error:
                 logger.warning("the healed version %d: %s", version, error)
 

@@ -21,7 +21,9 @@ from evergreen.serving.site import Site, SiteSettings, add_site_flags, change_re
 from evergreen.serving.switch import make_live
 
 
-def promote_version(site: Site, version: int, *, reason: str, decision: str | None = None) -> Promotion:
+def promote_version(
+    site: Site, version: int, *, reason: str, decision: str | None = None
+) -> Promotion:
     """Make a prepared version (a canary) live, and return its journal entry.
 
     Its manifest and graph are in the registry, and its folder may already be in the repository.
@@ -37,7 +39,13 @@ def promote_version(site: Site, version: int, *, reason: str, decision: str | No
         unchanged.
     """
     target = read_release(site.store, version)
-    line = site.entry(promotion_journal.PROMOTE, target, reason=reason, trigger_id=target.trigger_id, decision=decision)
+    line = site.entry(
+        promotion_journal.PROMOTE,
+        target,
+        reason=reason,
+        trigger_id=target.trigger_id,
+        decision=decision,
+    )
     return make_live(site, target, line, options=site.repository.options_for(version))
 
 
@@ -48,7 +56,9 @@ def promote_model(settings: SiteSettings, model_id: str, *, override: str) -> Re
         ContractError: the model does not exist or was never evaluated, or `release` raises it.
     """
     evaluated = evaluated_model(settings.store, model_id)
-    return release(*evaluated, settings=as_served_now(settings.serving(evaluated[0])), override=override)
+    return release(
+        *evaluated, settings=as_served_now(settings.serving(evaluated[0])), override=override
+    )
 
 
 def as_served_now(settings: SiteSettings) -> ReleaseSettings:
@@ -60,7 +70,8 @@ def as_served_now(settings: SiteSettings) -> ReleaseSettings:
     else:
         options = ServingOptions(server=place.server) if place else ServingOptions()
     return ReleaseSettings(
-        **{each.name: getattr(settings, each.name) for each in fields(SiteSettings)}, options=options
+        **{each.name: getattr(settings, each.name) for each in fields(SiteSettings)},
+        options=options,
     )
 
 
@@ -70,7 +81,11 @@ def build_parser() -> argparse.ArgumentParser:
     add_site_flags(parser)
     parser.add_argument("--model-id", required=True, help="id of the stored model")
     parser.add_argument(
-        "--override", type=change_reason, required=True, metavar="REASON", help="reason for the journal"
+        "--override",
+        type=change_reason,
+        required=True,
+        metavar="REASON",
+        help="reason for the journal",
     )
     return parser
 

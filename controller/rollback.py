@@ -21,14 +21,25 @@ from evergreen.registry.promotion_journal import Promotion
 from evergreen.runtime.errors import ContractError, Refused
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
-from evergreen.serving.site import Site, SiteSettings, add_site_flags, change_reason, opened, site_of
+from evergreen.serving.site import (
+    Site,
+    SiteSettings,
+    add_site_flags,
+    change_reason,
+    opened,
+    site_of,
+)
 from evergreen.serving.switch import make_live
 
 logger = logging.getLogger(__name__)
 
 
 def rollback(
-    settings: SiteSettings, *, to_version: int | None = None, reason: str, of: Promotion | None = None
+    settings: SiteSettings,
+    *,
+    to_version: int | None = None,
+    reason: str,
+    of: Promotion | None = None,
 ) -> Promotion:
     """Make an earlier version live, and return its journal entry.
 
@@ -52,12 +63,19 @@ def rollback(
     with opened(settings) as site:
         live = site.live
         if live is None:
-            raise ContractError(f"model store {settings.store} has no release, expected one to roll back")
+            raise ContractError(
+                f"model store {settings.store} has no release, expected one to roll back"
+            )
         if of is not None and live != of:
-            raise Refused(f"version {live.version} is live since {live.time}, expected {of.version} since {of.time}")
+            raise Refused(
+                f"version {live.version} is live since {live.time}, expected {of.version} since "
+                f"{of.time}"
+            )
         if site.recovered and of is None and to_version in (None, live.version):
             return live
-        target = _target_release(site, live, to_version if to_version is not None else _replaced_by(site.store, live))
+        target = _target_release(
+            site, live, to_version if to_version is not None else _replaced_by(site.store, live)
+        )
         line = site.entry(promotion_journal.ROLLBACK, target, reason=reason)
         line = replace(line, blocked_model_id=of.model_id if of else None)
         line = make_live(site, target, line, options=site.repository.options_for(target.version))
@@ -74,7 +92,9 @@ def _replaced_by(store: Path, live: Promotion) -> int:
     lines = promotion_journal.read_journal(store)
     version = next(line.previous_version for line in lines if line.version == live.version)
     if version is None:
-        raise ContractError(f"version {live.version} is the first release, expected one with a previous version")
+        raise ContractError(
+            f"version {live.version} is the first release, expected one with a previous version"
+        )
     return version
 
 
@@ -91,8 +111,12 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
     parser = CommandParser(prog="evergreen rollback", description=__doc__)
     add_site_flags(parser)
-    parser.add_argument("--to", type=int, help="version to serve; default: the one that the live version replaced")
-    parser.add_argument("--reason", type=change_reason, required=True, help="reason for the journal")
+    parser.add_argument(
+        "--to", type=int, help="version to serve; default: the one that the live version replaced"
+    )
+    parser.add_argument(
+        "--reason", type=change_reason, required=True, help="reason for the journal"
+    )
     return parser
 
 

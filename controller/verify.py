@@ -36,7 +36,13 @@ from evergreen.contracts.raw_rows import (
     category_matrix,
     feature_matrix,
 )
-from evergreen.registry.models import GRAPH_FILE, graph_folder, graph_sha256, model_folder, release_path
+from evergreen.registry.models import (
+    GRAPH_FILE,
+    graph_folder,
+    graph_sha256,
+    model_folder,
+    release_path,
+)
 from evergreen.registry.promotion_journal import Promotion, read_entries
 from evergreen.rows.archived_rows import ArchivedFile, archived_files
 from evergreen.runtime.durable import sha256_file, sha256_tree
@@ -108,7 +114,12 @@ class Verification:
 
 
 def verify(
-    version: int, store: Path, lake: Objects, *, tolerance: float = DEFAULT_TOLERANCE, limit: int | None = None
+    version: int,
+    store: Path,
+    lake: Objects,
+    *,
+    tolerance: float = DEFAULT_TOLERANCE,
+    limit: int | None = None,
 ) -> Verification:
     """Verify one version.
 
@@ -125,9 +136,14 @@ def verify(
     path = release_path(store, version)
     manifest = Release.read(path) if path.exists() else None
     entries = [entry for entry in read_entries(store) if entry.version == version]
-    released = manifest or next(reversed(entries), None)  # a failed release has journal entries but no manifest
+    released = manifest or next(
+        reversed(entries), None
+    )  # a failed release has journal entries but no manifest
     if released is None:
-        raise ContractError(f"version {version} was never released in model store {store}, expected one of its journal")
+        raise ContractError(
+            f"version {version} was never released in model store {store}, expected one of its "
+            "journal"
+        )
     files: set[str] = set()
     num_rows = num_different = 0
     largest, first = 0.0, None
@@ -168,7 +184,9 @@ def verify(
     )
 
 
-def _check_hashes(released: Release | Promotion, store: Path, scratch: Path) -> tuple[list[Check], Path | None]:
+def _check_hashes(
+    released: Release | Promotion, store: Path, scratch: Path
+) -> tuple[list[Check], Path | None]:
     """Check the hashes, and return a folder with the released graph, or None if there is none."""
     kept = graph_folder(store, released.version)
     folder = model_folder(store, released.model_id).absolute()
@@ -194,7 +212,11 @@ def _check_hashes(released: Release | Promotion, store: Path, scratch: Path) -> 
         except (ContractError, OSError) as error:
             checks.append(Check(name=name, held=False, detail=str(error)))
             continue
-        detail = f"sha256 {found}" if found == expected else f"sha256 is {found}, expected {expected} as released"
+        detail = (
+            f"sha256 {found}"
+            if found == expected
+            else f"sha256 is {found}, expected {expected} as released"
+        )
         checks.append(Check(name=name, held=found == expected, detail=detail))
     held = {check.name for check in checks if check.held}
     graph = kept if "graph" in held else scratch if "graph exported again" in held else None
@@ -209,10 +231,17 @@ def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> C
             faults.append(f"model is {entry.model_id}, expected {released.model_id}")
         for part in sorted(entry.sha256.keys() | released.sha256.keys()):
             if (digest := entry.sha256.get(part)) != (expected := released.sha256.get(part)):
-                faults.append(f"sha256 of {part} is {digest} in the journal entry of {entry.time}, expected {expected}")
+                faults.append(
+                    f"sha256 of {part} is {digest} in the journal entry of {entry.time}, expected "
+                    f"{expected}"
+                )
     if faults:
         return Check(name="journal", held=False, detail=faults[0])
-    return Check(name="journal", held=True, detail=", ".join(f"{entry.action} {entry.time}" for entry in entries))
+    return Check(
+        name="journal",
+        held=True,
+        detail=", ".join(f"{entry.action} {entry.time}" for entry in entries),
+    )
 
 
 def _check_golden(session: Any, path: Path, expected: str | None) -> tuple[Check, Features | None]:
@@ -236,7 +265,11 @@ def _check_golden(session: Any, path: Path, expected: str | None) -> tuple[Check
             raise ContractError(f"sha256 is {sha256}, expected {expected} as released")
     except ContractError as error:
         return Check(name="golden rows", held=False, detail=str(error)), features
-    found = Check(name="golden rows", held=True, detail=f"{len(golden)} rows, largest difference {largest:.3g}")
+    found = Check(
+        name="golden rows",
+        held=True,
+        detail=f"{len(golden)} rows, largest difference {largest:.3g}",
+    )
     return found, features
 
 
@@ -270,7 +303,9 @@ def read_logged_rows(lake: Objects, version: int, features: Features) -> Iterato
             yield from _logged_rows_of(file, archived, version=version, features=features)
 
 
-def _logged_rows_of(file: Any, archived: ArchivedFile, *, version: int, features: Features) -> Iterator[LoggedRows]:
+def _logged_rows_of(
+    file: Any, archived: ArchivedFile, *, version: int, features: Features
+) -> Iterator[LoggedRows]:
     names, needed, start = file.schema_arrow.names, (*features.names, REQUEST_ID, ROW), 0
     # Rows that no model of ours served may lack the columns of the log.
     pairs = [pair for pair in _SCORES if set(pair) <= set(names)]
@@ -281,19 +316,27 @@ def _logged_rows_of(file: Any, archived: ArchivedFile, *, version: int, features
         if not any(pc.any(pc.equal(column, version)).as_py() for column in versions.columns):
             continue
         if lacking := [name for name in needed if name not in names]:
-            raise ContractError(f"{archived.uri} lacks columns {lacking}, expected those of archived rows")
+            raise ContractError(
+                f"{archived.uri} lacks columns {lacking}, expected those of archived rows"
+            )
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[number], columns=columns):
             for scored_by, score_column in pairs:
-                at = np.flatnonzero(batch.column(scored_by).fill_null(-1).to_numpy(zero_copy_only=False) == version)
+                at = np.flatnonzero(
+                    batch.column(scored_by).fill_null(-1).to_numpy(zero_copy_only=False) == version
+                )
                 if len(at):
                     taken = batch.take(pa.array(at))
                     rows = GoldenRows(
                         features=features,
                         dense=feature_matrix(taken, features.numeric, "float32", missing=np.nan),
                         categorical=category_matrix(taken, features),
-                        expected=feature_matrix(taken, [score_column], "float32", missing=np.nan).ravel(),
+                        expected=feature_matrix(
+                            taken, [score_column], "float32", missing=np.nan
+                        ).ravel(),
                     )
-                    yield LoggedRows(file=archived.name, positions=position + at, log=taken, rows=rows)
+                    yield LoggedRows(
+                        file=archived.name, positions=position + at, log=taken, rows=rows
+                    )
             position += batch.num_rows
 
 
@@ -318,9 +361,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="evergreen verify", description=__doc__.split("\n\n")[0])
     parser.add_argument("version", type=int, help="version of the served model")
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
-    parser.add_argument("--lake", required=True, help="lake, or the monitor's archive: folder, its URI, or gs://")
     parser.add_argument(
-        "--limit", type=int, default=None, help="maximum rows to score, in the lake's order (default: all)"
+        "--lake", required=True, help="lake, or the monitor's archive: folder, its URI, or gs://"
+    )
+    parser.add_argument(
+        "--limit",
+        type=int,
+        default=None,
+        help="maximum rows to score, in the lake's order (default: all)",
     )
     parser.add_argument(
         "--tolerance",
@@ -341,11 +389,28 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.limit is not None and arguments.limit < 1:
         raise ContractError(f"limit is {arguments.limit}, expected at least 1")
     store = typed_folder(arguments.store, "--store")
-    uri = arguments.lake if is_bucket_uri(arguments.lake) else str(typed_folder(arguments.lake, "--lake"))
-    found = verify(arguments.version, store, open_objects(uri), tolerance=arguments.tolerance, limit=arguments.limit)
-    print(json.dumps({**asdict(found), "same": found.same}, allow_nan=False) if arguments.json else _as_text(found))
+    uri = (
+        arguments.lake
+        if is_bucket_uri(arguments.lake)
+        else str(typed_folder(arguments.lake, "--lake"))
+    )
+    found = verify(
+        arguments.version,
+        store,
+        open_objects(uri),
+        tolerance=arguments.tolerance,
+        limit=arguments.limit,
+    )
+    print(
+        json.dumps({**asdict(found), "same": found.same}, allow_nan=False)
+        if arguments.json
+        else _as_text(found)
+    )
     if found.same and not found.num_rows:
-        raise ContractError(f"no row of {arguments.lake} was scored by version {found.version}, expected logged rows")
+        raise ContractError(
+            f"no row of {arguments.lake} was scored by version {found.version}, expected logged "
+            "rows"
+        )
     return ExitCode.DONE if found.same else ExitCode.REFUSED
 
 

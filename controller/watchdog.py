@@ -77,7 +77,9 @@ class Watchdog:
 
     def __post_init__(self) -> None:
         # A version number is never reused for other weights, so its golden rows never change.
-        self._golden = lru_cache(maxsize=4)(lambda version: golden_rows(self._repository, self.site.store, version))
+        self._golden = lru_cache(maxsize=4)(
+            lambda version: golden_rows(self._repository, self.site.store, version)
+        )
         self._strikes: Counter[str] = Counter()
         self._last: dict[str, str] = {}
         self._rounds: Counter[str] = Counter()
@@ -113,17 +115,26 @@ class Watchdog:
                 # A pod that ends in a rolling update is gone in one round, and its address is no
                 # longer listed in the next.
                 if self._rounds[key] == (_STRIKES if finding == GONE else 1):
-                    logger.log(_LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why)
+                    logger.log(
+                        _LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why
+                    )
         return findings
 
     def _addresses(self) -> list[str]:
         """Return the current host:port of each server."""
-        found = [address for url in self.site.triton_urls for address in addresses_of(url, self.site.resolve)]
+        found = [
+            address
+            for url in self.site.triton_urls
+            for address in addresses_of(url, self.site.resolve)
+        ]
         return list(dict.fromkeys(found))
 
     def _expected_versions(self) -> dict[str, int]:
         """Return the version of each model according to the journal."""
-        live, canary = promotion_journal.current(self.site.store), promotion_journal.canary_at_work(self.site.store)
+        live, canary = (
+            promotion_journal.current(self.site.store),
+            promotion_journal.canary_at_work(self.site.store),
+        )
         if live is None and canary is None:
             return {}
         names = self._repository.names
@@ -203,7 +214,9 @@ class Watchdog:
         # A load alone fixes a wrong version without interrupting the service. A load has no effect
         # on a dead stub, because Triton sees no change, so the model is unloaded first.
         for unload in (True,) if _DEAD_STUB in trouble else (False, True):
-            if name == self._repository.names.model:  # reloads of a canary do not count for the live version
+            if (
+                name == self._repository.names.model
+            ):  # reloads of a canary do not count for the live version
                 self.reloads[version] += 1
             trouble = self._trouble(server, name, version, load=True, unload=unload)
             if trouble is None:

@@ -109,7 +109,9 @@ class Screen:
         """Print one line with the time since the start. Brackets in `text` are not markup."""
         elapsed = time.monotonic() - self._started
         # Do not wrap lines. A log file has no width, and a terminal wraps by itself.
-        self.console.print(f"[dim]{elapsed:6.1f} s[/dim]  {escape(text)}", style=style or None, soft_wrap=True)
+        self.console.print(
+            f"[dim]{elapsed:6.1f} s[/dim]  {escape(text)}", style=style or None, soft_wrap=True
+        )
 
     @contextmanager
     def stage(self, name: str, title: str) -> Iterator[None]:
@@ -139,7 +141,9 @@ class RunWatch:
     def update(self) -> list[tuple[str, StepNote]]:
         """Return run and note of each step whose state changed since the last call."""
         changed = []
-        runs = sorted(p.name for p in (self._store / "runs").glob("*")) if self._store.exists() else []
+        runs = (
+            sorted(p.name for p in (self._store / "runs").glob("*")) if self._store.exists() else []
+        )
         for run in runs:
             for note in read_notes(self._store, run):
                 if self._seen.get((run, note.step)) != note.state:
@@ -189,14 +193,18 @@ class Demo:
         self.traffic.update()
         for event in self.events.update():
             if event["kind"] in SHOWN_EVENTS:
-                self.screen.print(f"monitor: {event['text']}", "yellow" if event["kind"] == "decision" else "")
+                self.screen.print(
+                    f"monitor: {event['text']}", "yellow" if event["kind"] == "decision" else ""
+                )
         for _, note in self.runs.update():
             if note.state != "running":
                 self.screen.print(f"  {describe_step(note)}")
 
     def newest_window(self, version: int) -> dict[str, Any] | None:
         """Return the monitor's newest numbers of a version's window, or None."""
-        return next((line for line in reversed(self.timeline.lines) if line["version"] == version), None)
+        return next(
+            (line for line in reversed(self.timeline.lines) if line["version"] == version), None
+        )
 
     def answered_since(self, moment: float, version: int) -> float | None:
         """Return when a second of traffic ended in which only `version` served requests.
@@ -224,7 +232,9 @@ class Demo:
 
     def traffic_has_ended(self) -> bool:
         """Return whether all rows of the replayed file were sent and every label is known."""
-        return self.rows_ran_out() and self.settled(float(self.traffic.lines[-1]["time"]) + PUBLISH_SECONDS)
+        return self.rows_ran_out() and self.settled(
+            float(self.traffic.lines[-1]["time"]) + PUBLISH_SECONDS
+        )
 
     def monitor_status(self) -> dict[str, Any]:
         """Return the monitor's status."""
@@ -240,7 +250,9 @@ class Demo:
         """
         status = self.monitor_status()
         read_up_to = status["log_read_up_to"]
-        is_read = read_up_to is not None and read_up_to >= last_published and not status["log_backlog"]
+        is_read = (
+            read_up_to is not None and read_up_to >= last_published and not status["log_backlog"]
+        )
         return bool(is_read and status["pending_rows"] == 0)
 
 
@@ -262,7 +274,9 @@ def _run_in(settings: DemoSettings) -> int:
     folders = LocalFolders(root=settings.folder)
     folders.places()
     folders.logs.mkdir()
-    logging.basicConfig(filename=folders.logs / "demo.log", format="%(asctime)s %(name)s %(message)s", force=True)
+    logging.basicConfig(
+        filename=folders.logs / "demo.log", format="%(asctime)s %(name)s %(message)s", force=True
+    )
     screen = Screen()
     for number in ENDING_SIGNALS:
         signal.signal(number, _interrupt)
@@ -284,7 +298,9 @@ def _interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack) -> int:
+def _run_stages(
+    settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack
+) -> int:
     with screen.stage("lake", "click logs"):
         plan = prepare_lake(settings, folders, screen=screen, stack=stack)
     triton = TritonServer(
@@ -318,7 +334,9 @@ def _run_stages(settings: DemoSettings, folders: LocalFolders, *, screen: Screen
         planted = _complete_loop(demo)
         with screen.stage("drain", "stop and account for every record"):
             traffic = _stop_and_account(demo)
-        with screen.stage("verify", "recompute every logged score offline, make every decision again"):
+        with screen.stage(
+            "verify", "recompute every logged score offline, make every decision again"
+        ):
             versions = _start_verifying(demo)
             replayed = _replay_decisions(demo)
             verified = _finish_verifying(demo, versions)
@@ -370,13 +388,16 @@ def check_data(settings: DemoSettings) -> None:
     if data is None:
         if settings.recommender is not None:
             raise ContractError(
-                f"--recommender is {settings.recommender} without --data, expected it with your own rows"
+                f"--recommender is {settings.recommender} without --data, expected it with your "
+                "own rows"
             )
         return
     if not data.exists():
         raise ContractError(f"{data} does not exist, expected a file of rows or a folder of them")
     if data == settings.folder or settings.folder in data.parents:
-        raise ContractError(f"{data} is in {settings.folder}, which the demo empties, expected another folder")
+        raise ContractError(
+            f"{data} is in {settings.folder}, which the demo empties, expected another folder"
+        )
 
 
 @contextmanager
@@ -388,7 +409,9 @@ def start_clean(folder: Path) -> Iterator[None]:
     """
     marker = folder / _MARKER
     if folder.exists() and any(folder.iterdir()) and not marker.exists():
-        raise ContractError(f"{folder} is not empty and not a demo's folder, expected an empty folder or a demo's")
+        raise ContractError(
+            f"{folder} is not empty and not a demo's folder, expected an empty folder or a demo's"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder):
         marker.touch()
@@ -408,7 +431,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ContractError(
-                f"another demo is running in {folder}, expected its end or another folder (--folder)"
+                f"another demo is running in {folder}, expected its end or another folder "
+                "(--folder)"
             ) from error
         yield
     finally:
@@ -432,7 +456,9 @@ def open_demo(folder: Path) -> int:
     state, log = folder / "monitor", sqlite_log(folder).url
     for number in ENDING_SIGNALS:
         signal.signal(number, _interrupt)
-    triton = TritonServer(folders.repository, runtime=folder / "triton", log=folders.logs / "triton.log")
+    triton = TritonServer(
+        folders.repository, runtime=folder / "triton", log=folders.logs / "triton.log"
+    )
     with (
         contextlib.suppress(KeyboardInterrupt),
         _alone_in(folder),
@@ -441,10 +467,23 @@ def open_demo(folder: Path) -> int:
     ):
         address = state / "http.json"
         address.unlink(missing_ok=True)
-        flags = ["--log", log, "--state", str(state), "--archive", str(folder / "archive"), "--http-port", "0"]
-        stack.start("monitor", [sys.executable, "-m", "monitoring", *flags, "--store", str(folders.store)])
+        flags = [
+            "--log",
+            log,
+            "--state",
+            str(state),
+            "--archive",
+            str(folder / "archive"),
+            "--http-port",
+            "0",
+        ]
+        stack.start(
+            "monitor", [sys.executable, "-m", "monitoring", *flags, "--store", str(folders.store)]
+        )
         stack.wait_until(address.exists, what="the monitor's start", seconds=60)
-        place = replace(place, repository_uri=folders.repository.as_uri(), triton_urls=[triton.grpc_url])
+        place = replace(
+            place, repository_uri=folders.repository.as_uri(), triton_urls=[triton.grpc_url]
+        )
         write_serving_place(folders.store, place)
         page = f"http://{LOOPBACK}:{json.loads(address.read_text())['port']}/"
         named = {
@@ -454,28 +493,56 @@ def open_demo(folder: Path) -> int:
             "STATE": state,
             "ARCHIVE": folder / "archive",
         }
-        named |= {name.upper(): getattr(folders, name) for name in ("store", "repository", "lake", "work")}
-        exports = "".join(f"export {name}={shlex.quote(str(value))}\n" for name, value in named.items())
+        named |= {
+            name.upper(): getattr(folders, name) for name in ("store", "repository", "lake", "work")
+        }
+        exports = "".join(
+            f"export {name}={shlex.quote(str(value))}\n" for name, value in named.items()
+        )
         write_whole(folder / "addresses.sh", exports)
         print(f"report: {(folder / 'report.html').as_uri()}\nstatus page: {page}")
-        print(f"in another terminal: source {shlex.quote(str(folder / 'addresses.sh'))}\nCtrl-C ends it", flush=True)
+        print(
+            f"in another terminal: source {shlex.quote(str(folder / 'addresses.sh'))}\nCtrl-C ends "
+            "it",
+            flush=True,
+        )
         stack.wait_until(lambda: not triton.alive(), what="the end of the server", seconds=math.inf)
         raise PermanentError(f"triton ended with code {triton.returncode}, see {triton.log_path}")
     return 0
 
 
-def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack) -> DemoPlan:
+def prepare_lake(
+    settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack
+) -> DemoPlan:
     """Write the lake and the file to replay, and return sizes that fit the rows."""
     root = folders.root
     last_day = (datetime.now(timezone.utc) - timedelta(days=1)).date().isoformat()
     lake = ["--lake", str(folders.lake), "--last-day", last_day, "--days", "4"]
     if settings.data is None:
         seed, world = ["--seed", str(settings.seed)], ["--world", str(root / "world.json")]
-        simulate = ["demo.simulation", "simulate", *lake, *world, *seed, "--rows", str(settings.rows)]
+        simulate = [
+            "demo.simulation",
+            "simulate",
+            *lake,
+            *world,
+            *seed,
+            "--rows",
+            str(settings.rows),
+        ]
         made = _printed(stack, "simulate", simulate)
-        drift = ["demo.simulation", "drift", *world, *seed, "--output", str(root / "drifted_world.json")]
+        drift = [
+            "demo.simulation",
+            "drift",
+            *world,
+            *seed,
+            "--output",
+            str(root / "drifted_world.json"),
+        ]
         _printed(stack, "drift", drift)
-        screen.print(f"  {made['rows']:,} simulated rows over 4 days, {made['clicks'] / made['rows']:.1%} clicks")
+        screen.print(
+            f"  {made['rows']:,} simulated rows over 4 days, {made['clicks'] / made['rows']:.1%} "
+            "clicks"
+        )
         return plan_for_simulator(settings)
     described = _describe(settings, settings.data)
     for sentence in described.assumed:
@@ -486,7 +553,9 @@ def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Scree
     ingest = ["cli.ingest", *lake, "--data", str(settings.data), "--max-rows", str(settings.rows)]
     ingest += ["--store", str(folders.store), "--lake-fraction", "0.6", "--replay", str(replay)]
     made = _printed(stack, "ingest", ingest)
-    for sentence in ingested_sentences(made, replay, most=settings.rows, has_times=described.has_times):
+    for sentence in ingested_sentences(
+        made, replay, most=settings.rows, has_times=described.has_times
+    ):
         screen.print(f"  {sentence}")
     rows = {name: made[name] for name in ("replay_rows", "lake_rows", "clicks")}
     plan = plan_for_data(settings, base, **rows, replay_requests=count_requests(replay))
@@ -494,9 +563,12 @@ def prepare_lake(settings: DemoSettings, folders: LocalFolders, *, screen: Scree
         plan = replace(plan, drift_columns=columns_to_change(replay, base.features))
     if not plan.keeps_requests:
         screen.print(
-            f"  a request has up to {plan.rows_per_request} rows: single rows would be too many requests per second"
+            f"  a request has up to {plan.rows_per_request} rows: single rows would be too many "
+            "requests per second"
         )
-    screen.print(f"  drift will change the meaning of the values of {', '.join(plan.drift_columns)}")
+    screen.print(
+        f"  drift will change the meaning of the values of {', '.join(plan.drift_columns)}"
+    )
     return plan
 
 
@@ -544,7 +616,9 @@ def _first_run(demo: Demo) -> RunOutcome | None:
     demo.stack.finish("first_run", seconds=5, codes=(code,) if outcomes else (0,))
     if outcomes[-1].state != "released":
         return outcomes[-1]
-    demo.screen.print(f"  version 1 is live; {first_model_sentence(read_verdicts(demo.folders)[0])}")
+    demo.screen.print(
+        f"  version 1 is live; {first_model_sentence(read_verdicts(demo.folders)[0])}"
+    )
     return None
 
 
@@ -582,7 +656,9 @@ def _wait_for_window(demo: Demo, *, version: int) -> None:
         # If the monitor requests a run before the drift, go on with that run.
         return is_full or demo.traffic_has_ended() or (version == 1 and demo.has_decided())
 
-    demo.stack.wait_until(full, what=f"a full window of version {version}", seconds=600, watch=demo.watch)
+    demo.stack.wait_until(
+        full, what=f"a full window of version {version}", seconds=600, watch=demo.watch
+    )
 
 
 def _start_drift(demo: Demo) -> bool:
@@ -605,7 +681,10 @@ def _start_drift(demo: Demo) -> bool:
     with demo.screen.stage("drift", title):
         demo.stack.wait_until(decided, what="the monitor's decision", seconds=600, watch=demo.watch)
         if not demo.has_decided():
-            demo.screen.print("  the rows ran out before the monitor had enough evidence: it requests no run", "yellow")
+            demo.screen.print(
+                "  the rows ran out before the monitor had enough evidence: it requests no run",
+                "yellow",
+            )
     return demo.has_decided()
 
 
@@ -620,7 +699,9 @@ def _request_drift(demo: Demo) -> bool:
 
 def _wait_for_run(demo: Demo) -> bool:
     """Wait for the end of the triggered run. Return whether it released a version."""
-    demo.stack.wait_until(demo.run_has_ended, what="the triggered run's end", seconds=1800, watch=demo.watch)
+    demo.stack.wait_until(
+        demo.run_has_ended, what="the triggered run's end", seconds=1800, watch=demo.watch
+    )
     live = promotion_journal.current(demo.folders.store)
     return live is not None and live.version > 1
 
@@ -634,7 +715,9 @@ def _stop_and_account(demo: Demo) -> dict[str, Any]:
         demo.stack.tell("replay", "stop")
     demo.stack.finish("replay", seconds=60)
     ended_at = time.time()
-    demo.stack.wait_until(lambda: demo.settled(ended_at), what="the last labels", seconds=120, watch=demo.watch)
+    demo.stack.wait_until(
+        lambda: demo.settled(ended_at), what="the last labels", seconds=120, watch=demo.watch
+    )
     demo.stack.stop("controller", seconds=60)
     demo.stack.stop("monitor")
     demo.watch()
@@ -666,10 +749,14 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
     """
     first = promotion_journal.read_journal(demo.folders.store)[0]
     started_at = time.time()
-    demo.stack.start("promote", demo.services.promote_command(first.model_id, "the demo plants a bad release"))
+    demo.stack.start(
+        "promote", demo.services.promote_command(first.model_id, "the demo plants a bad release")
+    )
     demo.stack.finish("promote", seconds=PROMOTE_SECONDS)
     done_at = time.time()
-    demo.screen.print(f"  the model of version {first.version} is live after {done_at - started_at:.1f} s")
+    demo.screen.print(
+        f"  the model of version {first.version} is live after {done_at - started_at:.1f} s"
+    )
 
     def rolled_back() -> promotion_journal.Promotion | None:
         line = promotion_journal.current(demo.folders.store)
@@ -682,7 +769,9 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
         watch=demo.watch,
     )
     if (line := rolled_back()) is None:
-        demo.screen.print("  the rows ran out before there was enough evidence against it", "yellow")
+        demo.screen.print(
+            "  the rows ran out before there was enough evidence against it", "yellow"
+        )
         return []
     back_at = promotion_journal.moment_of(line.time).timestamp()
     demo.screen.print(f"  rolled back after {back_at - done_at:.1f} s: {line.reason}")
@@ -723,7 +812,10 @@ def _start_verifying(demo: Demo) -> list[int]:
 
 def _finish_verifying(demo: Demo, versions: list[int]) -> list[VerifiedVersion]:
     """Return the findings of `evergreen verify` for these versions."""
-    logs = [demo.stack.finish(f"verify_{version}", seconds=PROOF_SECONDS, codes=(0, 1)) for version in versions]
+    logs = [
+        demo.stack.finish(f"verify_{version}", seconds=PROOF_SECONDS, codes=(0, 1))
+        for version in versions
+    ]
     return [
         VerifiedVersion(
             version=each["version"],
@@ -748,7 +840,9 @@ def _replay_decisions(demo: Demo) -> ReplayedDecisions | None:
     demo.stack.finish("incident", seconds=PROOF_SECONDS)
     demo.stack.start("decide_again", demo.services.decide_again_command())
     found = printed_json(demo.stack.finish("decide_again", seconds=PROOF_SECONDS, codes=(0, 1)))
-    counters = next(event["counters"] for event in reversed(demo.events.lines) if event["kind"] == "stopped")
+    counters = next(
+        event["counters"] for event in reversed(demo.events.lines) if event["kind"] == "stopped"
+    )
     return ReplayedDecisions(
         points=found["points"],
         equal=found["first_difference"] is None,
@@ -764,7 +858,9 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     summary = summarize(observed)
     write_whole(root / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
     write_report(observed, summary)
-    numbers = ", ".join(f"{name} {value:.4f}" for name, value in asdict(summary.auc).items() if value is not None)
+    numbers = ", ".join(
+        f"{name} {value:.4f}" for name, value in asdict(summary.auc).items() if value is not None
+    )
     screen.print(f"auc: {numbers}", "bold")
     training = [run.step_seconds.get("training") for run in summary.runs]
     seconds = ", ".join("none" if each is None else f"{each:.1f} s" for each in training)
@@ -805,11 +901,14 @@ def describe_step(note: StepNote) -> str:
     """Return one line about a finished step, with its duration and its most important facts."""
     facts = note.facts
     known = {
-        "extraction": "{train_rows:,} training rows, {holdout_rows:,} held out, {malformed:,} malformed",
+        "extraction": "{train_rows:,} training rows, {holdout_rows:,} held out, {malformed:,} "
+        "malformed",
         "validation": "{decision}, {num_warnings} warnings over {num_rows:,} rows",
         "preprocessing": "{ids:,} ids, {new_categories:,} of them new",
-        "training": "auc {progressive_auc:.4f} on rows before training on them, {rows_per_second:,.0f} rows/s",
-        "deployment": "version {version} serves, parity {parity_max_abs_diff:.1e} over {parity_rows:,} rows",
+        "training": "auc {progressive_auc:.4f} on rows before training on them, "
+        "{rows_per_second:,.0f} rows/s",
+        "deployment": "version {version} serves, parity {parity_max_abs_diff:.1e} over "
+        "{parity_rows:,} rows",
     }
     text = note.reason
     if note.state == "done":

@@ -26,7 +26,9 @@ def main(argv: list[str] | None = None) -> int:
     from confluent_kafka import Producer
 
     parser = CommandParser(prog="python -m demo.kafka_cluster", description=__doc__)
-    parser.add_argument("--address", type=Path, required=True, help="file to write the brokers' addresses to")
+    parser.add_argument(
+        "--address", type=Path, required=True, help="file to write the brokers' addresses to"
+    )
     parser.add_argument("--topic", required=True, help="topic to create")
     arguments = parser.parse_args(argv)
     stop = threading.Event()
@@ -35,7 +37,9 @@ def main(argv: list[str] | None = None) -> int:
     # The cluster lives as long as this client.
     producer = Producer({"bootstrap.servers": "mock:1", "test.mock.num.brokers": 1})
     brokers = producer.list_topics(arguments.topic, timeout=START_SECONDS).brokers.values()
-    write_whole(arguments.address, ",".join(f"{broker.host}:{broker.port}" for broker in brokers) + "\n")
+    write_whole(
+        arguments.address, ",".join(f"{broker.host}:{broker.port}" for broker in brokers) + "\n"
+    )
     stop.wait()
     return 0
 

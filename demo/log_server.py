@@ -34,12 +34,15 @@ def find_emulator(environment: Mapping[str, str] = os.environ) -> Path:
         found = shutil.which(_NAME, path=str(Path(gcloud).resolve().parents[1] / _INSIDE_SDK))
     if found is None:
         raise ContractError(
-            "Google's Pub/Sub emulator is absent, expected it on PATH or in the Cloud SDK of gcloud: "
+            "Google's Pub/Sub emulator is absent, expected it on PATH or in the Cloud SDK of "
+            "gcloud: "
             "install it with 'gcloud components install pubsub-emulator' or your package manager's "
             "google-cloud-cli-pubsub-emulator"
         )
     if "JAVA_HOME" not in environment and shutil.which("java", path=search) is None:
-        raise ContractError(f"{found} needs Java, expected 'java' on PATH or in JAVA_HOME: install a Java runtime")
+        raise ContractError(
+            f"{found} needs Java, expected 'java' on PATH or in JAVA_HOME: install a Java runtime"
+        )
     return Path(found)
 
 
@@ -95,9 +98,19 @@ def start_log(kind: str, root: Path, stack: Stack) -> LogPlace:
     if kind == "kafka":
         address = root / "kafka.brokers"
         address.unlink(missing_ok=True)
-        cluster = [executable, "-m", "demo.kafka_cluster", "--address", str(address), "--topic", "clicks"]
+        cluster = [
+            executable,
+            "-m",
+            "demo.kafka_cluster",
+            "--address",
+            str(address),
+            "--topic",
+            "clicks",
+        ]
         stack.start("kafka", cluster)
-        stack.wait_until(address.exists, what="the start of the Kafka cluster", seconds=READY_SECONDS)
+        stack.wait_until(
+            address.exists, what="the start of the Kafka cluster", seconds=READY_SECONDS
+        )
         return LogPlace(url=f"kafka://{address.read_text().strip()}/clicks")
     return sqlite_log(root)
 
@@ -107,7 +120,9 @@ def _start_emulator(stack: Stack) -> LogPlace:
     address = f"{LOOPBACK}:{port}"
     stack.start("pubsub_emulator", emulator_command(find_emulator(), port))
     stack.wait_until(
-        lambda: answers(f"http://{address}/"), what="the start of the Pub/Sub emulator", seconds=READY_SECONDS
+        lambda: answers(f"http://{address}/"),
+        what="the start of the Pub/Sub emulator",
+        seconds=READY_SECONDS,
     )
     # After connecting, the watermark is unknown until a lease has expired. 10 s is the shortest
     # lease of Pub/Sub.

@@ -24,7 +24,14 @@ from evergreen.config.spec import Recommender
 from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import Verdict
 from evergreen.contracts.raw_rows import LABEL, REQUEST_ID, is_visible
-from evergreen.recommender_file.draft import KINDS, LEFT_OUT, draft, guess_roles, read_sample, recommender_name
+from evergreen.recommender_file.draft import (
+    KINDS,
+    LEFT_OUT,
+    draft,
+    guess_roles,
+    read_sample,
+    recommender_name,
+)
 from evergreen.recommender_file.form import read_recommender
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
@@ -142,7 +149,9 @@ class DemoPlan:
 def read_verdicts(folders: LocalFolders) -> list[Verdict]:
     """Return the gate's verdicts of all runs, oldest first."""
     found = [Verdict.read(path) for path in folders.artifacts.glob("*/evaluation/verdict")]
-    return sorted(found, key=lambda each: each.candidate_model_id)  # a model id begins with the time of training
+    return sorted(
+        found, key=lambda each: each.candidate_model_id
+    )  # a model id begins with the time of training
 
 
 def plan_for_simulator(settings: DemoSettings) -> DemoPlan:
@@ -165,7 +174,13 @@ def plan_for_simulator(settings: DemoSettings) -> DemoPlan:
 
 
 def plan_for_data(
-    settings: DemoSettings, base: Recommender, *, replay_rows: int, lake_rows: int, clicks: int, replay_requests: int
+    settings: DemoSettings,
+    base: Recommender,
+    *,
+    replay_rows: int,
+    lake_rows: int,
+    clicks: int,
+    replay_requests: int,
 ) -> DemoPlan:
     """Return sizes for a user's rows. The replay lasts at most two minutes for any number of rows.
 
@@ -191,16 +206,20 @@ def plan_for_data(
     """
     for name in settings.drift_columns:
         if name not in base.features.names:
-            raise ContractError(f"drift column {name!r} is not a feature{nearest(name, base.features.names)}")
+            raise ContractError(
+                f"drift column {name!r} is not a feature{nearest(name, base.features.names)}"
+            )
     rows = lake_rows + replay_rows
     if rows < MIN_DATA_ROWS:
         raise ContractError(
-            f"the data holds {rows} rows, expected at least {MIN_DATA_ROWS:,}: three fifths of them train and evaluate "
+            f"the data holds {rows} rows, expected at least {MIN_DATA_ROWS:,}: three fifths of "
+            "them train and evaluate "
             "the first model, the others are replayed as traffic"
         )
     if clicks in (0, rows):
         raise ContractError(
-            f"the data holds {clicks:,} clicks in {rows:,} rows, expected rows of both labels: is {base.data.label!r} "
+            f"the data holds {clicks:,} clicks in {rows:,} rows, expected rows of both labels: is "
+            f"{base.data.label!r} "
             "the column of the clicks (data.label of the file that --recommender gives)?"
         )
     window = max(200, min(20_000, replay_rows // 6))
@@ -249,10 +268,14 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     """
     criteo = read_recommender(CRITEO_FILE)
     if any(map(_is_criteos_text, _files(data))):
-        return DescribedData(criteo, ["the rows are Criteo's: text without a header"], has_times=False)
+        return DescribedData(
+            criteo, ["the rows are Criteo's: text without a header"], has_times=False
+        )
     files = _drafted_files(data)
     if not files:
-        raise ContractError(f"{data} holds no file of rows, expected one that ends with {', '.join(DRAFTED_FORMS)}")
+        raise ContractError(
+            f"{data} holds no file of rows, expected one that ends with {', '.join(DRAFTED_FORMS)}"
+        )
     sample = read_sample(files[0])
     names = {column.name for column in sample.columns}
     if {name.lower() for name in criteo.features.names} <= {name.lower() for name in names}:
@@ -266,8 +289,10 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     lacking = [] if LABEL in roles else [LABEL]
     if lacking := lacking + ([] if any(kind in roles for kind in KINDS) else ["a feature"]):
         raise ContractError(
-            f"{files[0]} has no column that looks like {' or '.join(lacking)}, expected one of each: describe its "
-            f"columns in a file (`evergreen recommender init {files[0]}` drafts it) and give it by --recommender"
+            f"{files[0]} has no column that looks like {' or '.join(lacking)}, expected one of "
+            "each: describe its "
+            f"columns in a file (`evergreen recommender init {files[0]}` drafts it) and give it by "
+            "--recommender"
         )
     write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))
     said = [f"{role}: {', '.join(names)}" for role, names in roles.items()]
@@ -283,7 +308,9 @@ def have_times(data: Path, recommender: Recommender) -> bool:
     """
     try:
         files = _drafted_files(data)
-        return bool(files) and recommender.data.event_time in {each.name for each in read_sample(files[0]).columns}
+        return bool(files) and recommender.data.event_time in {
+            each.name for each in read_sample(files[0]).columns
+        }
     except ContractError:
         return False  # ingestion reports the fault
 
@@ -299,7 +326,11 @@ def _drafted_files(data: Path) -> list[Path]:
 
     A single file qualifies under any name.
     """
-    return [path for path in _files(data) if path.name.endswith(DRAFTED_FORMS)] if data.is_dir() else [data]
+    return (
+        [path for path in _files(data) if path.name.endswith(DRAFTED_FORMS)]
+        if data.is_dir()
+        else [data]
+    )
 
 
 _CRITEO_LINE = re.compile(
@@ -316,7 +347,9 @@ def _is_criteos_text(path: Path) -> bool:
         with open(path, "rb") as plain:
             is_zipped = plain.read(2) == b"\x1f\x8b"
         with gzip.open(path) if is_zipped else open(path, "rb") as file:
-            return _CRITEO_LINE.fullmatch(file.readline(_MAX_LINE_BYTES).rstrip(b"\r\n")) is not None
+            return (
+                _CRITEO_LINE.fullmatch(file.readline(_MAX_LINE_BYTES).rstrip(b"\r\n")) is not None
+            )
     except (OSError, EOFError):
         return False  # the reader of the file reports the fault
 
@@ -392,7 +425,13 @@ class Services:
         No model is live yet. A model with too few rows for a decision of the gate is therefore
         released too, and the verdict says so.
         """
-        command = [*self.run_command(), "-p", "trigger_id=first", "-p", "trigger_reason=first model"]
+        command = [
+            *self.run_command(),
+            "-p",
+            "trigger_id=first",
+            "-p",
+            "trigger_reason=first model",
+        ]
         return [*command, "--set", "release.rollout=auto"]
 
     def uploader_command(self) -> list[str]:
@@ -428,12 +467,18 @@ class Services:
 
     def promote_command(self, model_id: str, reason: str) -> list[str]:
         """Return the command that makes a model live by a person's decision."""
-        return _command("controller.promote", {**self._site, "model-id": model_id, "override": reason})
+        return _command(
+            "controller.promote", {**self._site, "model-id": model_id, "override": reason}
+        )
 
     @property
     def _site(self) -> dict[str, object]:
         folders = self.folders
-        return {"store": folders.store, "repository": folders.repository, "triton-urls": self.triton_url}
+        return {
+            "store": folders.store,
+            "repository": folders.repository,
+            "triton-urls": self.triton_url,
+        }
 
     def verify_command(self, version: int) -> list[str]:
         """Return the command that recomputes a version's logged scores, and prints JSON."""

@@ -11,7 +11,14 @@ from typing import Any
 from urllib.parse import quote
 
 from demo.plan import NOTIFY_ONLY
-from demo.summary import DemoSummary, Lines, Observations, decision_sentences, journal_events, serving_sentences
+from demo.summary import (
+    DemoSummary,
+    Lines,
+    Observations,
+    decision_sentences,
+    journal_events,
+    serving_sentences,
+)
 from evergreen.registry.model_cards import ModelCard, card_path
 from evergreen.registry.runs import RunOutcome, read_outcomes
 from evergreen.reports.events import EventList, ShownEvent, event_list
@@ -40,16 +47,23 @@ MIN_DRAWN_CLICKS = 10
 def write_report(observed: Observations, summary: DemoSummary) -> Path:
     """Write `report.html` into the demo's folder, and return its path."""
     store, timeline, traffic = observed.folders.store, observed.timeline, observed.traffic
-    events = sorted([*observed.events, *journal_events(store)], key=lambda event: float(event["time"]))
+    events = sorted(
+        [*observed.events, *journal_events(store)], key=lambda event: float(event["time"])
+    )
     start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
     again = f"evergreen open {shlex.quote(str(observed.folders.root))}"
     back = f'evergreen rollback --store {shlex.quote(str(store))} --reason "trying it"'
-    stages = [[name.replace("_", " "), number(seconds)] for name, seconds in summary.seconds.items()]
+    stages = [
+        [name.replace("_", " "), number(seconds)] for name, seconds in summary.seconds.items()
+    ]
     checks = _gate_checks(summary, store)
     page = html_page(
         "Evergreen: one turn of the loop",
         first=[
-            Banner(text=headline_sentence(summary), tone="warn" if summary.auc.recovered is None else "good"),
+            Banner(
+                text=headline_sentence(summary),
+                tone="warn" if summary.auc.recovered is None else "good",
+            ),
             _auc_chart(observed, events, summary, start=start),
             *([checks[-1]] if checks else []),
             _tiles(summary),
@@ -65,7 +79,12 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
             "Serving": _sentences(serving_sentences(summary)),
             "Decisions": _sentences(decision_sentences(summary)),
             "Duration of the stages": [
-                PageTable(caption="Seconds of each stage", head=["stage", "seconds"], rows=stages, numbers=(1,))
+                PageTable(
+                    caption="Seconds of each stage",
+                    head=["stage", "seconds"],
+                    rows=stages,
+                    numbers=(1,),
+                )
             ],
             "Next steps": [
                 Text("Serve the live version and the monitor's page until Ctrl-C:"),
@@ -121,7 +140,9 @@ def _gate_checks(summary: DemoSummary, store: Path) -> list[Checks]:
         path = card_path(store, version.model_id)
         if path.exists():
             caption = f"The gate's checks of version {version.version}: {version.gate}"
-            found.append(Checks(caption=caption, rows=check_rows(ModelCard.read(path).verdict.checks)))
+            found.append(
+                Checks(caption=caption, rows=check_rows(ModelCard.read(path).verdict.checks))
+            )
     return found
 
 
@@ -134,16 +155,24 @@ def headline_sentence(summary: DemoSummary) -> str:
             return "The monitor found no significant change, and requested no run."
         if sure == [NOTIFY_ONLY]:
             return (
-                f"The monitor requested no run: {NOTIFY_ONLY} found drifting features, but only notifies people, and "
+                f"The monitor requested no run: {NOTIFY_ONLY} found drifting features, but only "
+                "notifies people, and "
                 "no policy found that the model is worse."
             )
-        return f"The monitor requested no run, although {' and '.join(sure)} found a change: the run was deferred."
+        return (
+            f"The monitor requested no run, although {' and '.join(sure)} found a change: the "
+            "run was deferred."
+        )
     asked = f"The monitor requested a run ({trigger.reason})"
     if summary.alarm_came_first:
         asked = f"The monitor requested a run before the drift began ({trigger.reason})"
     if auc.recovered is None:
         released = any(version.version > 1 for version in summary.versions)
-        end = "whose new version came too late to be measured" if released else "which released no new version"
+        end = (
+            "whose new version came too late to be measured"
+            if released
+            else "which released no new version"
+        )
         newest = summary.runs[-1] if summary.runs else None
         why = f": {newest.reason}" if newest and newest.state != "released" else ""
         return f"{asked}, {end}{why}."
@@ -152,7 +181,8 @@ def headline_sentence(summary: DemoSummary) -> str:
     share = auc.regained_share
     regained = f"; {share:.0%} of the lost AUC is regained" if share is not None else ""
     return (
-        f"Drift reduced the live AUC from {number(auc.baseline)} to {number(auc.trough)}. The monitor requested a "
+        f"Drift reduced the live AUC from {number(auc.baseline)} to {number(auc.trough)}. The "
+        "monitor requested a "
         f"run, and the new version serves with an AUC of {number(auc.recovered)}{regained}."
     )
 
@@ -161,11 +191,16 @@ def _describe_drift(drift: Mapping[str, Any]) -> str:
     columns = ", ".join(drift.get("columns", ()))
     if drift.get("kind") == "permutation":
         return (
-            f"Drift: the values of {columns} are swapped: categories at random (seed {drift['seed']}), numbers with "
+            f"Drift: the values of {columns} are swapped: categories at random (seed "
+            f"{drift['seed']}), numbers with "
             "those on the other side of the median."
         )
     new = ", ".join(drift.get("new_category_columns", ()))
-    return f"Drift: the meanings of the values of {columns} rotate, and new values appear in {new}." if columns else ""
+    return (
+        f"Drift: the meanings of the values of {columns} rotate, and new values appear in {new}."
+        if columns
+        else ""
+    )
 
 
 def _tiles(summary: DemoSummary) -> Tiles:
@@ -180,14 +215,24 @@ def _tiles(summary: DemoSummary) -> Tiles:
         shown.insert(0, ("best possible AUC before / after drift", best))
     if (bad := summary.bad_release) is not None:
         failed = bad.during.requests_failed
-        shown.append(("bad release rolled back after / requests failed", f"{bad.rolled_back.seconds:.1f} s / {failed}"))
-    for name, words in (("drift_to_detection", "drift to detection"), ("trigger_to_serving", "decision to serving")):
+        shown.append(
+            (
+                "bad release rolled back after / requests failed",
+                f"{bad.rolled_back.seconds:.1f} s / {failed}",
+            )
+        )
+    for name, words in (
+        ("drift_to_detection", "drift to detection"),
+        ("trigger_to_serving", "decision to serving"),
+    ):
         if (seconds := summary.seconds[name]) is not None:
             shown.append((words, f"{number(seconds)} s"))
     return Tiles(dict(shown))
 
 
-def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, start: float) -> PageBlock:
+def _auc_chart(
+    observed: Observations, events: Lines, summary: DemoSummary, *, start: float
+) -> PageBlock:
     lines, timeline = [], observed.timeline
     for version in sorted({t["version"] for t in timeline if t["version"] is not None}):
         # With few clicks the AUC and its interval are meaningless.
@@ -202,7 +247,11 @@ def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, s
                 high=[t["auc_high"] for t in own],
             )
         )
-    marks = [Mark(x=e["time"] - start, text=MARKED_EVENTS[e["kind"]]) for e in events if e["kind"] in MARKED_EVENTS]
+    marks = [
+        Mark(x=e["time"] - start, text=MARKED_EVENTS[e["kind"]])
+        for e in events
+        if e["kind"] in MARKED_EVENTS
+    ]
     drifted = next((t["time"] for t in observed.traffic if t["phase"] != "before"), None)
     if drifted is not None:
         marks.append(Mark(x=drifted - start, text="drift", color="var(--mark)"))
@@ -212,9 +261,9 @@ def _auc_chart(observed: Observations, events: Lines, summary: DemoSummary, *, s
             marks.append(Mark(x=at - start, text=words, color="var(--series-3)"))
     level = summary.auc.threshold
     levels = [] if level is None else [(level, f"threshold {level:.3f}")]
-    return line_chart(lines, y_label="AUC, as the monitor saw it", marks=marks, levels=levels) or Text(
-        "No window was full."
-    )
+    return line_chart(
+        lines, y_label="AUC, as the monitor saw it", marks=marks, levels=levels
+    ) or Text("No window was full.")
 
 
 def _versions(summary: DemoSummary) -> PageTable:

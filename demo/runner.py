@@ -44,7 +44,10 @@ wait for each other also wait for every other process. Next to a server, a train
 with two threads and 9 s with one."""
 STOP_SECONDS = 5.0
 """Time in seconds in which an interrupted step may end by itself."""
-_YIELD = 'level=$1; shift; { echo "$level" > /proc/self/autogroup; } 2> /dev/null; exec nice -n "$level" "$@"'
+_YIELD = (
+    'level=$1; shift; { echo "$level" > /proc/self/autogroup; } 2> /dev/null; exec nice -n '
+    '"$level" "$@"'
+)
 
 
 class PipelineFailed(PermanentError):
@@ -84,14 +87,22 @@ def run_pipeline(
 
     root.mkdir(parents=True, exist_ok=True)
     logs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="evergreen-") as temporary, _kfp_output_to(logs / "kfp.log"):
+    with (
+        tempfile.TemporaryDirectory(prefix="evergreen-") as temporary,
+        _kfp_output_to(logs / "kfp.log"),
+    ):
         refused: set[str] = set()
-        handler = _task_handler(pythons=pythons, source=source, logs=logs, temporary=Path(temporary), refused=refused)
+        handler = _task_handler(
+            pythons=pythons, source=source, logs=logs, temporary=Path(temporary), refused=refused
+        )
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
         text = with_places(package, places)
         # KFP's local runner does not know the workflow's name, and its run id is random. The run's
         # own name is unique, because `run_once` refuses a used one.
-        for placeholder in (dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER, dsl.PIPELINE_JOB_ID_PLACEHOLDER):
+        for placeholder in (
+            dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
+            dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        ):
             text = text.replace(placeholder, "")
         pipeline = kfp_components.load_component_from_text(text)
         # KFP retries every failed task, and waits before each retry. Skip this wait after a
@@ -102,7 +113,9 @@ def run_pipeline(
             mock.patch.object(task_executor, "time", waits),
             # Replace KFP's own name, which contains the time, by the name of the run, as on a
             # cluster.
-            mock.patch.object(executor_input_utils, "get_local_pipeline_resource_name", return_value=name),
+            mock.patch.object(
+                executor_input_utils, "get_local_pipeline_resource_name", return_value=name
+            ),
         ):
             try:
                 pipeline(**arguments)
@@ -110,7 +123,9 @@ def run_pipeline(
                 raise PipelineFailed(str(error)) from error
 
 
-def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temporary: Path, refused: set[str]) -> type:
+def _task_handler(
+    *, pythons: Mapping[str, Path], source: Path, logs: Path, temporary: Path, refused: set[str]
+) -> type:
     """Return a KFP task handler class that runs each task in the environment of its image.
 
     A step that refuses its input is added to `refused`, and does not run again.
@@ -146,7 +161,9 @@ def _task_handler(*, pythons: Mapping[str, Path], source: Path, logs: Path, temp
                 "PATH": f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}",
                 "VIRTUAL_ENV": str(interpreter.parent.parent),
                 "PYTHONPATH": str(source),
-                "TMPDIR": str(temporary),  # the command's `mktemp -d` folders are removed after the run
+                "TMPDIR": str(
+                    temporary
+                ),  # the command's `mktemp -d` folders are removed after the run
                 **self._variables,
             }
             environment.pop("PYTHONHOME", None)
@@ -212,7 +229,11 @@ def _kfp_output_to(log_path: Path) -> Iterator[None]:
     """
     root_logger = logging.getLogger()
     handlers, level = root_logger.handlers[:], root_logger.level
-    with open(log_path, "a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+    with (
+        open(log_path, "a") as log,
+        contextlib.redirect_stdout(log),
+        contextlib.redirect_stderr(log),
+    ):
         try:
             yield
         finally:
@@ -251,7 +272,9 @@ class LocalFolders:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ContractError(f"folder {folder} cannot be created: {error.strerror}") from error
+                raise ContractError(
+                    f"folder {folder} cannot be created: {error.strerror}"
+                ) from error
         return {
             "lake": self.lake.as_uri(),
             "store": self.store.as_uri(),
@@ -288,7 +311,9 @@ def run_once(
     pythons = {name: environments.python_of(name) for name in set(ENVIRONMENT_OF_STEP.values())}
     for name, python in sorted(pythons.items()):
         if not python.exists():  # else the task would run in the next `python3` on PATH
-            raise ContractError(f"environment {name} is absent, expected {python}; `make environments` builds it")
+            raise ContractError(
+                f"environment {name} is absent, expected {python}; `make environments` builds it"
+            )
     asked = {**parameters, **(request.pipeline_arguments() if request else {})}
     name = asked.get("trigger_id") or new_run_name("manual")
     read_places(package)  # fails for a file without places, which would use its defaults
@@ -314,7 +339,9 @@ def run_once(
         failure = str(error)
     outcome = find_outcome(folders.store, name)
     if outcome is None:
-        raise PermanentError(f"run {name} ended without an outcome: {failure or 'see'} {logs / 'kfp.log'}")
+        raise PermanentError(
+            f"run {name} ended without an outcome: {failure or 'see'} {logs / 'kfp.log'}"
+        )
     logger.info("run %s %s at %s: %s", name, outcome.state, outcome.step, outcome.reason)
     return outcome
 

@@ -61,7 +61,16 @@ def tethered(command: Sequence[str], death_signal: signal.Signals = signal.SIGTE
     Start it from a thread that lives as long as the command should, because Linux sends
     `death_signal` when the starting thread ends.
     """
-    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), str(int(death_signal)), *command]
+    return [
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        _LAUNCHER,
+        str(os.getpid()),
+        str(int(death_signal)),
+        *command,
+    ]
 
 
 class JsonLines:
@@ -214,7 +223,9 @@ class Stack:
             self.check()
             watch()
             if time.monotonic() > deadline:
-                raise PermanentError(f"{what} did not happen within {seconds:.0f} s, see {self._logs}")
+                raise PermanentError(
+                    f"{what} did not happen within {seconds:.0f} s, see {self._logs}"
+                )
             time.sleep(every)
 
     def wait_for_exit(self, name: str, *, seconds: float) -> int:
@@ -230,7 +241,9 @@ class Stack:
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise PermanentError(f"{name} did not end within {seconds:.0f} s, see {self._logs}") from error
+            raise PermanentError(
+                f"{name} did not end within {seconds:.0f} s, see {self._logs}"
+            ) from error
         del self._processes[name]
         return code
 

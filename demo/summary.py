@@ -21,7 +21,14 @@ from demo.runner import LocalFolders
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model, Release, Verdict
 from evergreen.registry.models import read_release
-from evergreen.registry.promotion_journal import INTENT, LIVE_ACTIONS, RELEASE, moment_of, read_entries, read_journal
+from evergreen.registry.promotion_journal import (
+    INTENT,
+    LIVE_ACTIONS,
+    RELEASE,
+    moment_of,
+    read_entries,
+    read_journal,
+)
 from evergreen.registry.runs import RunOutcome, read_notes, read_outcomes
 from evergreen.runtime.errors import flags_to_run_again
 from evergreen.storage.uris import local_path
@@ -254,7 +261,9 @@ class DemoSummary:
     def alarm_came_first(self) -> bool:
         """Whether a run was requested before the drift, or without a drift."""
         seconds = self.seconds.get("drift_to_detection")
-        return self.trigger.reason is not None and (not self.drift or (seconds is not None and seconds < 0))
+        return self.trigger.reason is not None and (
+            not self.drift or (seconds is not None and seconds < 0)
+        )
 
 
 def summarize(observed: Observations) -> DemoSummary:
@@ -276,7 +285,9 @@ def summarize(observed: Observations) -> DemoSummary:
         drift={} if drift_time is None else traffic["drift"],
         auc=auc_numbers(observed),
         versions=_version_numbers(releases, read_verdicts(folders)),
-        release=release_numbers(folders.store, observed.traffic, releases[-1].version) if releases[1:] else None,
+        release=release_numbers(folders.store, observed.traffic, releases[-1].version)
+        if releases[1:]
+        else None,
         bad_release=bad_release_numbers(observed.planted, observed.traffic),
         verified=list(observed.verified),
         records=RecordNumbers(
@@ -332,7 +343,12 @@ def auc_numbers(observed: Observations) -> AucNumbers:
 
 def _threshold_of_first(decisions: Lines) -> float | None:
     """Return the AUC threshold of the monitor's policies for version 1, or None."""
-    own = (each["numbers"]["threshold"] for line in decisions if line["version"] == 1 for each in line["decisions"])
+    own = (
+        each["numbers"]["threshold"]
+        for line in decisions
+        if line["version"] == 1
+        for each in line["decisions"]
+    )
     return next((level for level in own if level is not None), None)
 
 
@@ -350,7 +366,11 @@ def first_alarms(decisions: Lines, drift_time: float | None) -> dict[str, float 
     for line in decisions:
         for each in line["decisions"]:
             found.setdefault(each["policy"], None)
-            if each["action"] == "retrain" and found[each["policy"]] is None and drift_time is not None:
+            if (
+                each["action"] == "retrain"
+                and found[each["policy"]] is None
+                and drift_time is not None
+            ):
                 found[each["policy"]] = round(line["time"] - drift_time, 2)
     return found
 
@@ -363,7 +383,9 @@ def feature_drift(events: Lines, drift_time: float | None) -> FeatureDriftNumber
     for row in (row for event in after for row in event["columns"] if row["drifted"]):
         columns[row["feature"]] = max(columns.get(row["feature"], 0.0), row["effect"] or 0.0)
     return FeatureDriftNumbers(
-        seconds=round(after[0]["bucket_end"] - drift_time, 2) if after and drift_time is not None else None,
+        seconds=round(after[0]["bucket_end"] - drift_time, 2)
+        if after and drift_time is not None
+        else None,
         columns=dict(sorted(columns.items(), key=lambda item: -item[1])),
     )
 
@@ -373,7 +395,11 @@ def release_numbers(store: Path, traffic: Lines, version: int) -> ReleaseNumbers
     entries = [entry for entry in read_entries(store) if entry.version == version]
     live = next((entry for entry in entries if entry.action in LIVE_ACTIONS), None)
     outcome = next((o for o in read_outcomes(store) if o.version == version), None)
-    note = next((n for n in read_notes(store, outcome.run) if n.step == "deployment"), None) if outcome else None
+    note = (
+        next((n for n in read_notes(store, outcome.run) if n.step == "deployment"), None)
+        if outcome
+        else None
+    )
     if live is None or note is None:
         return None
     started_at, live_at = _epoch_seconds(note.started_at), _epoch_seconds(live.time)
@@ -400,7 +426,10 @@ def bad_release_numbers(planted: Sequence[LiveChange], traffic: Lines) -> BadRel
 
 def count_served_rows(lake: Path) -> int:
     """Count the rows of the lake that a model of ours scored, distinct by (request_id, row)."""
-    key, is_served = [raw_rows.REQUEST_ID, raw_rows.ROW], ds.field(raw_rows.MODEL_VERSION).is_valid()
+    key, is_served = (
+        [raw_rows.REQUEST_ID, raw_rows.ROW],
+        ds.field(raw_rows.MODEL_VERSION).is_valid(),
+    )
     files = [str(path) for path in lake.glob("day=*/*.parquet")]
     count: int = ds.dataset(files).to_table(key, is_served).group_by(key).aggregate([]).num_rows
     return count
@@ -412,7 +441,8 @@ def journal_events(store: Path) -> list[dict[str, Any]]:
         {
             "time": _epoch_seconds(entry.time),
             "kind": entry.action,
-            "text": f"version {entry.version}, before it {entry.previous_version or 'none'}: {entry.reason}",
+            "text": f"version {entry.version}, before it {entry.previous_version or 'none'}: "
+            f"{entry.reason}",
         }
         for entry in read_entries(store)
         if entry.action != INTENT
@@ -432,27 +462,45 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
         yield "the gate has no auc of version 1, so no policy has a threshold for it"
     elif auc.threshold < 0.5:
         yield (
-            f"the threshold for version 1 is an auc of {auc.threshold:.3f}, worse than chance: the gate's interval "
+            f"the threshold for version 1 is an auc of {auc.threshold:.3f}, worse than chance: the "
+            "gate's interval "
             "is wide"
         )
     for number, name, value in ((1, "baseline", auc.baseline), (2, "recovered", auc.recovered)):
         if value is None:
             continue
         timeline = reversed(observed.timeline)
-        window = next(line for line in timeline if line["version"] == number and line["auc"] == value)
-        few = window["rows"] < observed.plan.window_rows or window["clicks"] < observed.plan.min_clicks
-        if few or window["auc_low"] is None or window["auc_high"] - window["auc_low"] > WIDE_INTERVAL:
+        window = next(
+            line for line in timeline if line["version"] == number and line["auc"] == value
+        )
+        few = (
+            window["rows"] < observed.plan.window_rows
+            or window["clicks"] < observed.plan.min_clicks
+        )
+        if (
+            few
+            or window["auc_low"] is None
+            or window["auc_high"] - window["auc_low"] > WIDE_INTERVAL
+        ):
             yield f"the {name} auc {_auc_with_interval(window)}"
     if summary.trigger.reason is None:
         last = observed.timeline[-1] if observed.timeline else None
-        note = f"; the last auc {_auc_with_interval(last)}" if last and last["auc"] is not None else ""
-        change = "the monitor had enough evidence against the model" if summary.drift else "the drift began"
+        note = (
+            f"; the last auc {_auc_with_interval(last)}" if last and last["auc"] is not None else ""
+        )
+        change = (
+            "the monitor had enough evidence against the model"
+            if summary.drift
+            else "the drift began"
+        )
         yield f"the rows ran out before {change}{note}"
     elif auc.recovered is None and any(version.version == 2 for version in summary.versions):
         yield "the rows ran out before version 2 could be measured"
 
 
-def ways_to_turn(observed: Observations, summary: DemoSummary, verdicts: Sequence[Verdict]) -> Iterator[str]:
+def ways_to_turn(
+    observed: Observations, summary: DemoSummary, verdicts: Sequence[Verdict]
+) -> Iterator[str]:
     """Yield changes that would complete the loop, with figures.
 
     Yields nothing if a new version was released and measured.
@@ -467,7 +515,10 @@ def ways_to_turn(observed: Observations, summary: DemoSummary, verdicts: Sequenc
         if first is not None and first.candidate.auc_low is None:
             yield from (
                 advice_in_demo(first, observed.folders.root)
-                or ["more rows: the gate has no auc of version 1, so the monitor has no threshold for it"]
+                or [
+                    "more rows: the gate has no auc of version 1, so the monitor has no threshold "
+                    "for it"
+                ]
             )
         yield from _ways_to_alarm(observed, summary)
     elif len(summary.versions) < 2:
@@ -475,7 +526,8 @@ def ways_to_turn(observed: Observations, summary: DemoSummary, verdicts: Sequenc
     elif summary.auc.recovered is None:
         rows = max((line["rows"] for line in observed.timeline if line["version"] == 2), default=0)
         yield (
-            f"more rows: {observed.plan.window_rows:,} labelled rows of version 2 fill a window, and {rows:,} came "
+            f"more rows: {observed.plan.window_rows:,} labelled rows of version 2 fill a window, "
+            f"and {rows:,} came "
             "before the file ended"
         )
 
@@ -483,10 +535,15 @@ def ways_to_turn(observed: Observations, summary: DemoSummary, verdicts: Sequenc
 def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str]:
     """Yield changes that would give the monitor enough evidence against version 1."""
     drift_time = observed.drift_time
-    sent = sum(line["rows"] for line in observed.traffic if drift_time is not None and line["time"] > drift_time)
+    sent = sum(
+        line["rows"]
+        for line in observed.traffic
+        if drift_time is not None and line["time"] > drift_time
+    )
     if drift_time is None:
         yield (
-            f"more rows: {observed.plan.window_rows:,} labelled rows fill the window before the drift, and all "
+            f"more rows: {observed.plan.window_rows:,} labelled rows fill the window before the "
+            "drift, and all "
             f"{observed.traffic_summary['rows']:,} rows were sent by then"
         )
         return
@@ -494,14 +551,19 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
         each["numbers"]
         for line in observed.decisions
         for each in line["decisions"]
-        if line["version"] == 1 and each["policy"] == SEQUENTIAL and each["numbers"].get("evidence") is not None
+        if line["version"] == 1
+        and each["policy"] == SEQUENTIAL
+        and each["numbers"].get("evidence") is not None
     ]
     if not judged:
         return  # no threshold, and the gate's advice says how to get one
-    evidence, needed, since = (judged[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach"))
+    evidence, needed, since = (
+        judged[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach")
+    )
     if evidence >= needed or since:
         yield (
-            f"more rows: the alarm was raised, but training needs {observed.plan.min_rows_since_breach:,} rows after "
+            "more rows: the alarm was raised, but training needs "
+            f"{observed.plan.min_rows_since_breach:,} rows after "
             "it, "
             f"and only {since:,} came"
         )
@@ -509,15 +571,18 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
         # The logarithm of the evidence grows in proportion to the rows.
         factor = math.log(needed) / math.log(evidence)
         yield (
-            f"more rows: {sent:,} rows after the drift gave evidence {evidence:.3g} of {needed:g}, so that about "
+            f"more rows: {sent:,} rows after the drift gave evidence {evidence:.3g} of {needed:g}, "
+            "so that about "
             f"{math.ceil(sent * factor):,} rows would suffice, {factor:.1f} times as many"
         )
     else:
         low = "none" if summary.auc.trough is None else f"{summary.auc.trough:.3f}"
         columns = ", ".join(summary.drift.get("columns", ())) or "the columns"
         yield (
-            f"a larger drift: after {sent:,} rows with other values of {columns} the evidence is {evidence:.3g} of "
-            f"{needed:g}, because the auc (lowest {low}) is not clearly below {judged[-1]['threshold']:.3f}: name "
+            f"a larger drift: after {sent:,} rows with other values of {columns} the evidence is "
+            f"{evidence:.3g} of "
+            f"{needed:g}, because the auc (lowest {low}) is not clearly below "
+            f"{judged[-1]['threshold']:.3f}: name "
             "columns "
             "with more influence on the clicks by --drift-columns, or use more rows"
         )
@@ -530,7 +595,10 @@ def advice_in_demo(verdict: Verdict, folder: Path) -> list[str]:
         flags = flags_to_run_again(sentence)
         path, _, value = flags[-1].partition("=") if "--set" in flags else ("", "", "")
         section, _, name = path.partition(".")
-        where = f". In the demo, write `{section}: {{{name}: {value}}}` into a copy of the recommender's file "
+        where = (
+            f". In the demo, write `{section}: {{{name}: {value}}}` into a copy of the "
+            "recommender's file "
+        )
         where += f"({folder / 'recommender.yaml'} if it was drafted) and give that by --recommender"
         found.append(sentence + where if path else sentence)
     return found
@@ -545,7 +613,9 @@ def first_model_sentence(verdict: Verdict) -> str:
     return f"its auc at the gate is {quality.auc:.4f}, which sets the monitor's threshold"
 
 
-def ingested_sentences(made: Mapping[str, Any], replay: Path, *, most: int, has_times: bool) -> Iterator[str]:
+def ingested_sentences(
+    made: Mapping[str, Any], replay: Path, *, most: int, has_times: bool
+) -> Iterator[str]:
     """Yield sentences on what happened to a user's rows.
 
     Args:
@@ -555,21 +625,26 @@ def ingested_sentences(made: Mapping[str, Any], replay: Path, *, most: int, has_
         has_times: Whether the rows kept their times.
     """
     yield (
-        f"{made['lake_rows']:,} rows for the lake, the {made['replay_rows']:,} after them for the replay, "
+        f"{made['lake_rows']:,} rows for the lake, the {made['replay_rows']:,} after them for the "
+        "replay, "
         f"{made['malformed']:,} malformed rows set aside"
     )
     if has_times:
         times = pq.read_table(replay, columns=[raw_rows.EVENT_TIME])[raw_rows.EVENT_TIME]
         first, last = (f"{time:%Y-%m-%d %H:%M:%S}" for time in pc.min_max(times).as_py().values())
         yield (
-            f"the rows are split by time: rows before {first} UTC train and evaluate the first model, rows "
+            f"the rows are split by time: rows before {first} UTC train and evaluate the first "
+            "model, rows "
             f"from {first} to {last} are replayed as today's traffic"
         )
     else:
         yield "the rows have no times: they are spread over the last four days in file order"
     if made["lake_rows"] + made["replay_rows"] >= most:
         yield f"only the first {most:,} rows are read, --rows reads more"
-    left = {"duplicates": "equal copies of rows left out", "replaced": "rows replaced by later copies of them"}
+    left = {
+        "duplicates": "equal copies of rows left out",
+        "replaced": "rows replaced by later copies of them",
+    }
     for name, words in left.items():
         if made.get(name):
             yield f"{made[name]:,} {words}"
@@ -586,20 +661,30 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
         yield f"false alarms before the drift: {', '.join(early)}"
     drift = summary.feature_drift
     if drift.columns:
-        columns = ", ".join(f"{name} {distance:.3f}" for name, distance in list(drift.columns.items())[:5])
+        columns = ", ".join(
+            f"{name} {distance:.3f}" for name, distance in list(drift.columns.items())[:5]
+        )
         more = f" and {len(drift.columns) - 5} more" if len(drift.columns) > 5 else ""
-        yield f"features drifted, found without labels {drift.seconds:.1f} s after the drift began: {columns}{more}"
+        yield (
+            f"features drifted, found without labels {drift.seconds:.1f} s after the drift "
+            f"began: {columns}{more}"
+        )
     elif planted := summary.drift.get("columns"):
-        yield f"the values of {len(planted)} columns changed, but no bucket of rows after that shows it"
+        yield (
+            f"the values of {len(planted)} columns changed, but no bucket of rows after that "
+            "shows it"
+        )
     else:
         yield "no feature drifted"
     if (found := summary.decisions) is not None:
         sentence = (
-            f"{found.points} decisions were replayed from the lake, {'all' if found.equal else 'not all'} of them equal"
+            f"{found.points} decisions were replayed from the lake, "
+            f"{'all' if found.equal else 'not all'} of them equal"
         )
         if found.could_differ:
             sentence += (
-                f"; {found.late_requests} requests reached the monitor after their decision point and "
+                f"; {found.late_requests} requests reached the monitor after their decision point "
+                "and "
                 f"{found.late_rows} rows after their bucket had closed, and the lake holds them"
             )
         yield sentence
@@ -610,15 +695,19 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
     if (release := summary.release) is not None:
         p99 = (release.p99_ms_before, release.during.p99_ms, release.p99_ms_after)
         yield (
-            f"release of version {release.version} under traffic: {_three_digits(release.seconds)} s, "
-            f"{release.during.requests_failed} requests failed; p99 of a second before, during, after: "
+            f"release of version {release.version} under traffic: {_three_digits(release.seconds)} "
+            "s, "
+            f"{release.during.requests_failed} requests failed; p99 of a second before, during, "
+            "after: "
             f"{', '.join(map(_three_digits, p99))} ms"
         )
     if (bad := summary.bad_release) is not None:
         yield (
-            f"bad release of version {bad.made.version} automatically rolled back to version {bad.rolled_back.version} "
+            f"bad release of version {bad.made.version} automatically rolled back to version "
+            f"{bad.rolled_back.version} "
             "after "
-            f"{bad.rolled_back.seconds:.1f} s, {bad.during.requests_failed} requests failed: {bad.rolled_back.why}"
+            f"{bad.rolled_back.seconds:.1f} s, {bad.during.requests_failed} requests failed: "
+            f"{bad.rolled_back.why}"
         )
     for found in summary.verified:
         yield (
@@ -636,7 +725,10 @@ def failed_promises(summary: DemoSummary, *, simulated: bool) -> list[str]:
     """
     promises = [*_loop_promises(summary, simulated=simulated), *_serving_promises(summary)]
     if (found := summary.decisions) is not None:
-        sentence = f"the {found.points} decisions replayed from the lake differ from the monitor's decisions"
+        sentence = (
+            f"the {found.points} decisions replayed from the lake differ from the monitor's "
+            "decisions"
+        )
         promises.append((found.equal or found.could_differ, sentence))
     return [sentence for held, sentence in promises if not held]
 
@@ -648,18 +740,28 @@ def _loop_promises(summary: DemoSummary, *, simulated: bool) -> Iterator[tuple[b
         yield run.state != "failed", f"run {run.trigger_id} failed: {run.reason}"
     # The first run has an outcome too.
     recorded = len({run.trigger_id for run in summary.runs}) - 1
-    yield recorded >= runs, f"{runs} runs were triggered, but only {max(recorded, 0)} recorded their outcome"
-    yield requests["failed"] == 0, f"{requests['failed']} of {requests['sent']} requests failed, expected 0"
+    yield (
+        recorded >= runs,
+        f"{runs} runs were triggered, but only {max(recorded, 0)} recorded their outcome",
+    )
+    yield (
+        requests["failed"] == 0,
+        f"{requests['failed']} of {requests['sent']} requests failed, expected 0",
+    )
     yield (
         records.archived == records.published,
         f"{records.archived} records archived, expected the {records.published} published",
     )
-    yield parity is not None and parity <= MAX_PARITY_DIFFERENCE, f"serving parity is {parity}, expected at most 1e-5"
+    yield (
+        parity is not None and parity <= MAX_PARITY_DIFFERENCE,
+        f"serving parity is {parity}, expected at most 1e-5",
+    )
     if simulated:
         yield runs == 1, f"{runs} runs were triggered, expected exactly 1"
         yield (
             share is not None and share >= MIN_REGAINED_SHARE,
-            f"the new version regained {share} of the lost auc, expected at least {MIN_REGAINED_SHARE}",
+            f"the new version regained {share} of the lost auc, expected at least "
+            f"{MIN_REGAINED_SHARE}",
         )
     else:
         yield runs <= 1, f"{runs} runs were triggered, expected at most 1"
@@ -671,10 +773,14 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
         yield failed == 0, f"{failed} requests failed during the release, expected 0"
     if (bad := summary.bad_release) is not None:
         failed, seconds = bad.during.requests_failed, bad.rolled_back.seconds
-        yield failed == 0, f"{failed} requests failed during a bad release and its rollback, expected 0"
+        yield (
+            failed == 0,
+            f"{failed} requests failed during a bad release and its rollback, expected 0",
+        )
         yield (
             seconds < MAX_ROLLBACK_SECONDS,
-            f"a bad release was rolled back after {seconds:.1f} s, expected less than {MAX_ROLLBACK_SECONDS:g}",
+            f"a bad release was rolled back after {seconds:.1f} s, expected less than "
+            f"{MAX_ROLLBACK_SECONDS:g}",
         )
     for found in summary.verified:
         wrong = ", ".join(found.wrong_checks) or "no hash"
@@ -682,10 +788,15 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
         yield found.same, f"version {found.version} differs from its release: {reason} differ"
     if summary.verified:
         rows, archived = sum(found.num_rows for found in summary.verified), summary.records.archived
-        yield rows == archived, f"{rows} logged scores were recomputed, expected the {archived} archived"
+        yield (
+            rows == archived,
+            f"{rows} logged scores were recomputed, expected the {archived} archived",
+        )
 
 
-def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -> list[VersionNumbers]:
+def _version_numbers(
+    releases: Sequence[Release], verdicts: Sequence[Verdict]
+) -> list[VersionNumbers]:
     found = []
     for release in releases:
         model = Model.read(local_path(release.model_uri) / Model.MANIFEST)
@@ -708,7 +819,10 @@ def _version_numbers(releases: Sequence[Release], verdicts: Sequence[Verdict]) -
 
 def _run_numbers(store: Path) -> list[RunNumbers]:
     return [
-        RunNumbers(**vars(each), step_seconds={note.step: note.seconds for note in read_notes(store, each.run)})
+        RunNumbers(
+            **vars(each),
+            step_seconds={note.step: note.seconds for note in read_notes(store, each.run)},
+        )
         for each in read_outcomes(store)
     ]
 
@@ -718,7 +832,9 @@ def _event_spans(
 ) -> dict[str, float | None]:
     """Return the seconds from drift to decision, and from there to the new version's response."""
     decided_at = decision["time"] if decision else None
-    served_at = next((e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None)
+    served_at = next(
+        (e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None
+    )
 
     def between(start: float | None, end: float | None) -> float | None:
         return round(end - start, 2) if start is not None and end is not None else None
@@ -757,8 +873,13 @@ def _epoch_seconds(time: str) -> float:
 
 def _auc_with_interval(window: Mapping[str, Any]) -> str:
     low, high = window["auc_low"], window["auc_high"]
-    interval = f"95 % {low:.3f}..{high:.3f}" if low is not None and high is not None else "no interval"
-    return f"{window['auc']:.3f} ({interval}) is based on {window['rows']} rows with {window['clicks']} clicks"
+    interval = (
+        f"95 % {low:.3f}..{high:.3f}" if low is not None and high is not None else "no interval"
+    )
+    return (
+        f"{window['auc']:.3f} ({interval}) is based on {window['rows']} rows with "
+        f"{window['clicks']} clicks"
+    )
 
 
 def _three_digits(value: float | None) -> str:

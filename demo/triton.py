@@ -58,11 +58,14 @@ def check_repository(repository: Path) -> None:
         for version in versions_of(text) if "version_policy" in text else ():
             for file in (repository / name / str(version) / each for each in needed):
                 if not file.exists():
-                    raise ContractError(f"{file} is absent, expected in every version that {CONFIG_FILE} names")
+                    raise ContractError(
+                        f"{file} is absent, expected in every version that {CONFIG_FILE} names"
+                    )
 
 
 _ASK_PYTHON = (
-    "import json, sys, sysconfig; print(json.dumps([sysconfig.get_path('purelib'), sysconfig.get_config_var('LIBDIR'),"
+    "import json, sys, sysconfig; print(json.dumps([sysconfig.get_path('purelib'), "
+    "sysconfig.get_config_var('LIBDIR'),"
     " '%d.%d' % sys.version_info[:2]]))"
 )
 
@@ -92,7 +95,9 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
     python = (venv / "bin" / "python").absolute()
     if not python.exists():
         raise ContractError(f"serving environment {venv} is absent, expected it to be built")
-    packages, libraries, version = json.loads(subprocess.check_output([python, "-I", "-c", _ASK_PYTHON], text=True))
+    packages, libraries, version = json.loads(
+        subprocess.check_output([python, "-I", "-c", _ASK_PYTHON], text=True)
+    )
     wheel = Path(packages) / "pytriton" / "tritonserver"
     binary = wheel / "bin" / "tritonserver"
     stub = wheel / "python_backend_stubs" / version / "triton_python_backend_stub"
@@ -116,7 +121,9 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
         "OMP_NUM_THREADS": "1",
         **SILENT,
     }
-    return PreparedWheel(binary=binary, backends=runtime / "backends", caches=wheel / "caches", variables=variables)
+    return PreparedWheel(
+        binary=binary, backends=runtime / "backends", caches=wheel / "caches", variables=variables
+    )
 
 
 logger = logging.getLogger(__name__)
@@ -204,7 +211,10 @@ class TritonServer:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.stop()
 
@@ -275,7 +285,9 @@ class TritonServer:
                 logger.info("a port was taken between choice and start, choosing again")
                 continue
             self.start_seconds = time.monotonic() - started
-            logger.info("triton %d ready after %.2f s, gRPC %s", self.pid, self.start_seconds, self.grpc_url)
+            logger.info(
+                "triton %d ready after %.2f s, gRPC %s", self.pid, self.start_seconds, self.grpc_url
+            )
             break
         return self
 
@@ -297,7 +309,11 @@ class TritonServer:
         try:
             process.wait(self.settings.stop_seconds)
         except subprocess.TimeoutExpired:
-            logger.warning("triton %d ignored SIGTERM for %s s, killing it", process.pid, self.settings.stop_seconds)
+            logger.warning(
+                "triton %d ignored SIGTERM for %s s, killing it",
+                process.pid,
+                self.settings.stop_seconds,
+            )
             process.kill()
             process.wait()
         # A stub can outlive its crashed server and ignore SIGTERM. All of them are in the group of
@@ -353,7 +369,10 @@ class TritonServer:
         ]
         flags += [f"--load-model={name}" for name in models_to_load(self.repository)]
         if self.settings.cache_bytes is not None:
-            flags += [f"--cache-directory={caches}", f"--cache-config=local,size={self.settings.cache_bytes}"]
+            flags += [
+                f"--cache-directory={caches}",
+                f"--cache-config=local,size={self.settings.cache_bytes}",
+            ]
         return flags
 
     def _launch(self, wheel: PreparedWheel) -> None:
@@ -393,10 +412,14 @@ class TritonServer:
         try:
             while not self._is_ready():
                 if not self.alive():
-                    raise PermanentError(f"triton ended with {self.returncode} at start: {self._complaint(log_start)}")
+                    raise PermanentError(
+                        f"triton ended with {self.returncode} at start: "
+                        f"{self._complaint(log_start)}"
+                    )
                 if time.monotonic() >= deadline:
                     raise TemporaryError(
-                        f"triton is not ready after {self.settings.ready_seconds} s: {self._complaint(log_start)}"
+                        f"triton is not ready after {self.settings.ready_seconds} s: "
+                        f"{self._complaint(log_start)}"
                     )
                 time.sleep(0.02)
         except BaseException:

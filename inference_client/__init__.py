@@ -41,7 +41,7 @@ recommender's description. This example uses a local server and description inst
 In code without an event loop, use `with SyncRecommenderClient("host:port", recommender=PATH,
 log=URL) as client:` and `client.score(rows)`. The package also contains simulated users and the
 commands in `__main__`.
-"""
+"""  # noqa: E501
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -49,8 +49,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
     from inference_client.access import ServerAccess
-    from inference_client.publisher import Outcome, PublisherSettings, PublishingCounts, Unpublished, metrics_text
-    from inference_client.recommender import Ranking, RecommenderClient, ScoredRows, SyncRecommenderClient
+    from inference_client.publisher import (
+        Outcome,
+        PublisherSettings,
+        PublishingCounts,
+        Unpublished,
+        metrics_text,
+    )
+    from inference_client.recommender import (
+        Ranking,
+        RecommenderClient,
+        ScoredRows,
+        SyncRecommenderClient,
+    )
     from inference_client.scoring import ClientSettings
 
 __all__ = [
@@ -72,8 +83,13 @@ __all__ = [
 
 _MODULE_OF = {
     **dict.fromkeys(("ContractError", "PermanentError", "TemporaryError"), "errors"),
-    **dict.fromkeys(("Outcome", "PublisherSettings", "PublishingCounts", "Unpublished", "metrics_text"), "publisher"),
-    **dict.fromkeys(("Ranking", "RecommenderClient", "ScoredRows", "SyncRecommenderClient"), "recommender"),
+    **dict.fromkeys(
+        ("Outcome", "PublisherSettings", "PublishingCounts", "Unpublished", "metrics_text"),
+        "publisher",
+    ),
+    **dict.fromkeys(
+        ("Ranking", "RecommenderClient", "ScoredRows", "SyncRecommenderClient"), "recommender"
+    ),
     "ClientSettings": "scoring",
     "ServerAccess": "access",
 }

@@ -48,11 +48,14 @@ class ServerAccess:
                 object.__setattr__(self, name, Path(value))
         if (self.certificate_file is None) != (self.key_file is None):
             raise ContractError(
-                f"certificate_file is {self.certificate_file} and key_file {self.key_file}, expected both or none"
+                f"certificate_file is {self.certificate_file} and key_file {self.key_file}, "
+                "expected both or none"
             )
         for name in ("ca_file", "certificate_file", "token_file"):
             if getattr(self, name) is not None and not self.tls:
-                raise ContractError(f"{name} is {getattr(self, name)} without tls, expected tls with it")
+                raise ContractError(
+                    f"{name} is {getattr(self, name)} without tls, expected tls with it"
+                )
 
     def credentials(self) -> grpc.ChannelCredentials | None:
         """Return the gRPC channel credentials, or None without TLS.
@@ -64,7 +67,9 @@ class ServerAccess:
             return None
         files = (self.ca_file, self.key_file, self.certificate_file)
         ca, key, certificate = (None if file is None else _read(file) for file in files)
-        return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=certificate)
+        return grpc.ssl_channel_credentials(
+            root_certificates=ca, private_key=key, certificate_chain=certificate
+        )
 
 
 class Token:
@@ -96,7 +101,9 @@ class Token:
 def _read_token(path: Path) -> str:
     token = _read(path).decode(errors="replace").strip()
     if not token or not token.isascii() or not token.isprintable():
-        raise ContractError(f"{path} contains no token, expected one line of printable ASCII characters")
+        raise ContractError(
+            f"{path} contains no token, expected one line of printable ASCII characters"
+        )
     return token
 
 

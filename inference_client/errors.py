@@ -69,7 +69,9 @@ _SWITCHING = ("not at ready state", "no available versions")
 temporary."""
 
 
-def translated(error: InferenceServerException, *, server: str, model: str, deadline_seconds: float) -> Exception:
+def translated(
+    error: InferenceServerException, *, server: str, model: str, deadline_seconds: float
+) -> Exception:
     """Return our error for a Triton error. The message names the server."""
     status = str(error.status() or "").rpartition(".")[2]
     # Keep only the first line, because a server-side traceback contains paths.

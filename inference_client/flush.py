@@ -83,7 +83,10 @@ class Flush:
             self.refused.append((record, error))
             return
         middle = len(record) // 2
-        halves = [self._encoded(each) for each in (_part(record, slice(middle)), _part(record, slice(middle, None)))]
+        halves = [
+            self._encoded(each)
+            for each in (_part(record, slice(middle)), _part(record, slice(middle, None)))
+        ]
         self.messages += halves
         self._publish(log, halves)
 

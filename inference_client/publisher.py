@@ -79,7 +79,9 @@ class Outcome:
             raise ContractError(f"outcome event is {self.event!r}, expected one of {EVENTS}")
         is_row = isinstance(self.row, int | np.integer) and not isinstance(self.row, bool)
         if not is_row or not 0 <= self.row < MAX_ROWS_PER_RECORD:
-            raise ContractError(f"outcome row is {self.row!r}, expected 0..{MAX_ROWS_PER_RECORD - 1}")
+            raise ContractError(
+                f"outcome row is {self.row!r}, expected 0..{MAX_ROWS_PER_RECORD - 1}"
+            )
         check_id("request_id", self.request_id)
         object.__setattr__(self, "time", _seconds_of(self.time))
 
@@ -102,7 +104,8 @@ def _seconds_of(time: object) -> float:
         except OverflowError:
             pass
     raise ContractError(
-        f"outcome time is {time!r}, expected seconds since the epoch, a datetime with a time zone, or a datetime64"
+        f"outcome time is {time!r}, expected seconds since the epoch, a datetime with a time zone, "
+        "or a datetime64"
     )
 
 
@@ -160,11 +163,18 @@ def metrics_text(counts: Mapping[str, PublishingCounts]) -> str:
     'evergreen_client_log_available{recommender="shop"} 1'
     """
     families = [
-        (name + end, "counter" if end else "gauge", text, {of: getattr(each, name) for of, each in counts.items()})
+        (
+            name + end,
+            "counter" if end else "gauge",
+            text,
+            {of: getattr(each, name) for of, each in counts.items()},
+        )
         for name, end, text in _METRICS
     ]
     available = {of: int(each.problem is None) for of, each in counts.items()}
-    families.append(("available", "gauge", "1 while the event log accepts records, else 0.", available))
+    families.append(
+        ("available", "gauge", "1 while the event log accepts records, else 0.", available)
+    )
     lines = []
     for name, kind, text, values in families:
         full_name = f"evergreen_client_log_{name}"
@@ -177,7 +187,9 @@ class Unpublished(TemporaryError):
     """Records were lost when the publisher was closed, because the event log was unavailable."""
 
     def __init__(self, *, rows: int, outcomes: int, reason: str) -> None:
-        super().__init__(f"{rows} rows and {outcomes} outcomes could not be published and are lost: {reason}")
+        super().__init__(
+            f"{rows} rows and {outcomes} outcomes could not be published and are lost: {reason}"
+        )
         self.rows, self.outcomes, self.reason = rows, outcomes, reason
 
 
@@ -235,7 +247,9 @@ class RecordPublisher:
         self.max_rows = min(MAX_ROWS_PER_RECORD, self._form.max_rows(MAX_MESSAGE_BYTES))
         """Maximum rows of one prediction, whose record must fit one message."""
         self._queued_bytes = 0
-        self._max_flushed_rows = min(MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH // self._form.row_bytes)
+        self._max_flushed_rows = min(
+            MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH // self._form.row_bytes
+        )
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
         self._outcomes: list[tuple[float, int, Outcome]] = []
@@ -290,10 +304,14 @@ class RecordPublisher:
         """
         now = self._timing.clock()
         if not 0 <= outcome.time <= now + MAX_AHEAD_SECONDS:
-            raise ContractError(f"outcome time is {outcome.time}, expected seconds since the epoch, about {now:.0f}")
+            raise ContractError(
+                f"outcome time is {outcome.time}, expected seconds since the epoch, about {now:.0f}"
+            )
         num_bytes = _memory_bytes(outcome)
         is_too_large = self._queued_bytes + num_bytes > self._settings.max_queued_bytes
-        if (is_too_large and self._queued_bytes) or self._counts.queued_outcomes >= self._settings.max_queued:
+        if (
+            is_too_large and self._queued_bytes
+        ) or self._counts.queued_outcomes >= self._settings.max_queued:
             self._drop(rows=0, outcomes=1)
             return False
         if not outcome.time:
@@ -342,7 +360,9 @@ class RecordPublisher:
         """
         self._stopping = True
         latest = self._timing.clock() + self._settings.close_seconds
-        self._outcomes = [(at if at <= latest else 0.0, number, outcome) for at, number, outcome in self._outcomes]
+        self._outcomes = [
+            (at if at <= latest else 0.0, number, outcome) for at, number, outcome in self._outcomes
+        ]
         heapq.heapify(self._outcomes)
         give_up_at = None
         while True:
@@ -356,7 +376,9 @@ class RecordPublisher:
                 if not self._predictions:
                     wait = max(wait, self._outcomes[0][0] - self._timing.clock())
             else:
-                give_up_at = now + self._settings.close_seconds if give_up_at is None else give_up_at
+                give_up_at = (
+                    now + self._settings.close_seconds if give_up_at is None else give_up_at
+                )
                 if self._counts.refused or now >= give_up_at:
                     raise self._give_up()
             await self._timing.sleep(wait)
@@ -365,7 +387,8 @@ class RecordPublisher:
         counts = self._counts
         if counts.dropped_rows or counts.dropped_outcomes:
             logger.warning(
-                "closed; %d rows and %d outcomes are in the log, %d rows and %d outcomes were dropped",
+                "closed; %d rows and %d outcomes are in the log, %d rows and %d outcomes were "
+                "dropped",
                 counts.published_rows,
                 counts.published_outcomes,
                 counts.dropped_rows,
@@ -380,7 +403,9 @@ class RecordPublisher:
             # Libraries raise various errors. The records wait for the next attempt, and
             # `_record_failure` has logged the error.
             logger.debug("flush %d in a row failed: %s", self._failures, error)
-            return min(FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 30), MAX_BACKOFF_SECONDS)
+            return min(
+                FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 30), MAX_BACKOFF_SECONDS
+            )
         return self._settings.interval_seconds
 
     def _give_up(self) -> Unpublished:
@@ -419,9 +444,13 @@ class RecordPublisher:
             left -= 1
         for outcomes in due.values():
             for start in range(0, len(outcomes), MAX_OUTCOMES_PER_MESSAGE):
-                records.append(self._outcome_batch(outcomes[start : start + MAX_OUTCOMES_PER_MESSAGE]))
+                records.append(
+                    self._outcome_batch(outcomes[start : start + MAX_OUTCOMES_PER_MESSAGE])
+                )
         num_outcomes = sum(len(outcomes) for outcomes in due.values())
-        num_bytes = sum(map(_memory_bytes, predictions)) + sum(sum(map(_memory_bytes, each)) for each in due.values())
+        num_bytes = sum(map(_memory_bytes, predictions)) + sum(
+            sum(map(_memory_bytes, each)) for each in due.values()
+        )
         return Flush(records, self._form, num_rows, num_outcomes, num_bytes) if records else None
 
     def _outcome_batch(self, due: list[Outcome]) -> OutcomeBatch:
@@ -456,7 +485,9 @@ class RecordPublisher:
         if self._failures == 1 or was_refused != self._counts.refused:
             state = "refuses records" if self._counts.refused else "is unavailable"
             known = isinstance(error, TemporaryError | PermanentError)
-            logger.warning("the log %s, records wait: %s", state, error, exc_info=None if known else error)
+            logger.warning(
+                "the log %s, records wait: %s", state, error, exc_info=None if known else error
+            )
 
     def _record_success(self, flush: Flush) -> None:
         counts = self._counts
@@ -468,7 +499,10 @@ class RecordPublisher:
         self._queued_bytes -= flush.num_bytes
         counts.problem, counts.refused = None, False
         if self._failures:
-            logger.info("the log is available again after %.0f s", self._timing.timer() - self._failing_since)
+            logger.info(
+                "the log is available again after %.0f s",
+                self._timing.timer() - self._failing_since,
+            )
         self._failures = 0
         filled = max(counts.queued_rows, counts.queued_outcomes) / self._settings.max_queued
         filled = max(filled, self._queued_bytes / (_ROWS_SHARE * self._settings.max_queued_bytes))
@@ -486,7 +520,9 @@ class RecordPublisher:
         for record, error in refused:
             is_prediction = isinstance(record, PredictionBatch)
             kind = "rows" if is_prediction else "outcomes"
-            logger.error("%d %s of record %s are dropped: %s", len(record), kind, record_id(record), error)
+            logger.error(
+                "%d %s of record %s are dropped: %s", len(record), kind, record_id(record), error
+            )
             num_rows += len(record) if is_prediction else 0
             num_outcomes += 0 if is_prediction else len(record)
         self._counts.dropped_rows += num_rows
@@ -516,7 +552,10 @@ class PartitionedPublisher:
         for counts in others:
             for name, *_ in _METRICS:
                 setattr(first, name, getattr(first, name) + getattr(counts, name))
-            first.problem, first.refused = first.problem or counts.problem, first.refused or counts.refused
+            first.problem, first.refused = (
+                first.problem or counts.problem,
+                first.refused or counts.refused,
+            )
         return first
 
     def add(self, prediction: PredictionBatch, outcomes: Sequence[Outcome] = ()) -> bool:
@@ -533,7 +572,9 @@ class PartitionedPublisher:
 
     async def drain(self) -> None:
         """Publish the queues of all partitions, even if one of them fails."""
-        ended = await asyncio.gather(*(partition.drain() for partition in self._partitions), return_exceptions=True)
+        ended = await asyncio.gather(
+            *(partition.drain() for partition in self._partitions), return_exceptions=True
+        )
         lost = [each for each in ended if isinstance(each, Unpublished)]
         for error in ended:
             if isinstance(error, BaseException) and error not in lost:
@@ -555,4 +596,6 @@ def check_id(name: str, text: str) -> None:
     """
     is_text = isinstance(text, str) and text.isascii() and text.isprintable()
     if not is_text or not 0 < len(text) <= MAX_ID_CHARACTERS:
-        raise ContractError(f"{name} is {text!r}, expected 1 to {MAX_ID_CHARACTERS} printable ASCII characters")
+        raise ContractError(
+            f"{name} is {text!r}, expected 1 to {MAX_ID_CHARACTERS} printable ASCII characters"
+        )

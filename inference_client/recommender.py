@@ -108,7 +108,9 @@ def _check_key(key: object) -> None:
 
 
 def _candidate_rows(
-    candidates: RowsByName | FeatureRows, context: RowsByName | FeatureRows | None, features: Features
+    candidates: RowsByName | FeatureRows,
+    context: RowsByName | FeatureRows | None,
+    features: Features,
 ) -> FeatureRows:
     rows = feature_rows(candidates, features, may_lack_columns=context is not None)
     if not len(rows):
@@ -149,8 +151,8 @@ class RecommenderClient:
                 a name, or a custom scorer.
             recommender: Description of the columns and the model's name, or its location
                 (`evergreen.registry.recommenders.recommender_at`).
-            log: URL of the event log (`evergreen.events.locations`), which may have partitions, or a
-                publisher. None = nothing is logged.
+            log: URL of the event log (`evergreen.events.locations`), which may have partitions, or
+                a publisher. None = nothing is logged.
             plan_uri: Model repository with the traffic plan to follow. None = all requests use the
                 recommender's one model.
             settings: See `ClientSettings`.
@@ -162,7 +164,11 @@ class RecommenderClient:
         Raises:
             ContractError: there is no recommender's description at that location.
         """
-        self.recommender = recommender if isinstance(recommender, Recommender) else recommender_at(Path(recommender))
+        self.recommender = (
+            recommender
+            if isinstance(recommender, Recommender)
+            else recommender_at(Path(recommender))
+        )
         self._digest = self.recommender.digest
         self._server, self._log = server, log
         self._plan_uri = plan_uri
@@ -223,7 +229,10 @@ class RecommenderClient:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Close the client. If another exception ends the block, lost records are only logged."""
         try:
@@ -352,7 +361,9 @@ class RecommenderClient:
                 far in the future.
         """
         if self._publisher is None or not self._is_open:
-            raise ContractError("the client is closed or has no event log, expected an open client with log=URL")
+            raise ContractError(
+                "the client is closed or has no event log, expected an open client with log=URL"
+            )
         if (waiting := self._awaiting_shadow.get(outcome.request_id)) is not None:
             waiting.append(outcome)
             return True
@@ -394,23 +405,30 @@ class RecommenderClient:
             return False
         if num_rows > self._publisher.max_rows:
             raise ContractError(
-                f"the logged request has {num_rows} rows, expected at most {self._publisher.max_rows}, or log=False"
+                f"the logged request has {num_rows} rows, expected at most "
+                f"{self._publisher.max_rows}, or log=False"
             )
         return True
 
-    async def _score(self, features: FeatureRows, request_id: str, key: str | None, *, logs: bool) -> Scored:
+    async def _score(
+        self, features: FeatureRows, request_id: str, key: str | None, *, logs: bool
+    ) -> Scored:
         """Score the rows. If some scores are unusable, the request is logged and fails.
 
         The id of a logged request is reserved. The id of a request without a record is released.
         """
         if self._scorer is None or not self._is_open:
-            raise ContractError("the client is not open, expected `async with RecommenderClient(...)`")
+            raise ContractError(
+                "the client is not open, expected `async with RecommenderClient(...)`"
+            )
         if logs:
             self._ids.take(request_id)
         is_logged = False
         self._in_flight += 1
         try:
-            scored = await self._scorer.score(features.dense, features.categorical, request_id=request_id, key=key)
+            scored = await self._scorer.score(
+                features.dense, features.categorical, request_id=request_id, key=key
+            )
             is_logged = logs
             return scored
         except UnusableScores as error:
@@ -496,7 +514,9 @@ class SyncRecommenderClient:
     ) -> None:
         self._client = RecommenderClient(server, recommender=recommender, log=log, **options)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="recommender client", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="recommender client", daemon=True
+        )
 
     def __enter__(self) -> "SyncRecommenderClient":
         self._thread.start()
@@ -508,7 +528,10 @@ class SyncRecommenderClient:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             self._call(self._client.__aexit__(kind, error, trace))
@@ -544,7 +567,9 @@ class SyncRecommenderClient:
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if not self._thread.is_alive():
             coroutine.close()
-            raise ContractError("the client is not open, expected `with SyncRecommenderClient(...)`")
+            raise ContractError(
+                "the client is not open, expected `with SyncRecommenderClient(...)`"
+            )
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def _stop(self) -> None:

@@ -73,7 +73,10 @@ class Replica:
     """Replica at one address."""
 
     def __init__(
-        self, address: str, connect: Callable[[str], InferenceServerClient], clock: Callable[[], float]
+        self,
+        address: str,
+        connect: Callable[[str], InferenceServerClient],
+        clock: Callable[[], float],
     ) -> None:
         """Prepare the connection, which is opened at the first call."""
         self.address = address
@@ -95,9 +98,13 @@ class Replica:
 
         Callers' requests go to other replicas until this one answers again.
         """
-        stalled, self.connection = self.connection, Connection(self._connect(self.address), self._clock)
+        stalled, self.connection = (
+            self.connection,
+            Connection(self._connect(self.address), self._clock),
+        )
         logger.warning(
-            "server %s answered none of %d calls for %.1f s; reconnecting, and sending requests to other replicas",
+            "server %s answered none of %d calls for %.1f s; reconnecting, and sending requests to "
+            "other replicas",
             self.address,
             len(stalled.calls),
             stalled.silent_seconds(),

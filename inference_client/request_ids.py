@@ -28,7 +28,8 @@ class RequestIds:
         """
         if request_id in self._taken:
             raise ContractError(
-                f"request_id {request_id!r} was used by an earlier request of this client, expected a new one for "
+                f"request_id {request_id!r} was used by an earlier request of this client, "
+                "expected a new one for "
                 "each request, because clicks are joined by it"
             )
         self._taken[request_id] = None

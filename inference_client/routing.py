@@ -42,7 +42,11 @@ answers."""
 
 
 def open_scorer(
-    server: str, recommender: Recommender, settings: ClientSettings | None = None, *, plan_uri: str | None = None
+    server: str,
+    recommender: Recommender,
+    settings: ClientSettings | None = None,
+    *,
+    plan_uri: str | None = None,
 ) -> "ScoringClient | PlannedClient":
     """Open a scorer that uses a recommender's only model, or the traffic plan at `plan_uri`.
 
@@ -51,11 +55,16 @@ def open_scorer(
             it.
     """
     if plan_uri is None:
-        return ScoringClient(server, recommender.name, settings, columns=recommender.features.columns)
+        return ScoringClient(
+            server, recommender.name, settings, columns=recommender.features.columns
+        )
     follower = PlanFollower(open_objects(plan_uri), recommender.name)
     plan = follower.objects.local(follower.name)
     if plan is not None and not plan.parent.is_dir():
-        raise ContractError(f"plan is {plan_uri!r}, but {plan.parent} is not a folder, expected the model repository")
+        raise ContractError(
+            f"plan is {plan_uri!r}, but {plan.parent} is not a folder, expected the model "
+            "repository"
+        )
     return PlannedClient(server, follower, settings, columns=recommender.features.columns)
 
 
@@ -66,7 +75,9 @@ class PlanFollower:
     nor the exit of the process.
     """
 
-    def __init__(self, objects: Objects, model_name: str, *, interval_seconds: float = PLAN_POLL_SECONDS) -> None:
+    def __init__(
+        self, objects: Objects, model_name: str, *, interval_seconds: float = PLAN_POLL_SECONDS
+    ) -> None:
         """Create the poller without reading.
 
         Args:
@@ -101,7 +112,11 @@ class PlanFollower:
         try:
             await asyncio.wait_for(is_read.wait(), FIRST_READ_SECONDS)
         except asyncio.TimeoutError:
-            logger.warning("%s was not read within %g s, the stable model answers", self.source, FIRST_READ_SECONDS)
+            logger.warning(
+                "%s was not read within %g s, the stable model answers",
+                self.source,
+                FIRST_READ_SECONDS,
+            )
 
     def stop(self) -> None:
         """Stop polling, without waiting for a read in progress."""
@@ -116,7 +131,9 @@ class PlanFollower:
             # Libraries raise various errors. The last good plan stays, and the next read may
             # succeed.
             if self.problem != str(error):
-                logger.warning("the traffic plan stays as it is (%s): %s", _describe(self.current), error)
+                logger.warning(
+                    "the traffic plan stays as it is (%s): %s", _describe(self.current), error
+                )
             self.problem = str(error)
             return
         if plan != self.current or self.problem is not None:
@@ -130,7 +147,8 @@ def _describe(plan: TrafficPlan | None) -> str:
     if plan.canary is None:
         return f"{plan.sequence}, version {plan.stable.version} alone"
     return (
-        f"{plan.sequence}, version {plan.canary.version} answers {plan.canary_share:.1%} beside {plan.stable.version}, "
+        f"{plan.sequence}, version {plan.canary.version} answers {plan.canary_share:.1%} beside "
+        f"{plan.stable.version}, "
         f"shadow {plan.shadow_share:.1%}"
     )
 
@@ -164,9 +182,15 @@ class PlannedClient:
         self._client = ScoringClient(server, plan.model_name, self._settings, columns=columns)
         deadline = min(SHADOW_SECONDS, self._settings.deadline_seconds)
         shadow_settings = replace(
-            self._settings, deadline_seconds=deadline, max_in_flight=max_shadows, max_waiting=0, max_attempts=1
+            self._settings,
+            deadline_seconds=deadline,
+            max_in_flight=max_shadows,
+            max_waiting=0,
+            max_attempts=1,
         )
-        self._shadow_client = ScoringClient(server, plan.model_name, shadow_settings, columns=columns)
+        self._shadow_client = ScoringClient(
+            server, plan.model_name, shadow_settings, columns=columns
+        )
         self._shadows: set[asyncio.Task[Scored | None]] = set()
         self.fallbacks: Counter[str] = Counter()
         """Requests of the canary that the stable arm answered instead, by error."""
@@ -179,7 +203,10 @@ class PlannedClient:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Wait for requests in flight, including shadow requests, and close."""
         self.plan.stop()
@@ -214,7 +241,9 @@ class PlannedClient:
         if arm != plan.canary:
             scored = await self._client.score(dense, categorical, model_name=plan.stable.model_name)
         else:
-            scored, arm = await self._call_canary(plan, canary=arm, dense=dense, categorical=categorical)
+            scored, arm = await self._call_canary(
+                plan, canary=arm, dense=dense, categorical=categorical
+            )
         shadow = plan.shadow_for(key, request_id)
         if shadow is None or shadow == arm:
             return scored
@@ -227,7 +256,12 @@ class PlannedClient:
         return scored._replace(shadow=task)
 
     async def _call_canary(
-        self, plan: TrafficPlan, *, canary: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+        self,
+        plan: TrafficPlan,
+        *,
+        canary: Arm,
+        dense: NDArray[np.float32],
+        categorical: NDArray[np.int64],
     ) -> tuple[Scored, Arm]:
         """Call the canary, and the stable arm if it fails.
 
@@ -235,7 +269,9 @@ class PlannedClient:
         """
         give_up_at = self._timer() + self._settings.deadline_seconds
         try:
-            scored = await self._client.score(dense, categorical, model_name=canary.model_name, max_attempts=1)
+            scored = await self._client.score(
+                dense, categorical, model_name=canary.model_name, max_attempts=1
+            )
             return scored._replace(canary=True), canary
         except (DeadlineExpired, Overloaded):
             # Calling the other arm would not help, because the time is up or the client has no free
@@ -248,13 +284,19 @@ class PlannedClient:
             logger.debug("the canary did not answer, calling %s: %s", plan.stable.model_name, error)
         left = max(0.001, give_up_at - self._timer())
         name = plan.stable.model_name
-        return await self._client.score(dense, categorical, model_name=name, deadline_seconds=left), plan.stable
+        return await self._client.score(
+            dense, categorical, model_name=name, deadline_seconds=left
+        ), plan.stable
 
-    async def _call_shadow(self, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Scored | None:
+    async def _call_shadow(
+        self, arm: Arm, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+    ) -> Scored | None:
         try:
             answer = await self._shadow_client.score(dense, categorical, model_name=arm.model_name)
         except (TemporaryError, PermanentError, ContractError) as error:
-            self.shadow_counts["dropped" if isinstance(error, Overloaded) else type(error).__name__] += 1
+            self.shadow_counts[
+                "dropped" if isinstance(error, Overloaded) else type(error).__name__
+            ] += 1
             logger.debug("shadow request failed: %s", error)
             return None
         self.shadow_counts["answered"] += 1

@@ -11,7 +11,13 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY, Features, ListOptions, category_of
+from evergreen.config.features import (
+    MAX_CATEGORY,
+    MISSING_CATEGORY,
+    Features,
+    ListOptions,
+    category_of,
+)
 from evergreen.config.reader import nearest
 from evergreen.contracts.raw_rows import FINITE, is_infinite, placed_lists
 from evergreen.contracts.values import EXACT_BELOW, EXACT_FLOATS, NoCategory, is_missing, word_of
@@ -70,7 +76,9 @@ class WrongValue(ContractError):
         self.expected = expected
 
 
-def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack_columns: bool = False) -> FeatureRows:
+def feature_rows(
+    rows: RowsByName | FeatureRows, features: Features, *, may_lack_columns: bool = False
+) -> FeatureRows:
     """Convert rows to new matrices, which later changes of the caller's arrays do not affect.
 
     A numeric value is a number. A category is a whole number, a whole number as text, or a truth
@@ -96,7 +104,7 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     Traceback (most recent call last):
     ...
     evergreen.runtime.errors.ContractError: rows have a column 'itme', which is no feature, expected item
-    """
+    """  # noqa: E501
     if isinstance(rows, FeatureRows):
         _check_widths(rows, features)
         return FeatureRows(dense=np.array(rows.dense), categorical=np.array(rows.categorical))
@@ -104,14 +112,19 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     absent = [name for name in features.names if name not in named]
     if len(named) > len(features.names) - len(absent):
         unknown = next(name for name in named if name not in features.names)
-        raise ContractError(f"rows have a column {unknown!r}, which is no feature{nearest(unknown, features.names)}")
+        raise ContractError(
+            f"rows have a column {unknown!r}, which is no feature{nearest(unknown, features.names)}"
+        )
     if not may_lack_columns and (lacking := [name for name in absent if name in features.needed]):
         raise ContractError(f"rows lack columns {lacking}, expected {', '.join(features.names)}")
     lengths = {name: len(values) for name, values in named.items()}
     num_rows = next(iter(lengths.values()), 0)
     for name, length in lengths.items():
         if length != num_rows:
-            raise ContractError(f"column {name} has {length} rows, expected {num_rows} as column {next(iter(lengths))}")
+            raise ContractError(
+                f"column {name} has {length} rows, expected {num_rows} as column "
+                f"{next(iter(lengths))}"
+            )
     dense = np.full((num_rows, len(features.numeric)), np.nan, dtype=np.float32)
     categorical = np.full((num_rows, len(features.place_names)), MISSING_CATEGORY, dtype=np.int64)
     for i, name in enumerate(features.numeric):
@@ -124,7 +137,9 @@ def feature_rows(rows: RowsByName | FeatureRows, features: Features, *, may_lack
     for name, (start, stop, _) in zip(features.lists, features.places.lists):
         if name in named:
             options = features.list_options_of(name)
-            categorical[:, start:stop] = _elements(name, named[name], options, holds_words=name in words)
+            categorical[:, start:stop] = _elements(
+                name, named[name], options, holds_words=name in words
+            )
     return FeatureRows(dense=dense, categorical=categorical)
 
 
@@ -178,17 +193,25 @@ def categories(
         plain_value = _plain_value(value)
         key = (type(value), plain_value if isinstance(plain_value, _SCALARS) else None)
         if key not in found:
-            limit = EXACT_BELOW.get(str(value.dtype), of_column) if isinstance(value, np.generic) else of_column
+            limit = (
+                EXACT_BELOW.get(str(value.dtype), of_column)
+                if isinstance(value, np.generic)
+                else of_column
+            )
             try:
                 word = word_of(plain_value, holds_words=holds_words, exact_below=limit)
             except NoCategory as error:
-                raise WrongValue(column=name, row=row, value=plain_value, expected=error.expected) from None
+                raise WrongValue(
+                    column=name, row=row, value=plain_value, expected=error.expected
+                ) from None
             found[key] = MISSING_CATEGORY if word is None else category_of(word)
         places[row] = found[key]
     return places
 
 
-def _elements(name: str, values: Any, options: ListOptions, *, holds_words: bool) -> NDArray[np.int64]:
+def _elements(
+    name: str, values: Any, options: ListOptions, *, holds_words: bool
+) -> NDArray[np.int64]:
     """Return the first elements of a column's lists, [n, `options.max`], padded with -1."""
     lists = values.to_pylist() if _is_arrow(values) else values
     taken: list[Any] = []
@@ -198,7 +221,9 @@ def _elements(name: str, values: Any, options: ListOptions, *, holds_words: bool
         elif is_missing(value):
             taken.append(())
         else:
-            raise WrongValue(column=name, row=row, value=value, expected="a list, or None for no element")
+            raise WrongValue(
+                column=name, row=row, value=value, expected="a list, or None for no element"
+            )
     sizes = [len(each) for each in taken]
     try:
         elements = categories(
@@ -209,7 +234,9 @@ def _elements(name: str, values: Any, options: ListOptions, *, holds_words: bool
         )
     except WrongValue as error:
         row = int(np.searchsorted(np.cumsum(sizes), error.row, side="right"))
-        raise WrongValue(column=name, row=row, value=error.value, expected=f"elements to be {error.expected}") from None
+        raise WrongValue(
+            column=name, row=row, value=error.value, expected=f"elements to be {error.expected}"
+        ) from None
     held = elements != MISSING_CATEGORY
     num_held = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[held], minlength=len(sizes))
     return placed_lists(elements[held], num_held, options)
@@ -227,7 +254,8 @@ def _check_widths(rows: FeatureRows, features: Features) -> None:
     expected = (len(features.numeric), len(features.place_names))
     if found != expected:
         raise ContractError(
-            f"rows have {found[0]} numeric and {found[1]} categorical columns, expected {expected[0]} and {expected[1]}"
+            f"rows have {found[0]} numeric and {found[1]} categorical columns, expected "
+            f"{expected[0]} and {expected[1]}"
         )
 
 
@@ -236,8 +264,14 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
         return {name: rows.column(name) for name in rows.schema.names}
     if isinstance(rows, Mapping):
         for name, values in rows.items():
-            if isinstance(values, _NO_COLUMNS) or not hasattr(values, "__len__") or getattr(values, "ndim", 1) == 0:
-                raise ContractError(f"column {name} is {values!r}, expected a list or an array with a value per row")
+            if (
+                isinstance(values, _NO_COLUMNS)
+                or not hasattr(values, "__len__")
+                or getattr(values, "ndim", 1) == 0
+            ):
+                raise ContractError(
+                    f"column {name} is {values!r}, expected a list or an array with a value per row"
+                )
         return rows
     if isinstance(rows, Sequence) and not isinstance(rows, str | bytes | bytearray):
         for at, row in enumerate(rows):
@@ -245,7 +279,9 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
                 raise ContractError(f"row {at} is {row!r}, expected a dict of features")
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name) for row in rows] for name in names}
-    raise ContractError(f"rows are a {type(rows).__name__}, expected a dict of columns, a list of dicts or a table")
+    raise ContractError(
+        f"rows are a {type(rows).__name__}, expected a dict of columns, a list of dicts or a table"
+    )
 
 
 _NO_COLUMNS = (str, bytes, bytearray, Mapping, set, frozenset)
@@ -256,7 +292,9 @@ def _type_name(values: Any) -> str:
     """Return the type name of an array's values, or an empty text for other objects."""
     if not _is_arrow(values):
         return str(getattr(values, "dtype", ""))
-    return str(getattr(values.type, "value_type", values.type))  # the value type of a dictionary or list type
+    return str(
+        getattr(values.type, "value_type", values.type)
+    )  # the value type of a dictionary or list type
 
 
 def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
@@ -275,12 +313,17 @@ def _plain_categories(values: Any) -> NDArray[np.int64] | None:
     if _is_arrow(values):
         if str(values.type) not in _WHOLE_TYPES:
             return None
-        num_missing, array = values.null_count, values.cast("int64").fill_null(MISSING_CATEGORY).to_numpy()
+        num_missing, array = (
+            values.null_count,
+            values.cast("int64").fill_null(MISSING_CATEGORY).to_numpy(),
+        )
     else:
         found = _numpy_array(values, missing=MISSING_CATEGORY)
         if found is None or found.dtype.kind not in "iu":
             return None
-        num_missing = 0 if isinstance(values, np.ndarray) else sum(value is None for value in values)
+        num_missing = (
+            0 if isinstance(values, np.ndarray) else sum(value is None for value in values)
+        )
         array = found.astype(np.int64)
     is_plain = array.max(initial=0) <= MAX_CATEGORY and np.count_nonzero(array < 0) == num_missing
     return array if is_plain else None

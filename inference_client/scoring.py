@@ -91,7 +91,9 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
     if scored.shadow is None:
         return None
     await asyncio.wait({scored.shadow}, timeout=seconds)
-    answer = scored.shadow.result() if scored.shadow.done() and not scored.shadow.cancelled() else None
+    answer = (
+        scored.shadow.result() if scored.shadow.done() and not scored.shadow.cancelled() else None
+    )
     # During a promotion both arms can have the same version, whose scores must not be compared with
     # themselves.
     return None if answer is None or answer.model_version == scored.model_version else answer
@@ -124,13 +126,15 @@ class ClientSettings:
             raise BadRequest(f"deadline_seconds is {self.deadline_seconds}, expected more than 0")
         if self.max_in_flight < 1 or self.max_waiting < 0:
             raise BadRequest(
-                f"max_in_flight is {self.max_in_flight} and max_waiting {self.max_waiting}, expected at least 1 and 0"
+                f"max_in_flight is {self.max_in_flight} and max_waiting {self.max_waiting}, "
+                "expected at least 1 and 0"
             )
         if self.max_attempts < 1:
             raise BadRequest(f"max_attempts is {self.max_attempts}, expected at least 1")
         if not 0 < self.first_backoff_seconds <= self.max_backoff_seconds:
             raise BadRequest(
-                f"backoffs are {self.first_backoff_seconds} and {self.max_backoff_seconds}, expected 0 < first <= max"
+                f"backoffs are {self.first_backoff_seconds} and {self.max_backoff_seconds}, "
+                "expected 0 < first <= max"
             )
 
 
@@ -178,7 +182,9 @@ class ScoringClient:
         self.server, self._model_name = server, model_name
         self._settings = settings or ClientSettings()
         self._timing = timing or Timing()
-        self.transport = GrpcTransport(server, max_in_flight=self._settings.max_in_flight, access=self._settings.access)
+        self.transport = GrpcTransport(
+            server, max_in_flight=self._settings.max_in_flight, access=self._settings.access
+        )
         self._callers = 0
         self._answered: set[str] = set()
         """Models that have answered before. If one of them is absent now, it is being loaded
@@ -194,7 +200,10 @@ class ScoringClient:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.close()
 
@@ -250,7 +259,10 @@ class ScoringClient:
         _check_rows(dense, categorical)
         room = self.transport.num_slots + settings.max_waiting
         if self._callers >= room:
-            raise Overloaded(f"server {self.server} has {self._callers} callers waiting, expected fewer than {room}")
+            raise Overloaded(
+                f"server {self.server} has {self._callers} callers waiting, expected fewer than "
+                f"{room}"
+            )
         seconds = deadline_seconds or settings.deadline_seconds
         request = _Request(
             model=model_name or self._model_name,
@@ -281,7 +293,9 @@ class ScoringClient:
 
         for attempt in range(request.max_attempts):
             if attempt:
-                await self._timing.sleep(min(self._timing.jitter(backoff), self._seconds_left(request)))
+                await self._timing.sleep(
+                    min(self._timing.jitter(backoff), self._seconds_left(request))
+                )
                 backoff = min(2 * backoff, self._settings.max_backoff_seconds)
             parts = {start: part for start, part in parts.items() if start not in stale}
             # Wait for every part before the first error is raised, so that none is left without a
@@ -292,10 +306,13 @@ class ScoringClient:
             newest = next(reversed(parts.values())).model_version
             stale = [start for start, part in parts.items() if part.model_version != newest]
             if not stale:
-                return Scored(np.concatenate([parts[start].scores for start in sorted(parts)]), newest)
+                return Scored(
+                    np.concatenate([parts[start].scores for start in sorted(parts)]), newest
+                )
         versions = sorted({part.model_version for part in parts.values()})
         raise VersionsMixed(
-            f"server {self.server} answered one request of {len(dense)} rows from versions {versions}, expected one"
+            f"server {self.server} answered one request of {len(dense)} rows from versions "
+            f"{versions}, expected one"
         )
 
     async def _score_part(
@@ -309,21 +326,28 @@ class ScoringClient:
                 return _read_reply(reply, len(dense), self.server)
             except ServerUnavailable as error:
                 wait = self._timing.jitter(backoff)
-                if attempt == request.max_attempts or self._timing.timer() + wait >= request.give_up_at:
+                if (
+                    attempt == request.max_attempts
+                    or self._timing.timer() + wait >= request.give_up_at
+                ):
                     raise
                 logger.debug("attempt %d failed, waiting %.2f s: %s", attempt, wait, error)
             await self._timing.sleep(wait)
             backoff = min(2 * backoff, self._settings.max_backoff_seconds)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _call_version(self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> Any:
+    async def _call_version(
+        self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+    ) -> Any:
         """Return the reply of a version that got its own columns."""
         if self._own_columns is None:
             return await self._call_server(request, _input_tensors(dense, categorical))
         for _ in range(_MAX_COLUMNS):
             sent = self._newest.get(request.model) or await self._read_columns(request)
             try:
-                reply = await self._call_server(request, _input_tensors(*sent.rows(dense, categorical)))
+                reply = await self._call_server(
+                    request, _input_tensors(*sent.rows(dense, categorical))
+                )
             except BadRequest:
                 if (await self._read_columns(request)).takes == sent.takes:
                     raise
@@ -337,7 +361,8 @@ class ScoringClient:
             if taken is not None:
                 self._newest[request.model] = taken
         raise ServerUnavailable(
-            f"server {self.server} switches between versions of {request.model} with different columns"
+            f"server {self.server} switches between versions of {request.model} with different "
+            "columns"
         )
 
     async def _read_columns(self, request: _Request) -> ColumnMap:
@@ -348,9 +373,13 @@ class ScoringClient:
         )
         stated = config.parameters[COLUMNS].string_value if COLUMNS in config.parameters else None
         try:
-            newest = ColumnMap(self._own_columns, json.loads(stated) if stated else self._own_columns)
+            newest = ColumnMap(
+                self._own_columns, json.loads(stated) if stated else self._own_columns
+            )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reported = f"server {self.server} reports the columns {str(stated)[:80]!r} of {request.model}"
+            reported = (
+                f"server {self.server} reports the columns {str(stated)[:80]!r} of {request.model}"
+            )
             raise BadReply(f"{reported}, expected them as JSON") from error
         for version in config.version_policy.specific.versions:
             self._columns[request.model, version] = newest
@@ -378,13 +407,20 @@ class ScoringClient:
 
 
 def _check_rows(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> None:
-    for name, array, dtype in (("dense", dense, np.float32), ("categorical", categorical, np.int64)):
+    for name, array, dtype in (
+        ("dense", dense, np.float32),
+        ("categorical", categorical, np.int64),
+    ):
         if array.dtype != dtype or array.ndim != 2 or not len(array):
             raise BadRequest(
-                f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} [n, columns] with n >= 1"
+                f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} [n, "
+                "columns] with n >= 1"
             )
     if len(dense) != len(categorical):
-        raise BadRequest(f"dense has {len(dense)} rows and categorical {len(categorical)}, expected the same number")
+        raise BadRequest(
+            f"dense has {len(dense)} rows and categorical {len(categorical)}, expected the same "
+            "number"
+        )
 
 
 def _input_tensors(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> list[Any]:
@@ -397,9 +433,16 @@ def _input_tensors(dense: NDArray[np.float32], categorical: NDArray[np.int64]) -
 def _version_of(reply: Any, server: str) -> int:
     """Return the version that answered, or raise BadReply if it is not a valid number."""
     text = reply.get_response().model_version
-    if text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_VERSION)) and int(text) <= MAX_VERSION:
+    if (
+        text.isascii()
+        and text.isdecimal()
+        and len(text) <= len(str(MAX_VERSION))
+        and int(text) <= MAX_VERSION
+    ):
         return int(text)
-    raise BadReply(f"server {server} sent the version {text[:40]!r}, expected a number from 0 to {MAX_VERSION}")
+    raise BadReply(
+        f"server {server} sent the version {text[:40]!r}, expected a number from 0 to {MAX_VERSION}"
+    )
 
 
 def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
@@ -408,7 +451,9 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
     try:
         scores = reply.as_numpy(PROBABILITY_OUTPUT.name)
     except ValueError as error:
-        raise BadReply(f"server {server} sent a reply whose bytes do not match its shape: {error}") from error
+        raise BadReply(
+            f"server {server} sent a reply whose bytes do not match its shape: {error}"
+        ) from error
     if scores is None:
         raise BadReply(f"server {server} sent no output {PROBABILITY_OUTPUT.name}")
     if scores.dtype != np.float32 or scores.shape != (num_rows, PROBABILITY_OUTPUT.width):

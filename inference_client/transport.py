@@ -112,7 +112,13 @@ class GrpcTransport:
         return sum(len(each.calls) for each in connections)
 
     async def infer(
-        self, model: str, inputs: list[Any], outputs: list[Any], *, seconds: float, deadline_seconds: float
+        self,
+        model: str,
+        inputs: list[Any],
+        outputs: list[Any],
+        *,
+        seconds: float,
+        deadline_seconds: float,
     ) -> Any:
         """Call the model, and return Triton's reply.
 
@@ -132,11 +138,17 @@ class GrpcTransport:
 
         def send_call(triton: InferenceServerClient) -> Awaitable[Any]:
             reply: Awaitable[Any] = triton.infer(
-                model, inputs, outputs=outputs, client_timeout=wire_seconds, headers=self._token.headers()
+                model,
+                inputs,
+                outputs=outputs,
+                client_timeout=wire_seconds,
+                headers=self._token.headers(),
             )
             return reply
 
-        return await self._call(send_call, model, seconds=seconds, deadline_seconds=deadline_seconds)
+        return await self._call(
+            send_call, model, seconds=seconds, deadline_seconds=deadline_seconds
+        )
 
     async def config(self, model: str, *, seconds: float, deadline_seconds: float) -> Any:
         """Return the loaded model's configuration. Arguments and errors are those of `infer`."""
@@ -148,9 +160,13 @@ class GrpcTransport:
             )
             return reply
 
-        return (await self._call(send_call, model, seconds=seconds, deadline_seconds=deadline_seconds)).config
+        return (
+            await self._call(send_call, model, seconds=seconds, deadline_seconds=deadline_seconds)
+        ).config
 
-    async def _call(self, send_call: SendCall, model: str, *, seconds: float, deadline_seconds: float) -> Any:
+    async def _call(
+        self, send_call: SendCall, model: str, *, seconds: float, deadline_seconds: float
+    ) -> Any:
         """Send a call on a free slot, and return the first answer of its copies."""
         end = self._clock() + seconds
         await self._find_addresses(end)
@@ -159,9 +175,13 @@ class GrpcTransport:
             copies.send(await self._take_slot(send_call, end, deadline_seconds))
             return await copies.first_answer(end)
         except asyncio.TimeoutError:
-            raise DeadlineExpired(f"server {self.server} did not answer within {deadline_seconds:g} s") from None
+            raise DeadlineExpired(
+                f"server {self.server} did not answer within {deadline_seconds:g} s"
+            ) from None
         except InferenceServerException as error:
-            raise translated(error, server=self.server, model=model, deadline_seconds=deadline_seconds) from error
+            raise translated(
+                error, server=self.server, model=model, deadline_seconds=deadline_seconds
+            ) from error
         finally:
             copies.give_up()
 
@@ -173,7 +193,9 @@ class GrpcTransport:
         if self._retired:
             await asyncio.wait(set(self._retired.values()), timeout=seconds)
         if left := self.num_calls:
-            logger.warning("closing the connections to server %s with %d unanswered calls", self.server, left)
+            logger.warning(
+                "closing the connections to server %s with %d unanswered calls", self.server, left
+            )
         for connection, closing in list(self._retired.items()):
             closing.cancel()
             await connection.triton.close()
@@ -195,7 +217,8 @@ class GrpcTransport:
             await asyncio.wait({self._resolving}, timeout=end - self._clock())
         if not self._replicas:
             raise ServerUnavailable(
-                f"server {self.server} is unavailable: {self._problem or 'its name is not resolved'}"
+                f"server {self.server} is unavailable: "
+                f"{self._problem or 'its name is not resolved'}"
             )
 
     async def _resolve(self) -> None:
@@ -208,7 +231,10 @@ class GrpcTransport:
 
     def _set_addresses(self, addresses: Sequence[str]) -> None:
         before = self._replicas
-        self._replicas = {each: before.get(each) or Replica(each, self._connect, self._clock) for each in addresses}
+        self._replicas = {
+            each: before.get(each) or Replica(each, self._connect, self._clock)
+            for each in addresses
+        }
         for address, replica in before.items():
             if address not in self._replicas:
                 self._retire(replica.connection)
@@ -218,7 +244,10 @@ class GrpcTransport:
         if listed_addresses(self.server) is None:
             # The channel connects to an IP address, but gateways and certificates need the name.
             host, port = host_and_port(self.server)
-            options += [("grpc.default_authority", f"{host}:{port}"), ("grpc.ssl_target_name_override", host)]
+            options += [
+                ("grpc.default_authority", f"{host}:{port}"),
+                ("grpc.ssl_target_name_override", host),
+            ]
         return InferenceServerClient(address, creds=self._credentials, channel_args=options)
 
     def _retire(self, connection: Connection) -> None:
@@ -267,7 +296,11 @@ class GrpcTransport:
                 self.start(replica, send_call)
         self._turn += 1
         in_turn = sorted(answering or here, key=lambda each: len(each.connection.calls))
-        fewest = [each for each in in_turn if len(each.connection.calls) == len(in_turn[0].connection.calls)]
+        fewest = [
+            each
+            for each in in_turn
+            if len(each.connection.calls) == len(in_turn[0].connection.calls)
+        ]
         in_turn = [fewest[self._turn % len(fewest)], *in_turn] if fewest else []
         return next((each for each in in_turn if self._has_slot(each.connection)), None)
 
@@ -292,7 +325,9 @@ class GrpcTransport:
         connection.num_waiting -= 1
         self._freed.set()
 
-    def _record_end(self, replica: Replica, connection: Connection, call: asyncio.Future[Any]) -> None:
+    def _record_end(
+        self, replica: Replica, connection: Connection, call: asyncio.Future[Any]
+    ) -> None:
         self._freed.set()
         if call.cancelled():
             return
@@ -334,7 +369,9 @@ class _Copies:
             timeout = max(min(end - clock(), self._seconds_to_check()), 0.0)
             # asyncio.wait does not cancel the calls, either at the timeout or when the caller is
             # cancelled.
-            done, _ = await asyncio.wait(self._calls, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(
+                self._calls, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+            )
             for call in done:
                 replica = self._drop(call)
                 try:
@@ -352,7 +389,11 @@ class _Copies:
 
     def _seconds_to_check(self) -> float:
         """Return the seconds until a copy may have stalled."""
-        here = [replica for replica, connection in self._calls.values() if connection is replica.connection]
+        here = [
+            replica
+            for replica, connection in self._calls.values()
+            if connection is replica.connection
+        ]
         if len(here) < len(self._calls) and not self._is_repeated:
             return _CHECK_SECONDS  # check for a slot on another connection
         return min((each.seconds_to_stall() for each in here), default=float("inf"))
@@ -381,7 +422,9 @@ class _Copies:
 
 def is_down(error: BaseException | None) -> bool:
     """Return whether an error means that a server is unreachable, rather than overloaded."""
-    return _status(error) == "UNAVAILABLE" and not any(text in str(error) for text in QUEUE_REFUSALS)
+    return _status(error) == "UNAVAILABLE" and not any(
+        text in str(error) for text in QUEUE_REFUSALS
+    )
 
 
 def _status(error: BaseException | None) -> str:

@@ -83,5 +83,7 @@ def step_of_image(reference: str) -> str:
     step = name.removeprefix(_PREFIX).replace("-", "_")
     step = STEP_OF_VARIANT.get(step, step)
     if not name.startswith(_PREFIX) or step not in ENVIRONMENT_OF_STEP:
-        raise ValueError(f"image {reference!r} belongs to no step, expected one of {sorted(ENVIRONMENT_OF_STEP)}")
+        raise ValueError(
+            f"image {reference!r} belongs to no step, expected one of {sorted(ENVIRONMENT_OF_STEP)}"
+        )
     return step

@@ -66,14 +66,24 @@ def read_parameters(
         if not separator:
             raise ContractError(f"parameter {pair!r} has no '=', expected NAME=VALUE")
         if name not in names:
-            decided = f"; `evergreen compile` sets {name}, from the placement or a flag" if name in PLACES else ""
-            raise ContractError(f"parameter {name} is unknown, expected some of {', '.join(sorted(names))}{decided}")
+            decided = (
+                f"; `evergreen compile` sets {name}, from the placement or a flag"
+                if name in PLACES
+                else ""
+            )
+            raise ContractError(
+                f"parameter {name} is unknown, expected some of {', '.join(sorted(names))}{decided}"
+            )
         parameters[name] = text
     for name in SCRATCH if from_scratch else ():
         if parameters.setdefault(name, NONE) != NONE:
-            raise ContractError(f"parameter {name} is {parameters[name]}, expected {NONE} with {FROM_SCRATCH}")
+            raise ContractError(
+                f"parameter {name} is {parameters[name]}, expected {NONE} with {FROM_SCRATCH}"
+            )
     if settings:
-        parameters["settings"] = " ".join(filter(None, [parameters.get("settings"), shlex.join(settings)]))
+        parameters["settings"] = " ".join(
+            filter(None, [parameters.get("settings"), shlex.join(settings)])
+        )
     return parameters
 
 
@@ -104,13 +114,17 @@ def image_tag(package: Path) -> str:
     """
     document = _read_document(package)
     try:
-        images = [each["container"]["image"] for each in document["deploymentSpec"]["executors"].values()]
+        images = [
+            each["container"]["image"] for each in document["deploymentSpec"]["executors"].values()
+        ]
     except (KeyError, TypeError, AttributeError) as error:
         raise _not_a_package(package) from error
     tags = {image.rpartition("/")[2].partition(":")[2] for image in images}
     if len(tags) != 1 or not tags.isdisjoint({"", "dev", "latest"}):
         found = ", ".join(sorted(tag or "none" for tag in tags))
-        raise ContractError(f"images of {package} have tag {found}, expected one revision: evergreen compile --tag")
+        raise ContractError(
+            f"images of {package} have tag {found}, expected one revision: evergreen compile --tag"
+        )
     return str(tags.pop())
 
 
@@ -125,7 +139,8 @@ def read_places(package: Path) -> dict[str, str]:
         return places_of(_read_document(package))
     except (KeyError, TypeError, AttributeError) as error:
         raise ContractError(
-            f"package {package} names no model registry or lake, expected a file from this revision's `evergreen "
+            f"package {package} names no model registry or lake, expected a file from this "
+            "revision's `evergreen "
             "compile`"
         ) from error
 
@@ -166,4 +181,6 @@ def _read_documents(package: Path) -> list[Any]:
 
 
 def _not_a_package(package: Path) -> ContractError:
-    return ContractError(f"package {package} is not a compiled pipeline, expected a file from `evergreen compile`")
+    return ContractError(
+        f"package {package} is not a compiled pipeline, expected a file from `evergreen compile`"
+    )

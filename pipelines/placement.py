@@ -196,29 +196,39 @@ class Placement:
         expect(self, "at least 1", lambda value: value >= 1, "training_gpus", "training_processes")
         if self.training_gpus > 1 and self.backend == "pytorch":
             raise ContractError(
-                f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains on one GPU, "
+                f"training_gpus is {self.training_gpus} with backend {self.backend}, which trains "
+                "on one GPU, "
                 "expected 1, or backend hugectr or torchrec"
             )
         if self.training_processes > 1 and self.backend != "torchrec":
             raise ContractError(
-                f"training_processes is {self.training_processes} with backend {self.backend}, which trains in one "
+                f"training_processes is {self.training_processes} with backend {self.backend}, "
+                "which trains in one "
                 "process, expected 1, or backend torchrec"
             )
-        if self.backend == "torchrec" and self.accelerator and self.training_processes != self.training_gpus:
+        if (
+            self.backend == "torchrec"
+            and self.accelerator
+            and self.training_processes != self.training_gpus
+        ):
             raise ContractError(
-                f"training_processes is {self.training_processes} with {self.training_gpus} training_gpus, expected "
+                f"training_processes is {self.training_processes} with {self.training_gpus} "
+                "training_gpus, expected "
                 "equal "
                 "numbers: backend torchrec has one process for each GPU"
             )
         many = self.trainer == "kubeflow" and self.backend == "torchrec"
         if self.training_nodes < 1 or (self.training_nodes > 1 and not many):
             raise ContractError(
-                f"training_nodes is {self.training_nodes} with trainer {self.trainer} and backend {self.backend}, "
-                "expected 1, or more with trainer kubeflow and a backend that trains on several nodes"
+                f"training_nodes is {self.training_nodes} with trainer {self.trainer} and backend "
+                f"{self.backend}, "
+                "expected 1, or more with trainer kubeflow and a backend that trains on several "
+                "nodes"
             )
         if self.backend == "hugectr" and not self.accelerator:
             raise ContractError(
-                "backend is hugectr without an accelerator, expected an accelerator: hugectr trains only on GPUs"
+                "backend is hugectr without an accelerator, expected an accelerator: hugectr "
+                "trains only on GPUs"
             )
         named = [*self.needs, *(step for each in self.secrets for step in each.steps)]
         if unknown := [step for step in named if step not in NEEDS]:
@@ -230,7 +240,9 @@ class Placement:
         For training they are those of each pod.
         """
         change = dataclasses.asdict(self.needs.get(step, NeedsChange()))
-        return dataclasses.replace(NEEDS[step], **{name: value for name, value in change.items() if value is not None})
+        return dataclasses.replace(
+            NEEDS[step], **{name: value for name, value in change.items() if value is not None}
+        )
 
     def nodes_of(self, needs: Needs) -> Nodes:
         """Return the nodes for pods with these needs."""
@@ -239,13 +251,18 @@ class Placement:
     @property
     def places(self) -> dict[str, str]:
         """Folders and servers of the runs, by name of the steps' arguments."""
-        folders = {name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work", "repository")}
+        folders = {
+            name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work", "repository")
+        }
         return {name: getattr(self, name) or folders.get(name, "") for name in PLACES}
 
 
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
     """Apply the placement of `step` to its task, and return the task."""
-    needs, follows = placement.needs_of(step), step == "training" and placement.trainer == "kubeflow"
+    needs, follows = (
+        placement.needs_of(step),
+        step == "training" and placement.trainer == "kubeflow",
+    )
     if follows:
         needs = dataclasses.replace(needs, cpu="1", memory="1Gi", gpu=False)
         for variable, path in ((POD_NAME, "metadata.name"), (POD_UID, "metadata.uid")):
@@ -265,7 +282,12 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
         # Argo measures this limit from the start of the first try and includes the tries. It must
         # cover all tries at their longest, or Argo would end or skip a retry.
         longest = (num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
-        task.set_retry(num_retries, backoff_duration="10s", backoff_factor=3.0, backoff_max_duration=f"{longest}s")
+        task.set_retry(
+            num_retries,
+            backoff_duration="10s",
+            backoff_factor=3.0,
+            backoff_max_duration=f"{longest}s",
+        )
     uses_gpu = needs.gpu and bool(placement.accelerator)
     if uses_gpu:
         task.set_accelerator_type(placement.accelerator)
@@ -305,7 +327,9 @@ def _label(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
 def _set_access(task: dsl.PipelineTask, step: str, placement: Placement) -> None:
     """Set the container's user, the registry's credentials and the step's variables."""
     if placement.run_as_user is not None and placement.security_context == "set":
-        kubernetes.set_security_context(task, run_as_user=placement.run_as_user, run_as_non_root=True)
+        kubernetes.set_security_context(
+            task, run_as_user=placement.run_as_user, run_as_non_root=True
+        )
     if placement.image_pull_secrets:
         kubernetes.set_image_pull_secrets(task, list(placement.image_pull_secrets))
     for each in placement.secrets:
@@ -324,11 +348,18 @@ def train_job_spec(placement: Placement) -> str:
     limits = {"cpu": needs.cpu, "memory": needs.memory}
     if placement.accelerator:
         limits[placement.accelerator] = str(placement.training_gpus)
-    variables: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in SILENT.items()]
+    variables: list[dict[str, Any]] = [
+        {"name": name, "value": value} for name, value in SILENT.items()
+    ]
     for each in placement.secrets:
         if not each.steps or "training" in each.steps:
             variables += [
-                {"name": name, "valueFrom": {"secretKeyRef": {"name": each.name, "key": key, "optional": True}}}
+                {
+                    "name": name,
+                    "valueFrom": {
+                        "secretKeyRef": {"name": each.name, "key": key, "optional": True}
+                    },
+                }
                 for key, name in each.keys.items()
             ]
     image = TRAINING_IMAGES[placement.backend]
@@ -343,7 +374,11 @@ def train_job_spec(placement: Placement) -> str:
     pods = [{"name": "node", "template": {"spec": {"template": _pods_patch(placement, needs)}}}]
     patch = {"template": {"spec": {"replicatedJobs": pods}}}
     spec = {
-        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": TRAINING_RUNTIME},
+        "runtimeRef": {
+            "apiGroup": "trainer.kubeflow.org",
+            "kind": "TrainingRuntime",
+            "name": TRAINING_RUNTIME,
+        },
         "trainer": trainer,
         "runtimePatches": [{"manager": "evergreen/training", "trainingRuntimeSpec": patch}],
         "activeDeadlineSeconds": needs.timeout_seconds,
@@ -354,7 +389,10 @@ def train_job_spec(placement: Placement) -> str:
 def _pods_patch(placement: Placement, needs: Needs) -> dict[str, Any]:
     """Return the patch of a TrainJob's pods over those of its runtime."""
     nodes = placement.nodes_of(needs)
-    tolerations = [{name: of for name, of in dataclasses.asdict(each).items() if of} for each in nodes.tolerations]
+    tolerations = [
+        {name: of for name, of in dataclasses.asdict(each).items() if of}
+        for each in nodes.tolerations
+    ]
     memory = {"medium": "Memory", "sizeLimit": placement.shared_memory}
     volumes = [
         {"name": "share", "persistentVolumeClaim": {"claimName": placement.volume}},
@@ -366,7 +404,12 @@ def _pods_patch(placement: Placement, needs: Needs) -> dict[str, Any]:
         "tolerations": tolerations,
         "volumes": volumes,
         "containers": [
-            {"name": "node", "volumeMounts": [{"name": name, "mountPath": path} for name, path in mounts.items()]}
+            {
+                "name": "node",
+                "volumeMounts": [
+                    {"name": name, "mountPath": path} for name, path in mounts.items()
+                ],
+            }
         ],
         "imagePullSecrets": [{"name": name} for name in placement.image_pull_secrets],
     }
@@ -396,7 +439,9 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
         except OSError as error:
             raise ContractError(f"placement {path} cannot be read: {error.strerror}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ContractError(f"placement {path} is not YAML: {' '.join(str(error).split())}") from error
+            raise ContractError(
+                f"placement {path} is not YAML: {' '.join(str(error).split())}"
+            ) from error
         if not isinstance(fields, dict):
             raise ContractError(f"placement {path} is {fields!r}, expected a mapping of fields")
         fields = _with_values({**fields, **overrides}, path.with_name(VALUES_FILE))

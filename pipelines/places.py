@@ -32,9 +32,15 @@ def describe_places(places: Mapping[str, str]) -> str:
     >>> describe_places({**folders, **servers}).partition(", work ")[2]
     '/evergreen/work, repository /evergreen/repository, Triton none'
     """
-    servers = f"{places['triton_urls']} ({places['server']} on {places['device']})" if places["triton_urls"] else "none"
+    servers = (
+        f"{places['triton_urls']} ({places['server']} on {places['device']})"
+        if places["triton_urls"]
+        else "none"
+    )
     served = f", served rows {places['served']}" if places["served"] else ""
-    return ", ".join(f"{name} {places[name]}" for name in PLACES[:4]) + f", Triton {servers}{served}"
+    return (
+        ", ".join(f"{name} {places[name]}" for name in PLACES[:4]) + f", Triton {servers}{served}"
+    )
 
 
 def replace_places(document: Any, places: Mapping[str, str]) -> None:
@@ -50,5 +56,7 @@ def _given(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         for task in group.get("dag", {}).get("tasks", {}).values():
             parameters = task.get("inputs", {}).get("parameters", {})
             yield from (
-                (name, given) for name, given in parameters.items() if name in PLACES and "runtimeValue" in given
+                (name, given)
+                for name, given in parameters.items()
+                if name in PLACES and "runtimeValue" in given
             )

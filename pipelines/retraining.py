@@ -114,8 +114,17 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                 )
                 judged = step(evaluation, **common, champion=champion, model=trained.output)
                 with dsl.If(judged.outputs["Output"] == True, name="gate passed"):  # noqa: E712
-                    release_to = {name: places[name] for name in ("repository", "triton_urls", "server", "device")}
-                    step(deployment, **noted, **release_to, trigger_id=trigger_id, verdict=judged.outputs["verdict"])
+                    release_to = {
+                        name: places[name]
+                        for name in ("repository", "triton_urls", "server", "device")
+                    }
+                    step(
+                        deployment,
+                        **noted,
+                        **release_to,
+                        trigger_id=trigger_id,
+                        verdict=judged.outputs["verdict"],
+                    )
 
     pipeline: Callable[..., Any] = retraining
     return pipeline

@@ -42,7 +42,12 @@ class RunRequest:
 
 
 def upload(
-    server: KubeflowServer, package: Path, version: str, *, pipeline: str = PIPELINE_NAME, about: str = ""
+    server: KubeflowServer,
+    package: Path,
+    version: str,
+    *,
+    pipeline: str = PIPELINE_NAME,
+    about: str = "",
 ) -> PipelineVersion:
     """Upload the file as a version of the pipeline, and create the pipeline if it is absent.
 
@@ -109,7 +114,12 @@ def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
 
 
 def _created_late(
-    server: KubeflowServer, experiment_id: str, name: str, *, before: set[str], error: TemporaryError
+    server: KubeflowServer,
+    experiment_id: str,
+    name: str,
+    *,
+    before: set[str],
+    error: TemporaryError,
 ) -> str:
     """Return the id of the run that was created by a request whose response is lost.
 
@@ -123,13 +133,16 @@ def _created_late(
     new = [run_id for run_id in made if run_id not in before]
     if not new:
         raise TemporaryError(
-            f"{error}. The server may still create the run: look for {name!r} there before you submit again"
+            f"{error}. The server may still create the run: look for {name!r} there before you "
+            "submit again"
         ) from error
     logger.warning("%s, but the server created the run", error)
     return new[0]
 
 
-def schedule(server: KubeflowServer, run: RunRequest, cron: str, *, name: str = PIPELINE_NAME) -> str:
+def schedule(
+    server: KubeflowServer, run: RunRequest, cron: str, *, name: str = PIPELINE_NAME
+) -> str:
     """Schedule runs by `cron` (UTC, seconds first), and return the schedule's id.
 
     An earlier schedule of the same name is replaced. A due run waits for the end of the active one.
@@ -175,7 +188,8 @@ def check_cron(cron: str) -> str:
     fields = cron.split()
     if len(fields) != 6:
         raise ContractError(
-            f"schedule {cron!r} has {len(fields)} fields, expected 6: second, minute, hour, day, month, weekday"
+            f"schedule {cron!r} has {len(fields)} fields, expected 6: second, minute, hour, day, "
+            "month, weekday"
         )
     return " ".join(fields)
 
@@ -184,7 +198,8 @@ def _keep_version(server: KubeflowServer, known: Any, *, name: str, digest: str)
     described = str(known.description or "").partition(" ")[0]
     if described.startswith("sha256:") and described != digest:
         raise PermanentError(
-            f"version {name} is on {server.host} with other content ({described[:19]}, this file is "
+            f"version {name} is on {server.host} with other content ({described[:19]}, this file "
+            "is "
             f"{digest[:19]}), expected an unused name"
         )
     note = "" if described else ", although its description has no hash of its content"

@@ -60,7 +60,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     is_parent = any(f.startswith(f"{relative}/") for f in ENVIRONMENT_OF_FOLDER) or relative == "."
     if is_parent or home != here:
         return None if is_parent else True
-    part = next((part for part, folders in FOLDERS_OF_PART.items() if relative.startswith(folders)), "rest")
+    part = next(
+        (part for part, folders in FOLDERS_OF_PART.items() if relative.startswith(folders)), "rest"
+    )
     return None if os.environ.get("EVERGREEN_TEST_PART", "") in ("", part) else True
 
 
@@ -109,7 +111,9 @@ def _make_raw_table(
     columns[raw_rows.EVENT_TIME] = times.astype(np.int64)
     columns |= dict.fromkeys(raw_rows.SERVED_BY, pyarrow.nulls(n))
     # pyarrow 10 does not accept an Array for an array's values.
-    arrays = {n: c if isinstance(c, pyarrow.Array) else pyarrow.array(c) for n, c in columns.items()}
+    arrays = {
+        n: c if isinstance(c, pyarrow.Array) else pyarrow.array(c) for n, c in columns.items()
+    }
     return pyarrow.table({name: arrays[name].cast(types[name]) for name in criteo.RAW_TYPES})
 
 
@@ -151,7 +155,9 @@ def _find_emulator() -> None:
     """
     name = "gcp_storage_emulator"
     if importlib.util.find_spec(name) is None:
-        (package,) = (REPOSITORY / ".venvs" / "driver").glob(f"lib/python3*/site-packages/{name}/__init__.py")
+        (package,) = (REPOSITORY / ".venvs" / "driver").glob(
+            f"lib/python3*/site-packages/{name}/__init__.py"
+        )
         spec = importlib.util.spec_from_file_location(name, package)
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])

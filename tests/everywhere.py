@@ -43,12 +43,21 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
     junit, log = results / f"{name}.xml", results / f"{name}.log"
     junit.unlink(missing_ok=True)
     python = REPOSITORY / ".venvs" / environment / "bin" / "python"
-    chosen = arguments if "-m" in arguments else ["-m", "not slow and not gpu and not images", *arguments]
+    chosen = (
+        arguments
+        if "-m" in arguments
+        else ["-m", "not slow and not gpu and not images", *arguments]
+    )
     if not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
         chosen += ["tests", *(_files_with_examples(environment) if part in ("", "rest") else ())]
     command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
     # One thread per library, because the parts share the cores.
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "EVERGREEN_TEST_PART": part}
+    variables = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "EVERGREEN_TEST_PART": part,
+    }
     with open(log, "wb") as output:
         code = subprocess.run(
             command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, env=variables
@@ -60,9 +69,13 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
 def _files_with_examples(environment: str) -> list[str]:
     """Return the product modules of this environment whose docstrings have examples."""
     found = []
-    for path in sorted(file for package in PACKAGES for file in (REPOSITORY / package).rglob("*.py")):
+    for path in sorted(
+        file for package in PACKAGES for file in (REPOSITORY / package).rglob("*.py")
+    ):
         name = path.relative_to(REPOSITORY).as_posix()
-        homes = [home for folder, home in ENVIRONMENT_OF_FOLDER.items() if name.startswith(f"{folder}/")]
+        homes = [
+            home for folder, home in ENVIRONMENT_OF_FOLDER.items() if name.startswith(f"{folder}/")
+        ]
         if (homes or ["driver"])[0] == environment and ">>> " in path.read_text():
             found.append(name)
     return found
@@ -83,7 +96,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(available_cores() + NUM_WAITING) as runners:
         results = list(runners.map(lambda part: run(*part, arguments), PARTS))
-    total = {key: sum(counts[key] for _, _, counts in results) for key in ("tests", "failed", "skipped")}
+    total = {
+        key: sum(counts[key] for _, _, counts in results) for key in ("tests", "failed", "skipped")
+    }
     broken = [name for name, code, _ in results if code not in (0, NO_TESTS_COLLECTED)]
     if broken:
         print(f"failed in: {', '.join(broken)}")

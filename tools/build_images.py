@@ -32,15 +32,28 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(prog="python -m tools.build_images", description=__doc__)
-    parser.add_argument("images", nargs="*", metavar="IMAGE", help=f"default: all of {', '.join(sorted(DOCKERFILES))}")
+    parser.add_argument(
+        "images",
+        nargs="*",
+        metavar="IMAGE",
+        help=f"default: all of {', '.join(sorted(DOCKERFILES))}",
+    )
     parser.add_argument("--registry", default="", help="prefix of the images; empty = local names")
     parser.add_argument("--tag", default="", help="tag of the images (default: the git revision)")
     parser.add_argument("--revision", default="", help="revision for the label (default: from git)")
-    parser.add_argument("--source", default="unknown", help="address of the repository, for the label")
-    parser.add_argument("--dirty", action="store_true", help="also build uncommitted changes, and mark the tag")
-    parser.add_argument("--push", action="store_true", help=f"push too, and write their digests to {DIGESTS.name}")
+    parser.add_argument(
+        "--source", default="unknown", help="address of the repository, for the label"
+    )
+    parser.add_argument(
+        "--dirty", action="store_true", help="also build uncommitted changes, and mark the tag"
+    )
+    parser.add_argument(
+        "--push", action="store_true", help=f"push too, and write their digests to {DIGESTS.name}"
+    )
     parser.add_argument("--engine", choices=("docker", "podman"), default="docker")
-    parser.add_argument("--dry-run", action="store_true", help="only print the commands, quoted for a shell")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="only print the commands, quoted for a shell"
+    )
     return parser
 
 
@@ -57,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     revision = arguments.revision or git_revision(arguments.dirty)
     tag = arguments.tag or revision
     if not _TAG.fullmatch(tag) or tag == "latest":
-        raise ContractError(f"--tag is {tag!r}, expected an immutable tag of letters, digits, _ . -")
+        raise ContractError(
+            f"--tag is {tag!r}, expected an immutable tag of letters, digits, _ . -"
+        )
     if arguments.push and not arguments.registry:
         raise ContractError("--push is given without --registry, expected the registry to push to")
     engine = arguments.engine
@@ -66,7 +81,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     registry = arguments.registry or ("localhost" if engine == "podman" else "")
     references = {name: image_reference(name, registry=registry, tag=tag) for name in names}
     commands = [
-        (build_command(engine, name, references[name], tag=tag, revision=revision, source=arguments.source), name)
+        (
+            build_command(
+                engine, name, references[name], tag=tag, revision=revision, source=arguments.source
+            ),
+            name,
+        )
         for name in names
     ]
     if arguments.push:
@@ -83,7 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build_command(engine: str, name: str, reference: str, *, tag: str, revision: str, source: str) -> list[str]:
+def build_command(
+    engine: str, name: str, reference: str, *, tag: str, revision: str, source: str
+) -> list[str]:
     """Return the engine's command that builds image `name` in the repository's root.
 
     If the environment names another package index (`INDEXES`), wheels come from there. The engine
@@ -120,7 +142,8 @@ def git_revision(dirty: bool) -> str:
     changed = _git("status", "--porcelain").splitlines()
     if changed and not dirty:
         raise ContractError(
-            f"{len(changed)} files are not committed, such as {changed[0].split(maxsplit=1)[1]}: a tag by revision "
+            f"{len(changed)} files are not committed, such as {changed[0].split(maxsplit=1)[1]}: a "
+            "tag by revision "
             "would not identify the content of the image. Commit them, or set DIRTY=1 (--dirty)"
         )
     return f"{revision}-dirty" if changed else revision
@@ -146,7 +169,9 @@ def write_digests(engine: str, references: Mapping[str, str], path: Path) -> Non
         known = json.loads(done.stdout.strip() or "[]") or [] if done.returncode == 0 else []
         digests = [digest for digest in known if digest.partition("@")[0] == repository]
         if not digests:
-            raise PermanentError(f"{engine} knows no digest of {reference}: {done.stderr.strip() or known}")
+            raise PermanentError(
+                f"{engine} knows no digest of {reference}: {done.stderr.strip() or known}"
+            )
         lines.append(digests[0])
     write_whole(path, "".join(f"{line}\n" for line in lines))
 
@@ -158,7 +183,10 @@ def _digest_file(name: str) -> Path:
 def _chosen_images(names: Sequence[str]) -> list[str]:
     """Return the requested images, or all if none is named."""
     if unknown := sorted(set(names) - DOCKERFILES.keys()):
-        raise ContractError(f"image {', '.join(unknown)} is unknown, expected some of {', '.join(sorted(DOCKERFILES))}")
+        raise ContractError(
+            f"image {', '.join(unknown)} is unknown, expected some of "
+            f"{', '.join(sorted(DOCKERFILES))}"
+        )
     return list(names) or sorted(DOCKERFILES)
 
 

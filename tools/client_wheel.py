@@ -27,7 +27,11 @@ ENTRY, CORE = "inference_client", "evergreen"
 DEPENDENCIES = ("msgspec", "numpy", "tritonclient[grpc]")
 """Packages that the client always imports. The last one brings matching versions of gRPC and
 Protobuf."""
-EXTRAS = {"gcs": "google-cloud-storage", "kafka": "confluent-kafka", "pubsub": "google-cloud-pubsub"}
+EXTRAS = {
+    "gcs": "google-cloud-storage",
+    "kafka": "confluent-kafka",
+    "pubsub": "google-cloud-pubsub",
+}
 """Packages for a traffic plan in a bucket, or for a log."""
 LOCKS = ("driver.lock", "serving.lock")
 """Locks that define the minimum version of each dependency, which is the oldest one. Tests run the
@@ -62,7 +66,9 @@ include = ["{entry}*", "{core}*"]
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(prog="python -m tools.client_wheel", description=__doc__)
-    parser.add_argument("--output", type=Path, default=REPOSITORY / "build" / "wheels", help="folder of the wheel")
+    parser.add_argument(
+        "--output", type=Path, default=REPOSITORY / "build" / "wheels", help="folder of the wheel"
+    )
     return parser
 
 
@@ -76,7 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     output: Path = build_parser().parse_args(argv).output.resolve()
     with TemporaryDirectory() as folder:
         lay_out(Path(folder))
-        flags = ["--no-deps", "--no-index", "--no-build-isolation", "--disable-pip-version-check", "--quiet"]
+        flags = [
+            "--no-deps",
+            "--no-index",
+            "--no-build-isolation",
+            "--disable-pip-version-check",
+            "--quiet",
+        ]
         command = [sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", str(output), folder]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -98,7 +110,12 @@ def lay_out(folder: Path) -> None:
     extras = "\n".join(f'{extra} = ["{_requirement(needed)}"]' for extra, needed in EXTRAS.items())
     dependencies = json.dumps([_requirement(needed) for needed in DEPENDENCIES])
     text = _PROJECT.format(
-        name=NAME, entry=ENTRY, core=CORE, version=_version(), dependencies=dependencies, extras=extras
+        name=NAME,
+        entry=ENTRY,
+        core=CORE,
+        version=_version(),
+        dependencies=dependencies,
+        extras=extras,
     )
     (folder / "pyproject.toml").write_text(text)
 
@@ -124,7 +141,9 @@ def client_modules() -> dict[str, Path]:
 def _file_of(module: str) -> Path | None:
     """Return the file of a module, or None for a class or a function."""
     path = REPOSITORY / module.replace(".", "/")
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+    return next(
+        (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None
+    )
 
 
 def _imported(path: Path) -> Iterator[str]:
@@ -133,7 +152,11 @@ def _imported(path: Path) -> Iterator[str]:
     They are names of modules, and of their members.
     """
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in (ENTRY, CORE):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.partition(".")[0] in (ENTRY, CORE)
+        ):
             yield node.module
             yield from (f"{node.module}.{each.name}" for each in node.names)
 
@@ -142,7 +165,11 @@ def _requirement(needed: str) -> str:
     """Return `needed` with the oldest version of the locks as its minimum."""
     name = needed.partition("[")[0]
     texts = [(REPOSITORY / "requirements" / lock).read_text() for lock in LOCKS]
-    versions = [found[1] for text in texts if (found := re.search(rf"^{name}==([\d.]+)", text, re.MULTILINE))]
+    versions = [
+        found[1]
+        for text in texts
+        if (found := re.search(rf"^{name}==([\d.]+)", text, re.MULTILINE))
+    ]
     if not versions:
         raise ContractError(f"{name} is in none of {', '.join(LOCKS)}, expected it in at least one")
     return f"{needed}>={min(versions, key=lambda text: [int(part) for part in text.split('.')])}"

@@ -44,18 +44,33 @@ def faults_of(path: Path) -> Iterator[str]:
     """Yield the faults of one file as `path:line: text`."""
     source = path.read_text()
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             text = node.value.value
             for fault in _faults_of_text(text):
                 yield f"{path}:{node.lineno}: {fault}"
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (docstring := ast.get_docstring(node)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+            docstring := ast.get_docstring(node)
+        ):
             decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
             first = docstring.split()[0].rstrip(",.:")
-            if first.lower() not in VERBS and not node.name.startswith("test_") and not _IS_EXEMPT.search(decorators):
-                yield f"{path}:{node.lineno}: the docstring of {node.name} begins with {first!r}, not with a verb"
+            if (
+                first.lower() not in VERBS
+                and not node.name.startswith("test_")
+                and not _IS_EXEMPT.search(decorators)
+            ):
+                yield (
+                    f"{path}:{node.lineno}: the docstring of {node.name} begins with {first!r}, "
+                    "not with a verb"
+                )
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            yield from (f"{path}:{token.start[0]}: {fault}" for fault in _glossary_faults(token.string))
+            yield from (
+                f"{path}:{token.start[0]}: {fault}" for fault in _glossary_faults(token.string)
+            )
 
 
 def _faults_of_text(text: str) -> Iterator[str]:
@@ -68,7 +83,10 @@ def _faults_of_text(text: str) -> Iterator[str]:
         yield "has a semicolon in its first paragraph"
     for sentence in re.split(r"(?<=[.!?:])\s+|\n\n|\n\s*[-*] |\n\s+\w+: ", prose):
         if len(sentence.split()) > MAX_WORDS:
-            yield f"has a sentence of {len(sentence.split())} words: {' '.join(sentence.split()[:6])} ..."
+            yield (
+                f"has a sentence of {len(sentence.split())} words: "
+                f"{' '.join(sentence.split()[:6])} ..."
+            )
     yield from _glossary_faults(prose)
 
 

@@ -14,5 +14,7 @@ class TritonPythonModel:
         for request in requests:
             dense = pb_utils.get_input_tensor_by_name(request, "dense").as_numpy()
             pb_utils.get_input_tensor_by_name(request, "categorical").as_numpy()
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("probability", dense[:, :1].copy())]))
+            responses.append(
+                pb_utils.InferenceResponse([pb_utils.Tensor("probability", dense[:, :1].copy())])
+            )
         return responses

@@ -17,10 +17,14 @@ from evergreen.runtime.workers import THIS_PROCESS
 
 def fit(raw: Path, num_rows: int, output: Path) -> None:
     """Write both forms of the workflow of the rows in `raw`."""
-    plan = raw_partitions.plan_partitions(raw, expected_rows=num_rows, partition_rows=100_000, features=CRITEO)
+    plan = raw_partitions.plan_partitions(
+        raw, expected_rows=num_rows, partition_rows=100_000, features=CRITEO
+    )
     unscaled = numpy_engine.unscaler(CRITEO, CRITEO.numeric)
     scratch = output / "scratch"
-    statistics = fitting.statistics_of_all([plan], unscaled=unscaled, workers=THIS_PROCESS, scratch=scratch)
+    statistics = fitting.statistics_of_all(
+        [plan], unscaled=unscaled, workers=THIS_PROCESS, scratch=scratch
+    )
     rules = PreprocessingSettings(frequency_threshold=1)
     features, _ = fitting.next_workflow(statistics, of=CRITEO, parent=None, now=0, rules=rules)
     features.save(output / "features")

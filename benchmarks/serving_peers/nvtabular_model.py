@@ -32,7 +32,9 @@ class TritonPythonModel:
 
         self._dense, self._categorical = list(DENSE), list(CATEGORICAL)
         self._missing = MISSING_CATEGORY
-        self._workflow = nvtabular.Workflow.load(str(Path(__file__).resolve().with_name("nvtabular")))
+        self._workflow = nvtabular.Workflow.load(
+            str(Path(__file__).resolve().with_name("nvtabular"))
+        )
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Return the encoded rows of each request."""
@@ -48,6 +50,10 @@ class TritonPythonModel:
         frame[self._categorical] = categorical
         encoded = self._workflow.transform(frame)
         return [
-            pb_utils.Tensor("dense_encoded", np.ascontiguousarray(encoded[self._dense].to_numpy(np.float32))),
-            pb_utils.Tensor("ids", np.ascontiguousarray(encoded[self._categorical].to_numpy(np.int64))),
+            pb_utils.Tensor(
+                "dense_encoded", np.ascontiguousarray(encoded[self._dense].to_numpy(np.float32))
+            ),
+            pb_utils.Tensor(
+                "ids", np.ascontiguousarray(encoded[self._categorical].to_numpy(np.int64))
+            ),
         ]

@@ -41,4 +41,10 @@ def build(graph: str) -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(build(sys.argv[1]), host="127.0.0.1", port=int(sys.argv[2]), log_level="warning", access_log=False)
+    uvicorn.run(
+        build(sys.argv[1]),
+        host="127.0.0.1",
+        port=int(sys.argv[2]),
+        log_level="warning",
+        access_log=False,
+    )

@@ -32,7 +32,9 @@ THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}
 def alarms_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
     """Return the features, and `dataset`, with a finding that warns or blocks."""
     findings = _validate_window(now, now.parent / "validation", _champion_of(before)).findings
-    return {OURS: sorted({finding["feature"] for finding in findings if finding["severity"] != "info"})}
+    return {
+        OURS: sorted({finding["feature"] for finding in findings if finding["severity"] != "info"})
+    }
 
 
 def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
@@ -79,7 +81,9 @@ def alarms_by_tfdv(before: Path, now: Path) -> dict[str, list[str]]:
     for name in DENSE:
         feature = schema.feature.add(name=name, type=schema_pb2.FLOAT)
         feature.drift_comparator.jensen_shannon_divergence.threshold = least
-    found = tfdv.validate_statistics(_tfdv_statistics(now), schema, previous_statistics=_tfdv_statistics(before))
+    found = tfdv.validate_statistics(
+        _tfdv_statistics(now), schema, previous_statistics=_tfdv_statistics(before)
+    )
     distances = {
         info.path.step[0]: measurement.value
         for info in found.drift_skew_info
@@ -106,7 +110,9 @@ def _read_frame(folder: Path) -> Any:
     for name in CATEGORICAL:
         # A column with missing values is read as float64, which represents every hash exactly.
         values = frame[name]
-        frame[name] = values.astype("Int64").astype("string").astype("object").where(values.notna(), None)
+        frame[name] = (
+            values.astype("Int64").astype("string").astype("object").where(values.notna(), None)
+        )
     return frame
 
 

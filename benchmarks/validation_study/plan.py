@@ -63,8 +63,12 @@ def make_plan(*, pairs: int, windows: int, quick: bool) -> list[PairSeries]:
     half = {OURS: pairs // 2, TFDV: some}
     shifts = _shifted("item", items, _chosen(ITEM_SHIFTS, quick), rows=20_000)
     plan = [
-        PairSeries(rows=20_000, cases=[_still(half, 20_000, ", unequal requests")], requests=UNEQUAL),
-        PairSeries(rows=20_000, cases=[_still(half, 20_000, ", independent rows")], requests=INDEPENDENT),
+        PairSeries(
+            rows=20_000, cases=[_still(half, 20_000, ", unequal requests")], requests=UNEQUAL
+        ),
+        PairSeries(
+            rows=20_000, cases=[_still(half, 20_000, ", independent rows")], requests=INDEPENDENT
+        ),
         PairSeries(rows=2_000, cases=[_still(half, 2_000)]),
         PairSeries(rows=20_000, cases=[_still(still, 20_000), *shifts]),
     ]
@@ -73,7 +77,10 @@ def make_plan(*, pairs: int, windows: int, quick: bool) -> list[PairSeries]:
     users, large = {OURS: windows // 2, TFDV: few}, {OURS: some, TFDV: few}
     return [
         *plan,
-        PairSeries(rows=100_000, cases=[_still(large, 100_000), *_shifted("user", users, USER_SHIFTS, rows=100_000)]),
+        PairSeries(
+            rows=100_000,
+            cases=[_still(large, 100_000), *_shifted("user", users, USER_SHIFTS, rows=100_000)],
+        ),
         PairSeries(rows=400_000, cases=[_still({OURS: some // 4, TFDV: few}, 400_000)]),
     ]
 
@@ -82,13 +89,22 @@ def _still(pairs: Mapping[str, int], rows: int, more: str = "") -> StudyCase:
     return StudyCase(name=f"stationary, {rows:,} rows{more}", pairs=pairs)
 
 
-def _shifted(place: str, pairs: Mapping[str, int], shifts: Sequence[Shift], *, rows: int) -> list[StudyCase]:
-    return [StudyCase(name=f"{place}, {rows:,} rows, {shift.kind}", pairs=pairs, shift=shift) for shift in shifts]
+def _shifted(
+    place: str, pairs: Mapping[str, int], shifts: Sequence[Shift], *, rows: int
+) -> list[StudyCase]:
+    return [
+        StudyCase(name=f"{place}, {rows:,} rows, {shift.kind}", pairs=pairs, shift=shift)
+        for shift in shifts
+    ]
 
 
 def _chosen(shifts: Sequence[Shift], quick: bool) -> Sequence[Shift]:
     """Return all shifts, or the first one of each kind."""
-    return [s for i, s in enumerate(shifts) if not quick or s.kind not in {other.kind for other in shifts[:i]}]
+    return [
+        s
+        for i, s in enumerate(shifts)
+        if not quick or s.kind not in {other.kind for other in shifts[:i]}
+    ]
 
 
 def show(
@@ -102,10 +118,14 @@ def show(
         world: Simulator of the rows.
         methods: Methods by name.
     """
-    for pair in range(max(max(case.pairs.get(name, 0) for name in methods) for case in series.cases)):
+    for pair in range(
+        max(max(case.pairs.get(name, 0) for name in methods) for case in series.cases)
+    ):
         seed = (world.seed, number, pair)
         random = np.random.default_rng(seed)
-        before, now = (draw_window(world, series.rows, random, requests=series.requests) for _ in range(2))
+        before, now = (
+            draw_window(world, series.rows, random, requests=series.requests) for _ in range(2)
+        )
         with tempfile.TemporaryDirectory(prefix="evergreen-study-") as folder:
             scratch = Path(folder)
             write_window(before, scratch / "before", name="before")
@@ -115,7 +135,11 @@ def show(
                     continue
                 # Each shift has its own random numbers, so that the choice of rows in one column
                 # does not determine that in the next.
-                struck = case.shift.plant(now, np.random.default_rng((*seed, place))) if case.shift else now
+                struck = (
+                    case.shift.plant(now, np.random.default_rng((*seed, place)))
+                    if case.shift
+                    else now
+                )
                 write_window(struck, scratch / f"now-{place}", name="now")
                 for name in asked:
                     yield case, methods[name](scratch / "before", scratch / f"now-{place}")

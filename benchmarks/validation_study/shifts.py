@@ -38,7 +38,9 @@ class DrawnWindow(NamedTuple):
     """[n]: request of each row, from 0, ascending."""
 
 
-def draw_window(world: World, rows: int, random: Generator, *, requests: str = EQUAL) -> DrawnWindow:
+def draw_window(
+    world: World, rows: int, random: Generator, *, requests: str = EQUAL
+) -> DrawnWindow:
     """Draw a window whose clicks follow the true probabilities of its rows.
 
     Args:
@@ -51,14 +53,20 @@ def draw_window(world: World, rows: int, random: Generator, *, requests: str = E
     if requests == INDEPENDENT:
         return DrawnWindow(drawn, np.arange(rows))
     # One request per row is enough for any sizes.
-    sizes = random.geometric(1 / ROWS_PER_REQUEST, rows) if requests == UNEQUAL else np.full(rows, ROWS_PER_REQUEST)
+    sizes = (
+        random.geometric(1 / ROWS_PER_REQUEST, rows)
+        if requests == UNEQUAL
+        else np.full(rows, ROWS_PER_REQUEST)
+    )
     request = np.repeat(np.arange(rows), sizes)[:rows]
     first = np.searchsorted(request, request)
     dense, categorical = drawn.dense.copy(), drawn.categorical.copy()
     for names, values in ((DENSE, dense), (CATEGORICAL, categorical)):
         shared = [i for i, name in enumerate(names) if name in USER_COLUMNS]
         values[:, shared] = values[first][:, shared]
-    probability = sigmoid(world.strength * effects_of(world.tables, dense, categorical) + world.bias)
+    probability = sigmoid(
+        world.strength * effects_of(world.tables, dense, categorical) + world.bias
+    )
     label = (random.random(rows) < probability).astype(np.int32)
     return DrawnWindow(WorldRows(dense, categorical, probability, label), request)
 
@@ -70,7 +78,9 @@ def column_of(window: DrawnWindow, name: str) -> NDArray[np.float32] | NDArray[n
     return window.rows.categorical[:, CATEGORICAL.index(name)]
 
 
-def with_columns(window: DrawnWindow, columns: dict[str, NDArray[np.float32] | NDArray[np.int64]]) -> DrawnWindow:
+def with_columns(
+    window: DrawnWindow, columns: dict[str, NDArray[np.float32] | NDArray[np.int64]]
+) -> DrawnWindow:
     """Return a copy of the window with some features replaced. Clicks stay unchanged."""
     dense, categorical = window.rows.dense.copy(), window.rows.categorical.copy()
     for name, values in columns.items():
@@ -121,7 +131,9 @@ class Shift(NamedTuple):
         return f"{self.kind}: {', '.join(self.columns)}"
 
 
-def double_category(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
+def double_category(
+    window: DrawnWindow, columns: tuple[str, ...], random: Generator
+) -> DrawnWindow:
     """Double the chosen category's share of the rows with a value.
 
     It replaces all other categories equally.
@@ -147,14 +159,18 @@ def doubled_category(values: NDArray[np.int64]) -> tuple[int, float]:
 def lose_values(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
     """Remove the values of a tenth of the rows."""
     values = column_of(window, columns[0]).copy()
-    values[_strike(window, columns[0], NULL_SHARE, random=random)] = np.nan if columns[0] in DENSE else MISSING_CATEGORY
+    values[_strike(window, columns[0], NULL_SHARE, random=random)] = (
+        np.nan if columns[0] in DENSE else MISSING_CATEGORY
+    )
     return with_columns(window, {columns[0]: values})
 
 
 def raise_mean(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
     """Raise the mean by a fifth of the standard deviation. The values stay integers."""
     values = column_of(window, columns[0]).astype(np.float64)
-    raised = _between(values + MEAN_SHIFT * np.nanstd(values), lambda numbers: numbers, window, random=random)
+    raised = _between(
+        values + MEAN_SHIFT * np.nanstd(values), lambda numbers: numbers, window, random=random
+    )
     return with_columns(window, {columns[0]: raised})
 
 
@@ -180,11 +196,17 @@ def change_unit(window: DrawnWindow, columns: tuple[str, ...], random: Generator
 def swap_columns(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
     """Swap the values of two columns."""
     first, second = columns
-    return with_columns(window, {first: column_of(window, second), second: column_of(window, first)})
+    return with_columns(
+        window, {first: column_of(window, second), second: column_of(window, first)}
+    )
 
 
 def _between(
-    values: NDArray[np.float64], scale: Callable[[Any], Any], window: DrawnWindow, *, random: Generator
+    values: NDArray[np.float64],
+    scale: Callable[[Any], Any],
+    window: DrawnWindow,
+    *,
+    random: Generator,
 ) -> NDArray[np.float32]:
     """Round each value to the integer below or above, at random.
 
@@ -196,7 +218,9 @@ def _between(
     return (low + (drawn < up)).astype(np.float32)
 
 
-def _strike(window: DrawnWindow, column: str, share: float, *, random: Generator) -> NDArray[np.bool_]:
+def _strike(
+    window: DrawnWindow, column: str, share: float, *, random: Generator
+) -> NDArray[np.bool_]:
     """Return which rows [n] change: complete requests for a user's column, else single rows."""
     struck = random.random(len(window.request)) < share
     return struck[window.request] if column in USER_COLUMNS else struck
@@ -212,7 +236,10 @@ _PLANTERS: dict[str, Callable[[DrawnWindow, tuple[str, ...], Generator], DrawnWi
 }
 KINDS = tuple(_PLANTERS)
 
-_ITEM_CATEGORIES, _ITEM_NUMBERS = ("C14", "C17", "C18", "C23", "C26"), ("I7", "I9", "I10", "I11", "I13")
+_ITEM_CATEGORIES, _ITEM_NUMBERS = (
+    ("C14", "C17", "C18", "C23", "C26"),
+    ("I7", "I9", "I10", "I11", "I13"),
+)
 _USER_CATEGORIES, _USER_NUMBERS = ("C2", "C10"), ("I2", "I5")
 
 
@@ -226,7 +253,11 @@ def _shifts(
     placed: dict[str, tuple[tuple[str, ...], ...]] = {
         "one category doubles": tuple((name,) for name in categories),
         "10 % null": tuple((name,) for name in nulls),
-        **{kind: tuple((name,) for name in numbers) for kind in KINDS if kind.startswith(("mean", "unit"))},
+        **{
+            kind: tuple((name,) for name in numbers)
+            for kind in KINDS
+            if kind.startswith(("mean", "unit"))
+        },
         "swapped columns": swaps,
     }
     return tuple(Shift(kind, columns) for kind in KINDS for columns in placed[kind])
@@ -239,7 +270,13 @@ ITEM_SHIFTS = _shifts(
     swaps=(("I7", "I9"), ("I8", "I11"), ("I10", "I12"), ("C14", "C17"), ("C18", "C15")),
 )
 """Shifts of columns that are drawn per row."""
-USER_SHIFTS = _shifts(_USER_CATEGORIES, _USER_NUMBERS, ("I2", "C10"), swaps=(("I2", "I5"), ("C2", "C10")))
+USER_SHIFTS = _shifts(
+    _USER_CATEGORIES, _USER_NUMBERS, ("I2", "C10"), swaps=(("I2", "I5"), ("C2", "C10"))
+)
 """Shifts of columns that are equal in all rows of a request."""
 assert not set(USER_COLUMNS) & {c for shift in ITEM_SHIFTS for c in shift.columns}
-assert {c for shift in USER_SHIFTS for c in shift.columns} <= set(USER_COLUMNS) <= set(DENSE + CATEGORICAL)
+assert (
+    {c for shift in USER_SHIFTS for c in shift.columns}
+    <= set(USER_COLUMNS)
+    <= set(DENSE + CATEGORICAL)
+)

@@ -21,11 +21,14 @@ from evergreen.storage.uris import typed_folder
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
-    parser = CommandParser(prog="evergreen export", description=(__doc__ or "").partition("\n\n")[2])
+    parser = CommandParser(
+        prog="evergreen export", description=(__doc__ or "").partition("\n\n")[2]
+    )
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
     parser.add_argument("--mlflow", help="tracking URI of MLflow, such as http://mlflow:5000")
     parser.add_argument(
-        "--model-registry", help="address of Kubeflow's Model Registry, such as http://model-registry:8080"
+        "--model-registry",
+        help="address of Kubeflow's Model Registry, such as http://model-registry:8080",
     )
     return parser
 
@@ -49,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _exporters(mlflow: str | None, model_registry: str | None) -> Iterator[Callable[[Exported], None]]:
+def _exporters(
+    mlflow: str | None, model_registry: str | None
+) -> Iterator[Callable[[Exported], None]]:
     """Yield the requested exporters. Each client takes seconds to import."""
     if mlflow:
         # Disable usage reports, four minutes of retries for an unreachable server, and printed

@@ -37,20 +37,28 @@ def read_store(store: Path) -> Exported | None:
     Raises:
         ContractError: the journal or a manifest is corrupt.
     """
-    rounds = [ModelCard.read(path) for path in sorted((store / "verdicts").glob(f"*/{card_path(store, '').name}"))]
+    rounds = [
+        ModelCard.read(path)
+        for path in sorted((store / "verdicts").glob(f"*/{card_path(store, '').name}"))
+    ]
     if not rounds:
         return None
     rounds.sort(key=lambda card: moment_of(card.model.created_at))
     cards = {card.model_id: card for card in rounds}
     lines = [line for line in promotion_journal.read_standing(store) if line.action != BAKED]
     releases = [read_release(store, number) for number in sorted({line.version for line in lines})]
-    releases = [each for each in releases if each.model_id in cards and local_path(each.graph_uri).exists()]
+    releases = [
+        each for each in releases if each.model_id in cards and local_path(each.graph_uri).exists()
+    ]
     live, canary = promotion_journal.current(store), promotion_journal.canary_at_work(store)
     return Exported(
         name=rounds[-1].model.recommender.name,
         rounds=rounds,
         versions=[(each, cards[each.model_id]) for each in releases],
-        aliases={"champion": live.version if live else None, "candidate": canary.version if canary else None},
+        aliases={
+            "champion": live.version if live else None,
+            "candidate": canary.version if canary else None,
+        },
     )
 
 
@@ -60,7 +68,9 @@ def parameters_of(card: ModelCard) -> dict[str, str]:
     They are the network, the recommender's settings, the gate's thresholds, and the training data.
     """
     model = card.model
-    named = model.recommender.named_settings | {f"model.{name}": value for name, value in model.config.items()}
+    named = model.recommender.named_settings | {
+        f"model.{name}": value for name, value in model.config.items()
+    }
     named |= {f"gate.{name}": value for name, value in card.gate.items()}
     named |= {"engine": model.backend, "seed": model.seed, "parent_model_id": model.parent_model_id}
     named |= {"window_start": model.window_start, "last_learned_time": model.last_learned_time}
@@ -71,7 +81,12 @@ def metrics_of(card: ModelCard) -> dict[str, float]:
     """Return the metrics of a model on its held-out rows. Undefined metrics are left out."""
     verdict = card.verdict
     groups = {"": verdict.candidate, "champion_": verdict.champion, "lead_": verdict.difference}
-    found = {f"{prefix}{name}": v for prefix, part in groups.items() if part for name, v in asdict(part).items()}
+    found = {
+        f"{prefix}{name}": v
+        for prefix, part in groups.items()
+        if part
+        for name, v in asdict(part).items()
+    }
     found |= {f"progressive_{name}": value for name, value in card.model.progressive.items()}
     found |= {"train_rows": card.model.num_train_rows, "holdout_rows": verdict.num_rows}
     found |= {"holdout_clicks": verdict.num_clicks, "optimizer_step": card.model.optimizer_step}
@@ -81,5 +96,13 @@ def metrics_of(card: ModelCard) -> dict[str, float]:
 def tags_of(card: ModelCard) -> dict[str, str]:
     """Return the gate's decision, and the ids of the model, its data and its recommender."""
     verdict, model = card.verdict, card.model
-    found = {"model_id": card.model_id, "verdict": verdict.decision, "accepted": str(verdict.accepted).lower()}
-    return {**found, "data_sha256": model.raw_digest, "recommender_sha256": model.recommender.digest}
+    found = {
+        "model_id": card.model_id,
+        "verdict": verdict.decision,
+        "accepted": str(verdict.accepted).lower(),
+    }
+    return {
+        **found,
+        "data_sha256": model.raw_digest,
+        "recommender_sha256": model.recommender.digest,
+    }

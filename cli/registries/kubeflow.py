@@ -38,28 +38,43 @@ def _connected(address: str) -> ModelRegistry:
     try:
         return ModelRegistry(address, author="evergreen", log_level=logging.ERROR)
     except NotFoundException as error:
-        text = f"Model Registry: {address} answers 404 to the API v1, expected a Kubeflow Hub with this API"
+        text = (
+            f"Model Registry: {address} answers 404 to the API v1, expected a Kubeflow Hub with "
+            "this API"
+        )
         raise TemporaryError(text) from error
 
 
 def _export(registry: ModelRegistry, exported: Exported) -> None:
     name = exported.name
     known = registry.get_registered_model(name)
-    present = {each.name: each for each in registry.get_model_versions(name).page_size(100)} if known else {}
+    present = (
+        {each.name: each for each in registry.get_model_versions(name).page_size(100)}
+        if known
+        else {}
+    )
     last = max((int(each) for each in present if each.isdecimal()), default=None)
     for release, card in exported.versions:
         number, uri = str(release.version), release.graph_uri
         if number not in present:
-            told = {"metadata": {**tags_of(card), **metrics_of(card)}, "version_description": card.verdict.reason}
+            told = {
+                "metadata": {**tags_of(card), **metrics_of(card)},
+                "version_description": card.verdict.reason,
+            }
             registry.register_model(name, uri, version=number, **told, **_FORMAT)
             logger.info("Model Registry: created version %s", number)
         elif release.version == last and registry.get_model_artifact(name, number) is None:
             # An export was killed between two calls of the client, so that only the newest version
             # can lack its artifact.
-            registry.async_runner(registry._register_model_artifact(present[number], name, uri, **_FORMAT))
+            registry.async_runner(
+                registry._register_model_artifact(present[number], name, uri, **_FORMAT)
+            )
     model = registry.get_registered_model(name)
     aliases = {alias: str(number or "") for alias, number in exported.aliases.items()}
     if model and not aliases.items() <= (properties := model.custom_properties or {}).items():
         model.custom_properties = {**properties, **aliases}
         registry.update(model)
-        logger.info("Model Registry: %s", ", ".join(f"{alias} is {n or 'none'}" for alias, n in aliases.items()))
+        logger.info(
+            "Model Registry: %s",
+            ", ".join(f"{alias} is {n or 'none'}" for alias, n in aliases.items()),
+        )

@@ -52,16 +52,23 @@ def export(uri: str, exported: Exported) -> None:
         mlflow.set_tracking_uri(uri)
         client, experiment = MlflowClient(), mlflow.set_experiment(exported.name).experiment_id
         known = {
-            each.data.tags.get("model_id"): each for each in client.search_runs([experiment], max_results=_MOST_RUNS)
+            each.data.tags.get("model_id"): each
+            for each in client.search_runs([experiment], max_results=_MOST_RUNS)
         }
         runs = {
-            card.model_id: _run_of(client, experiment, card, found=known.get(card.model_id)) for card in exported.rounds
+            card.model_id: _run_of(client, experiment, card, found=known.get(card.model_id))
+            for card in exported.rounds
         }
         numbers = {
-            each.version: _number_of(client, each, card, run_id=runs[card.model_id]) for each, card in exported.versions
+            each.version: _number_of(client, each, card, run_id=runs[card.model_id])
+            for each, card in exported.versions
         }
         if numbers:
-            _point(client, exported.name, {alias: numbers.get(n or 0) for alias, n in exported.aliases.items()})
+            _point(
+                client,
+                exported.name,
+                {alias: numbers.get(n or 0) for alias, n in exported.aliases.items()},
+            )
     except (MlflowException, RequestException) as error:
         raise TemporaryError(f"MLflow: {first_line(error)}") from error
 
@@ -87,12 +94,17 @@ class Graph:
             if source.exists():
                 (folder / source.name).symlink_to(source)
         (folder / "requirements.txt").write_text("mlflow\nonnx\nonnxruntime\n")
-        mlflow_model.signature = ModelSignature(*(
-            Schema([
-                TensorSpec(_TYPES[each.datatype], (-1, each.width), each.name) for each in tensors
-            ])
-            for tensors in (input_tensors(self.features), [PROBABILITY_OUTPUT])
-        ))  # fmt: skip
+        mlflow_model.signature = ModelSignature(
+            *(
+                Schema(
+                    [
+                        TensorSpec(_TYPES[each.datatype], (-1, each.width), each.name)
+                        for each in tensors
+                    ]
+                )
+                for tensors in (input_tensors(self.features), [PROBABILITY_OUTPUT])
+            )
+        )
         mlflow_model.add_flavor("onnx", data=GRAPH_FILE, providers=["CPUExecutionProvider"])
         pyfunc.add_to_model(mlflow_model, loader_module="mlflow.onnx", data=GRAPH_FILE)
         mlflow_model.save(str(folder / "MLmodel"))
@@ -107,7 +119,9 @@ def _run_of(client: MlflowClient, experiment: str, card: ModelCard, *, found: Ru
     run = found or client.create_run(experiment, start_time=made, tags=tags, run_name=card.run)
     run_id = str(run.info.run_id)
     metrics = [Metric(name, value, made, 0) for name, value in metrics_of(card).items()]
-    client.log_batch(run_id, metrics=metrics, params=[Param(*each) for each in parameters_of(card).items()])
+    client.log_batch(
+        run_id, metrics=metrics, params=[Param(*each) for each in parameters_of(card).items()]
+    )
     client.log_text(run_id, card_page(card), "card.html")
     client.set_terminated(run_id, end_time=made)
     logger.info("MLflow: created run %s of model %s", card.run, card.model_id)
@@ -117,13 +131,20 @@ def _run_of(client: MlflowClient, experiment: str, card: ModelCard, *, found: Ru
 def _number_of(client: MlflowClient, release: Release, card: ModelCard, *, run_id: str) -> str:
     """Return MLflow's number of the version, and register the graph if it is not registered yet."""
     name = card.model.recommender.name
-    if found := client.search_model_versions(f"name = '{name}' and tags.`{VERSION_TAG}` = '{release.version}'"):
+    if found := client.search_model_versions(
+        f"name = '{name}' and tags.`{VERSION_TAG}` = '{release.version}'"
+    ):
         return str(found[0].version)
     graph = Graph(local_path(release.graph_uri), card.model.recommender.features)
     made = Model.log(
-        artifact_path=None, name=name, flavor=graph, run_id=run_id, registered_model_name=name,
-        await_registration_for=0, tags={VERSION_TAG: str(release.version), **tags_of(card)},
-    )  # fmt: skip
+        artifact_path=None,
+        name=name,
+        flavor=graph,
+        run_id=run_id,
+        registered_model_name=name,
+        await_registration_for=0,
+        tags={VERSION_TAG: str(release.version), **tags_of(card)},
+    )
     number = str(made.registered_model_version)
     logger.info("MLflow: created version %d, with MLflow's number %s", release.version, number)
     return str(client.update_model_version(name, number, description=card.verdict.reason).version)

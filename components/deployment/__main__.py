@@ -11,7 +11,15 @@ import logging
 from dataclasses import fields
 from pathlib import Path
 
-from evergreen.config.release import AUTO, CANARY, FULL, SHADOW, UNRELEASED, RolloutSettings, ServingSettings
+from evergreen.config.release import (
+    AUTO,
+    CANARY,
+    FULL,
+    SHADOW,
+    UNRELEASED,
+    RolloutSettings,
+    ServingSettings,
+)
 from evergreen.registry import promotion_journal, runs
 from evergreen.registry.model_cards import card_path, read_card
 from evergreen.runtime.durable import own_umask, write_whole
@@ -32,21 +40,36 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m components.deployment", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the pipeline run")
     parser.add_argument("--store", required=True, help="model store, folder URI")
-    parser.add_argument("--repository", required=True, help="Triton's model repository, folder or gs:// URI")
+    parser.add_argument(
+        "--repository", required=True, help="Triton's model repository, folder or gs:// URI"
+    )
     parser.add_argument(
         "--triton-urls",
         default="",
-        help="running servers, each host:grpc_port or dns:///name:grpc_port, comma-separated; empty = publish only",
+        help="running servers, each host:grpc_port or dns:///name:grpc_port, comma-separated; "
+        "empty = publish only",
     )
     parser.add_argument("--server", choices=SERVERS, default="python", help="backend in Triton")
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help="device of onnxruntime; a MIG slice is a gpu")
-    parser.add_argument("--who", default="", help="name for the journal; default: the run")
-    parser.add_argument("--trigger-id", default="", help="retrain request that this run answers; empty = none")
     parser.add_argument(
-        "--verdict", required=True, type=Path, help="Verdict manifest, which names the model and its held-out rows"
+        "--device",
+        choices=DEVICES,
+        default="cpu",
+        help="device of onnxruntime; a MIG slice is a gpu",
+    )
+    parser.add_argument("--who", default="", help="name for the journal; default: the run")
+    parser.add_argument(
+        "--trigger-id", default="", help="retrain request that this run answers; empty = none"
+    )
+    parser.add_argument(
+        "--verdict",
+        required=True,
+        type=Path,
+        help="Verdict manifest, which names the model and its held-out rows",
     )
     parser.add_argument("--html", type=Path, help="where the page of the model's card goes")
-    parser.add_argument("--output", required=True, type=Path, help="where the Release manifest goes")
+    parser.add_argument(
+        "--output", required=True, type=Path, help="where the Release manifest goes"
+    )
     return parser
 
 
@@ -92,10 +115,14 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     if rollout == UNRELEASED:
         note.facts = {"rollout": rollout}
         raise Refused(
-            f"model {model.model_id} is stored and not released, because rollout is {rollout}; {verdict.sentence}"
+            f"model {model.model_id} is stored and not released, because rollout is {rollout}; "
+            f"{verdict.sentence}"
         )
     if rollout == FULL and verdict.decision != PASS:
-        raise Refused(f"rollout is {FULL} and the verdict {verdict.decision}, expected a pass: {verdict.sentence}")
+        raise Refused(
+            f"rollout is {FULL} and the verdict {verdict.decision}, expected a pass: "
+            f"{verdict.sentence}"
+        )
     settings = ReleaseSettings(
         store=local_path(arguments.store),
         repository=arguments.repository,
@@ -117,7 +144,9 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     if rollout == FULL:
         done = release(model, verdict, raw, settings=settings)
     else:
-        done = start(model, verdict, raw, settings=settings, share=FIRST_SHARE if rollout == CANARY else 0.0)
+        done = start(
+            model, verdict, raw, settings=settings, share=FIRST_SHARE if rollout == CANARY else 0.0
+        )
     done.write(arguments.output)
     serves = SERVES[rollout] if settings.triton_urls else "is published"
     note.reason = f"version {done.version} {serves}; {verdict.sentence}"

@@ -47,9 +47,17 @@ def deployment(
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=name, store=store, repository=repository, triton_urls=triton_urls, server=server,
-        device=device, trigger_id=trigger_id, verdict=verdict.path, output=release.path,
-        html=card.path)  # fmt: skip
+        run=name,
+        store=store,
+        repository=repository,
+        triton_urls=triton_urls,
+        server=server,
+        device=device,
+        trigger_id=trigger_id,
+        verdict=verdict.path,
+        output=release.path,
+        html=card.path,
+    )
     if code := main(flags):
         if code == 1:
             return  # a retry would be refused too

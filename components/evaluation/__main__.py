@@ -31,8 +31,14 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="python -m components.evaluation", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder URI of the model store")
-    parser.add_argument("--work", required=True, help="folder URI for big data; <work>/<run>/evaluation is written")
-    parser.add_argument("--champion", default="current", help="model to beat: current, none or a released model's id")
+    parser.add_argument(
+        "--work", required=True, help="folder URI for big data; <work>/<run>/evaluation is written"
+    )
+    parser.add_argument(
+        "--champion",
+        default="current",
+        help="model to beat: current, none or a released model's id",
+    )
     parser.add_argument("--model", required=True, help="path of the candidate's Model manifest")
     parser.add_argument("--output", required=True, help="path of the Verdict manifest to write")
     parser.add_argument("--metrics", help="path for the metrics, as one flat JSON object")
@@ -84,7 +90,9 @@ def _run(arguments: argparse.Namespace) -> Verdict:
     training_set = read_reference(model.training_set, TrainingSet, source=arguments.model)
     raw = read_reference(training_set.raw_dataset, RawDataset, source="the training set")
     report = training_set.validation_report
-    validation = read_reference(report, ValidationReport, source="the training set") if report else None
+    validation = (
+        read_reference(report, ValidationReport, source="the training set") if report else None
+    )
     evaluation = evaluate(
         raw=raw,
         training_set=training_set,
@@ -95,10 +103,14 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         final=local_path(arguments.work) / arguments.run / STEP,
     )
     if arguments.metrics:
-        _write_json(arguments.metrics, metrics_document(evaluation.verdict, train_rows=model.num_train_rows))
+        _write_json(
+            arguments.metrics, metrics_document(evaluation.verdict, train_rows=model.num_train_rows)
+        )
     if arguments.roc:
         _write_json(arguments.roc, roc_document(evaluation.scored))
-    card = completed(store, make_card(evaluation, run=arguments.run, model=model, raw=raw, validation=validation))
+    card = completed(
+        store, make_card(evaluation, run=arguments.run, model=model, raw=raw, validation=validation)
+    )
     page = card_page(card)
     if arguments.html:
         write_whole(Path(arguments.html), page)

@@ -48,8 +48,16 @@ def evaluation(
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=name, store=store, work=work, champion=champion, model=model.path, output=verdict.path,
-        metrics=metrics.path, roc=roc.path, html=report.path)  # fmt: skip
+        run=name,
+        store=store,
+        work=work,
+        champion=champion,
+        model=model.path,
+        output=verdict.path,
+        metrics=metrics.path,
+        roc=roc.path,
+        html=report.path,
+    )
     if (code := main(flags)) > 1:
         raise SystemExit(code)
     if code and not Path(metrics.path).exists():

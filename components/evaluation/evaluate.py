@@ -15,9 +15,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.evaluation.exploration import read_shown, reordering_gain
-from components.evaluation.gate import GateDecision, cut_slices, decide, measure_rows, measure_slices
+from components.evaluation.gate import (
+    GateDecision,
+    cut_slices,
+    decide,
+    measure_rows,
+    measure_slices,
+)
 from components.evaluation.leaks import SUSPICIOUS_AUC, column_aucs, describe_leak
-from components.evaluation.scoring import ScoredHoldout, candidate_scorer, champion_scorer, score_holdout
+from components.evaluation.scoring import (
+    ScoredHoldout,
+    candidate_scorer,
+    champion_scorer,
+    score_holdout,
+)
 from evergreen.config.gate import GateSettings
 from evergreen.contracts import checks as contract
 from evergreen.contracts.checks import FAIL
@@ -82,7 +93,9 @@ def evaluate(
         new_ids=_new_ids(training_set),
     )
     scored, old = _score_both(raw, training_set, score)
-    slices = cut_slices(scored, is_first_round=training_set.parent_model_uri is None, shown=shown_values(raw))
+    slices = cut_slices(
+        scored, is_first_round=training_set.parent_model_uri is None, shown=shown_values(raw)
+    )
     decided = check_holdout(scored, slices, settings)
     for check in decided.checks:
         logger.info("gate: %s", contract.sentence(check))
@@ -153,7 +166,11 @@ def _new_ids(training_set: TrainingSet) -> list[NDArray[np.int64]]:
     """Return per column the ids that were assigned in this run."""
     now = FeatureWorkflow.load(local_path(training_set.workflow_uri))
     parent = training_set.parent_model_uri
-    before = FeatureWorkflow.load(verified_part(model_in(local_path(parent)), Model.WORKFLOW)) if parent else None
+    before = (
+        FeatureWorkflow.load(verified_part(model_in(local_path(parent)), Model.WORKFLOW))
+        if parent
+        else None
+    )
     return [change.entered for change in vocabulary_changes(before, now)]
 
 
@@ -165,9 +182,13 @@ def shown_values(raw: RawDataset) -> ShownValues:
 
 def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model) -> None:
     if training_set.raw_digest != raw.digest:
-        raise ContractError(f"training set is of raw data {training_set.raw_digest}, expected {raw.digest}")
+        raise ContractError(
+            f"training set is of raw data {training_set.raw_digest}, expected {raw.digest}"
+        )
     if model.raw_digest != raw.digest:
-        raise ContractError(f"model {model.model_id} is of raw data {model.raw_digest}, expected {raw.digest}")
+        raise ContractError(
+            f"model {model.model_id} is of raw data {model.raw_digest}, expected {raw.digest}"
+        )
     if model.slot_sizes != training_set.slot_sizes:
         raise ContractError(
             f"model {model.model_id} has {sum(model.slot_sizes)} ids and the training set "
@@ -181,12 +202,14 @@ def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model)
 
 
 def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
-    """Refuse another champion than extraction's, which may have been trained on the held-out rows."""
+    """Refuse a champion other than extraction's. It may have been trained on the held-out rows."""
     found = champion.model_id if champion else None
     if found != raw.champion_model_id:
         raise Refused(
-            f"champion is {found or 'none'}, expected {raw.champion_model_id or 'none'} as when the rows were "
-            "extracted, because another one may have been trained on the held-out rows; run the pipeline again"
+            f"champion is {found or 'none'}, expected {raw.champion_model_id or 'none'} as when "
+            "the rows were "
+            "extracted, because another one may have been trained on the held-out rows; run the "
+            "pipeline again"
         )
 
 

@@ -113,13 +113,19 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
         return None
     of_pair_odds = explored.share / num_pairs[of_pair]
     if_stayed = np.where(num_swapped[of_pair] == 0, -of_pair_odds / (1.0 - explored.share), 0.0)
-    sums = np.asarray(np.bincount(of_pair, disputed * excess * np.where(is_swapped, 1.0, if_stayed)), np.float64)
-    found = ReorderingGain(num_lists=num_lists, num_swaps=num_swaps, disputed_share=float(disputed.mean()))
+    sums = np.asarray(
+        np.bincount(of_pair, disputed * excess * np.where(is_swapped, 1.0, if_stayed)), np.float64
+    )
+    found = ReorderingGain(
+        num_lists=num_lists, num_swaps=num_swaps, disputed_share=float(disputed.mean())
+    )
     if num_swaps < MIN_SWAPS:
         return found
     expected_swaps = float((disputed * of_pair_odds).sum())
     gain, radius = float(sums.sum()) / expected_swaps, deviation_bound(sums) / expected_swaps
-    return replace(found, gain=gain, low=max(gain - radius, -_LARGEST), high=min(gain + radius, _LARGEST))
+    return replace(
+        found, gain=gain, low=max(gain - radius, -_LARGEST), high=min(gain + radius, _LARGEST)
+    )
 
 
 def deviation_bound(sums: NDArray[np.float64]) -> float:
@@ -130,7 +136,9 @@ def deviation_bound(sums: NDArray[np.float64]) -> float:
     """
     variance = float(np.square(sums / _LARGEST).sum())
     price = math.log(2 * len(_LAMBDAS) / ALPHA)
-    return _LARGEST * float(((price + (-np.log1p(-_LAMBDAS) - _LAMBDAS) * variance) / _LAMBDAS).min())
+    return _LARGEST * float(
+        ((price + (-np.log1p(-_LAMBDAS) - _LAMBDAS) * variance) / _LAMBDAS).min()
+    )
 
 
 def _calibration_before(
@@ -159,14 +167,25 @@ def _explored_pairs(rows: ShownRows) -> _ExploredPairs:
     is_first = np.append(True, rows.lists[1:] != rows.lists[:-1])[: len(rows.lists)]
     of_row, starts = np.cumsum(is_first) - 1, np.flatnonzero(is_first)
     sizes = np.bincount(of_row)
-    out_of_place = np.bincount(of_row, rows.positions != np.arange(len(of_row)) - starts[of_row] + 1)
+    out_of_place = np.bincount(
+        of_row, rows.positions != np.arange(len(of_row)) - starts[of_row] + 1
+    )
     upper = np.flatnonzero(~is_first[1:])
     is_low = rows.propensities < MAX_SHARE
     is_swapped = is_low[upper] & is_low[upper + 1]
-    num_low, num_swapped = np.bincount(of_row, is_low), np.bincount(of_row[upper], is_swapped, len(sizes))
-    of_pair = np.where(num_low > 0, np.bincount(of_row, is_low * rows.propensities) / 2, 1 - rows.propensities[starts])
+    num_low, num_swapped = (
+        np.bincount(of_row, is_low),
+        np.bincount(of_row[upper], is_swapped, len(sizes)),
+    )
+    of_pair = np.where(
+        num_low > 0,
+        np.bincount(of_row, is_low * rows.propensities) / 2,
+        1 - rows.propensities[starts],
+    )
     share = of_pair * (sizes - 1)
-    by_the_rule = (num_swapped <= 1) & (num_low == 2 * num_swapped) & (share > 0) & (share < MAX_SHARE)
+    by_the_rule = (
+        (num_swapped <= 1) & (num_low == 2 * num_swapped) & (share > 0) & (share < MAX_SHARE)
+    )
     used = (by_the_rule & (out_of_place == 0))[of_row[upper]]
     upper, is_swapped = upper[used], is_swapped[used]
     return _ExploredPairs(upper, of_row[upper], share[of_row[upper]], is_swapped)

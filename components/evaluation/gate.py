@@ -173,9 +173,14 @@ def _check_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> Check 
         return None
     if requests:
         needed = math.ceil(len(click) * MIN_CLASS_REQUESTS / requests)
-        advice = f"about {needed:,} held-out rows are needed, there are {len(click):,}: {_MORE_ROWS}"
+        advice = (
+            f"about {needed:,} held-out rows are needed, there are {len(click):,}: {_MORE_ROWS}"
+        )
     else:
-        advice = f"no held-out row is one of the {rarer}: bring rows in which both labels are among the newest"
+        advice = (
+            f"no held-out row is one of the {rarer}: bring rows in which both labels are "
+            "among the newest"
+        )
     return Check(
         name=f"requests with {rarer}",
         value=requests,
@@ -236,7 +241,9 @@ def _check_interval(
     result = PASS if found.low >= limit else FAIL if found.high < limit else INCONCLUSIVE
     more = _more_rows(found, limit, num_rows=len(evidence.click))
     advice = {FAIL: if_failed, INCONCLUSIVE: more}.get(result, "")
-    return replace(check, value=found.auc, low=found.low, high=found.high, result=result, advice=advice)
+    return replace(
+        check, value=found.auc, low=found.low, high=found.high, result=result, advice=advice
+    )
 
 
 def _more_rows(found: AucEstimate | AucDifference, limit: float, *, num_rows: int) -> str:
@@ -269,7 +276,7 @@ def _check_slices(evidence: _Evidence, settings: GateSettings) -> Check | None:
 
 
 def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
-    """Fail if expected clicks are surely off by more than the factor, and more than the champion's."""
+    """Fail if expected clicks are surely off by more than the factor and than the champion's."""
     click, weights, factor = evidence.click, evidence.weights, settings.max_calibration_factor
     scores = np.asarray(evidence.candidate, np.float64)
     ratio = calibration(click, scores, weights=weights)
@@ -397,7 +404,9 @@ def measure_slices(
 
 def measure_rows(scored: ScoredHoldout, estimates: Estimates | None = None) -> RowsQuality:
     """Return the metrics of held-out rows. Pass `estimates` if they are known already."""
-    known = estimates or estimate(scored.labels, scored.candidate, scored.champion, groups=scored.groups)
+    known = estimates or estimate(
+        scored.labels, scored.candidate, scored.champion, groups=scored.groups
+    )
 
     def quality(scores: NDArray[np.float32], estimated: AucEstimate | None) -> ModelQuality:
         of_users = UserQuality()
@@ -417,7 +426,9 @@ def measure_rows(scored: ScoredHoldout, estimates: Estimates | None = None) -> R
 
     lead = AucLead()
     if (difference := known.difference) is not None:
-        lead = AucLead(auc=difference.auc, low=difference.low, high=difference.high, p_value=difference.p_value)
+        lead = AucLead(
+            auc=difference.auc, low=difference.low, high=difference.high, p_value=difference.p_value
+        )
     return RowsQuality(
         candidate=quality(scored.candidate, known.candidate),
         champion=None if scored.champion is None else quality(scored.champion, known.champion),
@@ -427,7 +438,9 @@ def measure_rows(scored: ScoredHoldout, estimates: Estimates | None = None) -> R
     )
 
 
-def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def _by_newness(
+    scored: ScoredHoldout, is_first_round: bool
+) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     new, unknown = scored.has_new_category, scored.has_unknown_category
     if not is_first_round:
         yield "categories: one or more got an id in this round", new
@@ -442,14 +455,18 @@ def _by_newness(scored: ScoredHoldout, is_first_round: bool) -> Iterator[tuple[s
         yield "item: has no id of its own", scored.item_newness == UNKNOWN_ITEM
 
 
-def _by_value(column: str, values: NDArray[np.int64], shown: ShownValues) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def _by_value(
+    column: str, values: NDArray[np.int64], shown: ShownValues
+) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield the slices of the values [n, slots].
 
     A row belongs once to each of its values, and to `missing` if it has none.
     """
     held = np.sort(values, axis=1)
     held[:, 1:][held[:, 1:] == held[:, :-1]] = _NOTHING
-    held[:, 0][(held[:, 0] == MISSING_CATEGORY) & (values != MISSING_CATEGORY).any(axis=1)] = _NOTHING
+    held[:, 0][(held[:, 0] == MISSING_CATEGORY) & (values != MISSING_CATEGORY).any(axis=1)] = (
+        _NOTHING
+    )
     distinct, counts = np.unique(held[held != _NOTHING], return_counts=True)
     if len(distinct) < 2:
         return
@@ -459,4 +476,7 @@ def _by_value(column: str, values: NDArray[np.int64], shown: ShownValues) -> Ite
         yield f"{column}: {text}", np.logical_or.reduce(held == value, axis=1)
     if len(distinct) > TOP_VALUES:
         is_other = np.isin(held, [*top, _NOTHING], invert=True)
-        yield f"{column}: other {len(distinct) - TOP_VALUES} values", np.logical_or.reduce(is_other, axis=1)
+        yield (
+            f"{column}: other {len(distinct) - TOP_VALUES} values",
+            np.logical_or.reduce(is_other, axis=1),
+        )

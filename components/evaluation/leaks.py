@@ -38,12 +38,14 @@ def column_aucs(raw: RawDataset) -> dict[str, float]:
         raw: The rows. Columns that the run left out are not measured.
 
     Returns:
-        AUCs by column, each in [0.5, 1]. A column whose order is the opposite of the label's counts like one whose
-        order is the label's. Empty unless the held-out rows have both labels.
+        AUCs by column, each in [0.5, 1]. A column whose order is the opposite of the label's counts
+        like one whose order is the label's. Empty unless the held-out rows have both labels.
     """
     found = {}
     # A column that is served as one constant value cannot rank rows when the candidate is scored.
-    for column in (name for name in raw.recommender.features.needed if name not in raw.excluded_columns):
+    for column in (
+        name for name in raw.recommender.features.needed if name not in raw.excluded_columns
+    ):
         labels, values = _read_column(raw, raw.holdout_uri, column)
         rates = _ClickRates(*_read_column(raw, raw.train_uri, column, newest=MAX_TRAINING_ROWS))
         scores = [rates.of(values)]
@@ -66,16 +68,26 @@ def describe_leak(auc: float, aucs: dict[str, float]) -> str:
         auc: The candidate's AUC.
         aucs: Each column's own AUC, as returned by `column_aucs`.
     """
-    too_good = f"auc {auc:.4f} is above {SUSPICIOUS_AUC:g}, which is hardly possible before the outcome is known"
+    too_good = (
+        f"auc {auc:.4f} is above {SUSPICIOUS_AUC:g}, which is hardly possible before the "
+        "outcome is known"
+    )
     leaks = {column: each for column, each in aucs.items() if each > SUSPICIOUS_AUC}
     if not leaks:
-        best = next((f", {column} comes closest with {each:.4f}" for column, each in aucs.items()), "")
-        return f"{too_good}: no column decides the label alone{best}; check which columns are filled after the click"
+        best = next(
+            (f", {column} comes closest with {each:.4f}" for column, each in aucs.items()), ""
+        )
+        return (
+            f"{too_good}: no column decides the label alone{best}; check which columns are "
+            "filled after the click"
+        )
     named = ", ".join(f"{column} ({each:.4f})" for column, each in leaks.items())
     verb, them = ("decides", "it") if len(leaks) == 1 else ("decide", "them")
     return (
-        f"{too_good}: {named} {verb} the label alone; unless {them} can be known before the click, remove {them} from "
-        f"the recommender's features, accept that, and train from scratch by `evergreen run {FROM_SCRATCH}`"
+        f"{too_good}: {named} {verb} the label alone; unless {them} can be known before the click, "
+        f"remove {them} from "
+        "the recommender's features, accept that, and train from scratch by `evergreen run "
+        f"{FROM_SCRATCH}`"
     )
 
 
@@ -101,9 +113,9 @@ class _ClickRates:
             at = np.minimum(np.searchsorted(self._values, held), len(self._values) - 1)
             is_known = (self._values[at] == held) | (np.isnan(self._values[at]) & np.isnan(held))
             rates[is_known] = self._rates[at[is_known]]
-        averages: NDArray[np.float64] = np.bincount(rows, weights=rates, minlength=len(values)) / np.bincount(
-            rows, minlength=len(values)
-        )
+        averages: NDArray[np.float64] = np.bincount(
+            rows, weights=rates, minlength=len(values)
+        ) / np.bincount(rows, minlength=len(values))
         return averages
 
 

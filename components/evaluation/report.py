@@ -23,7 +23,12 @@ from evergreen.statistics.metrics import row_weighted
 
 
 def make_card(
-    evaluation: Evaluation, *, run: str, model: Model, raw: RawDataset, validation: ValidationReport | None
+    evaluation: Evaluation,
+    *,
+    run: str,
+    model: Model,
+    raw: RawDataset,
+    validation: ValidationReport | None,
 ) -> ModelCard:
     """Return the model's card after the gate, without the names of the lake's files.
 
@@ -62,7 +67,9 @@ def metrics_document(verdict: Verdict, *, train_rows: int) -> dict[str, float]:
         "rows_learned": train_rows,
         "rows_held_out": verdict.num_rows,
     }
-    known = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+    known = {
+        name: value for name, value in values.items() if value is not None and math.isfinite(value)
+    }
     return {**known, **metrics(verdict.checks)}
 
 
@@ -116,8 +123,12 @@ def roc_curve(
     along = true_rate + false_rate
     wanted = np.searchsorted(along, np.linspace(0.0, 2.0, max_points))
     kept = np.unique(np.r_[0, np.minimum(wanted, len(along) - 1), len(along) - 1])
-    # searchsorted's first hit for 0 is the point (0, 0) itself, so no more than max_points + 1 are kept.
-    return [RocPoint(*map(float, point)) for point in zip(false_rate[kept], true_rate[kept], thresholds[kept])]
+    # searchsorted's first hit for 0 is the point (0, 0) itself, so no more than max_points + 1 are
+    # kept.
+    return [
+        RocPoint(*map(float, point))
+        for point in zip(false_rate[kept], true_rate[kept], thresholds[kept])
+    ]
 
 
 def calibration_bins(
@@ -133,11 +144,17 @@ def calibration_bins(
     """
 
     def mean(values: NDArray[Any], rows: NDArray[np.int64]) -> float:
-        return float(row_weighted(values[rows].astype(np.float64), None if weights is None else weights[rows]).mean())
+        return float(
+            row_weighted(
+                values[rows].astype(np.float64), None if weights is None else weights[rows]
+            ).mean()
+        )
 
     order = np.argsort(scores, kind="stable")
     return [
-        CalibrationBin(num_rows=len(rows), mean_score=mean(scores, rows), click_rate=mean(labels, rows))
+        CalibrationBin(
+            num_rows=len(rows), mean_score=mean(scores, rows), click_rate=mean(labels, rows)
+        )
         for rows in np.array_split(order, num_bins)
         if len(rows) and (weights is None or weights[rows].any())
     ]

@@ -24,7 +24,14 @@ from evergreen.config.model import config_from_document
 from evergreen.config.release import served_tables
 from evergreen.contracts.hugectr_folder import FILE_LIST, listed_files
 from evergreen.contracts.manifests import Model, Release
-from evergreen.contracts.raw_rows import EVENT_TIME, LABEL, POSITION, REQUEST_ID, category_matrix, feature_matrix
+from evergreen.contracts.raw_rows import (
+    EVENT_TIME,
+    LABEL,
+    POSITION,
+    REQUEST_ID,
+    category_matrix,
+    feature_matrix,
+)
 from evergreen.contracts.serving import PROBABILITY_OUTPUT, ColumnMap, named_inputs
 from evergreen.contracts.workflow import OOV_ID, FeatureWorkflow
 from evergreen.registry.models import graph_sha256, model_in, verified_part
@@ -107,11 +114,15 @@ class ScoredHoldout:
         """Group of dependent rows: the row's user, or its request if the user is unknown."""
         if self.users is None:
             return self.requests
-        return np.where(self.users == MISSING_CATEGORY, MISSING_CATEGORY - 1 - self.requests, self.users)
+        return np.where(
+            self.users == MISSING_CATEGORY, MISSING_CATEGORY - 1 - self.requests, self.users
+        )
 
     def of_rows(self, kept: NDArray[np.bool_]) -> "ScoredHoldout":
         """Return the rows of a mask [n]."""
-        parts: dict[str, Any] = {name: of for name, of in vars(self).items() if isinstance(of, np.ndarray)}
+        parts: dict[str, Any] = {
+            name: of for name, of in vars(self).items() if isinstance(of, np.ndarray)
+        }
         return replace(self, **{name: values[kept] for name, values in parts.items()})
 
 
@@ -161,7 +172,9 @@ def champion_scorer(release: Release, features: Features) -> ScoreRaw:
         raise ContractError(f"champion graph {path} of version {release.version} is absent")
     _expect_hash(f"champion graph {path}", release.sha256.get("graph"), graph_sha256(path.parent))
     try:
-        session = silent_onnxruntime().InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = silent_onnxruntime().InferenceSession(
+            str(path), providers=["CPUExecutionProvider"]
+        )
     except Exception as error:  # onnxruntime's errors share no base class
         raise ContractError(f"champion graph {path} cannot be loaded: {error}") from error
 
@@ -214,7 +227,9 @@ def score_holdout(
         (batch.labels, score_candidate(batch), *_newness(batch.ids, is_new, item))
         for batch in encoded_batches(encoded, features)
     )
-    encoded_labels, candidate, new, unknown, items = _columns(rows, (np.int8, np.float32, np.bool_, np.bool_, np.int8))
+    encoded_labels, candidate, new, unknown, items = _columns(
+        rows, (np.int8, np.float32, np.bool_, np.bool_, np.int8)
+    )
     _expect_same_labels(of_raw["labels"], encoded_labels)
     return ScoredHoldout(
         **of_raw,
@@ -238,7 +253,10 @@ def score_with_both(
     folder = local_path(raw_uri)
     scorers = [_raw_scorer(model, features) for model in (champion, candidate)]
     of_raw = _raw_parts(
-        folder, features, named=named, score_champion=lambda batch: np.column_stack([score(batch) for score in scorers])
+        folder,
+        features,
+        named=named,
+        score_champion=lambda batch: np.column_stack([score(batch) for score in scorers]),
     )
     of_champion, of_candidate = of_raw.pop("champion").reshape(-1, 2).T  # works without batches too
     nothing = np.zeros(len(of_raw["labels"]), np.bool_)
@@ -270,24 +288,42 @@ def _raw_parts(
 ) -> dict[str, Any]:
     """Return the fields of `ScoredHoldout` that come from the raw rows."""
     types: dict[str, type[Any]] = {
-        **{"labels": np.int8, "event_seconds": np.float64, "requests": np.int64, "positions": np.int32},
+        **{
+            "labels": np.int8,
+            "event_seconds": np.float64,
+            "requests": np.int64,
+            "positions": np.int32,
+        },
         **{"categories": np.int64, "weights": np.float32, "champion": np.float32},
     }
     rows = (
         (
-            *(batch.labels, batch.event_seconds, batch.requests, batch.positions, batch.categorical, batch.weights),
+            *(
+                batch.labels,
+                batch.event_seconds,
+                batch.requests,
+                batch.positions,
+                batch.categorical,
+                batch.weights,
+            ),
             score_champion(batch) if score_champion else np.zeros(0, np.float32),
         )
         for batch in raw_batches(folder, features, weighted=named.has_weights)
     )
     parts: dict[str, Any] = dict(zip(types, _columns(rows, tuple(types.values()))))
     # Concatenation must also work without batches.
-    parts["categories"] = parts["categories"].reshape(len(parts["labels"]), len(features.place_names))
+    parts["categories"] = parts["categories"].reshape(
+        len(parts["labels"]), len(features.place_names)
+    )
     if not score_champion:
         parts["champion"] = None
     if not named.has_weights:
         parts["weights"] = None
-    users = None if named.user is None else parts["categories"][:, features.categorical.index(named.user)]
+    users = (
+        None
+        if named.user is None
+        else parts["categories"][:, features.categorical.index(named.user)]
+    )
     return {**parts, "users": users, "columns": features.place_features}
 
 
@@ -304,19 +340,26 @@ def _newness(
     return found, (ids == OOV_ID).any(axis=1), of_item
 
 
-def _columns(batches: Iterable[tuple[NDArray[Any], ...]], dtypes: tuple[type[Any], ...]) -> list[NDArray[Any]]:
+def _columns(
+    batches: Iterable[tuple[NDArray[Any], ...]], dtypes: tuple[type[Any], ...]
+) -> list[NDArray[Any]]:
     """Concatenate each column of the batches.
 
     Batches of the two folders may end at different rows.
     """
     columns = list(zip(*batches)) or [() for _ in dtypes]
-    return [np.concatenate(column) if column else np.zeros(0, dtype) for column, dtype in zip(columns, dtypes)]
+    return [
+        np.concatenate(column) if column else np.zeros(0, dtype)
+        for column, dtype in zip(columns, dtypes)
+    ]
 
 
 def _numbered(requests: pa.Array, numbers: dict[str, int]) -> NDArray[np.int64]:
     """Return the requests' numbers, and add the new requests to `numbers`."""
     encoded = requests.dictionary_encode(null_encoding="encode")
-    known = [numbers.setdefault(request, len(numbers)) for request in encoded.dictionary.to_pylist()]
+    known = [
+        numbers.setdefault(request, len(numbers)) for request in encoded.dictionary.to_pylist()
+    ]
     of_rows: NDArray[np.int64] = np.array(known, np.int64)[encoded.indices.to_numpy()]
     return of_rows
 
@@ -324,7 +367,8 @@ def _numbered(requests: pa.Array, numbers: dict[str, int]) -> NDArray[np.int64]:
 def _expect_same_labels(raw: NDArray[np.int8], encoded: NDArray[np.int8]) -> None:
     if len(differing := np.flatnonzero(raw != encoded)):
         raise ContractError(
-            f"labels of raw and encoded holdout differ in {len(differing)} rows, first in row {differing[0]}; "
+            f"labels of raw and encoded holdout differ in {len(differing)} rows, first in row "
+            f"{differing[0]}; "
             "expected the same rows in the same order"
         )
 
@@ -345,7 +389,9 @@ def parquet_files(folder: Path) -> list[Path]:
     Raises:
         ContractError: There are no files, or the list is wrong.
     """
-    files = listed_files(folder) if (folder / FILE_LIST).exists() else sorted(folder.glob("*.parquet"))
+    files = (
+        listed_files(folder) if (folder / FILE_LIST).exists() else sorted(folder.glob("*.parquet"))
+    )
     if not files:
         raise ContractError(f"{folder} holds no Parquet files")
     return files
@@ -359,10 +405,15 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
     """
     num_raw, num_encoded = _num_rows(raw), _num_rows(encoded)
     if num_raw != num_encoded:
-        raise ContractError(f"raw holdout has {num_raw} rows and encoded holdout {num_encoded}, expected the same rows")
+        raise ContractError(
+            f"raw holdout has {num_raw} rows and encoded holdout {num_encoded}, expected the same "
+            "rows"
+        )
     for name, number in zip(("raw", "encoded"), stated):
         if number != num_raw:
-            raise ContractError(f"{name} holdout has {num_raw} rows, expected the {number} of its manifest")
+            raise ContractError(
+                f"{name} holdout has {num_raw} rows, expected the {number} of its manifest"
+            )
     return num_raw
 
 
@@ -371,7 +422,14 @@ def raw_batches(
 ) -> Iterator[RawBatch]:
     """Yield the raw rows of `folder` in order."""
     numbers: dict[str, int] = {}
-    columns = [LABEL, EVENT_TIME, REQUEST_ID, POSITION, *features.names, *([WEIGHT] if weighted else [])]
+    columns = [
+        LABEL,
+        EVENT_TIME,
+        REQUEST_ID,
+        POSITION,
+        *features.names,
+        *([WEIGHT] if weighted else []),
+    ]
     for batch in column_batches(folder, columns, batch_rows):
         time = batch.column(EVENT_TIME).cast(pa.timestamp("us", tz="UTC")).cast(pa.int64())
         yield RawBatch(
@@ -381,13 +439,19 @@ def raw_batches(
             positions=feature_matrix(batch, [POSITION], "int32", missing=0)[:, 0],
             dense=feature_matrix(batch, features.numeric, "float32", missing=np.nan),
             categorical=category_matrix(batch, features),
-            weights=batch.column(WEIGHT).to_numpy() if weighted else np.ones(batch.num_rows, np.float32),
+            weights=batch.column(WEIGHT).to_numpy()
+            if weighted
+            else np.ones(batch.num_rows, np.float32),
         )
 
 
-def encoded_batches(folder: Path, features: Features, batch_rows: int = BATCH_ROWS) -> Iterator[EncodedBatch]:
+def encoded_batches(
+    folder: Path, features: Features, batch_rows: int = BATCH_ROWS
+) -> Iterator[EncodedBatch]:
     """Yield the encoded rows of `folder` in order."""
-    for batch in column_batches(folder, [LABEL, *features.dense_inputs, *features.id_names], batch_rows):
+    for batch in column_batches(
+        folder, [LABEL, *features.dense_inputs, *features.id_names], batch_rows
+    ):
         yield EncodedBatch(
             labels=_labels(batch),
             dense=feature_matrix(batch, features.dense_inputs, "float32", missing=np.nan),
@@ -419,6 +483,8 @@ def column_batches(folder: Path, columns: list[str], batch_rows: int = BATCH_ROW
 def _labels(batch: Any) -> NDArray[np.int8]:
     labels = batch.column(LABEL).to_numpy(zero_copy_only=False)
     if not np.isin(labels, (0, 1)).all():
-        raise ContractError(f"labels hold {sorted(set(labels.tolist()) - {0, 1}, key=str)[:5]}, expected 0 and 1")
+        raise ContractError(
+            f"labels hold {sorted(set(labels.tolist()) - {0, 1}, key=str)[:5]}, expected 0 and 1"
+        )
     whole: NDArray[np.int8] = labels.astype(np.int8)
     return whole

@@ -15,8 +15,24 @@ from evergreen.runtime.plain_text import log_as_text
 
 STEP = "extraction"
 COUNTS = (
-    *("train_rows", "holdout_rows", "straddling_rows", "replay_rows", "replay_holdout_rows", "late_rows"),
-    *("late_clicks", "malformed", "duplicates", "updated", "conflicting", "ahead", "left_files", "left_rows"),
+    *(
+        "train_rows",
+        "holdout_rows",
+        "straddling_rows",
+        "replay_rows",
+        "replay_holdout_rows",
+        "late_rows",
+    ),
+    *(
+        "late_clicks",
+        "malformed",
+        "duplicates",
+        "updated",
+        "conflicting",
+        "ahead",
+        "left_files",
+        "left_rows",
+    ),
     "quarantined_files",
 )
 TIMES = ("first_event_time", "last_event_time", "last_learned_time")
@@ -27,11 +43,14 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the step's parser. `--help` is the step's documentation."""
     parser = CommandParser(
         prog="python -m components.extraction",
-        description="Copies one time window of click logs, sorted, each row once, into training and held-out rows.",
+        description="Copies one time window of click logs, sorted, each row once, into training "
+        "and held-out rows.",
     )
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="model store: file:// URI or absolute path")
-    parser.add_argument("--work", required=True, help="folder for big data: file:// URI or absolute path")
+    parser.add_argument(
+        "--work", required=True, help="folder for big data: file:// URI or absolute path"
+    )
     parser.add_argument(
         "--lake",
         required=True,
@@ -44,19 +63,32 @@ def build_parser() -> argparse.ArgumentParser:
         help="accepted description of the store: current (the newest), a number or a digest",
     )
     parser.add_argument(
-        "--settings", default="", help="changes of this run to it, such as 'training.seed=7 model.tower=[64]'"
+        "--settings",
+        default="",
+        help="changes of this run to it, such as 'training.seed=7 model.tower=[64]'",
     )
     parser.add_argument(
-        "--window-start", default="", help="ISO 8601 UTC, inclusive; empty: after what the parent learned"
+        "--window-start",
+        default="",
+        help="ISO 8601 UTC, inclusive; empty: after what the parent learned",
     )
-    parser.add_argument("--window-end", default="", help="ISO 8601 UTC, exclusive; empty: to the last row")
-    parser.add_argument("--lake-until", default="", help="ISO 8601 UTC: files that were written later are not read")
-    parser.add_argument("--parent", default=CURRENT, help="model to continue: current, none, or a model's id")
-    parser.add_argument("--champion", default=CURRENT, help="model to beat: current, none, or a released model's id")
+    parser.add_argument(
+        "--window-end", default="", help="ISO 8601 UTC, exclusive; empty: to the last row"
+    )
+    parser.add_argument(
+        "--lake-until", default="", help="ISO 8601 UTC: files that were written later are not read"
+    )
+    parser.add_argument(
+        "--parent", default=CURRENT, help="model to continue: current, none, or a model's id"
+    )
+    parser.add_argument(
+        "--champion", default=CURRENT, help="model to beat: current, none, or a released model's id"
+    )
     parser.add_argument(
         "--dask-scheduler",
         default="",
-        help="address of a running Dask scheduler; without it processes of this machine share the work",
+        help="address of a running Dask scheduler; without it processes of this machine share the "
+        "work",
     )
     parser.add_argument("--output", required=True, help="where the RawDataset manifest is written")
     return parser
@@ -97,16 +129,23 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
         recommender = accepted(store, arguments.recommender).with_settings(changes)
         settings = recommender.section(STEP, ExtractionSettings)
         baselines = find_baselines(
-            store, parent=arguments.parent, champion=arguments.champion, features=recommender.features
+            store,
+            parent=arguments.parent,
+            champion=arguments.champion,
+            features=recommender.features,
         )
         excluded = excluded_columns(settings.columns, recommender.features)
         seen = seen_files(baselines.parent, settings.late_days, start=arguments.window_start)
         work = local_path(arguments.work)
-        until = parse_time("lake_until", arguments.lake_until) / 1e6 if arguments.lake_until else None
+        until = (
+            parse_time("lake_until", arguments.lake_until) / 1e6 if arguments.lake_until else None
+        )
         now = clock() if until is None else until
         ahead_from = microseconds(now + CLOCK_AHEAD_SECONDS) + 1
         expect_past(baselines, ahead_from)
-        with opened_lake(arguments.lake, work=work, until=until, pass_over=settings.pass_over) as files:
+        with opened_lake(
+            arguments.lake, work=work, until=until, pass_over=settings.pass_over
+        ) as files:
             unread = unread_columns(excluded, baselines.champion)
             weighted = recommender.data.has_weights
             lake = Lake(

@@ -44,9 +44,18 @@ def extraction(
     from evergreen.runtime.flags import run_flags
 
     flags = run_flags(
-        run=store_name(run, run_resource, run_id), store=store, work=work, lake=lake,
-        window_start=window_start, window_end=window_end, parent=parent, champion=champion,
-        recommender=recommender, settings=settings, dask_scheduler=dask_scheduler,
-        output=raw_dataset.path)  # fmt: skip
+        run=store_name(run, run_resource, run_id),
+        store=store,
+        work=work,
+        lake=lake,
+        window_start=window_start,
+        window_end=window_end,
+        parent=parent,
+        champion=champion,
+        recommender=recommender,
+        settings=settings,
+        dask_scheduler=dask_scheduler,
+        output=raw_dataset.path,
+    )
     if code := main(flags):
         raise SystemExit(code)

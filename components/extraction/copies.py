@@ -50,7 +50,12 @@ class Copies:
         self.example = self.example or other.example
 
     def check(
-        self, num_kept: int, *, max_fraction: float, source: str, key: tuple[str, str] = (REQUEST_ID, ROW)
+        self,
+        num_kept: int,
+        *,
+        max_fraction: float,
+        source: str,
+        key: tuple[str, str] = (REQUEST_ID, ROW),
     ) -> None:
         """Check that few rows have the same key as a row with other features.
 
@@ -84,20 +89,26 @@ def newest_copies(table: Any, features: Features) -> tuple[Any, Copies]:
     Returns:
         The sorted rows, and the counts of those left out.
     """
-    table = table.sort_by([(EVENT_TIME, "ascending"), (REQUEST_ID, "ascending"), (ROW, "ascending")])
+    table = table.sort_by(
+        [(EVENT_TIME, "ascending"), (REQUEST_ID, "ascending"), (ROW, "ascending")]
+    )
     positions = _repeated(table)
     if not len(positions):
         return table, Copies()
     found = table.take(pa.array(positions))
     content = _comparable(found)
     others = [name for name in content.schema.names if name not in {*KEY, *_NEWEST}]
-    order = pc.sort_indices(content, sort_keys=[(name, "ascending") for name in [*KEY, *_NEWEST, *others]])
+    order = pc.sort_indices(
+        content, sort_keys=[(name, "ascending") for name in [*KEY, *_NEWEST, *others]]
+    )
     content, positions = content.take(order), positions[order.to_numpy()]
     is_newest = np.append(~_equal_next(content, KEY), True)
     is_last_equal = np.append(~_equal_next(content, content.schema.names), True)
     older = np.flatnonzero(is_last_equal & ~is_newest)
     newest = np.flatnonzero(is_newest)[np.searchsorted(np.flatnonzero(is_newest), older)]
-    has_features = _equal(content.take(pa.array(older)), content.take(pa.array(newest)), list(features.names))
+    has_features = _equal(
+        content.take(pa.array(older)), content.take(pa.array(newest)), list(features.names)
+    )
     num_conflicting = int(np.count_nonzero(~has_features))
     copies = Copies(
         num_equal=int(np.count_nonzero(~is_last_equal)),
@@ -106,7 +117,9 @@ def newest_copies(table: Any, features: Features) -> tuple[Any, Copies]:
     )
     if num_conflicting:
         at = int(np.flatnonzero(~has_features)[0])
-        copies.example = _example(table.take(pa.array(positions[[older[at], newest[at]]])), features)
+        copies.example = _example(
+            table.take(pa.array(positions[[older[at], newest[at]]])), features
+        )
     kept = np.ones(table.num_rows, dtype=bool)
     kept[positions[~is_newest]] = False
     return table.filter(pa.array(kept)), copies
@@ -138,7 +151,9 @@ def _repeated(table: Any) -> NDArray[np.int64]:
     groups = keyed.group_by(KEY).aggregate([("position", "min"), ("position", "max")])
     if len(groups) == table.num_rows:
         return np.empty(0, np.int64)
-    repeated = groups.filter(pc.not_equal(groups.column("position_min"), groups.column("position_max")))
+    repeated = groups.filter(
+        pc.not_equal(groups.column("position_min"), groups.column("position_max"))
+    )
     return _positions_in(table.select(KEY), repeated.select(KEY))
 
 
@@ -176,7 +191,9 @@ def _equal(left: Any, right: Any, names: list[str]) -> NDArray[np.bool_]:
     equal = np.ones(left.num_rows, dtype=bool)
     for name in names:
         one, other = left.column(name).combine_chunks(), right.column(name).combine_chunks()
-        same = pc.or_(pc.fill_null(pc.equal(one, other), False), pc.and_(pc.is_null(one), pc.is_null(other)))
+        same = pc.or_(
+            pc.fill_null(pc.equal(one, other), False), pc.and_(pc.is_null(one), pc.is_null(other))
+        )
         equal &= same.to_numpy(zero_copy_only=False)
     return equal
 
@@ -185,4 +202,7 @@ def _example(rows: Any, features: Features) -> str:
     """Describe two rows of one key by the first feature in which they differ."""
     one, other = rows.to_pylist()
     name = next(name for name in features.names if one[name] != other[name])
-    return f"{REQUEST_ID} {one[REQUEST_ID]!r}, row {one[ROW]}, with {name} {one[name]!r} and {other[name]!r}"
+    return (
+        f"{REQUEST_ID} {one[REQUEST_ID]!r}, row {one[ROW]}, with {name} {one[name]!r} and "
+        f"{other[name]!r}"
+    )

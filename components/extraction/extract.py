@@ -50,7 +50,14 @@ from evergreen.contracts.raw_rows import DAY_PARTITION, EVENT_TIME, REQUEST_ID
 from evergreen.contracts.row_hash import request_hashes
 from evergreen.contracts.words import WordCounts
 from evergreen.rows.archived_rows import parquet_file
-from evergreen.rows.raw_schema import FILE_ROWS, MalformedRows, PartFile, PartWriter, cut_newest, excluded_columns
+from evergreen.rows.raw_schema import (
+    FILE_ROWS,
+    MalformedRows,
+    PartFile,
+    PartWriter,
+    cut_newest,
+    excluded_columns,
+)
 from evergreen.rows.times import DAY_MICROS, TimeSpan, to_iso
 from evergreen.rows.unfit import NUM_NAMED, QuarantinedFile, UnfitFiles, expect_few
 from evergreen.runtime import forked
@@ -80,7 +87,9 @@ class Cut(NamedTuple):
 
 def event_times(path: Path) -> NDArray[np.int64]:
     """Return the event times of a file's rows, microseconds since the epoch, [n]."""
-    times: NDArray[np.int64] = parquet_file(path).read([EVENT_TIME]).column(0).cast(pa.int64()).to_numpy()
+    times: NDArray[np.int64] = (
+        parquet_file(path).read([EVENT_TIME]).column(0).cast(pa.int64()).to_numpy()
+    )
     return times
 
 
@@ -125,7 +134,11 @@ def remove_straddling(holdout: Path, learned: Sequence[Path], workers: Workers) 
     Returns:
         The number of removed rows.
     """
-    own = np.unique(np.concatenate([request_hashes(_request_ids(path)) for path in sorted(holdout.glob("*.parquet"))]))
+    own = np.unique(
+        np.concatenate(
+            [request_hashes(_request_ids(path)) for path in sorted(holdout.glob("*.parquet"))]
+        )
+    )
     files = [path for folder in learned for path in sorted(folder.glob("*.parquet"))]
     found = workers.run_all(partial(_ids_among, own), files)
     shared, num_removed = pa.array(sorted(set().union(*found)), pa.string()), 0
@@ -225,7 +238,12 @@ def extract(
     while True:
         try:
             return _extract_fit(
-                lake, window, folder=folder, recommender=recommender, baselines=baselines, dask_scheduler=dask_scheduler
+                lake,
+                window,
+                folder=folder,
+                recommender=recommender,
+                baselines=baselines,
+                dask_scheduler=dask_scheduler,
             )
         except UnfitFiles as error:
             lake = lake.without(error)
@@ -238,7 +256,13 @@ def extract(
 
 
 def _extract_fit(
-    lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, baselines: Baselines, dask_scheduler: str
+    lake: Lake,
+    window: TimeSpan,
+    *,
+    folder: Path,
+    recommender: Recommender,
+    baselines: Baselines,
+    dask_scheduler: str,
 ) -> RawDataset:
     """Do the work of `extract` once.
 
@@ -252,18 +276,32 @@ def _extract_fit(
         whole_directory(folder, replace=True) as aside,
         workers_of(dask_scheduler, processes=forked.usual_processes(), shared=aside) as workers,
     ):
-        found = _write_rows(lake, window, folder=aside, settings=settings, baselines=baselines, workers=workers)
+        found = _write_rows(
+            lake, window, folder=aside, settings=settings, baselines=baselines, workers=workers
+        )
         has_words = lake.words.write(aside / WORDS_FILE, without=recommender.columns_of_users)
     split = found.split
     logger.info(
-        "%s: %d rows to learn, %d late; %d newer ones", window, split.num_train, found.late.num_rows, split.num_newer
+        "%s: %d rows to learn, %d late; %d newer ones",
+        window,
+        split.num_train,
+        found.late.num_rows,
+        split.num_newer,
     )
-    dataset = _dataset(found, lake, window, folder=folder, recommender=recommender, baselines=baselines)
+    dataset = _dataset(
+        found, lake, window, folder=folder, recommender=recommender, baselines=baselines
+    )
     return replace(dataset, words_uri=(folder / WORDS_FILE).as_uri() if has_words else None)
 
 
 def _dataset(
-    found: "_Written", lake: Lake, window: TimeSpan, *, folder: Path, recommender: Recommender, baselines: Baselines
+    found: "_Written",
+    lake: Lake,
+    window: TimeSpan,
+    *,
+    folder: Path,
+    recommender: Recommender,
+    baselines: Baselines,
 ) -> RawDataset:
     """Return the manifest of the written rows, without the URI of string categories."""
     settings = recommender.section("extraction", ExtractionSettings)
@@ -335,7 +373,13 @@ class _Written(NamedTuple):
 
 
 def _write_rows(
-    lake: Lake, window: TimeSpan, *, folder: Path, settings: ExtractionSettings, baselines: Baselines, workers: Workers
+    lake: Lake,
+    window: TimeSpan,
+    *,
+    folder: Path,
+    settings: ExtractionSettings,
+    baselines: Baselines,
+    workers: Workers,
 ) -> _Written:
     """Write the output folders of the module's docstring into `folder`.
 
@@ -361,11 +405,16 @@ def _write_rows(
     # The record is made before old rows are drawn. A file that is unfit only for the drawing
     # therefore still counts as seen.
     record = _Record(
-        days=_days_read(lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days),
+        days=_days_read(
+            lake, window, num_rows=count.days, num_late=late.days, num_newer=split.newer_days
+        ),
         files=_files_seen(lake, last_learned),
         unread_files=_files_unread(lake, window, last_learned),
     )
-    num_drawn = {"num_rows": settings.num_replayed(split.num_train), "num_holdout_rows": split.num_newer}
+    num_drawn = {
+        "num_rows": settings.num_replayed(split.num_train),
+        "num_holdout_rows": split.num_newer,
+    }
     replay = draw_replay(lake, count.first, **num_drawn, settings=settings, folder=folder)
     num_straddling = _remove_straddling(folder, split.num_newer, window, workers=workers)
     return _Written(
@@ -399,7 +448,9 @@ def _expect_few_unfit(lake: Lake, window: TimeSpan, *, settings: ExtractionSetti
         elif lake.seen is None or not lake.seen.was_quarantined(each.file):
             rows.append(each)
     limit = settings.max_quarantined_file_fraction
-    expect_few(rows, lake.num_read_files(window), what=f"with rows of window {window}", max_fraction=limit)
+    expect_few(
+        rows, lake.num_read_files(window), what=f"with rows of window {window}", max_fraction=limit
+    )
     lake.pieces(window)
     expect_few(outcomes, lake.late.num_files, what="of late outcomes", max_fraction=limit)
 
@@ -413,8 +464,11 @@ def _note_ahead(lake: Lake, path: Path) -> int:
     logger.warning(
         "%d rows in %d files are not learned yet, because their times are ahead of the clock; the "
         "first: %s: %s",
-        num_rows, len(found), found[0].file, found[0].reason,
-    )  # fmt: skip
+        num_rows,
+        len(found),
+        found[0].file,
+        found[0].reason,
+    )
     return num_rows
 
 
@@ -427,15 +481,28 @@ def _warn_of_left(lake: Lake, settings: ExtractionSettings) -> None:
     rows = f"with about {sum(counted):,} rows " if len(counted) == len(left) else ""
     first, last = min(each.day for each in left), max(each.day for each in left)
     needed = (days_asked(lake.seen.watermark, 0)[0] - first).days
-    bound = "older than window_start" if lake.seen.begins_anew else f"older than late_days={settings.late_days}"
+    bound = (
+        "older than window_start"
+        if lake.seen.begins_anew
+        else f"older than late_days={settings.late_days}"
+    )
     way = f"a window_start of {first}" + (
-        f" or --set extraction.late_days={needed}" if needed <= MAX_LATE_DAYS and not lake.seen.begins_anew else ""
+        f" or --set extraction.late_days={needed}"
+        if needed <= MAX_LATE_DAYS and not lake.seen.begins_anew
+        else ""
     )
     logger.warning(
         "%d files %sof %s to %s were not seen by this lineage and are %s: their rows are not "
         "learned; %s learns them. "
-        "The first: %s", len(left), rows, first, last, bound, way, left[0].name,
-    )  # fmt: skip
+        "The first: %s",
+        len(left),
+        rows,
+        first,
+        last,
+        bound,
+        way,
+        left[0].name,
+    )
 
 
 def _num_left_rows(lake: Lake) -> int | None:
@@ -444,7 +511,9 @@ def _num_left_rows(lake: Lake) -> int | None:
     return None if None in counts else sum(each or 0 for each in counts)
 
 
-def _checked_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, settings: ExtractionSettings) -> Copies:
+def _checked_copies(
+    count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, settings: ExtractionSettings
+) -> Copies:
     """Log and return the counts of left-out rows, and check that few conflict.
 
     Raises:
@@ -457,8 +526,11 @@ def _checked_copies(count: _CopiedRows, late: _CopiedRows, window: TimeSpan, *, 
         logger.info(
             "%s: of rows that came more than once %d equal copies were left out, %d older ones "
             "with another label or time, and %d with other features",
-            window, copies.num_equal, copies.num_updated, copies.num_conflicting,
-        )  # fmt: skip
+            window,
+            copies.num_equal,
+            copies.num_updated,
+            copies.num_conflicting,
+        )
     limit = settings.max_conflicting_fraction
     copies.check(count.num_rows + late.num_rows, max_fraction=limit, source=f"window {window}")
     return copies
@@ -497,10 +569,14 @@ def _copy_window(
     """
     pieces = lake.pieces(window)
     number = max(1, round(sum(each.piece.num_rows for each in pieces) / LOT_ROWS))
-    divided = forked.shares(pieces, number, weight=lambda each: each.piece.num_rows + 1) if pieces else []
+    divided = (
+        forked.shares(pieces, number, weight=lambda each: each.piece.num_rows + 1) if pieces else []
+    )
     lots = [_Lot(number, lot) for number, lot in enumerate(divided)]
     count, parts = _CopiedRows(), []
-    for copied in workers.run_all(partial(_copy_lot, lake=lake, malformed=malformed, folder=folder), lots):
+    for copied in workers.run_all(
+        partial(_copy_lot, lake=lake, malformed=malformed, folder=folder), lots
+    ):
         if copied.rows.num_rows:
             count.add_newer(copied.rows)
         parts += copied.parts
@@ -524,7 +600,9 @@ def _copy_lot(lot: _Lot, *, lake: Lake, malformed: MalformedRows, folder: Path) 
     return _CopiedLot(count, writer.parts, own, part.words, part.late.num_joined)
 
 
-def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path) -> _CopiedRows:
+def _copy_late(
+    lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path
+) -> _CopiedRows:
     count = _CopiedRows()
     with PartWriter(folder / LATE, prefix=LATE) as writer:
         for table, copies in lake.late_tables(window, malformed):
@@ -534,15 +612,26 @@ def _copy_late(lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder
 
 
 def _days_read(
-    lake: Lake, window: TimeSpan, *, num_rows: Counter[int], num_late: Counter[int], num_newer: Counter[int]
+    lake: Lake,
+    window: TimeSpan,
+    *,
+    num_rows: Counter[int],
+    num_late: Counter[int],
+    num_newer: Counter[int],
 ) -> list[dict[str, Any]]:
     """Return `RawDataset.days`."""
     days = []
     for number, num in sorted((num_rows + num_late).items()):
         day = date.fromisoformat(to_iso(number * DAY_MICROS)[:10])
-        state = {"day": str(day), "version": lake.version_of(day), "digest": lake.digest_of(day, window)}
+        state = {
+            "day": str(day),
+            "version": lake.version_of(day),
+            "digest": lake.digest_of(day, window),
+        }
         among = {"num_late_rows": num_late[number], "num_holdout_rows": num_newer[number]}
-        days.append({**state, "num_rows": num, **{name: part for name, part in among.items() if part}})
+        days.append(
+            {**state, "num_rows": num, **{name: part for name, part in among.items() if part}}
+        )
     return days
 
 
@@ -555,7 +644,9 @@ def _files_seen(lake: Lake, last_learned: int) -> dict[str, dict[str, int]]:
 
 def _files_unread(lake: Lake, window: TimeSpan, last_learned: int) -> dict[str, dict[str, str]]:
     """Return `RawDataset.unread_files`."""
-    found = {day: lake.unread_files_of(day, window) for day in days_asked(last_learned, MAX_LATE_DAYS)}
+    found = {
+        day: lake.unread_files_of(day, window) for day in days_asked(last_learned, MAX_LATE_DAYS)
+    }
     return {str(day): files for day, files in found.items() if files}
 
 
@@ -605,7 +696,9 @@ def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan, *, worker
     Raises:
         ContractError: no holdout row would remain.
     """
-    num_straddling = remove_straddling(folder / "holdout", [folder / "train", folder / REPLAYED], workers)
+    num_straddling = remove_straddling(
+        folder / "holdout", [folder / "train", folder / REPLAYED], workers
+    )
     if num_straddling == num_newer:
         raise ContractError(
             f"window {window} has {num_newer} holdout rows whose requests have older rows, too, "
@@ -619,15 +712,26 @@ def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan, *, worker
 def _expect_rows(count: _CopiedRows, window: TimeSpan, *, lake: Lake, parent: Model | None) -> None:
     if count.num_rows < MIN_ROWS:
         found = f"{count.num_rows} rows" if count.num_rows else "no rows"
-        others = "bring more rows by `evergreen ingest`, or ask for others by window_start and window_end"
-        again = f"; to learn all of them from scratch, {run_again('-p parent=none')}" if parent else ""
+        others = (
+            "bring more rows by `evergreen ingest`, or ask for others by window_start and "
+            "window_end"
+        )
+        again = (
+            f"; to learn all of them from scratch, {run_again('-p parent=none')}" if parent else ""
+        )
         raise ContractError(
-            f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}: {others}{again}"
+            f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}: "
+            f"{others}{again}"
         )
 
 
 def _cut(
-    parts: list[PartFile], window: TimeSpan, *, lake: Lake, settings: ExtractionSettings, baselines: Baselines
+    parts: list[PartFile],
+    window: TimeSpan,
+    *,
+    lake: Lake,
+    settings: ExtractionSettings,
+    baselines: Baselines,
 ) -> Cut:
     """Return the split of the window's rows.
 
@@ -664,7 +768,10 @@ def _enough(lake: Lake, learned: int, attribution: int) -> str:
         for table, _ in lake.tables(TimeSpan(learned + 1, None), ignored):
             newer += table.column(EVENT_TIME).cast(pa.int64()).to_pylist()[:MIN_ROWS]
             if len(newer) >= MIN_ROWS:
-                return f"a window_end of {to_iso(newer[MIN_ROWS - 1] + 1 + attribution)} or later would do"
+                return (
+                    f"a window_end of {to_iso(newer[MIN_ROWS - 1] + 1 + attribution)} or later "
+                    "would do"
+                )
     return (
         f"the lake holds {len(newer)} such rows, so no window would do before more have come "
         "(`evergreen ingest`); to learn all rows anew without a comparison, "

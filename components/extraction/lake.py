@@ -43,7 +43,14 @@ from evergreen.contracts.records import CLICK
 from evergreen.contracts.words import WordCounts
 from evergreen.rows.archived_rows import arrow_schema, bounded_batches, reading_parquet
 from evergreen.rows.parquet import GroupTimes, RawParquet, group_times, within
-from evergreen.rows.raw_schema import BATCH_ROWS, TIME_TYPE, MalformedRows, lake_schema, open_parquet, raw_schema
+from evergreen.rows.raw_schema import (
+    BATCH_ROWS,
+    TIME_TYPE,
+    MalformedRows,
+    lake_schema,
+    open_parquet,
+    raw_schema,
+)
 from evergreen.rows.times import TimeSpan, day_span, to_iso
 from evergreen.rows.unfit import UnfitFiles, read_each
 from evergreen.runtime.durable import sha256_file
@@ -90,7 +97,9 @@ class LateClicks:
             return table
         requests = table.column(REQUEST_ID)
         clicks = pa.concat_tables(late)
-        clicks = clicks.filter(pc.is_in(clicks.column(REQUEST_ID), value_set=requests.combine_chunks()))
+        clicks = clicks.filter(
+            pc.is_in(clicks.column(REQUEST_ID), value_set=requests.combine_chunks())
+        )
         if not clicks.num_rows:
             return table
         keys = table.select(KEY).append_column("position", pa.array(np.arange(table.num_rows)))
@@ -124,16 +133,31 @@ class LateClicks:
 
     def read_since(self, first: date) -> dict[date, Any]:
         """Return the clicks by partition, after reading those on rows of `first` or a later day."""
-        wanted = [day for day in self.files.outcomes if day >= first - CLOCKS and day not in self._clicks]
-        self.files.paths(file for day in wanted for file in self.files.outcomes[day])  # fetch all at once
+        wanted = [
+            day for day in self.files.outcomes if day >= first - CLOCKS and day not in self._clicks
+        ]
+        self.files.paths(
+            file for day in wanted for file in self.files.outcomes[day]
+        )  # fetch all at once
         for day in wanted:
             files = self.files.outcomes[day]
             read = read_each(self.files.paths(files), self._read_clicks)
             clicks = _with_first_time(pa.concat_tables([_SCHEMA.empty_table(), *read]))
-            self._hashes.update({file.name: sha256_file(path) for file, path in zip(files, self.files.paths(files))})
-            earliest = clicks.group_by(KEY).aggregate([(_COUNTS_FROM, "min")]).select([*KEY, f"{_COUNTS_FROM}_min"])
+            self._hashes.update(
+                {file.name: sha256_file(path) for file, path in zip(files, self.files.paths(files))}
+            )
+            earliest = (
+                clicks.group_by(KEY)
+                .aggregate([(_COUNTS_FROM, "min")])
+                .select([*KEY, f"{_COUNTS_FROM}_min"])
+            )
             self._clicks[day] = earliest.rename_columns([*KEY, _COUNTS_FROM])
-            logger.info("late clicks on rows of %s: %d in %d files", day, self._clicks[day].num_rows, len(files))
+            logger.info(
+                "late clicks on rows of %s: %d in %d files",
+                day,
+                self._clicks[day].num_rows,
+                len(files),
+            )
         return self._clicks
 
     def _read_clicks(self, path: Path) -> Any:
@@ -143,8 +167,12 @@ class LateClicks:
         tables = [_SCHEMA.empty_table()]
         with reading_parquet(path):
             for group in range(file.num_row_groups):
-                for batch in bounded_batches(path, _SCHEMA.names, group=group, batch_rows=BATCH_ROWS):
-                    tables.append(pa.Table.from_batches([batch]).select(_SCHEMA.names).cast(_SCHEMA))
+                for batch in bounded_batches(
+                    path, _SCHEMA.names, group=group, batch_rows=BATCH_ROWS
+                ):
+                    tables.append(
+                        pa.Table.from_batches([batch]).select(_SCHEMA.names).cast(_SCHEMA)
+                    )
         table = pa.concat_tables(tables)
         return table.filter(pc.equal(table.column(EVENT), CLICK)).drop_null()
 
@@ -292,12 +320,18 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
     nearest = after - (wanted - before[after - 1] < before[after] - wanted)
     # Prefer a cut between two row groups, because a group that two pieces share is decoded twice.
     is_near = np.abs(before[nearest] - wanted) <= piece_rows / 4
-    inner = np.where(is_near, edges[nearest], np.interp(wanted, before, edges).astype(np.int64)).tolist()
+    inner = np.where(
+        is_near, edges[nearest], np.interp(wanted, before, edges).astype(np.int64)
+    ).tolist()
     bounds = sorted({span.start, *inner, span.end})
     sizes = np.diff(np.interp(bounds, edges, before)).tolist()
     pieces: list[Piece] = []
     for part, size in zip(map(TimeSpan, bounds, bounds[1:]), sizes):
-        holding = {path for path, first, last in zip(paths, firsts, lasts) if part.overlaps(first, last - 1)}
+        holding = {
+            path
+            for path, first, last in zip(paths, firsts, lasts)
+            if part.overlaps(first, last - 1)
+        }
         own = [path for path in files if path in holding] if pieces else files
         pieces.append(Piece(day, own, part, size))
     return pieces
@@ -306,7 +340,10 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
 def _groups(path: Path) -> list[tuple[GroupTimes | None, int]]:
     """Return the event times, None if unknown, and the number of rows of each row group."""
     file = open_parquet(path)
-    is_time = EVENT_TIME in file.schema_arrow.names and str(file.schema_arrow.field(EVENT_TIME).type)[:4] == "time"
+    is_time = (
+        EVENT_TIME in file.schema_arrow.names
+        and str(file.schema_arrow.field(EVENT_TIME).type)[:4] == "time"
+    )
     groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
     return [(group_times(each) if is_time else None, each.num_rows) for each in groups]
 
@@ -394,8 +431,14 @@ class Lake:
         late, span = self._late_files.get(day, []), self._due(day_span(day)).clipped(window)
         files = self.files.of_day(day).files if late or not span.is_empty else []
         paths = self.files.paths(files)
-        holds = read_each(paths, partial(may_hold_rows, span=span)) if not span.is_empty else [False] * len(files)
-        return [(file, path) for file, path, held in zip(files, paths, holds) if held or file in late]
+        holds = (
+            read_each(paths, partial(may_hold_rows, span=span))
+            if not span.is_empty
+            else [False] * len(files)
+        )
+        return [
+            (file, path) for file, path, held in zip(files, paths, holds) if held or file in late
+        ]
 
     def files_of(self, day: date) -> dict[str, int]:
         """Return the day's version 0 files that the lineage has seen after this run.
@@ -405,7 +448,9 @@ class Lake:
         here = {name: file.size for name, file in self.files.own_files(day).items()}
         before = {} if self.seen is None or self.seen.begins_anew else self.seen.record.get(day, {})
         unread = {base_name(each) for each in self._unread(day)}
-        return {name: size for name, size in sorted({**before, **here}.items()) if name not in unread}
+        return {
+            name: size for name, size in sorted({**before, **here}.items()) if name not in unread
+        }
 
     def unread_files_of(self, day: date, window: TimeSpan) -> dict[str, str]:
         """Return the day's version 0 files that this run or an earlier one left out as unfit.
@@ -426,14 +471,18 @@ class Lake:
         for file in self._unread(day):
             name = base_name(file)
             if name in learned or file.name in self.files.unfit:
-                seen_until = self.seen.watermark if self.seen is not None and name in record else settled
+                seen_until = (
+                    self.seen.watermark if self.seen is not None and name in record else settled
+                )
                 until = learned.get(name, seen_until)
                 found[name] = to_iso(until) if until is not None else ""
         return found
 
     def _unread(self, day: date) -> list[ObjectInfo]:
         """Return the day's version 0 files that are unfit, or left for a later run."""
-        names = {each.name for each in self.left_files if not each.counts_as_seen} | set(self.files.unfit)
+        names = {each.name for each in self.left_files if not each.counts_as_seen} | set(
+            self.files.unfit
+        )
         return [file for file in self.files.own_files(day).values() if file.name in names]
 
     @cached_property
@@ -459,10 +508,14 @@ class Lake:
                 continue
             is_read = day_span(day).end > self.seen.left_before  # type: ignore[operator]
             for file in [each for each in self.files.of_day(day).appended if each in unseen]:
-                span = self.seen.not_learned(day, file).clipped(TimeSpan(None, self.seen.left_before))
+                span = self.seen.not_learned(day, file).clipped(
+                    TimeSpan(None, self.seen.left_before)
+                )
                 num_rows = self._count(file, span) if is_read or self.files.is_folder else None
                 if num_rows != 0:
-                    found.append(LeftFile(day, file.name, num_rows, is_read or self.seen.begins_anew))
+                    found.append(
+                        LeftFile(day, file.name, num_rows, is_read or self.seen.begins_anew)
+                    )
         return found
 
     def ahead_files(self) -> list[AheadFile]:
@@ -479,11 +532,17 @@ class Lake:
             if span.is_empty:
                 continue
             is_all = span == day_span(day)
-            reason = f"{f'day {day} is' if is_all else 'rows are'} ahead of {to_iso(self.ahead_from)}"
+            reason = (
+                f"{f'day {day} is' if is_all else 'rows are'} ahead of {to_iso(self.ahead_from)}"
+            )
             files = self.files.of_day(day).files
             count = _num_rows if is_all else partial(count_rows, span=span)
             counts = read_each(self.files.paths(files), count)
-            found += [AheadFile(file.name, num_rows, reason) for file, num_rows in zip(files, counts) if num_rows]
+            found += [
+                AheadFile(file.name, num_rows, reason)
+                for file, num_rows in zip(files, counts)
+                if num_rows
+            ]
         return found
 
     def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
@@ -497,7 +556,9 @@ class Lake:
     def describe(self) -> str:
         """Return a phrase for messages: the lake's name and its first and last day."""
         days = self.files.days
-        return f"lake {self.files.name} holds " + (f"days {days[0]} to {days[-1]}" if days else "no rows")
+        return f"lake {self.files.name} holds " + (
+            f"days {days[0]} to {days[-1]}" if days else "no rows"
+        )
 
     def tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, Copies]]:
         """Yield the window's rows as tables in the raw schema, with the counts of left-out copies.
@@ -509,7 +570,9 @@ class Lake:
         """
         yield from self.tables_of(self.pieces(window), malformed)
 
-    def tables_of(self, pieces: Iterable[WindowPiece], malformed: MalformedRows) -> Iterator[tuple[Any, Copies]]:
+    def tables_of(
+        self, pieces: Iterable[WindowPiece], malformed: MalformedRows
+    ) -> Iterator[tuple[Any, Copies]]:
         """Yield the rows of some of the window's pieces, see `tables`."""
         for piece, with_strays in pieces:
             table, copies = self.read(piece, malformed, with_strays=with_strays)
@@ -526,7 +589,9 @@ class Lake:
         """
         window = self._due(window)
         days = [day for day in self.files.days if not window.clipped(day_span(day)).is_empty]
-        self.files.paths(file for day in days for file in self.files.of_day(day).files)  # fetch all at once
+        self.files.paths(
+            file for day in days for file in self.files.of_day(day).files
+        )  # fetch all at once
         if days:
             self.late.read_since(days[0])
         found = []
@@ -537,7 +602,9 @@ class Lake:
             found += [WindowPiece(piece, i == 0) for i, piece in enumerate(cut)]
         return found
 
-    def late_tables(self, window: TimeSpan, malformed: MalformedRows) -> Iterator[tuple[Any, Copies]]:
+    def late_tables(
+        self, window: TimeSpan, malformed: MalformedRows
+    ) -> Iterator[tuple[Any, Copies]]:
         """Yield the late rows (see `seen_files`) in the form of `tables`.
 
         A row that also occurs in a file of its day that is not late was learned before. It is left
@@ -552,13 +619,21 @@ class Lake:
         """
         if self.seen is None:
             return
-        self.seen.warn({day: self.files.of_day(day).appended for day in self.files.days if day in self.seen.by_day})
+        self.seen.warn(
+            {
+                day: self.files.of_day(day).appended
+                for day in self.files.days
+                if day in self.seen.by_day
+            }
+        )
         for day, files in self._late_files.items():
             logger.info("reading late rows of day %s: %d files", day, len(files))
             others = self._paths_without_late(day)
             in_window = not window.clipped(day_span(day)).is_empty
             for piece, is_first in self._late_pieces(day, files):
-                found, copies = self._sorted(piece, malformed, with_strays=is_first and not in_window)
+                found, copies = self._sorted(
+                    piece, malformed, with_strays=is_first and not in_window
+                )
                 if not found.num_rows:
                     continue
                 table, known = self._without_known(found, piece._replace(files=others), malformed)
@@ -566,8 +641,10 @@ class Lake:
                     logger.warning(
                         "%d late rows of day %s came with another label or other features after "
                         "they had been "
-                        "learned: what was learned stays", num_changed, day,
-                    )  # fmt: skip
+                        "learned: what was learned stays",
+                        num_changed,
+                        day,
+                    )
                 copies.add(known)
                 yield self.late.join(table, day), copies
 
@@ -575,7 +652,9 @@ class Lake:
         """Yield the pieces of a day's late rows, each with whether it is the first of its files."""
         assert self.seen is not None
         for span in dict.fromkeys(self.seen.not_learned(day, file) for file in files):
-            own = self.files.paths(file for file in files if self.seen.not_learned(day, file) == span)
+            own = self.files.paths(
+                file for file in files if self.seen.not_learned(day, file) == span
+            )
             clipped = span.clipped(self.seen.read)
             for i, piece in enumerate(cut_evenly(day, own, clipped, piece_rows=self.piece_rows)):
                 yield piece, i == 0
@@ -624,7 +703,9 @@ class Lake:
                 found += [pieces] if pieces else []
         return [piece for pieces in reversed(found) for piece in pieces]
 
-    def read(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False) -> tuple[Any, Copies]:
+    def read(
+        self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False
+    ) -> tuple[Any, Copies]:
         """Return the rows of a piece without copies and with late clicks, and counts of the copies.
 
         `with_strays` is that of `RawParquet`.
@@ -640,14 +721,20 @@ class Lake:
         late = self._late_files.get(day, [])
         return self.files.paths(file for file in self.files.of_day(day).files if file not in late)
 
-    def _sorted(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> tuple[Any, Copies]:
+    def _sorted(
+        self, piece: Piece, malformed: MalformedRows, *, with_strays: bool
+    ) -> tuple[Any, Copies]:
         corrected = [path for path in piece.files if version_of_folder(path.parent.name)]
         if not corrected or corrected == piece.files:
             batches = self._batches(piece, malformed, with_strays=with_strays)
             return newest_copies(self._table(batches), self.features)
         others = [path for path in piece.files if path not in corrected]
-        of_version, copies = self._sorted(piece._replace(files=corrected), malformed, with_strays=with_strays)
-        appended, of_appended = self._sorted(piece._replace(files=others), malformed, with_strays=with_strays)
+        of_version, copies = self._sorted(
+            piece._replace(files=corrected), malformed, with_strays=with_strays
+        )
+        appended, of_appended = self._sorted(
+            piece._replace(files=others), malformed, with_strays=with_strays
+        )
         appended, known = without_known(appended, of_version, self.features)
         copies.add(of_appended)
         copies.add(known)
@@ -656,7 +743,9 @@ class Lake:
     def _table(self, batches: Iterable[Any]) -> Any:
         return pa.Table.from_batches(batches, raw_schema(self.features, weighted=self.weighted))
 
-    def _batches(self, piece: Piece, malformed: MalformedRows, *, with_strays: bool) -> Iterator[Any]:
+    def _batches(
+        self, piece: Piece, malformed: MalformedRows, *, with_strays: bool
+    ) -> Iterator[Any]:
         day = day_span(piece.day)
         for path in piece.files:
             reader = RawParquet(
@@ -674,22 +763,34 @@ class Lake:
             except ContractError as error:
                 malformed.add_unfit(path, error)
 
-    def _without_known(self, table: Any, piece: Piece, malformed: MalformedRows) -> tuple[Any, Copies]:
+    def _without_known(
+        self, table: Any, piece: Piece, malformed: MalformedRows
+    ) -> tuple[Any, Copies]:
         """Leave out the rows whose key is in a valid row of `piece`.
 
         One batch of these is read at a time.
         """
         requests = table.column(REQUEST_ID).combine_chunks()
         # The runs that learned from these files have checked their malformed rows already.
-        with MalformedRows(Path(os.devnull), max_fraction=1.0, collects_unfit=malformed.collects_unfit) as ignored:
+        with MalformedRows(
+            Path(os.devnull), max_fraction=1.0, collects_unfit=malformed.collects_unfit
+        ) as ignored:
             batches = self._batches(piece, ignored, with_strays=False)
-            known = [batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests)) for batch in batches]
+            known = [
+                batch.filter(pc.is_in(batch.column(REQUEST_ID), value_set=requests))
+                for batch in batches
+            ]
         malformed.add_unfit_of(ignored)
         return without_known(table, self._table(known), self.features)
 
 
 def sorted_day(
-    files: list[Path], day: date, *, features: Features, malformed: MalformedRows, weighted: bool = False
+    files: list[Path],
+    day: date,
+    *,
+    features: Features,
+    malformed: MalformedRows,
+    weighted: bool = False,
 ) -> Iterator[tuple[Any, Copies]]:
     """Yield the rows of one day's raw files as `Lake.tables` does, but with string categories.
 
@@ -713,4 +814,6 @@ def sorted_day(
             for path in piece.files
         ]
         batches = [batch for reader in readers for batch in reader.batches(malformed)]
-        yield newest_copies(pa.Table.from_batches(batches, lake_schema(features, weighted=weighted)), features)
+        yield newest_copies(
+            pa.Table.from_batches(batches, lake_schema(features, weighted=weighted)), features
+        )

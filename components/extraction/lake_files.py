@@ -104,11 +104,17 @@ class VersionMarker:
         try:
             document: dict[str, Any] = json.loads(content)
             if document.pop("format_version") != _MARKER_VERSION:
-                raise ContractError(f"{uri} is of a later format, expected format_version {_MARKER_VERSION}")
-            files, replaces = ([FileMark(*each) for each in document.pop(name)] for name in ("files", "replaces"))
+                raise ContractError(
+                    f"{uri} is of a later format, expected format_version {_MARKER_VERSION}"
+                )
+            files, replaces = (
+                [FileMark(*each) for each in document.pop(name)] for name in ("files", "replaces")
+            )
             return cls(**document, files=files, replaces=replaces)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ContractError(f"{uri} is no marker of a back-filled version: {error!r}") from error
+            raise ContractError(
+                f"{uri} is no marker of a back-filled version: {error!r}"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,10 @@ def newest_complete(names: Iterable[str]) -> int:
     1
     """
     parted = [name.partition("/") for name in names]
-    return max((version_of_folder(folder) for folder, _, rest in parted if rest == VERSION_COMPLETE), default=0)
+    return max(
+        (version_of_folder(folder) for folder, _, rest in parted if rest == VERSION_COMPLETE),
+        default=0,
+    )
 
 
 def is_own_file(name: str) -> bool:
@@ -177,7 +186,9 @@ def has_place(name: str) -> bool:
     True
     """
     *folders, file = name.split("/")
-    if not file or not all(map(is_visible, (*folders, file))):  # a bucket's console creates folders as empty names
+    if not file or not all(
+        map(is_visible, (*folders, file))
+    ):  # a bucket's console creates folders as empty names
         return True
     is_partition = bool(folders) and folders[-1].startswith(DAY_PARTITION.format(day=""))
     if folders and version_of_folder(folders[-1]):
@@ -201,9 +212,13 @@ def files_in_place(
     Raises:
         ContractError: another file is not allowed in a lake, or is not a regular file.
     """
-    found = [each for each in listed if not any(fnmatchcase(each.name, pattern) for pattern in pass_over)]
+    found = [
+        each for each in listed if not any(fnmatchcase(each.name, pattern) for pattern in pass_over)
+    ]
     local = {each.name: objects.local(each.name) for each in found}
-    wrong = [n for n, path in local.items() if not has_place(n) or not (path is None or path.is_file())]
+    wrong = [
+        n for n, path in local.items() if not has_place(n) or not (path is None or path.is_file())
+    ]
     if wrong:
         more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
         raise ContractError(
@@ -219,10 +234,16 @@ def files_in_place(
 def _folder_pattern(name: str) -> str:
     """Return a pattern for all files in this file's folder, or for this file in a day's folder."""
     folder, _, file = name.rpartition("/")
-    return f"{folder}/*" if folder and not has_place(f"{folder}/a.parquet") else f"{folder}/{file}".lstrip("/")
+    return (
+        f"{folder}/*"
+        if folder and not has_place(f"{folder}/a.parquet")
+        else f"{folder}/{file}".lstrip("/")
+    )
 
 
-def objects_by_day(uri: str, listed: Iterable[ObjectInfo], partition: str) -> dict[date, dict[str, ObjectInfo]]:
+def objects_by_day(
+    uri: str, listed: Iterable[ObjectInfo], partition: str
+) -> dict[date, dict[str, ObjectInfo]]:
     """Return the objects of each day in order, by name within the day's folder.
 
     Days without Parquet files are left out.
@@ -241,8 +262,14 @@ def objects_by_day(uri: str, listed: Iterable[ObjectInfo], partition: str) -> di
         day, _, name = each.name.removeprefix(start).partition("/")
         if each.name.startswith(start) and name:
             found[day][name] = each
-    days = {day: names for day, names in sorted(found.items()) if any(name.endswith(".parquet") for name in names)}
-    return {parse_day(f"lake partition {uri}/{start}{day}", day): names for day, names in days.items()}
+    days = {
+        day: names
+        for day, names in sorted(found.items())
+        if any(name.endswith(".parquet") for name in names)
+    }
+    return {
+        parse_day(f"lake partition {uri}/{start}{day}", day): names for day, names in days.items()
+    }
 
 
 def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -> DayFiles:
@@ -259,14 +286,20 @@ def files_of_day(objects: Objects, day: date, names: Mapping[str, ObjectInfo]) -
     own = [each for name, each in sorted(names.items()) if is_own_file(name)]
     version = newest_complete(names)
     begun = {version_of_folder(name.partition("/")[0]) for name in names}
-    complete = {version_of_folder(name.partition("/")[0]) for name in names if name.endswith(f"/{VERSION_COMPLETE}")}
+    complete = {
+        version_of_folder(name.partition("/")[0])
+        for name in names
+        if name.endswith(f"/{VERSION_COMPLETE}")
+    }
     incomplete = sorted(begun - complete - {0})
     if not version:
         return DayFiles(0, own, own, incomplete=incomplete)
     folder = VERSION_PARTITION.format(version=version)
     location = f"{DAY_PARTITION.format(day=day)}/{folder}"
     stored = objects.read(f"{location}/{VERSION_COMPLETE}")
-    marker = VersionMarker.parse(stored.content if stored else b"", f"{objects.uri}/{location}/{VERSION_COMPLETE}")
+    marker = VersionMarker.parse(
+        stored.content if stored else b"", f"{objects.uri}/{location}/{VERSION_COMPLETE}"
+    )
     files: list[ObjectInfo] = []
     for mark in marker.files:
         found = names.get(f"{folder}/{mark.name}")
@@ -300,7 +333,9 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
     """
     folder, _, name = file.name.rpartition("/")
     day, mark = file.name.partition("/")[0], FileMark.of(content)
-    for each in [found for found in objects.list(f"{day}/") if base_name(found) == VERSION_COMPLETE]:
+    for each in [
+        found for found in objects.list(f"{day}/") if base_name(found) == VERSION_COMPLETE
+    ]:
         if (stored := objects.read(each.name)) is None:
             continue
         marker = VersionMarker.parse(stored.content, f"{objects.uri}/{each.name}")
@@ -310,11 +345,17 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
                 stem = name.removesuffix(".parquet").partition("~")[0]
                 files[at[0]] = mark._replace(name=f"{stem}~{mark.sha256[:12]}.parquet")
                 objects.write(f"{folder}/{files[at[0]].name}", content)
-        elif folder == day and FileMark(name, file.size) in replaces and FileMark(name, mark.size) not in replaces:
+        elif (
+            folder == day
+            and FileMark(name, file.size) in replaces
+            and FileMark(name, mark.size) not in replaces
+        ):
             replaces.append(FileMark(name, mark.size))
         if (files, replaces) != (marker.files, marker.replaces):
             gone = num_gone if is_own else 0
-            changed = replace(marker, files=files, replaces=replaces, num_rows=marker.num_rows - gone)
+            changed = replace(
+                marker, files=files, replaces=replaces, num_rows=marker.num_rows - gone
+            )
             objects.write(each.name, changed.to_json().encode(), if_generation=stored.generation)
         if is_own:
             objects.delete(file.name, if_generation=file.generation)
@@ -365,20 +406,31 @@ class DownloadCache:
                 requests the rest.
             PermanentError: also if the disk is full. Complete objects are kept.
         """
-        missing = [each for each in wanted if self.path(each) not in self._used and not self._is_whole(each)]
+        missing = [
+            each
+            for each in wanted
+            if self.path(each) not in self._used and not self._is_whole(each)
+        ]
         self._used.update(map(self.path, wanted))
         if not missing:
             return
         paths = [self.path(each) for each in missing]
-        downloads = [Download(each, path.with_name(path.name + _PART), path) for each, path in zip(missing, paths)]
+        downloads = [
+            Download(each, path.with_name(path.name + _PART), path)
+            for each, path in zip(missing, paths)
+        ]
         num_bytes = self._make_room(objects.uri, downloads)
-        logger.info("fetching %d files of %s, %.1f MB", len(downloads), objects.uri, num_bytes / 1e6)
+        logger.info(
+            "fetching %d files of %s, %.1f MB", len(downloads), objects.uri, num_bytes / 1e6
+        )
         download_all(objects, downloads)
         logger.info("fetched them")
 
     def prune(self) -> None:
         """Remove the objects that this run did not use, and the folders that are then empty."""
-        for path in sorted(self.objects_folder.rglob("*"), reverse=True):  # the content of a folder precedes the folder
+        for path in sorted(
+            self.objects_folder.rglob("*"), reverse=True
+        ):  # the content of a folder precedes the folder
             if path.is_dir():
                 if not any(path.iterdir()):
                     path.rmdir()
@@ -396,7 +448,9 @@ class DownloadCache:
         with open(path, "rb") as file:
             found = file_crc32c(file)
         if found != wanted.crc32c:
-            logger.warning("%s has CRC32C %s, expected %s: it is fetched again", path, found, wanted.crc32c)
+            logger.warning(
+                "%s has CRC32C %s, expected %s: it is fetched again", path, found, wanted.crc32c
+            )
             path.unlink()
         return found == wanted.crc32c
 
@@ -411,7 +465,10 @@ class DownloadCache:
         if self.free(self.folder) < needed:
             self.prune()
         if (free := self.free(self.folder)) < needed:
-            problem = f"{len(downloads)} files of {uri} need {needed} bytes more, {free} are free on the disk"
+            problem = (
+                f"{len(downloads)} files of {uri} need {needed} bytes more, {free} are free "
+                "on the disk"
+            )
             raise PermanentError(f"{self.folder}: {problem}")
         return needed
 
@@ -453,7 +510,11 @@ class LakeFiles:
                 "files; `evergreen ingest` brings files of rows into a lake"
             )
         self.outcomes = {
-            day: [each for name, each in sorted(names.items()) if "/" not in name and name.endswith(".parquet")]
+            day: [
+                each
+                for name, each in sorted(names.items())
+                if "/" not in name and name.endswith(".parquet")
+            ]
             for day, names in outcomes.items()
         }
         """Files of late outcomes, by day in order."""
@@ -480,15 +541,24 @@ class LakeFiles:
             name = self._names[path]
             assert name not in self.unfit, "what is left out is not read again"
             self.unfit[name] = QuarantinedFile.of(path, name, self.named(reason))
-            logger.warning("%s is quarantined, and the run goes on without it: %s", name, self.unfit[name].reason)
+            logger.warning(
+                "%s is quarantined, and the run goes on without it: %s",
+                name,
+                self.unfit[name].reason,
+            )
         self.outcomes = {
-            day: [each for each in files if each.name not in self.unfit] for day, files in self.outcomes.items()
+            day: [each for each in files if each.name not in self.unfit]
+            for day, files in self.outcomes.items()
         }
         self.of_day = functools.cache(self._files_of_day)
 
     def own_files(self, day: date) -> dict[str, ObjectInfo]:
         """Return the listed files of a day's version 0 by name."""
-        return {name: each for name, each in sorted(self._rows.get(day, {}).items()) if is_own_file(name)}
+        return {
+            name: each
+            for name, each in sorted(self._rows.get(day, {}).items())
+            if is_own_file(name)
+        }
 
     @property
     def is_folder(self) -> bool:
@@ -522,14 +592,18 @@ class LakeFiles:
             logger.warning(
                 "ignored versions %s of %s: they have no %s; if no back-fill of the day is "
                 "running, remove them",
-                found.incomplete, day, VERSION_COMPLETE,
-            )  # fmt: skip
+                found.incomplete,
+                day,
+                VERSION_COMPLETE,
+            )
         if found.version and found.appended:
             logger.warning(
                 "%s: %d files came after version %d was back-filled and are read beside it: %s",
-                day, len(found.appended), found.version,
+                day,
+                len(found.appended),
+                found.version,
                 [base_name(each) for each in found.appended[:5]],
-            )  # fmt: skip
+            )
         return replace(found, files=[each for each in found.files if each.name not in self.unfit])
 
 
@@ -566,11 +640,15 @@ def opened_lake(
             expected = "expected gs://bucket/prefix, file:///... or an absolute path"
             raise ContractError(f"lake is {uri!r}, {expected}") from error
         if not folder.is_dir():
-            raise ContractError(f"lake {folder} does not exist, expected a folder of day partitions")
+            raise ContractError(
+                f"lake {folder} does not exist, expected a folder of day partitions"
+            )
         yield LakeFiles(open_objects(uri), until=until, pass_over=pass_over)
         return
     uri = uri.rstrip("/")
-    cache = DownloadCache(folder=work / CACHE_FOLDER / hashlib.sha256(uri.encode()).hexdigest()[:16], **settings)
+    cache = DownloadCache(
+        folder=work / CACHE_FOLDER / hashlib.sha256(uri.encode()).hexdigest()[:16], **settings
+    )
     with cache.locked():
         write_whole(cache.folder / "uri", uri + "\n")
         files = LakeFiles(open_storage(uri), cache, until=until, pass_over=pass_over)

@@ -54,14 +54,25 @@ class ModelLineage:
         """
         days = []
         for model, entry in [(each, entry) for each in self.models for entry in each.days]:
-            seen = {"num_late_rows": 0, "num_holdout_rows": 0, "replay": False, **entry, "model_id": model.model_id}
+            seen = {
+                "num_late_rows": 0,
+                "num_holdout_rows": 0,
+                "replay": False,
+                **entry,
+                "model_id": model.model_id,
+            }
             seen.pop("digest", None)
             if versions is not None:
                 newest = versions.get(entry["day"])
-                seen |= {"lake_version": newest, "outdated": newest is not None and newest > entry["version"]}
+                seen |= {
+                    "lake_version": newest,
+                    "outdated": newest is not None and newest > entry["version"],
+                }
             if day in (None, entry["day"]):
                 days.append(seen)
-        unknown = [model.model_id for model in self.models if not model.days] + ([self.lost] if self.lost else [])
+        unknown = [model.model_id for model in self.models if not model.days] + (
+            [self.lost] if self.lost else []
+        )
         return {
             "model_id": self.models[0].model_id,
             "parent_model_id": self.models[0].parent_model_id,
@@ -94,7 +105,9 @@ def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage
     if model is not None:
         wanted = [live_id if model == CURRENT else model]  # type: ignore[list-item]
         if wanted[0] not in models:
-            raise ContractError(f"model {model!r} is not in the model store {store}, expected one of {list(models)}")
+            raise ContractError(
+                f"model {model!r} is not in the model store {store}, expected one of {list(models)}"
+            )
     return [_descent(model_id, models, is_live=model_id == live_id) for model_id in wanted]
 
 
@@ -106,7 +119,9 @@ def lake_versions(lake: str) -> dict[str, int]:
         TemporaryError, PermanentError: the bucket cannot be listed.
     """
     if not is_bucket_uri(lake) and not local_path(lake).is_dir():
-        raise ContractError(f"lake {local_path(lake)} does not exist, expected a folder of day partitions")
+        raise ContractError(
+            f"lake {local_path(lake)} does not exist, expected a folder of day partitions"
+        )
     days = objects_by_day(lake, open_objects(lake).list(), DAY_PARTITION)
     return {str(day): newest_complete(names) for day, names in days.items()}
 
@@ -133,7 +148,9 @@ def build_parser() -> argparse.ArgumentParser:
     only.add_argument("--day", help="this day alone, UTC, YYYY-MM-DD")
     only.add_argument("--model", help="this model's id alone, or current")
     parser.add_argument("--lake", help="lake, folder or its URI, or gs://")
-    parser.add_argument("--json", action="store_true", help="print a JSON document instead of lines")
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON document instead of lines"
+    )
     return parser
 
 
@@ -157,7 +174,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _lines(document: dict[str, Any]) -> list[str]:
-    continued = f", continues {document['parent_model_id']}" if document["parent_model_id"] else ", from scratch"
+    continued = (
+        f", continues {document['parent_model_id']}"
+        if document["parent_model_id"]
+        else ", from scratch"
+    )
     lines = [f"{document['model_id']}{' (live)' if document['is_live'] else ''}{continued}"]
     later = (
         f"; evaluation rows learned later by {', '.join(document['learned_later'])}"
@@ -165,12 +186,19 @@ def _lines(document: dict[str, Any]) -> list[str]:
         else ""
     )
     until = document["last_learned_time"]
-    lines.append(f"  trained on rows up to {until}, evaluated on rows up to {document['last_event_time']}{later}")
+    lines.append(
+        f"  trained on rows up to {until}, evaluated on rows up to "
+        f"{document['last_event_time']}{later}"
+    )
     for seen in document["days"]:
-        through = "" if seen["model_id"] == document["model_id"] else f", through {seen['model_id']}"
+        through = (
+            "" if seen["model_id"] == document["model_id"] else f", through {seen['model_id']}"
+        )
         replayed = ", replayed" if seen["replay"] else ""
         late = f", {seen['num_late_rows']} of them late" if seen["num_late_rows"] else ""
-        held_out = f", {seen['num_holdout_rows']} of them held out" if seen["num_holdout_rows"] else ""
+        held_out = (
+            f", {seen['num_holdout_rows']} of them held out" if seen["num_holdout_rows"] else ""
+        )
         rows = f"{seen['num_rows']} rows{late}{held_out}"
         lines.append(f"  {seen['day']} version {seen['version']}: {rows}{replayed}{through}")
         if seen.get("outdated"):

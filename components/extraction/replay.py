@@ -69,7 +69,13 @@ class DrawnReplay:
 
 
 def draw_replay(
-    lake: Lake, before: int, *, num_rows: int, num_holdout_rows: int, settings: ExtractionSettings, folder: Path
+    lake: Lake,
+    before: int,
+    *,
+    num_rows: int,
+    num_holdout_rows: int,
+    settings: ExtractionSettings,
+    folder: Path,
 ) -> DrawnReplay:
     """Sample rows older than `before` into `folder`/replay and `folder`/replay_holdout.
 
@@ -124,7 +130,9 @@ def _draw(
 ) -> DrawnReplay:
     pieces = lake.pieces_before(before, num_days=settings.replay_days, piece_rows=BATCH_ROWS)
     num_fit = len({path for piece in pieces for path in piece.files})
-    expect_few(unfit, num_fit, what="of replayed days", max_fraction=settings.max_quarantined_file_fraction)
+    expect_few(
+        unfit, num_fit, what="of replayed days", max_fraction=settings.max_quarantined_file_fraction
+    )
     days = _copy_drawn(lake, pieces, wanted, salt=np.uint64(before % 2**64), folder=folder)
     taken = {side: sum(counts[side] for counts in days.values()) for side in wanted}
     for side, num_taken in taken.items():
@@ -140,7 +148,9 @@ def _draw(
         for day, counts in days.items()
         if any(counts.values())
     ]
-    logger.info("of %d days before the window: %d rows to replay, %d held out", len(drawn), *taken.values())
+    logger.info(
+        "of %d days before the window: %d rows to replay, %d held out", len(drawn), *taken.values()
+    )
     return DrawnReplay(num_rows=taken[REPLAYED], num_holdout_rows=taken[HELD_OUT], days=drawn)
 
 
@@ -150,12 +160,16 @@ def _copy_drawn(
     """Write the sampled rows and return their numbers by day and side."""
     days: dict[str, dict[str, int]] = {}
     taken = dict.fromkeys(wanted, 0)
-    kept_aside = MalformedRows(folder / MALFORMED_FILE, max_fraction=1.0, named=lake.files.named, collects_unfit=True)
+    kept_aside = MalformedRows(
+        folder / MALFORMED_FILE, max_fraction=1.0, named=lake.files.named, collects_unfit=True
+    )
     with kept_aside as malformed, ExitStack() as stack:
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
         for piece, share_read in _spread(pieces, wanted, salt):
             table, _ = lake.read(piece, malformed)
-            identities = row_identities(table.column(REQUEST_ID).combine_chunks(), table.column(ROW).to_numpy())
+            identities = row_identities(
+                table.column(REQUEST_ID).combine_chunks(), table.column(ROW).to_numpy()
+            )
             held_out = mix(identities >> np.uint64(32)) < np.uint64(HELD_OUT_SHARE * 2**64)
             day = days.setdefault(piece.day.isoformat(), dict.fromkeys(wanted, 0))
             for side, is_ours in ((REPLAYED, ~held_out), (HELD_OUT, held_out)):
@@ -168,7 +182,9 @@ def _copy_drawn(
     return days
 
 
-def _spread(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64) -> list[tuple[Piece, float]]:
+def _spread(
+    pieces: list[Piece], wanted: dict[str, int], salt: np.uint64
+) -> list[tuple[Piece, float]]:
     """Return the pieces to read in order, each with the share of all rows up to its group's end.
 
     The pieces are divided into groups of neighbours. The salt selects one piece of each group, and
@@ -176,7 +192,9 @@ def _spread(pieces: list[Piece], wanted: dict[str, int], salt: np.uint64) -> lis
     """
     if not pieces or not any(wanted.values()):
         return []
-    to_read = READ_PER_DRAWN * max(wanted[REPLAYED] / (1 - HELD_OUT_SHARE), wanted[HELD_OUT] / HELD_OUT_SHARE)
+    to_read = READ_PER_DRAWN * max(
+        wanted[REPLAYED] / (1 - HELD_OUT_SHARE), wanted[HELD_OUT] / HELD_OUT_SHARE
+    )
     at_least = min(MIN_PIECES, max(FEW_PIECES, sum(wanted.values()) // ROWS_OF_PIECE))
     num_read = min(len(pieces), max(at_least, -int(-to_read // BATCH_ROWS)))
     edges = np.arange(num_read + 1) * len(pieces) // num_read
@@ -203,7 +221,9 @@ def _stretch(piece: Piece, num_rows: float, *, at: float) -> Piece:
     return piece._replace(span=TimeSpan(start, start + length))
 
 
-def _smallest(hashes: NDArray[np.uint64], candidates: NDArray[np.int64], num: int) -> NDArray[np.int64]:
+def _smallest(
+    hashes: NDArray[np.uint64], candidates: NDArray[np.int64], num: int
+) -> NDArray[np.int64]:
     """Return the `num` candidates with the smallest hashes in ascending order, or all if fewer."""
     if num >= len(candidates):
         return candidates

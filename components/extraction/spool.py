@@ -22,7 +22,14 @@ from evergreen.config.data import WEIGHT
 from evergreen.config.features import Features
 from evergreen.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
 from evergreen.rows.archived_rows import reading_parquet
-from evergreen.rows.raw_schema import BATCH_ROWS, TIME_TYPE, click_columns, lake_schema, open_parquet, raw_batch
+from evergreen.rows.raw_schema import (
+    BATCH_ROWS,
+    TIME_TYPE,
+    click_columns,
+    lake_schema,
+    open_parquet,
+    raw_batch,
+)
 from evergreen.rows.text import sql_path, sql_text
 from evergreen.runtime.errors import PermanentError, first_line
 from evergreen.runtime.forked import available_cores
@@ -80,7 +87,9 @@ class Spool:
         self._columns = {name: f"c{i}" for i, name in enumerate(self._schema.names)}
         self._path, self._folder, self._stack = folder / "spool.parquet", folder, ExitStack()
         self._spooled = pa.schema([*self._plain_fields(), pa.field(_PLACE, pa.int64())])
-        self._writer = self._stack.enter_context(pq.ParquetWriter(self._path, self._spooled, compression="lz4"))
+        self._writer = self._stack.enter_context(
+            pq.ParquetWriter(self._path, self._spooled, compression="lz4")
+        )
         self.num_rows = 0
 
     def _plain_fields(self) -> list[Any]:
@@ -92,7 +101,9 @@ class Spool:
     def write(self, batch: Any) -> None:
         """Append rows in the lake's schema. Request id, row and time may be null."""
         places = pa.array(self.num_rows + np.arange(batch.num_rows, dtype=np.int64))
-        self._writer.write_batch(pa.record_batch([*self._plain(batch), places], schema=self._spooled))
+        self._writer.write_batch(
+            pa.record_batch([*self._plain(batch), places], schema=self._spooled)
+        )
         self.num_rows += batch.num_rows
 
     def _plain(self, batch: Any) -> list[Any]:
@@ -102,8 +113,14 @@ class Spool:
         """
         here, found = set(batch.schema.names), []
         for each, plain in zip(self._schema, self._plain_fields()):
-            column = batch.column(each.name) if each.name in here else pa.nulls(batch.num_rows, each.type)
-            found.append((column.cast(TIME_TYPE) if each.name == EVENT_TIME else column).cast(plain.type))
+            column = (
+                batch.column(each.name)
+                if each.name in here
+                else pa.nulls(batch.num_rows, each.type)
+            )
+            found.append(
+                (column.cast(TIME_TYPE) if each.name == EVENT_TIME else column).cast(plain.type)
+            )
         return found
 
     def plain_batches(self, path: Path) -> Iterator[Any]:
@@ -134,7 +151,9 @@ class Spool:
         on the order of the features, nor on a new feature without a value.
         """
         column = self._columns
-        names = sorted(name for name in click_columns(self._features, weighted=False) if name != LABEL)
+        names = sorted(
+            name for name in click_columns(self._features, weighted=False) if name != LABEL
+        )
         values = ", ".join(
             f"{sql_text(name)} || '=' || {self._text_of(name)}"
             for name in names  # null if the value is null
@@ -149,7 +168,9 @@ class Spool:
 
     def _text_of(self, name: str) -> str:
         column = self._columns[name]
-        return f"to_json({column})::VARCHAR" if name in self._features.lists else f"{column}::VARCHAR"
+        return (
+            f"to_json({column})::VARCHAR" if name in self._features.lists else f"{column}::VARCHAR"
+        )
 
 
 class Events:
@@ -257,7 +278,9 @@ class Events:
         )
         num_others = self._count(f"SELECT count(*) {others}")
         example = self._fetch(f"SELECT request, number {others} ORDER BY place LIMIT 1")
-        return Known(num_known, num_others, f"{example[0][0]!r}, {example[0][1]}" if example else "")
+        return Known(
+            num_known, num_others, f"{example[0][0]!r}, {example[0][1]}" if example else ""
+        )
 
     def days(self) -> list[int]:
         """Return the days with events as days since 1970, or an empty list without times."""
@@ -281,7 +304,13 @@ class Events:
             num_conflicting=kinds.get("conflicting", 0),
             example=f"{REQUEST_ID} {found[0][0]!r}, row {found[0][1]}" if found else "",
         )
-        return RowCounts(rows=rows, clicks=int(clicks), copies=copies, known=kinds.get("known", 0), repeated=repeated)
+        return RowCounts(
+            rows=rows,
+            clicks=int(clicks),
+            copies=copies,
+            known=kinds.get("known", 0),
+            repeated=repeated,
+        )
 
     def in_time_order(self) -> Iterator[Any]:
         """Yield the events as batches in the lake's schema, by time, then request and row."""
@@ -309,7 +338,9 @@ class Events:
     def _batches(self, time: str, order: str, join: str = "") -> Iterator[Any]:
         schema, columns = self._spool._schema, self._spool._columns
         own = {REQUEST_ID: "events.request", ROW: "events.number", EVENT_TIME: time}
-        listed = ", ".join(f"{own.get(name, f'spooled.{column}')} AS {column}" for name, column in columns.items())
+        listed = ", ".join(
+            f"{own.get(name, f'spooled.{column}')} AS {column}" for name, column in columns.items()
+        )
         query = (
             f"SELECT {listed} FROM {self._rows} AS spooled JOIN events ON events.place = "
             f"spooled.{_PLACE} {join} WHERE events.place NOT IN (SELECT place FROM dropped) ORDER "
@@ -319,7 +350,10 @@ class Events:
             for found in self._connection.sql(query).to_arrow_reader(BATCH_ROWS):
                 named = dict(zip(schema.names, found.columns))
                 named[EVENT_TIME] = named[EVENT_TIME].cast(pa.int64()).cast(TIME_TYPE)
-                yield raw_batch({name: named[name].cast(schema.field(name).type) for name in schema.names}, schema)
+                yield raw_batch(
+                    {name: named[name].cast(schema.field(name).type) for name in schema.names},
+                    schema,
+                )
 
     def _execute(self, query: str) -> None:
         with self._translated():

@@ -73,7 +73,10 @@ class SeenFiles:
     def was_quarantined(self, name: str) -> bool:
         """Return whether the lineage left out the file of this name before."""
         folder, _, base = name.rpartition("/")
-        return any(DAY_PARTITION.format(day=day) == folder and base in names for day, names in self.learned.items())
+        return any(
+            DAY_PARTITION.format(day=day) == folder and base in names
+            for day, names in self.learned.items()
+        )
 
     def left(self, day: date, files: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         """Return a day's unseen files whose rows this run leaves out, entirely or partly."""
@@ -90,13 +93,18 @@ class SeenFiles:
 
         A file that was changed after it was seen is not among them.
         """
-        return [file for file in files if base_name(file) not in self.by_day[day]] if day in self.by_day else []
+        return (
+            [file for file in files if base_name(file) not in self.by_day[day]]
+            if day in self.by_day
+            else []
+        )
 
     def warn(self, days: Mapping[date, Iterable[ObjectInfo]]) -> None:
         """Log the days with unknown files, and the seen files of `days` that changed later."""
         if self.unknown:
             logger.warning(
-                "which files of %s the parent's line has seen is not known: no row of them counts as late",
+                "which files of %s the parent's line has seen is not known: no row of them counts "
+                "as late",
                 ", ".join(map(str, self.unknown)),
             )
         for day, files in days.items():
@@ -106,8 +114,11 @@ class SeenFiles:
                     logger.warning(
                         "%s has %d bytes, expected the %d that it had when rows up to %s were "
                         "learned: what was changed is not learned, new rows belong in new files",
-                        file.name, file.size, size, to_iso(self.watermark),
-                    )  # fmt: skip
+                        file.name,
+                        file.size,
+                        size,
+                        to_iso(self.watermark),
+                    )
 
 
 def days_asked(newest: int, late_days: int) -> list[date]:
@@ -140,12 +151,20 @@ def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> Seen
     source = f"files of model {parent.model_id}"
     known = {parse_day(source, day): files for day, files in parent.files.items()}
     learned = {
-        parse_day(source, day): {name: parse_time(source, time) if time else None for name, time in files.items()}
+        parse_day(source, day): {
+            name: parse_time(source, time) if time else None for name, time in files.items()
+        }
         for day, files in parent.unread_files.items()
     }
     asked = days_asked(newest, late_days) if late_days and not start else []
     recorded = [day for day in asked if known and day >= min(known)]
-    left_before = day_span(asked[0]).start if asked else parse_time("window_start", start) if start else newest + 1
+    left_before = (
+        day_span(asked[0]).start
+        if asked
+        else parse_time("window_start", start)
+        if start
+        else newest + 1
+    )
     assert left_before is not None
     return SeenFiles(
         watermark=newest,
@@ -223,7 +242,9 @@ class Baselines:
     @property
     def models(self) -> list[Model]:
         """Parent and champion, once if they are the same model."""
-        return list({model.model_id: model for model in (self.parent, self.champion) if model}.values())
+        return list(
+            {model.model_id: model for model in (self.parent, self.champion) if model}.values()
+        )
 
     @property
     def learned(self) -> int | None:

@@ -30,7 +30,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--dask-scheduler",
         default="",
-        help="address of a running Dask scheduler (default: processes of this machine share the work)",
+        help="address of a running Dask scheduler (default: processes of this machine share the "
+        "work)",
     )
     return parser
 
@@ -56,9 +57,13 @@ def _encode_dataset(arguments: argparse.Namespace) -> None:
 
         raw = RawDataset.read(arguments.raw_dataset)
         parent = find_parent(store, raw.parent_model_id)
-        training_set, note.facts = preprocess(raw, parent=parent, final=final, dask_scheduler=arguments.dask_scheduler)
+        training_set, note.facts = preprocess(
+            raw, parent=parent, final=final, dask_scheduler=arguments.dask_scheduler
+        )
         reference = keep(raw, final / "raw_dataset.json")
-        training_set = replace(training_set, raw_dataset=reference, validation_report=raw.validation_report)
+        training_set = replace(
+            training_set, raw_dataset=reference, validation_report=raw.validation_report
+        )
         training_set.write(arguments.output)
 
 

@@ -34,8 +34,12 @@ def preprocessing(
     from evergreen.runtime.flags import run_flags
 
     flags = run_flags(
-        run=store_name(run, run_resource, run_id), store=store, work=work,
-        dask_scheduler=dask_scheduler, raw_dataset=raw_dataset.path,
-        output=training_set.path)  # fmt: skip
+        run=store_name(run, run_resource, run_id),
+        store=store,
+        work=work,
+        dask_scheduler=dask_scheduler,
+        raw_dataset=raw_dataset.path,
+        output=training_set.path,
+    )
     if code := main(flags):
         raise SystemExit(code)

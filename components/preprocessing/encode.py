@@ -75,7 +75,9 @@ def encode_parts(
         TemporaryError: a process was killed.
     """
     tasks = [
-        Task(p, aside / part / f"part-{i:05d}.parquet") for part, plan in plans.items() for i, p in enumerate(plan)
+        Task(p, aside / part / f"part-{i:05d}.parquet")
+        for part, plan in plans.items()
+        for i, p in enumerate(plan)
     ]
     for part in plans:
         (aside / part).mkdir()
@@ -95,12 +97,16 @@ def _encode_task(encoder: Callable[[Any], Columns], features: FeatureWorkflow, t
     row_group_size = -(-ROW_GROUP_BYTES * table.num_rows // table.nbytes)
     with whole_file(path) as file:  # a worker that counts as lost may still write the same rows
         write_parquet(table, file, compression="NONE", row_group_size=row_group_size)
-    num_rows = verify_file(path, features.features, features.slot_sizes, weighted=partition.weighted)
+    num_rows = verify_file(
+        path, features.features, features.slot_sizes, weighted=partition.weighted
+    )
     compare(features, partition, path)
     return num_rows
 
 
-def verify_file(path: Path, columns: Features, slot_sizes: list[int], *, weighted: bool = False) -> int:
+def verify_file(
+    path: Path, columns: Features, slot_sizes: list[int], *, weighted: bool = False
+) -> int:
     """Check that one file has HugeCTR's form and return its number of rows.
 
     Args:
@@ -115,7 +121,10 @@ def verify_file(path: Path, columns: Features, slot_sizes: list[int], *, weighte
     """
     file = parquet_file(path)
     found = {field.name: str(field.type) for field in file.schema_arrow}
-    types = {**dict.fromkeys((LABEL, *columns.dense_inputs), "float"), **dict.fromkeys(columns.id_names, "int64")}
+    types = {
+        **dict.fromkeys((LABEL, *columns.dense_inputs), "float"),
+        **dict.fromkeys(columns.id_names, "int64"),
+    }
     types |= {WEIGHT: "float"} if weighted else {}
     if list(found.items()) != list(types.items()):
         raise PermanentError(f"columns of {path} are {found}, expected {types} in this order")
@@ -123,16 +132,22 @@ def verify_file(path: Path, columns: Features, slot_sizes: list[int], *, weighte
     for batch in file.iter_batches():
         for name, column in zip(types, batch.columns):
             if column.null_count:
-                raise PermanentError(f"column {name} of {path} has {column.null_count} nulls, expected none")
+                raise PermanentError(
+                    f"column {name} of {path} has {column.null_count} nulls, expected none"
+                )
             least = 1 if name in columns.categorical + columns.bucketed else 0
             _verify_values(path, name, column.to_numpy(), slot_size=sizes.get(name), least=least)
     return int(file.metadata.num_rows)
 
 
-def _verify_values(path: Path, name: str, values: Any, *, slot_size: int | None, least: int) -> None:
+def _verify_values(
+    path: Path, name: str, values: Any, *, slot_size: int | None, least: int
+) -> None:
     if slot_size is None:
         if wrong := int(np.count_nonzero(~np.isfinite(values))):
-            raise PermanentError(f"column {name} of {path} has {wrong} values that are not finite, expected none")
+            raise PermanentError(
+                f"column {name} of {path} has {wrong} values that are not finite, expected none"
+            )
     elif values.min() < least or values.max() >= slot_size:
         raise PermanentError(
             f"column {name} of {path} has ids from {values.min()} to {values.max()}, "
@@ -175,7 +190,9 @@ def _describe_files(folder: Path, num_rows: list[int], features: Features, *, fi
     names = sorted(path.name for path in folder.glob("*.parquet"))
     ids, dense = list(features.id_names), list(features.dense_inputs)
     places = {name: i for i, name in enumerate([LABEL, *dense, *ids])}
-    document = {"file_stats": [{"file_name": name, "num_rows": rows} for name, rows in zip(names, num_rows)]}
+    document = {
+        "file_stats": [{"file_name": name, "num_rows": rows} for name, rows in zip(names, num_rows)]
+    }
     for kind, columns in {"cats": ids, "conts": dense, "labels": [LABEL]}.items():
         document[kind] = [{"col_name": name, "index": places[name]} for name in columns]
     write_whole(folder / METADATA, json.dumps(document))

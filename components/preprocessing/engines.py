@@ -37,7 +37,9 @@ class EncodingEngine(Protocol):
         """
         ...
 
-    def encoder(self, features: FeatureWorkflow, *, scratch: Path, weighted: bool = False) -> Callable[[Any], Columns]:
+    def encoder(
+        self, features: FeatureWorkflow, *, scratch: Path, weighted: bool = False
+    ) -> Callable[[Any], Columns]:
         """Return the function that encodes rows exactly as `FeatureWorkflow` does, bit for bit.
 
         Its columns are the label, `Features.dense_inputs`, `Features.id_names` and, if the rows

@@ -46,14 +46,19 @@ def statistics_of_all(
     tasks = [(share, scratch / str(number)) for number, share in enumerate(shares)]
     found = workers.run_all(partial(_count_share, unscaled=unscaled), tasks)
     while len(found) > 1:
-        groups = [found[begin : begin + _MERGED_AT_A_TIME] for begin in range(0, len(found), _MERGED_AT_A_TIME)]
+        groups = [
+            found[begin : begin + _MERGED_AT_A_TIME]
+            for begin in range(0, len(found), _MERGED_AT_A_TIME)
+        ]
         found = workers.run_all(_merge_files, groups)
     statistics: Statistics = found[0].read()
     shutil.rmtree(scratch, ignore_errors=True)  # a worker that counts as lost may still write
     return statistics
 
 
-def _count_share(task: tuple[Sequence[Partition], Path], *, unscaled: Callable[[Any], Columns] | None) -> Pickled:
+def _count_share(
+    task: tuple[Sequence[Partition], Path], *, unscaled: Callable[[Any], Columns] | None
+) -> Pickled:
     share, path = task
     return Pickled.write(path, pickle.dumps(_statistics_of_share(share, unscaled)))
 
@@ -66,7 +71,9 @@ def _merge_files(found: list[Pickled]) -> Pickled:
     return Pickled.write(Path(f"{found[0].path}-merged"), pickle.dumps(result))
 
 
-def _statistics_of_share(partitions: Sequence[Partition], unscaled: Callable[[Any], Columns] | None) -> Statistics:
+def _statistics_of_share(
+    partitions: Sequence[Partition], unscaled: Callable[[Any], Columns] | None
+) -> Statistics:
     found: list[Statistics] = []
     for partition in partitions:
         rows = read_partition(partition)
@@ -103,12 +110,19 @@ def next_workflow(
     counts, moments = statistics
     before, unseen = parent.columns if parent else {}, unseen_column(np.zeros(0, np.int64))
     own = of.slots[: len(of.slots) - len(of.bucketed)]
-    after = [next_column(before.get(name, unseen), *counts[name], now=now, rules=rules) for name in own]
+    after = [
+        next_column(before.get(name, unseen), *counts[name], now=now, rules=rules) for name in own
+    ]
     num_buckets = {name: of.options_of(name).num_buckets for name in of.bucketed}
-    after += [unseen_column(np.arange(0 if name in excluded else n)) for name, n in num_buckets.items()]
+    after += [
+        unseen_column(np.arange(0 if name in excluded else n)) for name, n in num_buckets.items()
+    ]
     means, stds = _scaling(moments, of, known=parent.scaling if parent else {})
     known = parent.features.boundaries if parent else {}
-    boundaries = {n: known[n] if n in known else _boundaries(*counts[n], number) for n, number in num_buckets.items()}
+    boundaries = {
+        n: known[n] if n in known else _boundaries(*counts[n], number)
+        for n, number in num_buckets.items()
+    }
     features = FeatureWorkflow(
         features=of,
         vocabularies=tuple(column.vocabulary for column in after),
@@ -147,7 +161,9 @@ def _fitted(moments: Moments, name: str, options: NumericOptions) -> tuple[float
     return 0.0, 1.0
 
 
-def _boundaries(values: NDArray[np.float32], counts: NDArray[np.int64], num_buckets: int) -> NDArray[np.float32]:
+def _boundaries(
+    values: NDArray[np.float32], counts: NDArray[np.int64], num_buckets: int
+) -> NDArray[np.float32]:
     """Return the quantiles i / `num_buckets` of a column.
 
     Each quantile is a value of the column (NumPy's method `higher`), so it is exact in float32.

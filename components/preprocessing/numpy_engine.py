@@ -21,7 +21,9 @@ def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Colu
     return partial(_unscaled, features, names)
 
 
-def encoder(features: FeatureWorkflow, *, scratch: Path, weighted: bool = False) -> Callable[[Any], Columns]:
+def encoder(
+    features: FeatureWorkflow, *, scratch: Path, weighted: bool = False
+) -> Callable[[Any], Columns]:
     """Return the function that `engines.EncodingEngine.encoder` describes. It writes no file."""
     return partial(_encoded, features, weighted)
 
@@ -29,7 +31,10 @@ def encoder(features: FeatureWorkflow, *, scratch: Path, weighted: bool = False)
 def _unscaled(features: Features, names: tuple[str, ...], rows: Any) -> Columns:
     dense = feature_matrix(rows, features.numeric, "float32", missing=np.nan)
     found = dict(zip(features.numeric, unscaled(features, dense).T))
-    found |= {n: clipped(dense[:, features.numeric.index(n)], features.options_of(n)) for n in features.bucketed}
+    found |= {
+        n: clipped(dense[:, features.numeric.index(n)], features.options_of(n))
+        for n in features.bucketed
+    }
     return {name: np.ascontiguousarray(found[name]) for name in names}
 
 
@@ -40,12 +45,21 @@ def _encoded(workflow: FeatureWorkflow, weighted: bool, rows: Any) -> Columns:
     return {
         LABEL: rows.column(0).cast("float32").to_numpy(),
         **dict(zip(features.dense_inputs, workflow.encode_dense(dense).T)),
-        **{name: _ids_by_category(workflow, i, categorical[:, i]) for i, name in enumerate(features.id_names)},
-        **({WEIGHT: rows.column(rows.num_columns - 1).cast("float32").to_numpy()} if weighted else {}),
+        **{
+            name: _ids_by_category(workflow, i, categorical[:, i])
+            for i, name in enumerate(features.id_names)
+        },
+        **(
+            {WEIGHT: rows.column(rows.num_columns - 1).cast("float32").to_numpy()}
+            if weighted
+            else {}
+        ),
     }
 
 
-def _ids_by_category(workflow: FeatureWorkflow, place: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
+def _ids_by_category(
+    workflow: FeatureWorkflow, place: int, categories: NDArray[np.int64]
+) -> NDArray[np.int64]:
     """Return the same ids as `encode_categorical`, but look up each distinct category only once.
 
     This is five times as fast as a look-up for each row.

@@ -34,7 +34,13 @@ from components.preprocessing.raw_partitions import distinct_values, place_colum
 from evergreen.config.data import WEIGHT
 from evergreen.config.features import INDICATOR, MISSING_CATEGORY, Features, NumericOptions
 from evergreen.contracts.raw_rows import LABEL
-from evergreen.contracts.workflow import FIRST_ID, MISSING_ID, PADDING_ID, TOMBSTONE, FeatureWorkflow
+from evergreen.contracts.workflow import (
+    FIRST_ID,
+    MISSING_ID,
+    PADDING_ID,
+    TOMBSTONE,
+    FeatureWorkflow,
+)
 
 
 def stored_name(name: str) -> str:
@@ -63,11 +69,18 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
             features: The recommender's features.
             folder: Categorify's output folder.
         """
-        super().__init__(vocabs={stored_name(slot): path for slot, path in vocabularies.items()}, out_path=str(folder))
+        super().__init__(
+            vocabs={stored_name(slot): path for slot, path in vocabularies.items()},
+            out_path=str(folder),
+        )
         slots = [features.slots[number] for number in features.id_places.slots]
-        self.storage_name = {name: stored_name(slot) for name, slot in zip(features.id_names, slots)}
+        self.storage_name = {
+            name: stored_name(slot) for name, slot in zip(features.id_names, slots)
+        }
         owners = zip(features.id_names, features.id_features)
-        self._absent = {name: PADDING_ID if owner in features.lists else MISSING_ID for name, owner in owners}
+        self._absent = {
+            name: PADDING_ID if owner in features.lists else MISSING_ID for name, owner in owners
+        }
 
     def transform(self, col_selector: Any, df: Any) -> Any:
         """Return the ids of `df` as int64."""
@@ -79,7 +92,9 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
         ids = np.full(len(distinct) + 1, self._absent[name], dtype=np.int64)
         if len(distinct):
             stored = self.storage_name[name]
-            ids[:-1] = super().transform(type(col_selector)([stored]), pd.DataFrame({stored: distinct}))[stored]
+            ids[:-1] = super().transform(
+                type(col_selector)([stored]), pd.DataFrame({stored: distinct})
+            )[stored]
         return ids[places]
 
 
@@ -122,7 +137,11 @@ class Emptied(ops.Operator):  # type: ignore[misc]
 
     def transform(self, col_selector: Any, df: Any) -> Any:
         """Return the selected columns with their types unchanged."""
-        empty = {name: df[name] * np.float32(np.nan) for name in col_selector.names if name in self._names}
+        empty = {
+            name: df[name] * np.float32(np.nan)
+            for name in col_selector.names
+            if name in self._names
+        }
         return df[col_selector.names].assign(**empty)
 
 
@@ -147,13 +166,19 @@ def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Colu
     plain = tuple(name for name in names if name not in features.bucketed)
     inputs = _unscaled(features, plain)
     inputs += [_clipped([name], features.options_of(name)) for name in names if name not in plain]
-    workflow = nvt.Workflow(_joined(inputs) >> ops.AddMetadata()).fit_schema(_input_schema(features, weighted=False))
+    workflow = nvt.Workflow(_joined(inputs) >> ops.AddMetadata()).fit_schema(
+        _input_schema(features, weighted=False)
+    )
     return partial(_transformed, workflow, features)
 
 
-def encoder(features: FeatureWorkflow, *, scratch: Path, weighted: bool = False) -> Callable[[Any], Columns]:
+def encoder(
+    features: FeatureWorkflow, *, scratch: Path, weighted: bool = False
+) -> Callable[[Any], Columns]:
     """Return the function that `engines.EncodingEngine.encoder` describes."""
-    return partial(_transformed, explicit_workflow(features, scratch, weighted=weighted), features.features)
+    return partial(
+        _transformed, explicit_workflow(features, scratch, weighted=weighted), features.features
+    )
 
 
 def _transformed(workflow: Any, features: Features, rows: Any) -> Columns:
@@ -173,7 +198,10 @@ def _frame(rows: Any, features: Features) -> Any:
     columns = {**dict(zip(rows.schema.names, rows.columns)), **place_columns(rows, features)}
     types = read_types(features, weighted=WEIGHT in columns)
     return pd.DataFrame(
-        {name: columns[name].to_numpy(zero_copy_only=False).astype(dtype) for name, dtype in types.items()}
+        {
+            name: columns[name].to_numpy(zero_copy_only=False).astype(dtype)
+            for name, dtype in types.items()
+        }
     )
 
 
@@ -213,16 +241,23 @@ def explicit_workflow(features: FeatureWorkflow, storage: Path, *, weighted: boo
         places = zip(columns.place_names, columns.place_features)
         left_out = tuple(place for place, name in places if name in features.excluded)
         inputs = [_present(columns.place_names, left_out)] * bool(columns.place_names)
-        bucketize = KnownBucketize({name: values.tolist() for name, values in features.boundaries.items()})
+        bucketize = KnownBucketize(
+            {name: values.tolist() for name, values in features.boundaries.items()}
+        )
         for name in columns.bucketed:
-            inputs.append(_clipped(_present((name,), features.excluded), columns.options_of(name)) >> bucketize)
+            inputs.append(
+                _clipped(_present((name,), features.excluded), columns.options_of(name))
+                >> bucketize
+            )
         outputs.append(_joined(inputs) >> categorify)
     if weighted:
         outputs.append([WEIGHT] >> ops.AddMetadata(tags=["sample_weight"]))
     return nvt.Workflow(_joined(outputs)).fit_schema(_input_schema(columns, weighted=weighted))
 
 
-def _unscaled(features: Features, names: tuple[str, ...], *, excluded: tuple[str, ...] = ()) -> list[Any]:
+def _unscaled(
+    features: Features, names: tuple[str, ...], *, excluded: tuple[str, ...] = ()
+) -> list[Any]:
     """Return parts of the graph that compute numeric columns before they are scaled.
 
     Columns with equal options share one part.
@@ -234,7 +269,8 @@ def _unscaled(features: Features, names: tuple[str, ...], *, excluded: tuple[str
     parts = []
     for (fill, _, is_logged), columns in groups.items():
         part = _clipped(
-            _present(tuple(columns), excluded) >> ops.FillMissing(fill_val=fill), features.options_of(columns[0])
+            _present(tuple(columns), excluded) >> ops.FillMissing(fill_val=fill),
+            features.options_of(columns[0]),
         )
         parts.append(part >> RoundedLogOp() if is_logged else part)
     return parts
@@ -269,9 +305,13 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
     for i, (name, values) in enumerate(zip(features.features.slots, features.vocabularies)):
         # NVTabular fails with an empty vocabulary. This placeholder is a value that no raw row has.
         listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
-        frame = pd.DataFrame({stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed)))
+        frame = pd.DataFrame(
+            {stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed))
+        )
         paths[name] = str(folder / f"unique.{i}.parquet")
-        pq.write_table(pa.Table.from_pandas(frame), paths[name], use_dictionary=False, write_statistics=False)
+        pq.write_table(
+            pa.Table.from_pandas(frame), paths[name], use_dictionary=False, write_statistics=False
+        )
     return paths
 
 

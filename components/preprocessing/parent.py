@@ -64,7 +64,9 @@ def load_columns(folder: Path, features: FeatureWorkflow) -> list[Column]:
                     sightings=arrays[f"{i}_sightings"],
                     last_seen=arrays[f"{i}_last_seen"],
                 )
-                columns.append(Column(vocabulary=vocabulary, last_seen=arrays[f"{i}"], candidates=candidates))
+                columns.append(
+                    Column(vocabulary=vocabulary, last_seen=arrays[f"{i}"], candidates=candidates)
+                )
         return columns
     except (OSError, KeyError, ValueError, EOFError, BadZipFile) as error:
         raise ContractError(f"{path} cannot be read: {error}") from error
@@ -86,7 +88,9 @@ class ParentWorkflow:
         return dict(zip(self.features.features.numeric, zip(means, stds)))
 
 
-def expect_parents_columns(features: Features, excluded_columns: list[str], parent: ParentWorkflow | None) -> None:
+def expect_parents_columns(
+    features: Features, excluded_columns: list[str], parent: ParentWorkflow | None
+) -> None:
     """Check that the columns of this run mean the same as the parent's.
 
     Added and removed columns are allowed, and a warning names them.
@@ -100,11 +104,22 @@ def expect_parents_columns(features: Features, excluded_columns: list[str], pare
     before = parent.features.features
     features.expect_continues(before, parent=parent.model.model_id)
     if added := [name for name in features.names if name not in before.names]:
-        logger.warning("columns %s are new: the parent %s was not trained on them", added, parent.model.model_id)
+        logger.warning(
+            "columns %s are new: the parent %s was not trained on them",
+            added,
+            parent.model.model_id,
+        )
     if gone := [name for name in before.names if name not in features.names]:
-        logger.warning("columns %s are gone: their weights in the parent %s are dropped", gone, parent.model.model_id)
+        logger.warning(
+            "columns %s are gone: their weights in the parent %s are dropped",
+            gone,
+            parent.model.model_id,
+        )
     kept = {name for name in before.names if name in features.names}
-    excluded, excluded_before = kept.intersection(excluded_columns), kept.intersection(parent.features.excluded)
+    excluded, excluded_before = (
+        kept.intersection(excluded_columns),
+        kept.intersection(parent.features.excluded),
+    )
     if excluded != excluded_before:
         raise ContractError(
             f"this run excludes the columns {sorted(excluded) or 'none'}, expected the columns "
@@ -131,7 +146,12 @@ def find_parent(store: Path, model_id: str | None) -> ParentWorkflow | None:
     folder = model_store.verified_part(model, Model.WORKFLOW)
     features = FeatureWorkflow.load(folder)
     if features.slot_sizes != model.slot_sizes:
-        raise ContractError(f"workflow in {folder} has slot sizes {features.slot_sizes}, expected {model.slot_sizes}")
+        raise ContractError(
+            f"workflow in {folder} has slot sizes {features.slot_sizes}, expected "
+            f"{model.slot_sizes}"
+        )
     return ParentWorkflow(
-        model=model, features=features, columns=dict(zip(features.features.slots, load_columns(folder, features)))
+        model=model,
+        features=features,
+        columns=dict(zip(features.features.slots, load_columns(folder, features))),
     )

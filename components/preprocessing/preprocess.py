@@ -96,13 +96,19 @@ def thin(
             has another number of rows.
     """
     into.mkdir(parents=True)
-    groups = forked.shares(raw_files(source), max(1, round(expected_rows * negative_rate / THINNED_ROWS)))
+    groups = forked.shares(
+        raw_files(source), max(1, round(expected_rows * negative_rate / THINNED_ROWS))
+    )
     copied = [LABEL, *features.names, *([WEIGHT] if weighted else [])]
     tasks = [(group, into / f"part-{number:05d}.parquet") for number, group in enumerate(groups)]
-    downsample_files = partial(_downsample_files, negative_rate=negative_rate, features=features, copied=copied)
+    downsample_files = partial(
+        _downsample_files, negative_rate=negative_rate, features=features, copied=copied
+    )
     found = workers.run_all(downsample_files, tasks)
     if (num_read := sum(read for read, _ in found)) != expected_rows:
-        raise ContractError(f"raw folder {source} has {num_read} rows, expected the manifest's {expected_rows}")
+        raise ContractError(
+            f"raw folder {source} has {num_read} rows, expected the manifest's {expected_rows}"
+        )
     return sum(kept for _, kept in found)
 
 
@@ -120,8 +126,12 @@ def _downsample_files(
         writer = None
         for path in paths:
             with reading_parquet(path):
-                for batch in open_raw(path, features, columns).iter_batches(batch_size=GROUP_ROWS, columns=columns):
-                    kept = pa.Table.from_batches([batch]).filter(pa.array(kept_rows(batch, negative_rate)))
+                for batch in open_raw(path, features, columns).iter_batches(
+                    batch_size=GROUP_ROWS, columns=columns
+                ):
+                    kept = pa.Table.from_batches([batch]).filter(
+                        pa.array(kept_rows(batch, negative_rate))
+                    )
                     num_read, num_rows = num_read + batch.num_rows, num_rows + kept.num_rows
                     if kept.num_rows:
                         table = kept.select(copied)
@@ -142,7 +152,9 @@ def kept_rows(batch: Any, negative_rate: float) -> Any:
         batch: Arrow batch with label, request id and row number.
         negative_rate: Share of the rows without a click to keep.
     """
-    identities = row_identities(batch.column(REQUEST_ID), batch.column(ROW).to_numpy(zero_copy_only=False))
+    identities = row_identities(
+        batch.column(REQUEST_ID), batch.column(ROW).to_numpy(zero_copy_only=False)
+    )
     clicked = pc.equal(batch.column(LABEL), 1).fill_null(True).to_numpy(zero_copy_only=False)
     return clicked | (uniforms(identities, SALT) < negative_rate)
 
@@ -177,12 +189,18 @@ def preprocess(
         _parts(raw, settings.negative_rate, aside=aside, workers=workers) as parts,
     ):
         excluded = tuple(raw.excluded_columns)
-        plan = partial(raw_partitions.plan_partitions, features=named, excluded=excluded, weighted=weighted)
+        plan = partial(
+            raw_partitions.plan_partitions, features=named, excluded=excluded, weighted=weighted
+        )
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
         to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
-        features, columns = _fit_workflow(to_fit, raw, parent=parent, engine=engine, workers=workers, aside=aside)
+        features, columns = _fit_workflow(
+            to_fit, raw, parent=parent, engine=engine, workers=workers, aside=aside
+        )
         encoder = engine.encoder(features, scratch=aside / SCRATCH, weighted=weighted)
-        rows = encode.encode_parts(encoder, features, plans, aside=aside, final=final, workers=workers)
+        rows = encode.encode_parts(
+            encoder, features, plans, aside=aside, final=final, workers=workers
+        )
         _expect_all_rows(rows, {part: num_rows for part, (_, num_rows) in parts.items()}, aside)
         shutil.rmtree(aside / SCRATCH, ignore_errors=True)
     changes = vocabulary_changes(parent.features if parent else None, features)
@@ -221,11 +239,15 @@ def preprocess(
 def _expect_all_rows(rows: dict[str, int], expected: dict[str, int], aside: Path) -> None:
     for part, num_rows in expected.items():
         if rows[part] != num_rows:
-            raise PermanentError(f"encoded folder {aside / part} has {rows[part]} rows, expected {num_rows}")
+            raise PermanentError(
+                f"encoded folder {aside / part} has {rows[part]} rows, expected {num_rows}"
+            )
         logger.info("%s encoded: %d rows", part, num_rows)
 
 
-def _facts_of(training_set: TrainingSet, changes: list[VocabularyChange], columns: list[Column]) -> dict[str, Any]:
+def _facts_of(
+    training_set: TrainingSet, changes: list[VocabularyChange], columns: list[Column]
+) -> dict[str, Any]:
     return {
         "train_rows": training_set.num_train_rows,
         "holdout_rows": training_set.num_holdout_rows,
@@ -249,7 +271,11 @@ def _parts(
         REPLAY: (raw.replay_uri, raw.num_replay_rows),
         REPLAY_HOLDOUT: (raw.replay_holdout_uri, raw.num_replay_holdout_rows),
     }
-    parts = {part: (local_path(uri), num_rows) for part, (uri, num_rows) in stated.items() if uri is not None}
+    parts = {
+        part: (local_path(uri), num_rows)
+        for part, (uri, num_rows) in stated.items()
+        if uri is not None
+    }
     if negative_rate == 1:
         yield parts
         return
@@ -269,8 +295,14 @@ def _parts(
             parts[part] = (folder, kept)
             logger.info("%s downsampled: %d rows kept", part, parts[part][1])
     if not parts[TRAIN][1]:
-        raise ContractError(f"negative_rate {negative_rate} keeps no row of {raw.train_uri}, expected a larger one")
-    yield {part: (folder, num_rows) for part, (folder, num_rows) in parts.items() if part != REPLAY or num_rows}
+        raise ContractError(
+            f"negative_rate {negative_rate} keeps no row of {raw.train_uri}, expected a larger one"
+        )
+    yield {
+        part: (folder, num_rows)
+        for part, (folder, num_rows) in parts.items()
+        if part != REPLAY or num_rows
+    }
     shutil.rmtree(aside / DOWNSAMPLED)
 
 
@@ -292,7 +324,9 @@ def _fit_workflow(
     pa.scalar(0)
     shares = forked.shares(plan, workers.num_shares, weight=lambda partition: partition.num_rows)
     workflow, columns = fitting.next_workflow(
-        fitting.statistics_of_all(shares, unscaled=unscaled, workers=workers, scratch=aside / SCRATCH),
+        fitting.statistics_of_all(
+            shares, unscaled=unscaled, workers=workers, scratch=aside / SCRATCH
+        ),
         of=features,
         parent=parent,
         now=now,

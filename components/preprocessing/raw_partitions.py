@@ -72,10 +72,13 @@ def plan_partitions(
         metadata = open_raw(path, features, columns).metadata
         num_rows += metadata.num_rows
         groups = _grouped(metadata, partition_rows)
-        partitions += [Partition(str(path), *group, features, excluded, weighted) for group in groups]
+        partitions += [
+            Partition(str(path), *group, features, excluded, weighted) for group in groups
+        ]
     if num_rows != expected_rows or num_rows == 0:
         raise ContractError(
-            f"raw folder {folder} has {num_rows} rows, expected the manifest's {expected_rows} and at least 1"
+            f"raw folder {folder} has {num_rows} rows, expected the manifest's {expected_rows} and "
+            "at least 1"
         )
     return partitions
 
@@ -98,8 +101,13 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
         if first_rows is None:
             (rows,) = file.read_row_groups(list(groups), columns=read).combine_chunks().to_batches()
         else:
-            rows = next(file.iter_batches(batch_size=first_rows, row_groups=list(groups), columns=read))
-    empty = {name: pa.nulls(rows.num_rows, arrow_schema({name: types[name]}).field(0).type) for name in excluded}
+            rows = next(
+                file.iter_batches(batch_size=first_rows, row_groups=list(groups), columns=read)
+            )
+    empty = {
+        name: pa.nulls(rows.num_rows, arrow_schema({name: types[name]}).field(0).type)
+        for name in excluded
+    }
     arrays = {**dict(zip(rows.schema.names, rows.columns)), **empty}
     return pa.RecordBatch.from_arrays([arrays[name] for name in columns], names=columns)
 
@@ -112,7 +120,10 @@ def place_columns(rows: Any, features: Features) -> dict[str, Any]:
     found = {name: rows.column(name) for name in features.categorical}
     for name in features.lists:
         places = list_matrix(rows.column(name), features.list_options_of(name)).T
-        found |= {n: pa.array(each, mask=each == MISSING_CATEGORY) for n, each in zip(features.places_of(name), places)}
+        found |= {
+            n: pa.array(each, mask=each == MISSING_CATEGORY)
+            for n, each in zip(features.places_of(name), places)
+        }
     return found
 
 
@@ -157,5 +168,7 @@ def open_raw(path: Path, features: Features, columns: Iterable[str]) -> Any:
     for name in columns:
         found = schema.field(name).type if name in schema.names else None
         if found is None or not is_alike(found, arrow_schema({name: types[name]}).field(0).type):
-            raise ContractError(f"column {name} of {path} is {found or 'absent'}, expected {types[name]}")
+            raise ContractError(
+                f"column {name} of {path} is {found or 'absent'}, expected {types[name]}"
+            )
     return file

@@ -43,12 +43,21 @@ class Column:
 
 def unseen_column(vocabulary: NDArray[np.int64]) -> Column:
     """Return a column without candidates, whose categories have not been seen."""
-    nothing = Candidates(**dict.fromkeys(("categories", "sightings", "last_seen"), np.zeros(0, np.int64)))
-    return Column(vocabulary=vocabulary, last_seen=np.zeros(len(vocabulary), np.int64), candidates=nothing)
+    nothing = Candidates(
+        **dict.fromkeys(("categories", "sightings", "last_seen"), np.zeros(0, np.int64))
+    )
+    return Column(
+        vocabulary=vocabulary, last_seen=np.zeros(len(vocabulary), np.int64), candidates=nothing
+    )
 
 
 def next_column(
-    parent: Column, seen: NDArray[np.int64], counts: NDArray[np.int64], *, now: int, rules: PreprocessingSettings
+    parent: Column,
+    seen: NDArray[np.int64],
+    counts: NDArray[np.int64],
+    *,
+    now: int,
+    rules: PreprocessingSettings,
 ) -> Column:
     """Return the column after this run.
 
@@ -96,7 +105,9 @@ def next_column(
     )
 
 
-def _add_counts(before: Candidates, seen: NDArray[np.int64], counts: NDArray[np.int64], *, now: int) -> Candidates:
+def _add_counts(
+    before: Candidates, seen: NDArray[np.int64], counts: NDArray[np.int64], *, now: int
+) -> Candidates:
     """Add the counts of this run to the candidates."""
     categories, places = np.unique(np.concatenate([before.categories, seen]), return_inverse=True)
     old, here = np.split(places, [len(before.categories)])
@@ -123,5 +134,7 @@ def _retained(
 
 def _select(counted: Candidates, places: NDArray[np.int64]) -> Candidates:
     return Candidates(
-        categories=counted.categories[places], sightings=counted.sightings[places], last_seen=counted.last_seen[places]
+        categories=counted.categories[places],
+        sightings=counted.sightings[places],
+        last_seen=counted.last_seen[places],
     )

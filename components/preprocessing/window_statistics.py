@@ -54,7 +54,9 @@ Statistics = tuple[dict[str, Counts], Moments]
 other fitted columns have moments."""
 
 
-def statistics_of(rows: Any, features: Features, numbers: Mapping[str, NDArray[np.float32]]) -> Statistics:
+def statistics_of(
+    rows: Any, features: Features, numbers: Mapping[str, NDArray[np.float32]]
+) -> Statistics:
     """Return the statistics of a partition.
 
     Args:
@@ -71,13 +73,17 @@ def statistics_of(rows: Any, features: Features, numbers: Mapping[str, NDArray[n
         for name, values in numbers.items()
         if name in features.bucketed
     }
-    return counts | bucketed, {n: _moments(values) for n, values in numbers.items() if n not in bucketed}
+    return counts | bucketed, {
+        n: _moments(values) for n, values in numbers.items() if n not in bucketed
+    }
 
 
 def merged(found: list[Statistics]) -> Statistics:
     """Merge statistics of disjoint rows, at least one."""
     counts = {name: _merged_counts([each[name] for each, _ in found]) for name in found[0][0]}
-    return counts, {name: _merged_moments([each[name] for _, each in found]) for name in found[0][1]}
+    return counts, {
+        name: _merged_moments([each[name] for _, each in found]) for name in found[0][1]
+    }
 
 
 def _counts(values: Any) -> Counts:
@@ -123,7 +129,9 @@ def _exact_sums(values: NDArray[np.float32]) -> tuple[int, int]:
     squares = mantissas * mantissas
 
     def summed(each: NDArray[np.int64], times: int) -> int:
-        return sum(int(part) << times * shift for shift, part in enumerate(np.bincount(shifts, each)))
+        return sum(
+            int(part) << times * shift for shift, part in enumerate(np.bincount(shifts, each))
+        )
 
     total = summed(np.where(values < 0, -mantissas, mantissas), 1)
     return total, (summed(squares >> 24, 2) << 24) + summed(squares & 0xFFFFFF, 2)

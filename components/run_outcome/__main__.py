@@ -19,7 +19,15 @@ from datetime import datetime, timezone
 
 from evergreen.notifications.webhook import compose, post
 from evergreen.registry.promotion_journal import moment_of
-from evergreen.registry.runs import RunOutcome, StepNote, begun_at, conclude, kubeflow_name, read_notes, write_outcome
+from evergreen.registry.runs import (
+    RunOutcome,
+    StepNote,
+    begun_at,
+    conclude,
+    kubeflow_name,
+    read_notes,
+    write_outcome,
+)
 from evergreen.runtime.durable import own_umask
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
@@ -64,7 +72,11 @@ def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_st
 
 
 def notify(
-    outcome: RunOutcome, notes: Sequence[StepNote], url: str, *, sleep: Callable[[float], None] = time.sleep
+    outcome: RunOutcome,
+    notes: Sequence[StepNote],
+    url: str,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Send one message about the outcome, with retries if the webhook does not answer.
 
@@ -95,28 +107,44 @@ def _message(outcome: RunOutcome, notes: Sequence[StepNote]) -> dict[str, str]:
     elif outcome.state == "evaluated":
         title, done = "A new model was evaluated", outcome.reason
     elif outcome.state == "refused":
-        title, done = f"The new model was refused by {outcome.step}: {outcome.reason}", "what was live stays live"
+        title, done = (
+            f"The new model was refused by {outcome.step}: {outcome.reason}",
+            "what was live stays live",
+        )
     else:
-        title, done = f"A retraining run failed at {outcome.step}: {outcome.reason}", "what was live stays live"
+        title, done = (
+            f"A retraining run failed at {outcome.step}: {outcome.reason}",
+            "what was live stays live",
+        )
     title = ". ".join([title, *_reported_by_steps(notes)])
     # Plain text, because chat clients do not open file:// links.
     done = "; ".join([done, *(f"report of {step}: {uri}" for step, uri in outcome.reports.items())])
     return compose(
-        title, numbers={"request_id": kubeflow_name(outcome.run)[0]}, since=begun.timestamp(), done=done, link=""
+        title,
+        numbers={"request_id": kubeflow_name(outcome.run)[0]},
+        since=begun.timestamp(),
+        done=done,
+        link="",
     )
 
 
 def _reported_by_steps(notes: Sequence[StepNote]) -> list[str]:
     """Return the sentences under `notify` in the steps' facts, which are always reported."""
-    return [f"{note.step}: {sentence}" for note in notes for sentence in note.facts.get("notify", [])]
+    return [
+        f"{note.step}: {sentence}" for note in notes for sentence in note.facts.get("notify", [])
+    ]
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the command's parser."""
-    parser = CommandParser(prog="python -m components.run_outcome", description="The exit handler as a command.")
+    parser = CommandParser(
+        prog="python -m components.run_outcome", description="The exit handler as a command."
+    )
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="folder of the model store")
-    parser.add_argument("--trigger-id", default="", help="retrain request that the run answers; empty = none")
+    parser.add_argument(
+        "--trigger-id", default="", help="retrain request that the run answers; empty = none"
+    )
     parser.add_argument("--trigger-reason", default="", help="why the run was started")
     parser.add_argument("--kfp-state", required=True, help="the run's final state in KFP")
     return parser

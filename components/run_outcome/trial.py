@@ -15,7 +15,13 @@ from evergreen.registry.runs import find_outcome, store_name
 from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
-from evergreen.runtime.kubeflow import PIPELINE_NAME, SERVICE_ACCOUNT, KubeflowServer, describe_end, wait
+from evergreen.runtime.kubeflow import (
+    PIPELINE_NAME,
+    SERVICE_ACCOUNT,
+    KubeflowServer,
+    describe_end,
+    wait,
+)
 from evergreen.runtime.plain_text import log_as_text
 
 VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
@@ -39,15 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     version = server.newest_version(pipeline_id) if pipeline_id else None
     if version is None:
         raise ContractError(
-            f"KFP at {arguments.host} has no pipeline {PIPELINE_NAME}, expected one of `submit --upload`"
+            f"KFP at {arguments.host} has no pipeline {PIPELINE_NAME}, expected one of `submit "
+            "--upload`"
         )
     experiment = server.experiment_id(EXPERIMENT)
-    run_id = server.start_run(experiment, trial, source=version, parameters=parameters, service_account=SERVICE_ACCOUNT)
+    run_id = server.start_run(
+        experiment, trial, source=version, parameters=parameters, service_account=SERVICE_ACCOUNT
+    )
     ended = wait(server, run_id, seconds=24 * 3600.0)
     outcome = find_outcome(arguments.store, store_name(trial, "", run_id))
     judged = evaluated_run(arguments.store, outcome.run) if outcome else None
     if judged is None:
-        raise PermanentError(f"run {run_id} was not evaluated: {outcome.reason if outcome else describe_end(ended)}")
+        raise PermanentError(
+            f"run {run_id} was not evaluated: {outcome.reason if outcome else describe_end(ended)}"
+        )
     print(f"auc={judged[0].candidate.auc}\nlog_loss={judged[0].candidate.log_loss}", flush=True)
     return 0
 

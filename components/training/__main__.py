@@ -47,19 +47,54 @@ def build_parser() -> argparse.ArgumentParser:
         default=argparse.SUPPRESS,
         help="name of the run (a second try continues from the first's save)",
     )
-    add("--store", required=True, default=argparse.SUPPRESS, help="model registry, an absolute path or file:// URI")
-    add("--work", required=True, default=argparse.SUPPRESS, help="intermediate files, an absolute path or file:// URI")
-    add("--backend", default="pytorch", help="pytorch, hugectr (only for dcn) or torchrec (several processes)")
-    add("--num-gpus", type=int, default=1, help="GPUs that share a batch (more than one only for hugectr)")
-    add("--train-job", default="", help="JSON spec of a TrainJob for the step's workers (empty: this process)")
+    add(
+        "--store",
+        required=True,
+        default=argparse.SUPPRESS,
+        help="model registry, an absolute path or file:// URI",
+    )
+    add(
+        "--work",
+        required=True,
+        default=argparse.SUPPRESS,
+        help="intermediate files, an absolute path or file:// URI",
+    )
+    add(
+        "--backend",
+        default="pytorch",
+        help="pytorch, hugectr (only for dcn) or torchrec (several processes)",
+    )
+    add(
+        "--num-gpus",
+        type=int,
+        default=1,
+        help="GPUs that share a batch (more than one only for hugectr)",
+    )
+    add(
+        "--train-job",
+        default="",
+        help="JSON spec of a TrainJob for the step's workers (empty: this process)",
+    )
     add(
         "--processes",
         type=int,
         default=1,
         help="worker processes, each on its own GPU if there are GPUs (only torchrec)",
     )
-    add("--training-set", required=True, default=argparse.SUPPRESS, type=Path, help="TrainingSet manifest")
-    add("--output", required=True, default=argparse.SUPPRESS, type=Path, help="path of the Model manifest to write")
+    add(
+        "--training-set",
+        required=True,
+        default=argparse.SUPPRESS,
+        type=Path,
+        help="TrainingSet manifest",
+    )
+    add(
+        "--output",
+        required=True,
+        default=argparse.SUPPRESS,
+        type=Path,
+        help="path of the Model manifest to write",
+    )
     return parser
 
 
@@ -102,7 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from components.training.step import TrainingRun, forget_checkpoint, train
 
         training_set = TrainingSet.read(flags.training_set)
-        report = read_reference(training_set.validation_report, ValidationReport, source=str(flags.training_set))
+        report = read_reference(
+            training_set.validation_report, ValidationReport, source=str(flags.training_set)
+        )
         request = TrainingRun(
             run=flags.run,
             store=store,
@@ -119,7 +156,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         numbers = _numbers(model.num_train_rows, result)
         # Reproducing the weights bit for bit needs the same number of threads.
         threads = torch.get_num_threads()
-        note.facts = {"model": model.model_id, "parent": model.parent_model_id, "threads": threads, **numbers}
+        note.facts = {
+            "model": model.model_id,
+            "parent": model.parent_model_id,
+            "threads": threads,
+            **numbers,
+        }
     return ExitCode.DONE
 
 

@@ -14,7 +14,11 @@ BACKENDS = ("pytorch", "hugectr", "torchrec")
 
 
 def require_backend(
-    backend: str, config: NetworkConfig, features: Features | None = None, *, weight: str | None = None
+    backend: str,
+    config: NetworkConfig,
+    features: Features | None = None,
+    *,
+    weight: str | None = None,
 ) -> None:
     """Check that a backend supports the network and the data, before anything is read.
 
@@ -31,10 +35,16 @@ def require_backend(
     if backend not in BACKENDS:
         raise ContractError(f"backend is {backend!r}, expected one of {', '.join(BACKENDS)}")
     if backend == "hugectr" and config.network != "dcn":
-        raise ContractError(f"network is {config.network!r}, expected dcn, the only network of backend hugectr")
+        raise ContractError(
+            f"network is {config.network!r}, expected dcn, the only network of backend hugectr"
+        )
     if backend != "pytorch" and not config.num_categorical:
-        reason = {"hugectr": "reads only rows with keys", "torchrec": "shards embedding tables"}[backend]
-        raise ContractError(f"num_categorical is 0, expected at least 1: backend {backend} {reason}")
+        reason = {"hugectr": "reads only rows with keys", "torchrec": "shards embedding tables"}[
+            backend
+        ]
+        raise ContractError(
+            f"num_categorical is 0, expected at least 1: backend {backend} {reason}"
+        )
     if backend == "hugectr" and features:
         pools: dict[str, dict[str, str]] = defaultdict(dict)
         for name in features.lists:
@@ -49,7 +59,8 @@ def require_backend(
                 )
     if backend == "hugectr" and weight is not None:
         raise ContractError(
-            f"data.weight is {weight!r}, expected none: backend hugectr does not support sample weights"
+            f"data.weight is {weight!r}, expected none: backend hugectr does not support sample "
+            "weights"
         )
 
 
@@ -96,4 +107,6 @@ def make_engine(
         return TorchrecEngine(config, slot_sizes, settings, places=places)
     from components.training.hugectr.engine import HugectrEngine
 
-    return HugectrEngine(config, slot_sizes, settings, places=places, num_gpus=num_gpus, scratch=scratch)
+    return HugectrEngine(
+        config, slot_sizes, settings, places=places, num_gpus=num_gpus, scratch=scratch
+    )

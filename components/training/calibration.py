@@ -27,7 +27,9 @@ If it is larger, fewer rows are used."""
 
 
 def newest_bias_shift(
-    labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+    labels: NDArray[np.float32],
+    probabilities: NDArray[np.float32],
+    weights: NDArray[np.float32] | None = None,
 ) -> float:
     """Return the `bias_shift` of the largest part of the rows that still fits the newest ones.
 
@@ -46,11 +48,17 @@ def newest_bias_shift(
     """
     newest = slice(len(labels) - len(labels) // _NEWEST_PARTS[-1], None)
     logits, shift = _logits(probabilities[newest]), 0.0
-    evidence = None if weights is None else _evidence(labels[newest], probabilities[newest], weights[newest])
+    evidence = (
+        None
+        if weights is None
+        else _evidence(labels[newest], probabilities[newest], weights[newest])
+    )
     clicks = _total(labels[newest], evidence)
     for part in _NEWEST_PARTS:
         rows = slice(len(labels) - len(labels) // part, None)
-        shift = bias_shift(labels[rows], probabilities[rows], None if weights is None else weights[rows])
+        shift = bias_shift(
+            labels[rows], probabilities[rows], None if weights is None else weights[rows]
+        )
         expected = 1 / (1 + np.exp(-logits - shift))
         error = math.sqrt(_total(expected * (1 - expected), evidence))
         if abs(_total(expected, evidence) - clicks) <= _MAX_STANDARD_ERRORS * error:
@@ -59,7 +67,9 @@ def newest_bias_shift(
 
 
 def bias_shift(
-    labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32] | None = None
+    labels: NDArray[np.float32],
+    probabilities: NDArray[np.float32],
+    weights: NDArray[np.float32] | None = None,
 ) -> float:
     """Return the most likely shift of all logits, given a normal prior around 0.
 
@@ -105,7 +115,9 @@ def _evidence(
 
 
 def _total(values: NDArray[np.floating], weights: NDArray[np.floating] | None) -> float:
-    return float((values if weights is None else values * weights.astype(np.float64)).sum(dtype=np.float64))
+    return float(
+        (values if weights is None else values * weights.astype(np.float64)).sum(dtype=np.float64)
+    )
 
 
 def corrected(probabilities: NDArray[np.float32], shift: float) -> NDArray[np.float32]:

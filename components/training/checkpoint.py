@@ -101,7 +101,9 @@ def time_blocks(num_rows: int) -> NDArray[np.int64]:
     >>> time_blocks(40)[[0, 1, 2, 39]].tolist()
     [0, 0, 1, 19]
     """
-    numbers: NDArray[np.int64] = np.arange(num_rows) * min(num_rows, _NUM_BLOCKS) // max(num_rows, 1)
+    numbers: NDArray[np.int64] = (
+        np.arange(num_rows) * min(num_rows, _NUM_BLOCKS) // max(num_rows, 1)
+    )
     return numbers
 
 

@@ -45,7 +45,15 @@ def training(
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=name, store=store, work=work, backend=backend, num_gpus=num_gpus, processes=processes, train_job=train_job,
-        training_set=training_set.path, output=model.path)  # fmt: skip
+        run=name,
+        store=store,
+        work=work,
+        backend=backend,
+        num_gpus=num_gpus,
+        processes=processes,
+        train_job=train_job,
+        training_set=training_set.path,
+        output=model.path,
+    )
     if code := main(flags):
         raise SystemExit(code)

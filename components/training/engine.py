@@ -54,7 +54,13 @@ class Engine(Protocol):
         """
 
     def learn(
-        self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
+        self,
+        rows: Rows,
+        order: NDArray[np.int64],
+        *,
+        batch_size: int,
+        seed: int,
+        rate: Rate | None = None,
     ) -> float:
         """Train on the rows `order`, `batch_size` rows at a time. The last batch may be smaller.
 

@@ -90,8 +90,8 @@ class FitResult:
     """Result of one fit."""
 
     weights: Path
-    """Folder of the final weights (`evergreen.networks.files`). Their scores apply to all rows, even
-    if the training rows were downsampled."""
+    """Folder of the final weights (`evergreen.networks.files`). Their scores apply to all rows,
+    even if the training rows were downsampled."""
     optimizer_step: int
     """Optimizer steps taken, including those of earlier runs."""
     progressive: Mapping[str, float | None]
@@ -162,16 +162,28 @@ class _Fit:
         manifest = job.training_set
         features, weighted = manifest.recommender.features, manifest.recommender.data.has_weights
         train = local_path(manifest.train_uri)
-        folders = [RowFolder(path=train, num_rows=manifest.num_train_rows, features=features, weighted=weighted)]
+        folders = [
+            RowFolder(
+                path=train, num_rows=manifest.num_train_rows, features=features, weighted=weighted
+            )
+        ]
         if manifest.replay_uri is not None and manifest.replay_share > 0:
             replay = local_path(manifest.replay_uri)
             folders.append(replace(folders[0], path=replay, num_rows=manifest.num_replay_rows))
         self._rows = engine.open_rows(folders, manifest.slot_sizes, job.checkpoint_path)
         self._num_new = manifest.num_train_rows
-        num_replayed = replayed(self._num_new, manifest.replay_share, len(self._rows) - self._num_new)
-        self._part = PassRows(num_new=self._num_new, num_old=len(self._rows) - self._num_new, num_replayed=num_replayed)
+        num_replayed = replayed(
+            self._num_new, manifest.replay_share, len(self._rows) - self._num_new
+        )
+        self._part = PassRows(
+            num_new=self._num_new,
+            num_old=len(self._rows) - self._num_new,
+            num_replayed=num_replayed,
+        )
         settings = self._settings
-        self._batch_size = min(settings.batch_size, max(settings.min_batch_size, len(self._part) // settings.min_steps))
+        self._batch_size = min(
+            settings.batch_size, max(settings.min_batch_size, len(self._part) // settings.min_steps)
+        )
         self._num_batches = -(-len(self._part) // self._batch_size)
         self._evaluated_at = self._num_batches - max(1, round(self._num_batches * _EVALUATED_SHARE))
         shares = settings.round_rates if job.start else (1.0,)
@@ -204,11 +216,18 @@ class _Fit:
         return self._result()
 
     def _check_labels(self) -> None:
-        num_rows, num_clicks, of_positive_weight = 0, 0, "" if self._rows.weights is None else " with a weight above 0"
+        num_rows, num_clicks, of_positive_weight = (
+            0,
+            0,
+            "" if self._rows.weights is None else " with a weight above 0",
+        )
         for part in self._parts():
             labels, weights = self._rows.labels[part], self._weights(part)
             labels = labels if weights is None else labels[weights > 0]
-            num_rows, num_clicks = num_rows + len(labels), num_clicks + int(np.count_nonzero(labels))
+            num_rows, num_clicks = (
+                num_rows + len(labels),
+                num_clicks + int(np.count_nonzero(labels)),
+            )
         if num_clicks in (0, num_rows):
             raise ContractError(
                 f"the {num_rows} training rows{of_positive_weight} have {num_clicks} clicks, "
@@ -246,7 +265,10 @@ class _Fit:
             )
         num_old = len(self._rows) - self._num_new
         logger.info(
-            "fit starts: %d rows in batches of %d, %d replay rows available", self._num_new, self._batch_size, num_old
+            "fit starts: %d rows in batches of %d, %d replay rows available",
+            self._num_new,
+            self._batch_size,
+            num_old,
         )
         state = Checkpoint(now=self._at_start(0))
         self._folder.save(state)
@@ -266,7 +288,9 @@ class _Fit:
         """Save the trial's weights if they are the best so far."""
         trial = self._state.now.trial
         if best_of(self._state.judged) == trial:
-            self._scores(np.arange(min(self._num_new, _CHECKED_ROWS)))  # the last step may have diverged
+            self._scores(
+                np.arange(min(self._num_new, _CHECKED_ROWS))
+            )  # the last step may have diverged
             self._save(self._state)
             self._state = replace(self._state, best=self._state.now)
         self._leave_trial()
@@ -312,9 +336,12 @@ class _Fit:
         self._folder.keep_weights(FINAL, save)
         # The position stays that of the weights on disk. After the final weights were moved away, a
         # later call needs it to make them again.
-        self._commit(replace(self._on_disk, final_step=self._engine.num_steps, served_shift=served_shift))
+        self._commit(
+            replace(self._on_disk, final_step=self._engine.num_steps, served_shift=served_shift)
+        )
         logger.info(
-            "fit ended: learning rate %g, bias corrected by %+.4f, and by %+.4f for features served as one value",
+            "fit ended: learning rate %g, bias corrected by %+.4f, and by %+.4f for features "
+            "served as one value",
             self._chosen_rate,
             shift,
             served_shift,
@@ -373,9 +400,15 @@ class _Fit:
         first, chunks = self._evaluated_at * self._batch_size, []
         for at in range(first, len(order), _PART_ROWS):
             chunk = order.rows(at, at + _PART_ROWS)
-            chunks.append(chunk[chunk < self._num_new][:: -(-(len(order) - first) // _MAX_SCORED_ROWS)])
+            chunks.append(
+                chunk[chunk < self._num_new][:: -(-(len(order) - first) // _MAX_SCORED_ROWS)]
+            )
         numbers = np.sort(np.concatenate(chunks))
-        labels, weights, probabilities = self._rows.labels[numbers], self._weights(numbers), self._scores(numbers)
+        labels, weights, probabilities = (
+            self._rows.labels[numbers],
+            self._weights(numbers),
+            self._scores(numbers),
+        )
         final = corrected(probabilities, newest_bias_shift(labels, probabilities, weights))
         loss = log_loss(labels, probabilities, weights=weights)
         evaluation = Judgement(
@@ -384,9 +417,13 @@ class _Fit:
         )
         state = self._state
         self._state = replace(state, judged=(*state.judged, evaluation))
-        self._report({"step": self._engine.num_steps, "trial": state.now.trial, **evaluation.scores})
+        self._report(
+            {"step": self._engine.num_steps, "trial": state.now.trial, **evaluation.scores}
+        )
 
-    def _scores(self, numbers: NDArray[np.int64], ids: Mapping[int, int] | None = None) -> NDArray[np.float32]:
+    def _scores(
+        self, numbers: NDArray[np.int64], ids: Mapping[int, int] | None = None
+    ) -> NDArray[np.float32]:
         """Return the network's scores of these rows.
 
         Args:
@@ -406,7 +443,11 @@ class _Fit:
 
     def _report(self, numbers: Numbers) -> None:
         self._emit(numbers)
-        logger.info(", ".join(f"{name} {value:,.5g}" for name, value in numbers.items() if value is not None))
+        logger.info(
+            ", ".join(
+                f"{name} {value:,.5g}" for name, value in numbers.items() if value is not None
+            )
+        )
 
     def _rate(self, trial: int) -> Rate:
         """Return the learning rate of each step.
@@ -435,7 +476,10 @@ class _Fit:
                 self._evaluate(order)
                 if best_of(self._state.judged) != now.trial:
                     raise _TrialLost
-            stop = min(now.batches + segment, num_batches if now.batches >= self._evaluated_at else self._evaluated_at)
+            stop = min(
+                now.batches + segment,
+                num_batches if now.batches >= self._evaluated_at else self._evaluated_at,
+            )
             numbers = order.rows(now.batches * batch_size, stop * batch_size)
             loss = self._learn_segment(numbers, now, rate)
             if not math.isfinite(loss):
@@ -448,13 +492,21 @@ class _Fit:
             now = replace(now, batches=stop, loss_sum=loss_sum, step=self._engine.num_steps)
             if self._clock() - emitted_at >= _EMIT_SECONDS:
                 emitted_at = self._clock()
-                self._report({**self._where(now), "batches": num_batches, "segment_loss": loss, **self._speed()})
+                self._report(
+                    {
+                        **self._where(now),
+                        "batches": num_batches,
+                        "segment_loss": loss,
+                        **self._speed(),
+                    }
+                )
             must_stop = self._should_stop()
             if must_stop or self._is_save_due:
                 self._save(replace(self._state, now=now))
             if must_stop:
                 raise Preempted(
-                    f"stopped on request: saved in pass {now.passes + 1}, batch {now.batches} of {num_batches}"
+                    f"stopped on request: saved in pass {now.passes + 1}, batch {now.batches} of "
+                    f"{num_batches}"
                 )
         mean_loss = now.loss_sum / num_batches
         self._report({**self._where(now), "training_loss": mean_loss, **self._speed()})
@@ -463,7 +515,9 @@ class _Fit:
     def _learn_segment(self, numbers: NDArray[np.int64], now: Position, rate: Rate) -> float:
         began = self._clock()
         seed = derived_seed(self._settings.seed, now.passes + 1, now.batches + 1)
-        loss = self._engine.learn(self._rows, numbers, batch_size=self._batch_size, seed=seed, rate=rate)
+        loss = self._engine.learn(
+            self._rows, numbers, batch_size=self._batch_size, seed=seed, rate=rate
+        )
         self._rows_learned += len(numbers)
         self._seconds += self._clock() - began
         return loss

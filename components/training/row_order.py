@@ -81,7 +81,9 @@ class PassOrder:
         else:
             # Only complete groups are permuted, so that windows start at multiples of their length.
             num_runs = -(-len(part) // _RUN_ROWS)
-            self._runs = np.append(np.random.default_rng(seed).permutation(num_runs - 1), num_runs - 1)
+            self._runs = np.append(
+                np.random.default_rng(seed).permutation(num_runs - 1), num_runs - 1
+            )
             num_windows = -(-num_runs // _MOST_RUNS)
             self._window_rows = -(-num_runs // num_windows) * _RUN_ROWS
         self._window = np.empty(0, np.int64)

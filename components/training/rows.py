@@ -62,7 +62,9 @@ class Rows:
 
     def _selected(self, which: slice | NDArray[np.int64]) -> "Rows":
         weights = None if self.weights is None else self.weights[which]
-        return Rows(labels=self.labels[which], dense=self.dense[which], ids=self.ids[which], weights=weights)
+        return Rows(
+            labels=self.labels[which], dense=self.dense[which], ids=self.ids[which], weights=weights
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,9 @@ class Share(NamedTuple):
 _WHOLE = Share()
 
 
-def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path, *, share: Share = _WHOLE) -> Rows:
+def open_rows(
+    folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path, *, share: Share = _WHOLE
+) -> Rows:
     """Return all rows of the folders, one folder after another, in the order of `_file_list.txt`.
 
     Row groups outside the `share` are zeros, which take no room on disk or in memory. The flat
@@ -125,13 +129,17 @@ def open_rows(folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path, 
     # first one is raised.
     with ThreadPoolExecutor(pa.cpu_count(), "decode") as pool:
         own = zip(groups[share.number :: share.of], parts)
-        deque(pool.map(lambda each: _decode_group(each[0], rows[each[1]], slot_sizes), own), maxlen=0)
+        deque(
+            pool.map(lambda each: _decode_group(each[0], rows[each[1]], slot_sizes), own), maxlen=0
+        )
     # Arrow keeps the memory that it freed, and the fit can use it.
     pa.default_memory_pool().release_unused()
     return replace(rows, group_starts=np.array(starts[:-1], np.int64))
 
 
-def _map_nameless_files(folder: Path, num_rows: int, *, alike: RowFolder, written: Sequence[slice]) -> Rows:
+def _map_nameless_files(
+    folder: Path, num_rows: int, *, alike: RowFolder, written: Sequence[slice]
+) -> Rows:
     """Return zeroed arrays for `num_rows` rows, each mapped from a nameless file.
 
     The arrays have the columns of `alike`. Disk space is allocated for the rows `written` by this
@@ -159,7 +167,9 @@ def _map_nameless_files(folder: Path, num_rows: int, *, alike: RowFolder, writte
             weights=mapped(np.float32, num_rows) if alike.weighted else None,
         )
     except OSError as error:
-        raise PermanentError(f"decoded rows cannot be written to {folder}: {error.strerror}") from error
+        raise PermanentError(
+            f"decoded rows cannot be written to {folder}: {error.strerror}"
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +193,9 @@ def _row_groups(folder: RowFolder) -> list[_RowGroup]:
         for number in range(metadata.num_row_groups):
             groups.append(_RowGroup(path=path, metadata=metadata, number=number, folder=folder))
     if (found := sum(group.num_rows for group in groups)) != folder.num_rows:
-        raise ContractError(f"{folder.path} has {found} rows, expected the manifest's {folder.num_rows}")
+        raise ContractError(
+            f"{folder.path} has {found} rows, expected the manifest's {folder.num_rows}"
+        )
     return groups
 
 
@@ -202,7 +214,9 @@ def _decode_group(group: _RowGroup, into: Rows, slot_sizes: list[int]) -> None:
         _decode(batch, part, slot_sizes, features=group.folder.features, source=f"{group.path}")
         at += batch.num_rows
     if at != len(into):
-        raise ContractError(f"row group {group.number} of {group.path} has {at} rows, expected {len(into)}")
+        raise ContractError(
+            f"row group {group.number} of {group.path} has {at} rows, expected {len(into)}"
+        )
 
 
 def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
@@ -213,10 +227,14 @@ def _iterate_batches(group: _RowGroup) -> Iterator[Any]:
         parquet_file(group.path, metadata=group.metadata, memory_map=True) as file,
     ):
         columns, numbers = group.folder.columns, [group.number]
-        yield from file.iter_batches(_DECODED_ROWS, row_groups=numbers, columns=columns, use_threads=False)
+        yield from file.iter_batches(
+            _DECODED_ROWS, row_groups=numbers, columns=columns, use_threads=False
+        )
 
 
-def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features, source: str) -> None:
+def _decode(
+    batch: Any, into: Rows, slot_sizes: list[int], *, features: Features, source: str
+) -> None:
     """Copy one batch's columns into `into` and check the range of every value.
 
     The check is done once here, and not in every step.
@@ -238,16 +256,23 @@ def _decode(batch: Any, into: Rows, slot_sizes: list[int], *, features: Features
     dense = [column(name, pa.float32(), np.float32) for name in features.dense_inputs]
     for name, values in zip(features.dense_inputs, dense):
         if not np.isfinite(values).all():
-            raise ContractError(f"column {name} of {source} has NaN or infinity, expected finite values")
+            raise ContractError(
+                f"column {name} of {source} has NaN or infinity, expected finite values"
+            )
     ids = [column(name, pa.int64(), np.int64) for name in features.id_names]
     sizes = (slot_sizes[slot] for slot in features.id_places.slots)
     for name, size, values in zip(features.id_names, sizes, ids):
         if len(values) and (values.min() < 0 or values.max() >= size):
-            raise ContractError(f"ids of {name} in {source} are {values.min()}..{values.max()}, expected 0..{size - 1}")
+            raise ContractError(
+                f"ids of {name} in {source} are {values.min()}..{values.max()}, expected "
+                f"0..{size - 1}"
+            )
     if into.weights is not None:
         weights = column(WEIGHT, pa.float32(), np.float32)
         if len(wrong := weights[~(np.isfinite(weights) & (weights >= 0))]):
-            raise ContractError(f"{WEIGHT} in {source} is {wrong[0]}, expected a finite number of at least 0")
+            raise ContractError(
+                f"{WEIGHT} in {source} is {wrong[0]}, expected a finite number of at least 0"
+            )
         into.weights[:] = weights
     into.labels[:] = labels
     _transpose(dense, into.dense)

@@ -157,10 +157,13 @@ def continue_from(
         with whole_directory(into, replace=True) as aside:
             grow(stored, ModelLayout(old, network), ModelLayout(new, config), into=aside, seed=seed)
             _require_same_transforms(old, new)
-            add_to_bias(aside, -log_odds_correction(training_set.negative_rate) - parent.served_shift)
+            add_to_bias(
+                aside, -log_odds_correction(training_set.negative_rate) - parent.served_shift
+            )
     except ContractError as error:
         raise ContractError(
-            f"workflow {training_set.workflow_uri} does not continue that of the parent {parent.model_id}: {error}"
+            f"workflow {training_set.workflow_uri} does not continue that of the parent "
+            f"{parent.model_id}: {error}"
         ) from error
     added = sum(training_set.slot_sizes) - sum(parent.slot_sizes)
     logger.info("continuing %s: step %d, %d new ids", parent.model_id, stored.step, added)
@@ -185,7 +188,9 @@ class ModelLayout(NamedTuple):
         return self.network.column_axes(features.vector_names, features.dense_inputs)
 
 
-def grow(stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Path, seed: int = 0) -> None:
+def grow(
+    stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Path, seed: int = 0
+) -> None:
     """Write a stored model in the layout of new vocabularies and columns.
 
     The following parts are copied bit for bit: the rows and moments of ids whose category stays,
@@ -220,12 +225,16 @@ def grow(stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Pa
     rows = num_rows(now.tables, now.workflow.slot_sizes)
     shapes = table_shapes(list(zip(rows, now.network.table_widths)))
     shapes |= {name: each.shape for name, each in (fresh or stored.weights.dense).items()}
-    with new_model(into, shapes, step=stored.step, with_moments=stored.moments is not None) as grown:
+    with new_model(
+        into, shapes, step=stored.step, with_moments=stored.moments is not None
+    ) as grown:
         for old, new in zip(stored.parts, grown.parts):
             for name, values in new.dense.items():
                 if name in axes:
                     if name in old.dense:
-                        _carry_positions(old.dense[name], values, old_axis=axes_before[name], new_axis=axes[name])
+                        _carry_positions(
+                            old.dense[name], values, old_axis=axes_before[name], new_axis=axes[name]
+                        )
                 elif name in old.dense:
                     values[:] = old.dense[name]
                 elif new is grown.weights:
@@ -237,16 +246,22 @@ def grow(stored: StoredModel, before: ModelLayout, now: ModelLayout, *, into: Pa
 def _fresh_dense(config: NetworkConfig, seed: int) -> dict[str, NDArray[np.float32]]:
     from evergreen.networks.network import build_network
 
-    return {name: each.detach().numpy() for name, each in build_network(config, seed).named_parameters()}
+    return {
+        name: each.detach().numpy() for name, each in build_network(config, seed).named_parameters()
+    }
 
 
 def _refuse_new_lists_of_known_vectors(now: Features, before: Features) -> None:
     for name in now.lists:
-        if name not in before.lists and (table := now.list_options_of(name).table) in before.categorical:
+        if (
+            name not in before.lists
+            and (table := now.list_options_of(name).table) in before.categorical
+        ):
             raise ContractError(
                 f"list {name} is new and shares the vectors of {table}, expected vectors of its "
                 "own: this network has no weights that could keep the parent's logits unchanged. "
-                "Give the list its own vectors, or, to train from scratch, " + run_again("-p parent=none")
+                "Give the list its own vectors, or, to train from scratch, "
+                + run_again("-p parent=none")
             )
 
 
@@ -280,7 +295,9 @@ def _carry_tables(
 
     `random` generates fresh vectors if the tensors are weights. It is None for moments.
     """
-    kept = dict(zip(before.workflow.features.slots, old.slots(before.workflow.slot_sizes, before.tables)))
+    kept = dict(
+        zip(before.workflow.features.slots, old.slots(before.workflow.slot_sizes, before.tables))
+    )
     slots = new.slots(now.workflow.slot_sizes, now.tables)
     for name, vectors, change, vocabulary in zip(
         now.workflow.features.slots, slots, changes, now.workflow.vocabularies
@@ -294,7 +311,9 @@ def _carry_tables(
         vectors[FIRST_ID + np.flatnonzero(vocabulary == TOMBSTONE)] = 0
 
 
-def _write_fresh_rows(vectors: NDArray[np.float32], random: np.random.Generator, network: NetworkConfig) -> None:
+def _write_fresh_rows(
+    vectors: NDArray[np.float32], random: np.random.Generator, network: NetworkConfig
+) -> None:
     """Write fresh vectors of a slot, see `write_initial`."""
     bound = network.fresh_vectors * len(vectors) ** -0.5
     for part in chunks(0, len(vectors)):
@@ -306,7 +325,11 @@ def _network_before(parent: Model, config: NetworkConfig) -> NetworkConfig:
     network = config_from_document(parent.config)
     kept, asked = network.as_document(), config.as_document()
     columns = ("num_dense", "num_categorical", "widths")
-    if other := {name: value for name, value in asked.items() if kept.get(name) != value and name not in columns}:
+    if other := {
+        name: value
+        for name, value in asked.items()
+        if kept.get(name) != value and name not in columns
+    }:
         raise ContractError(
             f"network of this run has {other}, expected the parent {parent.model_id}'s "
             f"{ {name: kept.get(name) for name in other} }; use those, or, to train from scratch, "
@@ -318,7 +341,9 @@ def _network_before(parent: Model, config: NetworkConfig) -> NetworkConfig:
 def _workflow(folder: Path, slot_sizes: list[int]) -> FeatureWorkflow:
     workflow = FeatureWorkflow.load(folder)
     if workflow.slot_sizes != slot_sizes:
-        raise ContractError(f"workflow in {folder} has slot sizes {workflow.slot_sizes}, expected {slot_sizes}")
+        raise ContractError(
+            f"workflow in {folder} has slot sizes {workflow.slot_sizes}, expected {slot_sizes}"
+        )
     return workflow
 
 
@@ -327,12 +352,22 @@ def _require_same_transforms(old: FeatureWorkflow, new: FeatureWorkflow) -> None
     both = set(old.features.names).intersection(new.features.names)
     excluded, expected = (both.intersection(workflow.excluded) for workflow in (new, old))
     if excluded != expected:
-        raise ContractError(f"excluded columns are {sorted(excluded)}, expected the parent's {sorted(expected)}")
+        raise ContractError(
+            f"excluded columns are {sorted(excluded)}, expected the parent's {sorted(expected)}"
+        )
     for name in ("means", "stds"):
-        before, now = (dict(zip(each.features.numeric, getattr(each, name).tolist())) for each in (old, new))
-        if other := {column: value for column, value in now.items() if before.get(column, value) != value}:
+        before, now = (
+            dict(zip(each.features.numeric, getattr(each, name).tolist())) for each in (old, new)
+        )
+        if other := {
+            column: value for column, value in now.items() if before.get(column, value) != value
+        }:
             was = {column: before[column] for column in other}
-            raise ContractError(f"{name} of the dense columns are {other}, expected the parent's {was}")
+            raise ContractError(
+                f"{name} of the dense columns are {other}, expected the parent's {was}"
+            )
     for name, boundaries in new.boundaries.items():
         if not np.array_equal(boundaries, kept := old.boundaries.get(name, boundaries)):
-            raise ContractError(f"boundaries of {name} are {boundaries}, expected the parent's {kept}")
+            raise ContractError(
+                f"boundaries of {name} are {boundaries}, expected the parent's {kept}"
+            )

@@ -182,7 +182,9 @@ def train(
         Preempted: `stop` was requested. The fit is saved.
     """
     recommender = training_set.recommender
-    require_backend(request.backend, request.config, recommender.features, weight=recommender.data.weight)
+    require_backend(
+        request.backend, request.config, recommender.features, weight=recommender.data.weight
+    )
     parent = read_parent(training_set)
     folder = request.work / request.run / "training"
     created_at = _begin(folder, _fingerprint(request, training_set, parent), clock)
@@ -229,7 +231,12 @@ def train(
 
 
 def _fitted(
-    request: TrainingRun, training_set: TrainingSet, parent: Model | None, *, folder: Path, stop: StopRequest
+    request: TrainingRun,
+    training_set: TrainingSet,
+    parent: Model | None,
+    *,
+    folder: Path,
+    stop: StopRequest,
 ) -> FitResult:
     checkpoint = folder / CHECKPOINT
     with _engine(request, training_set, folder) as engine:
@@ -237,7 +244,9 @@ def _fitted(
             training_set=training_set,
             config=request.config,
             settings=request.settings,
-            start=_start_from(parent, request, training_set, into=checkpoint / START) if parent else None,
+            start=_start_from(parent, request, training_set, into=checkpoint / START)
+            if parent
+            else None,
             checkpoint_path=checkpoint,
         )
         with stop.deferred():
@@ -249,8 +258,12 @@ def _fitted(
             )
 
 
-def _start_from(parent: Model, request: TrainingRun, training_set: TrainingSet, *, into: Path) -> Path:
-    return continue_from(parent, training_set, request.config, into=into, seed=request.settings.seed)
+def _start_from(
+    parent: Model, request: TrainingRun, training_set: TrainingSet, *, into: Path
+) -> Path:
+    return continue_from(
+        parent, training_set, request.config, into=into, seed=request.settings.seed
+    )
 
 
 @contextmanager
@@ -298,7 +311,9 @@ def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> dat
     if folder.exists():
         shutil.rmtree(folder)  # otherwise this try would continue from files of another one
     created_at = clock()
-    write_whole(path, json.dumps({"fingerprint": fingerprint, "created_at": created_at.isoformat()}) + "\n")
+    write_whole(
+        path, json.dumps({"fingerprint": fingerprint, "created_at": created_at.isoformat()}) + "\n"
+    )
     return created_at
 
 

@@ -1,4 +1,4 @@
-"""Parts that the PyTorch and TorchRec engines share: batches, look-ups, Adam and dense parameters."""
+"""Parts that the PyTorch and TorchRec engines share: batches, look-ups, Adam, dense parameters."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -121,7 +121,9 @@ def assemble(rows: Rows, numbers: NDArray[np.int64], tables: Sequence[TablePlace
         labels=torch.from_numpy(rows.labels.take(numbers)),
         dense=torch.from_numpy(rows.dense.take(numbers, axis=0)),
         lookups=tuple(each.lookups(ids[:, each.columns]) for each in tables),
-        weights=None if weights is None else torch.from_numpy(weights / weights.sum(dtype=np.float64)).float(),
+        weights=None
+        if weights is None
+        else torch.from_numpy(weights / weights.sum(dtype=np.float64)).float(),
     )
 
 
@@ -158,7 +160,9 @@ class Adam:
     """Number of the step, from 1."""
     rate: float
 
-    def step(self, weights: list[Tensor], gradients: list[Tensor], *, m: list[Tensor], v: list[Tensor]) -> None:
+    def step(
+        self, weights: list[Tensor], gradients: list[Tensor], *, m: list[Tensor], v: list[Tensor]
+    ) -> None:
         """Update `weights`, `m` and `v` in place."""
         settings = self.settings
         adam(
@@ -168,7 +172,9 @@ class Adam:
             v,
             max_exp_avg_sqs=[],
             # torch increments the step number before it computes the step.
-            state_steps=[torch.tensor(float(self.number - 1), device=each.device) for each in weights],
+            state_steps=[
+                torch.tensor(float(self.number - 1), device=each.device) for each in weights
+            ],
             foreach=False,
             capturable=False,
             differentiable=False,
@@ -190,7 +196,9 @@ class DensePart:
         """Start with moments of zero."""
         self._network = network
         self.weights = dict(network.named_parameters())
-        self._moments = [[torch.zeros_like(each) for each in self.weights.values()] for _ in range(2)]
+        self._moments = [
+            [torch.zeros_like(each) for each in self.weights.values()] for _ in range(2)
+        ]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -202,11 +210,15 @@ class DensePart:
         load_dense(self._network, stored.weights.dense)
         for number, into in enumerate(self._moments):
             for name, target in zip(self.weights, into):
-                target.copy_(torch.from_numpy(stored.moments[number].dense[name])) if stored.moments else target.zero_()
+                target.copy_(
+                    torch.from_numpy(stored.moments[number].dense[name])
+                ) if stored.moments else target.zero_()
 
     def save(self, stored: StoredModel) -> None:
         """Write the parameters and moments into `stored`."""
-        for tensors, values in zip(stored.parts, [[each.detach() for each in self.weights.values()], *self._moments]):
+        for tensors, values in zip(
+            stored.parts, [[each.detach() for each in self.weights.values()], *self._moments]
+        ):
             for name, each in zip(self.weights, values):
                 tensors.dense[name][:] = each.cpu().numpy()
 

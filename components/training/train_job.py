@@ -80,7 +80,12 @@ class TrainJobs:
         connection = client.ApiClient(configuration)
         self._core, self._custom = client.CoreV1Api(connection), client.CustomObjectsApi(connection)
         self.namespace, self._host, self._timeout = namespace, configuration.host, timeout_seconds
-        self._jobs = {"group": _GROUP, "version": _VERSION, "namespace": namespace, "plural": "trainjobs"}
+        self._jobs = {
+            "group": _GROUP,
+            "version": _VERSION,
+            "namespace": namespace,
+            "plural": "trainjobs",
+        }
 
     @classmethod
     def of_this_pod(cls) -> "TrainJobs":
@@ -105,7 +110,9 @@ class TrainJobs:
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return the job, or None if there is none."""
-        found = self._request(self._custom.get_namespaced_custom_object, **self._jobs, name=name, unless=404)
+        found = self._request(
+            self._custom.get_namespaced_custom_object, **self._jobs, name=name, unless=404
+        )
         return None if found is None else {"status": {}, **found}
 
     def own(self, name: str, owners: list[dict[str, Any]]) -> None:
@@ -132,14 +139,23 @@ class TrainJobs:
             pod: Name of the pod.
             since_seconds: Seconds to go back, at least 1. None for all lines.
         """
-        requested = {"name": pod, "namespace": self.namespace, "container": "node", "timestamps": True}
+        requested = {
+            "name": pod,
+            "namespace": self.namespace,
+            "container": "node",
+            "timestamps": True,
+        }
         since = {"since_seconds": since_seconds} if since_seconds else {}
 
         def read(**given: Any) -> bytes:
             # Read bytes, because the client fails on a log that is not UTF-8.
             return bytes(self._core.read_namespaced_pod_log(**given, _preload_content=False).data)
 
-        return (self._request(read, **requested, **since, unless=404) or b"").decode(errors="replace").splitlines()
+        return (
+            (self._request(read, **requested, **since, unless=404) or b"")
+            .decode(errors="replace")
+            .splitlines()
+        )
 
     def _request(self, call: Callable[..., Any], *, unless: int | None = None, **given: Any) -> Any:
         """Return the result of the client's method, or None if the response status is `unless`."""
@@ -150,12 +166,16 @@ class TrainJobs:
             if error.status == unless:
                 return None
             # The client reports a failed TLS handshake as status 0.
-            temporary = not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
+            temporary = (
+                not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
+            )
             answer = f"{error.status} {error.reason} to {action}: {str(error.body)[:500]}"
             text = f"Kubernetes answered {answer}"
             raise (TemporaryError if temporary else PermanentError)(text) from error
         except (HTTPError, OSError) as error:
-            raise TemporaryError(f"Kubernetes at {self._host} does not answer {action}: {error}") from error
+            raise TemporaryError(
+                f"Kubernetes at {self._host} does not answer {action}: {error}"
+            ) from error
 
 
 def train_elsewhere(
@@ -208,7 +228,11 @@ def job_name(run: str) -> str:
     """
     if len(run) <= _MAX_NAME_LENGTH and re.fullmatch("[a-z]([-a-z0-9]*[a-z0-9])?", run):
         return run
-    words = re.sub("[^a-z0-9]+", "-", run.lower()).lstrip("0123456789-")[: _MAX_NAME_LENGTH - 9].rstrip("-")
+    words = (
+        re.sub("[^a-z0-9]+", "-", run.lower())
+        .lstrip("0123456789-")[: _MAX_NAME_LENGTH - 9]
+        .rstrip("-")
+    )
     return f"{words or 'run'}-{hashlib.sha256(run.encode()).hexdigest()[:8]}"
 
 
@@ -216,11 +240,23 @@ def build_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Return the TrainJob to create."""
     requested = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
     labels = {"app.kubernetes.io/part-of": "evergreen", "app.kubernetes.io/component": "training"}
-    metadata = {"name": name, "labels": labels, "annotations": {_SPEC_HASH: requested}, "ownerReferences": _owners()}
-    return {"apiVersion": f"{_GROUP}/{_VERSION}", "kind": "TrainJob", "metadata": metadata, "spec": spec}
+    metadata = {
+        "name": name,
+        "labels": labels,
+        "annotations": {_SPEC_HASH: requested},
+        "ownerReferences": _owners(),
+    }
+    return {
+        "apiVersion": f"{_GROUP}/{_VERSION}",
+        "kind": "TrainJob",
+        "metadata": metadata,
+        "spec": spec,
+    }
 
 
-def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable[[float], None]) -> None:
+def _ensure(
+    jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable[[float], None]
+) -> None:
     """Create the job, unless a job of an earlier try runs or has succeeded.
 
     A failed job, or one with another spec, is deleted first. The function waits until it is gone.
@@ -234,11 +270,14 @@ def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable
         theirs = found["metadata"].get("annotations", {}).get(_SPEC_HASH)
         if theirs is None:
             raise ContractError(
-                f"TrainJob {name} exists and was not created by this step, expected no job with the run's name"
+                f"TrainJob {name} exists and was not created by this step, expected no job with "
+                "the run's name"
             )
         if "deletionTimestamp" not in found["metadata"]:
             if theirs == requested and "Failed" not in _conditions(found):
-                logger.info("TrainJob %s of an earlier try still runs or has succeeded: following it", name)
+                logger.info(
+                    "TrainJob %s of an earlier try still runs or has succeeded: following it", name
+                )
                 return jobs.own(name, _owners())
             logger.info("replacing TrainJob %s of an earlier try", name)
             jobs.delete(name)
@@ -248,12 +287,14 @@ def _ensure(jobs: TrainJobs, name: str, spec: dict[str, Any], *, sleep: Callable
 
 
 def _owners() -> list[dict[str, Any]]:
-    """Return the step's own pod as the owner, so that deleting the pod or its run deletes the job."""
+    """Return the step's pod as the owner, so that deleting the pod or its run deletes the job."""
     pod, uid = os.environ.get(POD_NAME), os.environ.get(POD_UID)
     return [{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": uid}] if pod and uid else []
 
 
-def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock: Callable[[], float]) -> None:
+def _follow(
+    jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock: Callable[[], float]
+) -> None:
     """Copy the log of the job's first worker to standard error until the job has succeeded."""
     log, reported = _Log(jobs, name, clock), ""
     while True:
@@ -265,14 +306,18 @@ def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock
             continue
         if job is None:
             raise TemporaryError(
-                f"TrainJob {name} was deleted by someone; the same command continues from the last save"
+                f"TrainJob {name} was deleted by someone; the same command continues from the last "
+                "save"
             )
         try:
             log.copy()
         except (TemporaryError, PermanentError) as error:
             logger.warning("%s", error)
         conditions = _conditions(job)
-        counts = (f"{each['active']} active, {each['failed']} failed" for each in job["status"].get("jobsStatus", []))
+        counts = (
+            f"{each['active']} active, {each['failed']} failed"
+            for each in job["status"].get("jobsStatus", [])
+        )
         if (state := "; ".join([*conditions, *counts]) or "waiting") != reported:
             logger.info("TrainJob %s: %s", name, reported := state)
         if failed := conditions.get("Failed"):
@@ -284,7 +329,11 @@ def _follow(jobs: TrainJobs, name: str, *, sleep: Callable[[float], None], clock
 
 def _conditions(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the job's true conditions by type."""
-    return {each["type"]: each for each in job["status"].get("conditions", []) if each["status"] == "True"}
+    return {
+        each["type"]: each
+        for each in job["status"].get("conditions", [])
+        if each["status"] == "True"
+    }
 
 
 class _Log:
@@ -306,7 +355,10 @@ class _Log:
             labels, made = each.metadata.labels or {}, each.metadata.creation_timestamp
             # With MPI the launcher's log has the output of all workers.
             part = labels.get("jobset.sigs.k8s.io/replicatedjob-name")
-            if labels.get("batch.kubernetes.io/job-completion-index") == "0" and each.status.phase != "Pending":
+            if (
+                labels.get("batch.kubernetes.io/job-completion-index") == "0"
+                and each.status.phase != "Pending"
+            ):
                 ranked.append((part == "launcher", made, each.metadata.name))
         if not ranked:
             return
@@ -326,7 +378,10 @@ class _Log:
 def _note_of_workers(flags: argparse.Namespace, ours: StepNote) -> StepNote | None:
     """Return the workers' note of this step, or None if no worker wrote one."""
     notes = read_notes(local_path(flags.store), flags.run)
-    return next((each for each in notes if each.step == ours.step and each.started_at != ours.started_at), None)
+    return next(
+        (each for each in notes if each.step == ours.step and each.started_at != ours.started_at),
+        None,
+    )
 
 
 def _as_reported(error: PermanentError, note: StepNote | None) -> Exception:
@@ -334,7 +389,15 @@ def _as_reported(error: PermanentError, note: StepNote | None) -> Exception:
 
     The exit code of torchrun does not contain it.
     """
-    text = f"{error}; last note of the workers: {note.state} {note.reason}".rstrip() if note else str(error)
+    text = (
+        f"{error}; last note of the workers: {note.state} {note.reason}".rstrip()
+        if note
+        else str(error)
+    )
     if note and note.state == "preempted":
         return Preempted(text)
-    return ContractError(text) if note and note.reason.startswith(ContractError.__name__) else PermanentError(text)
+    return (
+        ContractError(text)
+        if note and note.reason.startswith(ContractError.__name__)
+        else PermanentError(text)
+    )

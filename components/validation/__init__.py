@@ -1,1 +1,4 @@
-"""The validation step: TFDV statistics of the training rows, drift against the champion, and pass, warn or block."""
+"""The validation step: TFDV statistics, drift against the champion, and a decision.
+
+The decision is pass, warn or block.
+"""

@@ -37,16 +37,27 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--store", required=True, help="URI of the model store")
     parser.add_argument("--work", required=True, help="URI of the folder for big files")
-    parser.add_argument("--champion", default=CURRENT, help="`current`, `none` or the id of a released model")
-    parser.add_argument("--raw-dataset", required=True, type=Path, help="RawDataset manifest to judge")
-    parser.add_argument("--output", required=True, type=Path, help="where to write the ValidationReport manifest")
-    parser.add_argument("--valid-dataset", type=Path, help="where to write the RawDataset without quarantined rows")
+    parser.add_argument(
+        "--champion", default=CURRENT, help="`current`, `none` or the id of a released model"
+    )
+    parser.add_argument(
+        "--raw-dataset", required=True, type=Path, help="RawDataset manifest to judge"
+    )
+    parser.add_argument(
+        "--output", required=True, type=Path, help="where to write the ValidationReport manifest"
+    )
+    parser.add_argument(
+        "--valid-dataset", type=Path, help="where to write the RawDataset without quarantined rows"
+    )
     parser.add_argument(
         "--served",
         default="",
-        help="archive of served rows to compare with: absolute path, file:// or gs://; empty: not compared",
+        help="archive of served rows to compare with: absolute path, file:// or gs://; empty: not "
+        "compared",
     )
-    parser.add_argument("--beam-options", default="", help="Beam pipeline options; empty: the cores of this machine")
+    parser.add_argument(
+        "--beam-options", default="", help="Beam pipeline options; empty: the cores of this machine"
+    )
     parser.add_argument("--html", type=Path, help="where to copy the report for people")
     return parser
 
@@ -66,10 +77,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         forget_report(store, arguments.run, STEP)
         report = _run_step(arguments, store)
         note.facts = {"decision": report.decision, **metric_values(report)}
-        if notified := [finding["description"] for finding in report.findings if finding["action"] == NOTIFY]:
+        if notified := [
+            finding["description"] for finding in report.findings if finding["action"] == NOTIFY
+        ]:
             note.facts[NOTIFY] = notified
         if report.decision == BLOCK:
-            note.state, note.reason = "refused", f"{'; '.join(report.reasons)}; {_way_on(report, arguments)}"
+            note.state, note.reason = (
+                "refused",
+                f"{'; '.join(report.reasons)}; {_way_on(report, arguments)}",
+            )
             return ExitCode.REFUSED
         return ExitCode.DONE
 
@@ -80,8 +96,12 @@ def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
     blocking = {finding["rule"] for finding in report.findings if finding["severity"] == BLOCK}
     if blocking & UNLEARNABLE:
         return correct
-    set_already = RawDataset.read(arguments.raw_dataset).recommender.section(STEP, ValidationSettings).actions
-    actions = json.dumps({**set_already, **dict.fromkeys(sorted(blocking), WARN)}, separators=(",", ":"))
+    set_already = (
+        RawDataset.read(arguments.raw_dataset).recommender.section(STEP, ValidationSettings).actions
+    )
+    actions = json.dumps(
+        {**set_already, **dict.fromkeys(sorted(blocking), WARN)}, separators=(",", ":")
+    )
     again = run_again(f"--set 'validation.actions={actions}'")
     return f"{correct}, or, if they are as they should be, {again}"
 
@@ -109,7 +129,9 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
             store=store,
             rules=rules,
             champion=read_champion(model) if model else None,
-            parent=model_store.model_folder(store, raw.parent_model_id) if raw.parent_model_id else None,
+            parent=model_store.model_folder(store, raw.parent_model_id)
+            if raw.parent_model_id
+            else None,
             schema_path=schema_in_force(store, model / Model.SCHEMA if model else None),
             served=open_served(arguments.served) if arguments.served else None,
             summarize=_choose_summarizer(arguments.beam_options),

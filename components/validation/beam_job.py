@@ -23,10 +23,20 @@ import apache_beam as beam
 import pyarrow as pa
 import tensorflow_data_validation as tfdv
 from apache_beam.io.filesystems import FileSystems
-from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions, StandardOptions, WorkerOptions
+from apache_beam.options.pipeline_options import (
+    GoogleCloudOptions,
+    PipelineOptions,
+    StandardOptions,
+    WorkerOptions,
+)
 
 from components.validation.rows import FilePart, judged_columns, read_part, row_groups
-from components.validation.tfdv_statistics import as_lists, make_options, parse_statistics, summarize_files
+from components.validation.tfdv_statistics import (
+    as_lists,
+    make_options,
+    parse_statistics,
+    summarize_files,
+)
 from evergreen.config.features import Features
 from evergreen.runtime.errors import ContractError, TemporaryError, first_line
 from evergreen.statistics.profile_counter import ProfileCounter
@@ -77,8 +87,14 @@ def _check_runner(options: PipelineOptions) -> None:
     if missing := [f"--{name}" for name, value in needed.items() if not value]:
         raise ValueError(f"they lack {', '.join(missing)} (docs/validation.md)")
     # Beam passes it to a shell unquoted, and then waits forever.
-    if options.get_all_options()["direct_running_mode"] == "multi_processing" and " " in sys.executable:
-        raise ValueError(f"direct_running_mode is multi_processing under {sys.executable!r}, expected no spaces there")
+    if (
+        options.get_all_options()["direct_running_mode"] == "multi_processing"
+        and " " in sys.executable
+    ):
+        raise ValueError(
+            f"direct_running_mode is multi_processing under {sys.executable!r}, expected no spaces "
+            "there"
+        )
     FileSystems.get_filesystem(google.temp_location)
     # Beam's own check asks Google for the bucket, and waits minutes for credentials if there are
     # none.
@@ -88,7 +104,9 @@ def _check_runner(options: PipelineOptions) -> None:
         raise ValueError(f"temp_location is {google.temp_location!r}, expected gs://bucket/prefix")
 
 
-def summarize_on_beam(files: Sequence[Path], counter: ProfileCounter, *, options: PipelineOptions) -> Any:
+def summarize_on_beam(
+    files: Sequence[Path], counter: ProfileCounter, *, options: PipelineOptions
+) -> Any:
     """Compute the result of `summarize_files` on the runner that `options` name.
 
     Copies of `counter` count every row, and are merged into it in any order.
@@ -100,7 +118,7 @@ def summarize_on_beam(files: Sequence[Path], counter: ProfileCounter, *, options
     parts = row_groups(files)
     if not parts:
         return summarize_files(files, counter)
-    shared = f"{options.view_as(GoogleCloudOptions).temp_location.rstrip('/')}/evergreen-{uuid.uuid4().hex}"
+    shared = f"{options.view_as(GoogleCloudOptions).temp_location.rstrip('/')}/evergreen-{uuid.uuid4().hex}"  # noqa: E501
     try:
         FileSystems.mkdirs(shared)
         addresses = {path: str(path) for path in files}
@@ -108,7 +126,12 @@ def summarize_on_beam(files: Sequence[Path], counter: ProfileCounter, *, options
             addresses = {path: f"{shared}/{i}" for i, path in enumerate(files)}
             with ThreadPoolExecutor(UPLOADS) as pool:
                 list(pool.map(_upload_file, addresses, addresses.values()))
-        _run_pipeline([(addresses[part.path], part) for part in parts], counter, options=options, shared=shared)
+        _run_pipeline(
+            [(addresses[part.path], part) for part in parts],
+            counter,
+            options=options,
+            shared=shared,
+        )
         with FileSystems.open(f"{shared}/{_COUNTER}") as stream:
             counter.merge_dumped(stream.read())
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
@@ -124,7 +147,10 @@ def summarize_on_beam(files: Sequence[Path], counter: ProfileCounter, *, options
 
 
 def _upload_file(path: Path, address: str) -> None:
-    with path.open("rb") as source, FileSystems.create(address, "application/octet-stream") as target:
+    with (
+        path.open("rb") as source,
+        FileSystems.create(address, "application/octet-stream") as target,
+    ):
         shutil.copyfileobj(source, target, 1 << 20)
 
 
@@ -136,7 +162,8 @@ def _run_pipeline(
             pipeline
             | "Parts" >> beam.Create(sources)
             | "Spread" >> beam.Reshuffle()
-            | "Read" >> beam.FlatMap(_read_source, counter.features).with_output_types(NumberedBatch)
+            | "Read"
+            >> beam.FlatMap(_read_source, counter.features).with_output_types(NumberedBatch)
         )
         (
             batches

@@ -1,4 +1,7 @@
-"""Measure a run's rows (statistics, anomalies, drift, click rate, skew) and check them by all rules."""
+"""Measure a run's rows and check them by all rules.
+
+The measures are statistics, anomalies, drift, click rate and skew.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -12,7 +15,13 @@ from components.validation.drift import LabelShift, measure_drift, measure_label
 from components.validation.findings import Finding, find
 from components.validation.quarantine import ScreenedRows, screen_rows
 from components.validation.round import Champion, Round
-from components.validation.schema import check_statistics, fitted_to, infer_schema, possible_shares, propose_schema
+from components.validation.schema import (
+    check_statistics,
+    fitted_to,
+    infer_schema,
+    possible_shares,
+    propose_schema,
+)
 from components.validation.schema_versions import read_schema
 from components.validation.skew import Skew, SkewEntry, measure_skew
 from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
@@ -33,17 +42,29 @@ CERTAIN_ROWS = 10
 _COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
 _RULE_OF_ANOMALY = {
     **dict.fromkeys(
-        ("UNEXPECTED_DATA_TYPE", "FLOAT_TYPE_NOT_FLOAT", "FLOAT_TYPE_STRING_NOT_FLOAT", "INT_TYPE_INT_EXPECTED"),
+        (
+            "UNEXPECTED_DATA_TYPE",
+            "FLOAT_TYPE_NOT_FLOAT",
+            "FLOAT_TYPE_STRING_NOT_FLOAT",
+            "INT_TYPE_INT_EXPECTED",
+        ),
         "value_type",
     ),
     **dict.fromkeys(
         (
-            *("FLOAT_TYPE_BIG_FLOAT", "FLOAT_TYPE_SMALL_FLOAT", "FLOAT_TYPE_HAS_NAN", "FLOAT_TYPE_HAS_INF"),
+            *(
+                "FLOAT_TYPE_BIG_FLOAT",
+                "FLOAT_TYPE_SMALL_FLOAT",
+                "FLOAT_TYPE_HAS_NAN",
+                "FLOAT_TYPE_HAS_INF",
+            ),
             *("INT_TYPE_BIG_INT", "INT_TYPE_SMALL_INT", "ENUM_TYPE_UNEXPECTED_STRING_VALUES"),
         ),
         "range",
     ),
-    **dict.fromkeys(("FEATURE_TYPE_LOW_FRACTION_PRESENT", "FEATURE_TYPE_LOW_NUMBER_PRESENT"), "presence"),
+    **dict.fromkeys(
+        ("FEATURE_TYPE_LOW_FRACTION_PRESENT", "FEATURE_TYPE_LOW_NUMBER_PRESENT"), "presence"
+    ),
     "SCHEMA_NEW_COLUMN": "column_new",
 }
 
@@ -93,7 +114,9 @@ def measure(round_: Round, folder: Path) -> Measured:
     counter = ProfileCounter(features, raw.excluded_columns)
     statistics = round_.summarize(rows.files, counter)
     window = counter.profile(
-        digest=raw.digest, first_event_time=raw.first_event_time, last_event_time=raw.last_event_time
+        digest=raw.digest,
+        first_event_time=raw.first_event_time,
+        last_event_time=raw.last_event_time,
     )
     logger.info("statistics of %d rows in %d files", window.rows, len(rows.files))
     excluded, factor = raw.excluded_columns, settings.range_factor
@@ -156,23 +179,36 @@ def _check_columns(measured: Measured, rules: ValidationSettings) -> list[Findin
             text = f"column {column} is {found_type} in {file}, expected {each['expected']}"
             found += find(rules, "column_retyped", column, text=text)
         elif column not in known:
-            text = f"column {column} ({found_type}) of {file} is new: it is not in the schema and is not read"
+            text = (
+                f"column {column} ({found_type}) of {file} is new: it is not in the schema and "
+                "is not read"
+            )
             found += find(rules, "column_new", column, text=text)
     return found
 
 
 def _check_files(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """Find the files that extraction left out. Files that an earlier run named are only reported."""
+    """Find the files that extraction left out.
+
+    Files that an earlier run named are only reported.
+    """
     raw, found = measured.rows.dataset, list[Finding]()
     for known in (False, True):
         if files := [each for each in raw.quarantined_files if each["known"] is known]:
-            rows = f"{files[0]['num_rows']} rows" if files[0]["num_rows"] is not None else "rows not known"
+            rows = (
+                f"{files[0]['num_rows']} rows"
+                if files[0]["num_rows"] is not None
+                else "rows not known"
+            )
             again = " again" if known else ""
             text = (
-                f"{len(files)} files of the lake were left out{again}, because their rows cannot be read; the first: "
+                f"{len(files)} files of the lake were left out{again}, because their rows cannot "
+                "be read; the first: "
                 f"{files[0]['file']} ({rows}): {files[0]['reason']}"
             )
-            found += find(rules, "files_quarantined", DATASET, text=text, at_most=INFO if known else None)
+            found += find(
+                rules, "files_quarantined", DATASET, text=text, at_most=INFO if known else None
+            )
     return found
 
 
@@ -182,18 +218,27 @@ def _check_anomalies(measured: Measured, rules: ValidationSettings) -> list[Find
     Too few values in a column are `info` if the rows are too few to be sure of it.
     """
     found: list[Finding] = []
-    features, wanted = by_feature(measured.statistics), {feature.name: feature for feature in measured.schema.feature}
+    features, wanted = (
+        by_feature(measured.statistics),
+        {feature.name: feature for feature in measured.schema.feature},
+    )
     for name, anomaly in sorted(measured.anomalies.anomaly_info.items()):
         for reason in anomaly.reason:
             kind = anomalies_pb2.AnomalyInfo.Type.Name(reason.type)
             if kind in _COVERED_BY_RULES or name in measured.rows.dataset.excluded_columns:
                 continue
-            rule = "label_invalid" if name == raw_rows.LABEL else _RULE_OF_ANOMALY.get(kind, "anomaly")
+            rule = (
+                "label_invalid" if name == raw_rows.LABEL else _RULE_OF_ANOMALY.get(kind, "anomaly")
+            )
             text = f"{name}: {reason.short_description}. {reason.description}".strip()
             is_share = kind == "FEATURE_TYPE_LOW_FRACTION_PRESENT" and name != raw_rows.LABEL
-            is_chance = is_share and _may_be_chance(features.get(name), wanted[name].presence.min_fraction)
+            is_chance = is_share and _may_be_chance(
+                features.get(name), wanted[name].presence.min_fraction
+            )
             text += " In so few rows that may be chance." if is_chance else ""
-            found += find(rules, rule, name, text=text, kind="anomaly", at_most=INFO if is_chance else None)
+            found += find(
+                rules, rule, name, text=text, kind="anomaly", at_most=INFO if is_chance else None
+            )
     return found
 
 
@@ -212,10 +257,15 @@ def _check_label(measured: Measured, rules: ValidationSettings) -> list[Finding]
         return []
     label = by_feature(measured.statistics)[raw_rows.LABEL]
     if not num_values(label):
-        return find(rules, "label_invalid", raw_rows.LABEL, text=f"label is missing in all {rows} rows")
+        return find(
+            rules, "label_invalid", raw_rows.LABEL, text=f"label is missing in all {rows} rows"
+        )
     numbers = label.num_stats
     if numbers.min == numbers.max:
-        text = f"label is {numbers.min:g} in all {rows} rows, expected both classes: nothing can be learned from them"
+        text = (
+            f"label is {numbers.min:g} in all {rows} rows, expected both classes: nothing can "
+            "be learned from them"
+        )
         return find(rules, "label_one_class", raw_rows.LABEL, text=text)
     return []
 
@@ -229,7 +279,9 @@ def _check_empty_columns(measured: Measured, rules: ValidationSettings) -> list[
     now, before = by_feature(measured.statistics), {}
     if measured.champion is not None:
         before = by_feature(measured.champion.statistics)
-    names = [name for name in dataset.recommender.features.names if name not in dataset.excluded_columns]
+    names = [
+        name for name in dataset.recommender.features.names if name not in dataset.excluded_columns
+    ]
     for name in names:
         if num_values(now[name]):
             continue
@@ -237,11 +289,15 @@ def _check_empty_columns(measured: Measured, rules: ValidationSettings) -> list[
             text = f"{name} has no value in any of {rows} rows"
             found += find(rules, "column_empty_by_chance", name, text=text)
         else:
-            found += _check_empty_column(name, before.get(name), rules, rows=rows, schema=measured.schema)
+            found += _check_empty_column(
+                name, before.get(name), rules, rows=rows, schema=measured.schema
+            )
     return found
 
 
-def _check_empty_column(name: str, before: Any, rules: ValidationSettings, *, rows: int, schema: Any) -> list[Finding]:
+def _check_empty_column(
+    name: str, before: Any, rules: ValidationSettings, *, rows: int, schema: Any
+) -> list[Finding]:
     known, rows_before = num_values(before), num_values(before) + num_missing(before)
     text = f"{name} has no value in any of {rows} rows"
     if not known:
@@ -250,8 +306,15 @@ def _check_empty_column(name: str, before: Any, rules: ValidationSettings, *, ro
     text += f", had values in {known} of {rows_before} rows before: {expected:.0f} were expected"
     required = {f.name for f in schema.feature if f.presence.min_count or f.presence.min_fraction}
     if name not in required:
-        return find(rules, "column_empty", name, text=f"{text}; the schema calls it optional", at_most=INFO)
-    return find(rules, "column_empty" if expected >= CERTAIN_ROWS else "column_empty_by_chance", name, text=text)
+        return find(
+            rules, "column_empty", name, text=f"{text}; the schema calls it optional", at_most=INFO
+        )
+    return find(
+        rules,
+        "column_empty" if expected >= CERTAIN_ROWS else "column_empty_by_chance",
+        name,
+        text=text,
+    )
 
 
 def check_click_rate(label: LabelShift | None, rules: ValidationSettings) -> list[Finding]:
@@ -269,7 +332,8 @@ def check_click_rate(label: LabelShift | None, rules: ValidationSettings) -> lis
         if is_inside or side.p_value is None or side.p_value > level:
             return []
     text = (
-        f"the share of clicks is {label.rate_now:.2%}, was {label.rate_before:.2%} (change {label.low:+.2%} "
+        f"the share of clicks is {label.rate_now:.2%}, was {label.rate_before:.2%} (change "
+        f"{label.low:+.2%} "
         f"to {label.high:+.2%}): look for labels that have not arrived"
     )
     numbers = {"value": label.difference, "low": label.low, "high": label.high}
@@ -282,19 +346,39 @@ def check_click_rate(label: LabelShift | None, rules: ValidationSettings) -> lis
 def check_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> list[Finding]:
     """Find drifted features and many new categories, the smallest q-value first."""
     found: list[Finding] = []
-    for entry in sorted(drift, key=lambda each: (1.0 if each.q_value is None else each.q_value, -(each.effect or 0.0))):
+    for entry in sorted(
+        drift,
+        key=lambda each: (1.0 if each.q_value is None else each.q_value, -(each.effect or 0.0)),
+    ):
         name, new = entry.feature, entry.new_value_share
-        numbers: dict[str, Any] = {"value": entry.effect, "low": entry.effect_low, "high": entry.effect_high}
+        numbers: dict[str, Any] = {
+            "value": entry.effect,
+            "low": entry.effect_low,
+            "high": entry.effect_high,
+        }
         numbers |= {"limit": entry.threshold, "bound": BELOW}
         if entry.drifted:
             found += find(
-                rules, "drift", name, text=f"{name} drifted: {_describe_change(entry)}", kind="drift", numbers=numbers
+                rules,
+                "drift",
+                name,
+                text=f"{name} drifted: {_describe_change(entry)}",
+                kind="drift",
+                numbers=numbers,
             )
         elif entry.learned:
-            text = f"{name} differs from earlier windows as the champion's newest one does: {_describe_change(entry)}"
-            found += find(rules, "drift", name, text=text, kind="drift", at_most=INFO, numbers=numbers)
+            text = (
+                f"{name} differs from earlier windows as the champion's newest one does: "
+                f"{_describe_change(entry)}"
+            )
+            found += find(
+                rules, "drift", name, text=text, kind="drift", at_most=INFO, numbers=numbers
+            )
         if new is not None and new > rules.new_value_share:
-            text = f"{name} has categories that the champion never saw in at least {new:.1%} of the rows"
+            text = (
+                f"{name} has categories that the champion never saw in at least {new:.1%} of "
+                "the rows"
+            )
             numbers = {"value": new, "limit": rules.new_value_share}
             found += find(rules, "new_categories", name, text=text, kind="drift", numbers=numbers)
     return found
@@ -306,9 +390,15 @@ def _describe_change(entry: ColumnDrift) -> str:
         parts.append(_describe_values(entry))
     if "mean" in entry.changes:
         shift = entry.mean_shift
-        parts.append("its mean moved" if shift is None else f"its mean moved by {shift:+.2f} standard deviations")
+        parts.append(
+            "its mean moved"
+            if shift is None
+            else f"its mean moved by {shift:+.2f} standard deviations"
+        )
     if "missing" in entry.changes:
-        parts.append(f"missing in {entry.missing_now:.1%} of the rows, was in {entry.missing_before:.1%}")
+        parts.append(
+            f"missing in {entry.missing_now:.1%} of the rows, was in {entry.missing_before:.1%}"
+        )
     return f"{'; '.join(parts)} (q = {entry.q_value:.2g})"
 
 
@@ -334,12 +424,18 @@ def check_skew(skew: Skew | None, rules: ValidationSettings) -> list[Finding]:
         return []
     found: list[Finding] = []
     if unread := skew.facts.unread:
-        text = f"{len(unread)} files of served rows cannot be read and were not compared; the first: {unread[0]}"
+        text = (
+            f"{len(unread)} files of served rows cannot be read and were not compared; the "
+            f"first: {unread[0]}"
+        )
         # Every run of these days finds the same files, so each would send a notification.
         at_most = WARN if rules.action_of("files_quarantined") == NOTIFY else None
         found += find(rules, "files_quarantined", DATASET, text=text, at_most=at_most)
     if not skew.entries:
-        text = f"only {skew.facts.num_joined} training rows were found in {skew.facts.served_uri}: nothing was compared"
+        text = (
+            f"only {skew.facts.num_joined} training rows were found in {skew.facts.served_uri}: "
+            "nothing was compared"
+        )
         return found + find(rules, "skew", DATASET, text=text, kind="skew", at_most=INFO)
     for entry in sorted(skew.entries, key=lambda entry: -entry.effect):
         if entry.drifted:
@@ -350,7 +446,8 @@ def check_skew(skew: Skew | None, rules: ValidationSettings) -> list[Finding]:
 
 def _describe_skew(entry: SkewEntry) -> str:
     text = (
-        f"{entry.feature} is not what was served in {entry.differing:,} of {entry.num_rows:,} joined rows, "
+        f"{entry.feature} is not what was served in {entry.differing:,} of {entry.num_rows:,} "
+        "joined rows, "
         f"{entry.effect:.2%}"
     )
     if entry.factor is not None:
@@ -360,13 +457,18 @@ def _describe_skew(entry: SkewEntry) -> str:
     elif entry.only_served == entry.differing:
         text += "; training rows lack the value"
     if row := entry.example:
-        text += f"; in row {row['row']} of request {row['request_id']} training has {_format_value(row['training'])}"
+        text += (
+            f"; in row {row['row']} of request {row['request_id']} training has "
+            f"{_format_value(row['training'])}"
+        )
         text += f", served was {_format_value(row['served'])}"
     return text
 
 
 def _format_value(value: float | str | None) -> str:
-    return "no value" if value is None else f"{value:.7g}" if isinstance(value, float) else str(value)
+    return (
+        "no value" if value is None else f"{value:.7g}" if isinstance(value, float) else str(value)
+    )
 
 
 _CHECKS: tuple[Callable[[Measured, ValidationSettings], Sequence[Finding]], ...] = (

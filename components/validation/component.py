@@ -46,8 +46,17 @@ def validation(
 
     name = store_name(run, run_resource, run_id)
     flags = run_flags(
-        run=name, store=store, work=work, champion=champion, served=served, beam_options=beam_options,
-        raw_dataset=raw_dataset.path, valid_dataset=valid_dataset.path, output=report.path, html=html.path)  # fmt: skip
+        run=name,
+        store=store,
+        work=work,
+        champion=champion,
+        served=served,
+        beam_options=beam_options,
+        raw_dataset=raw_dataset.path,
+        valid_dataset=valid_dataset.path,
+        output=report.path,
+        html=html.path,
+    )
     if (code := main(flags)) > 1:
         raise SystemExit(code)
     return code == 0

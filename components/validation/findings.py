@@ -61,7 +61,9 @@ def find(
         return []
     action = at_most or action
     severity = SEVERITIES[action]
-    found = Finding(feature=feature, kind=kind, rule=rule, action=action, severity=severity, description=text)
+    found = Finding(
+        feature=feature, kind=kind, rule=rule, action=action, severity=severity, description=text
+    )
     return [replace(found, **(numbers or {}))]
 
 
@@ -72,6 +74,6 @@ def decide(findings: Sequence[Finding]) -> str:
     'warn'
     >>> decide([])
     'pass'
-    """
+    """  # noqa: E501
     severities = {finding.severity for finding in findings}
     return next((severity for severity in (BLOCK, WARN) if severity in severities), PASS)

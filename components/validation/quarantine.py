@@ -70,12 +70,16 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
         return ScreenedRows(dataset=raw, files=files)
     if schema is None:
         text = f"rule {DOMAIN} found nothing to compare with: there is no schema yet"
-        return ScreenedRows(dataset=raw, files=files, findings=find(rules, DOMAIN, DATASET, text=text, at_most=INFO))
+        return ScreenedRows(
+            dataset=raw, files=files, findings=find(rules, DOMAIN, DATASET, text=text, at_most=INFO)
+        )
     find_broken = make_domain(schema, raw.recommender.features, raw.excluded_columns)
     num_hits, examples = 0, list[str]()
     for path in files:
         batches = (
-            _split_file(path, folder, find_broken) if action == QUARANTINE else map(find_broken, read_all_columns(path))
+            _split_file(path, folder, find_broken)
+            if action == QUARANTINE
+            else map(find_broken, read_all_columns(path))
         )
         for reasons in batches:
             num_hits += len(reasons)
@@ -86,27 +90,41 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
         return ScreenedRows(dataset=raw, files=files)
     num_rows, num_gone = raw.num_train_rows, num_hits if action == QUARANTINE else 0
     gone = f", {num_gone} of them quarantined by it" if num_gone else ""
-    text = f"rule {DOMAIN} is broken by {num_hits} of {num_rows} rows{gone}; first: {'; '.join(examples)}"
-    findings = [replace(finding, num_quarantined=num_gone) for finding in find(rules, DOMAIN, DATASET, text=text)]
+    text = (
+        f"rule {DOMAIN} is broken by {num_hits} of {num_rows} rows{gone}; first: "
+        f"{'; '.join(examples)}"
+    )
+    findings = [
+        replace(finding, num_quarantined=num_gone)
+        for finding in find(rules, DOMAIN, DATASET, text=text)
+    ]
     if not num_gone:
         return ScreenedRows(dataset=raw, files=files, findings=findings)
     logger.info("%d rows are quarantined", num_gone)
     if num_gone > (limit := rules.max_quarantined_fraction) * num_rows:
         text = f"{num_gone} of {num_rows} rows are quarantined, expected at most {limit:.2%}"
         findings += find(rules, "quarantined_share", DATASET, text=text)
-    kept = quarantine_store.keep_quarantined(round_.store, round_.run, folder / QUARANTINED, num_rows=num_gone)
+    kept = quarantine_store.keep_quarantined(
+        round_.store, round_.run, folder / QUARANTINED, num_rows=num_gone
+    )
     dataset = replace(
         raw,
         train_uri=(round_.folder / TRAIN).as_uri(),
         num_train_rows=num_rows - num_gone,
-        digest=hashlib.sha256(f"{raw.digest}\n{sha256_tree(folder / TRAIN)}\n".encode()).hexdigest(),
+        digest=hashlib.sha256(
+            f"{raw.digest}\n{sha256_tree(folder / TRAIN)}\n".encode()
+        ).hexdigest(),
         num_quarantined=num_gone,
         quarantine_uri=kept.as_uri(),
     )
-    return ScreenedRows(dataset=dataset, files=sorted((folder / TRAIN).iterdir()), findings=findings)
+    return ScreenedRows(
+        dataset=dataset, files=sorted((folder / TRAIN).iterdir()), findings=findings
+    )
 
 
-def _split_file(path: Path, folder: Path, find: Callable[[pa.RecordBatch], Reasons]) -> Iterator[Reasons]:
+def _split_file(
+    path: Path, folder: Path, find: Callable[[pa.RecordBatch], Reasons]
+) -> Iterator[Reasons]:
     """Write valid rows below `train`, and the others with their reason below `quarantine`."""
     schema = pq.read_schema(path)
     with_reason = schema.append(pa.field(REASON_COLUMN, pa.string()))
@@ -122,11 +140,15 @@ def _split_file(path: Path, folder: Path, find: Callable[[pa.RecordBatch], Reaso
             stays[list(gone)] = False
             to_rest.write_batch(batch.filter(pa.array(stays)))
             texts, left = pa.array(list(gone.values()), pa.string()), batch.filter(pa.array(~stays))
-            to_gone.write_batch(pa.RecordBatch.from_arrays([*left.columns, texts], schema=with_reason))
+            to_gone.write_batch(
+                pa.RecordBatch.from_arrays([*left.columns, texts], schema=with_reason)
+            )
             yield gone
 
 
-def make_domain(schema: Any, features: Features, excluded: Collection[str] = ()) -> Callable[[pa.RecordBatch], Reasons]:
+def make_domain(
+    schema: Any, features: Features, excluded: Collection[str] = ()
+) -> Callable[[pa.RecordBatch], Reasons]:
     """Return a function that finds rows with a value outside the domain in `schema`."""
     lists = {domain.name: domain.value for domain in schema.string_domain}
     bounds: dict[str, tuple[float, float]] = {}
@@ -135,12 +157,19 @@ def make_domain(schema: Any, features: Features, excluded: Collection[str] = ())
         kind = feature.WhichOneof("domain_info")
         if feature.name in excluded:
             continue
-        if kind in ("float_domain", "int_domain") and feature.name not in features.categorical + features.lists:
+        if (
+            kind in ("float_domain", "int_domain")
+            and feature.name not in features.categorical + features.lists
+        ):
             domain = getattr(feature, kind)
             low = float(domain.min) if domain.HasField("min") else -math.inf
             bounds[feature.name] = (low, float(domain.max) if domain.HasField("max") else math.inf)
         elif kind in ("string_domain", "domain"):
-            values = feature.string_domain.value if kind == "string_domain" else lists.get(feature.domain, [])
+            values = (
+                feature.string_domain.value
+                if kind == "string_domain"
+                else lists.get(feature.domain, [])
+            )
             allowed[feature.name] = pa.array(values, pa.string())
 
     def find(batch: pa.RecordBatch) -> Reasons:
@@ -149,15 +178,22 @@ def make_domain(schema: Any, features: Features, excluded: Collection[str] = ())
             if name in names:
                 values = batch.column(name)
                 for at in _positions(pc.or_(pc.less(values, low), pc.greater(values, high))):
-                    found[at].append(f"{name} is {values[at].as_py():g}, expected {low:g} to {high:g}")
+                    found[at].append(
+                        f"{name} is {values[at].as_py():g}, expected {low:g} to {high:g}"
+                    )
         for name, values in allowed.items():
             if name in names:
                 column, rows = batch.column(name), np.arange(batch.num_rows)
                 if name in features.lists:
                     column, rows = column.flatten(), np.repeat(rows, raw_rows.list_lengths(column))
                 texts = column.cast(pa.string())
-                for at in _positions(pc.and_(pc.invert(pc.is_in(texts, value_set=values)), pc.is_valid(texts))):
-                    reason = f"{name} is {texts[at].as_py()}, expected one of the schema's {len(values)} values"
+                for at in _positions(
+                    pc.and_(pc.invert(pc.is_in(texts, value_set=values)), pc.is_valid(texts))
+                ):
+                    reason = (
+                        f"{name} is {texts[at].as_py()}, expected one of the schema's "
+                        f"{len(values)} values"
+                    )
                     found[int(rows[at])].append(reason)
         return {at: "; ".join(found[at]) for at in sorted(found)}
 

@@ -74,7 +74,11 @@ def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
     for path in (quarantine_folder(store) / "runs").glob(f"[!.]*/{MANIFEST}"):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            found.append(QuarantinedRun(**{each.name: document[each.name] for each in fields(QuarantinedRun)}))
+            found.append(
+                QuarantinedRun(
+                    **{each.name: document[each.name] for each in fields(QuarantinedRun)}
+                )
+            )
         except (ValueError, TypeError, KeyError) as error:
             raise ContractError(f"{path} cannot be read: {error!r}") from error
     return sorted(found, key=lambda kept: (kept.time, kept.run))
@@ -84,7 +88,9 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their flags."""
     parser = CommandParser(prog="evergreen quarantine", description="Lists quarantined rows.")
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="list how many rows each run quarantined, and where they lie")
+    listing = commands.add_parser(
+        "list", help="list how many rows each run quarantined, and where they lie"
+    )
     listing.add_argument("--store", required=True, help="model store, folder or its URI")
     listing.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -55,10 +55,17 @@ def draw_page(document: Entry) -> str:
 def _state(document: Entry) -> Banner:
     severities = [finding["severity"] for finding in document["findings"]]
     if document["decision"] == "block":
-        return Banner(text=f"The run ends here: findings that block it: {severities.count('block')}.", tone="bad")
+        return Banner(
+            text=f"The run ends here: findings that block it: {severities.count('block')}.",
+            tone="bad",
+        )
     if document["decision"] == "warn":
-        return Banner(text=f"The run goes on. Findings to look at: {severities.count('warn')}.", tone="warn")
-    return Banner(text="The run goes on. Nothing was found that blocks it or needs a look.", tone="good")
+        return Banner(
+            text=f"The run goes on. Findings to look at: {severities.count('warn')}.", tone="warn"
+        )
+    return Banner(
+        text="The run goes on. Nothing was found that blocks it or needs a look.", tone="good"
+    )
 
 
 def _areas(document: Entry) -> list[CheckRow]:
@@ -66,18 +73,39 @@ def _areas(document: Entry) -> list[CheckRow]:
     findings, drift, skew, label = (document[key] for key in ("findings", "drift", "skew", "label"))
 
     def worst(found: Sequence[Entry]) -> str:
-        return min((finding["severity"] for finding in found), key=_SEVERITIES.index, default="pass")
+        return min(
+            (finding["severity"] for finding in found), key=_SEVERITIES.index, default="pass"
+        )
 
     def of_kind(kind: str) -> list[Entry]:
         return [finding for finding in findings if finding["kind"] == kind]
 
     on_clicks = [finding for finding in findings if finding["rule"] == "click_rate"]
-    others = [each for each in findings if each["kind"] not in ("drift", "skew") and each not in on_clicks]
-    rows = [CheckRow(name="findings by schema and rules", value=str(len(others)), limit="none", result=worst(others))]
+    others = [
+        each for each in findings if each["kind"] not in ("drift", "skew") and each not in on_clicks
+    ]
+    rows = [
+        CheckRow(
+            name="findings by schema and rules",
+            value=str(len(others)),
+            limit="none",
+            result=worst(others),
+        )
+    ]
     if label:
         change, interval = label["difference"], (label["low"], label["high"])
-        rows.append(CheckRow(name="change of the click rate", value=change, interval=interval, result=worst(on_clicks)))
-    for name, entries, kind in (("features that drifted", drift, "drift"), ("columns served otherwise", skew, "skew")):
+        rows.append(
+            CheckRow(
+                name="change of the click rate",
+                value=change,
+                interval=interval,
+                result=worst(on_clicks),
+            )
+        )
+    for name, entries, kind in (
+        ("features that drifted", drift, "drift"),
+        ("columns served otherwise", skew, "skew"),
+    ):
         moved = sum(entry["drifted"] for entry in entries)
         value = f"{moved} of {len(entries)}" if entries else None
         result = worst(of_kind(kind)) if entries else "not compared"
@@ -86,7 +114,9 @@ def _areas(document: Entry) -> list[CheckRow]:
 
 
 def _tiles(document: Entry) -> Tiles:
-    before, findings, drift, served = (document[key] for key in ("num_rows_before", "findings", "drift", "served"))
+    before, findings, drift, served = (
+        document[key] for key in ("num_rows_before", "findings", "drift", "served")
+    )
     severities = [finding["severity"] for finding in findings]
     joined = "not compared"
     if served:
@@ -119,7 +149,9 @@ def _clicks(label: Entry | None, columns: Sequence[Entry]) -> str:
 
 def _cards(document: Entry) -> Cards:
     entries = {entry["feature"]: entry for entry in document["drift"]}
-    columns = sorted(document["columns"], key=lambda column: _evidence_rank(entries.get(column["column"])))
+    columns = sorted(
+        document["columns"], key=lambda column: _evidence_rank(entries.get(column["column"]))
+    )
     cards = [_card(column, entries.get(column["column"])) for column in columns]
     return Cards(cards, document["num_rows_before"] is not None)
 
@@ -137,7 +169,9 @@ def _evidence_rank(entry: Entry | None) -> tuple[bool, float, float]:
 
 def _card(column: Entry, entry: Entry | None) -> Card:
     name, bars, before = column["column"], column["bars"], column["missing_before"]
-    missing = f"missing {percent(column['missing'])}" + (f", before {percent(before)}" if before is not None else "")
+    missing = f"missing {percent(column['missing'])}" + (
+        f", before {percent(before)}" if before is not None else ""
+    )
     cells: Cells = {
         "value": lambda bar: bar["label"],
         "now": lambda bar: percent(bar["now"]),
@@ -147,9 +181,17 @@ def _card(column: Entry, entry: Entry | None) -> Card:
         name=name,
         badge=_state_badge(entry),
         is_moved=bool(entry and entry["drifted"]),
-        texts=[text for text in (_describe_effect(entry), missing, _describe_values(column, entry)) if text],
-        chart=BarChart(title=_describe_chart(column), bars=[Bar(**bar) for bar in bars]) if bars else None,
-        numbers=Fold(f"numbers of {name}", [_entries_table(bars, cells, caption=f"shares of {name}")])
+        texts=[
+            text
+            for text in (_describe_effect(entry), missing, _describe_values(column, entry))
+            if text
+        ],
+        chart=BarChart(title=_describe_chart(column), bars=[Bar(**bar) for bar in bars])
+        if bars
+        else None,
+        numbers=Fold(
+            f"numbers of {name}", [_entries_table(bars, cells, caption=f"shares of {name}")]
+        )
         if bars
         else None,
     )
@@ -165,23 +207,32 @@ def _describe_effect(entry: Entry | None) -> str:
     if entry is None or entry["effect"] is None:
         return ""
     interval = f"{number(entry['effect_low'])} to {number(entry['effect_high'])}"
-    text = f"change {number(entry['effect'])} ({interval}), matters from {number(entry['threshold'])}"
+    text = (
+        f"change {number(entry['effect'])} ({interval}), matters from {number(entry['threshold'])}"
+    )
     if entry["q_value"] is not None:
         text += f", q {probability(entry['q_value'])}"
     text += f"; detectable from {number(entry['detectable'])} on"
     if moved := entry["moved_value"]:
-        text += f"; {moved['value'] or 'a user'}: {percent(moved['share_before'])} to {percent(moved['share_now'])}"
+        text += (
+            f"; {moved['value'] or 'a user'}: {percent(moved['share_before'])} to "
+            f"{percent(moved['share_now'])}"
+        )
     return text
 
 
 def _describe_values(column: Entry, entry: Entry | None) -> str:
     if column["kind"] == "category":
         new = entry["new_value_share"] if entry else None
-        return f"about {column['distinct']:,} values" + (f", new ones in {percent(new)} of the rows" if new else "")
+        return f"about {column['distinct']:,} values" + (
+            f", new ones in {percent(new)} of the rows" if new else ""
+        )
     if column["least"] is None:
         return ""
     parts = {name: number(column[name]) for name in ("least", "most", "median", "mean", "std")}
-    return f"{parts.pop('least')} to {parts.pop('most')}, " + ", ".join(f"{n} {text}" for n, text in parts.items())
+    return f"{parts.pop('least')} to {parts.pop('most')}, " + ", ".join(
+        f"{n} {text}" for n, text in parts.items()
+    )
 
 
 def _describe_chart(column: Entry) -> str:
@@ -192,7 +243,10 @@ def _describe_chart(column: Entry) -> str:
     most = max(bars, key=lambda bar: abs(bar["now"] - (bar["before"] or 0.0)))
     if most["before"] is None:
         return f"{text}; most rows at {most['label']}: {percent(most['now'])}"
-    return f"{text}; largest change at {most['label']}: {percent(most['before'])} before, {percent(most['now'])} now"
+    return (
+        f"{text}; largest change at {most['label']}: {percent(most['before'])} before, "
+        f"{percent(most['now'])} now"
+    )
 
 
 # -- tables
@@ -216,7 +270,9 @@ def _findings(document: Entry) -> PageBlock:
             name=f"{finding['feature']}: {finding['rule']}",
             value=finding["value"],
             interval=None if finding["low"] is None else (finding["low"], finding["high"]),
-            limit=None if finding["limit"] is None else f"{finding['bound']} {number(finding['limit'])}",
+            limit=None
+            if finding["limit"] is None
+            else f"{finding['bound']} {number(finding['limit'])}",
             result=finding["action"],
             detail=finding["description"],
         )
@@ -229,8 +285,10 @@ def _skew(skew: Sequence[Entry], served: Entry | None) -> list[PageBlock]:
     if not served:
         return [Text("No archive of served rows was named.")]
     text = Text(
-        f"{served['num_joined']:,} training rows were joined with served ones; {served['num_only_training']:,} were "
-        f"never served, {served['num_only_served']:,} served rows of the same time are not trained on."
+        f"{served['num_joined']:,} training rows were joined with served ones; "
+        f"{served['num_only_training']:,} were "
+        f"never served, {served['num_only_served']:,} served rows of the same time are not trained "
+        "on."
     )
     if not skew:
         return [text, Text("Nothing could be compared.")]
@@ -250,11 +308,18 @@ def _skew(skew: Sequence[Entry], served: Entry | None) -> list[PageBlock]:
 def _schema(differences: Mapping[str, str]) -> list[PageBlock]:
     if not differences:
         return [Text("These rows ask for no change of the schema.")]
-    text = "What the schema would have to say for these rows to fit; nothing changes until people accept it."
+    text = (
+        "What the schema would have to say for these rows to fit; nothing changes until people "
+        "accept it."
+    )
     return [Text(text), Preformatted("\n".join(differences.values()))]
 
 
 def _quarantine(quarantine: Entry) -> Text:
     if not quarantine["num_rows"]:
         return Text("No row was quarantined.")
-    return Text(f"{quarantine['num_rows']:,} rows, each with its reason, are in ", Code(quarantine["uri"]), ".")
+    return Text(
+        f"{quarantine['num_rows']:,} rows, each with its reason, are in ",
+        Code(quarantine["uri"]),
+        ".",
+    )

@@ -59,7 +59,9 @@ def row_groups(files: Sequence[Path]) -> list[FilePart]:
     return parts
 
 
-def read_part(part: FilePart, features: Features, *, opened: Any = None) -> Iterator[pa.RecordBatch]:
+def read_part(
+    part: FilePart, features: Features, *, opened: Any = None
+) -> Iterator[pa.RecordBatch]:
     """Yield the checked columns and the dictionary-encoded request ids of `part`, in batches.
 
     Args:
@@ -72,9 +74,13 @@ def read_part(part: FilePart, features: Features, *, opened: Any = None) -> Iter
     """
     columns = [*judged_columns(features), raw_rows.REQUEST_ID]
     with reading_parquet(part.path):
-        file = parquet_file(part.path if opened is None else opened, read_dictionary=[raw_rows.REQUEST_ID])
+        file = parquet_file(
+            part.path if opened is None else opened, read_dictionary=[raw_rows.REQUEST_ID]
+        )
         # Threads are off, because a forked process would inherit their pool without the threads.
-        yield from file.iter_batches(BATCH_ROWS, row_groups=[part.row_group], columns=columns, use_threads=False)
+        yield from file.iter_batches(
+            BATCH_ROWS, row_groups=[part.row_group], columns=columns, use_threads=False
+        )
 
 
 def read_all_columns(path: Path) -> Iterator[pa.RecordBatch]:

@@ -37,11 +37,19 @@ SIGNED_ROWS = 10_000
 """Rows with a value that show whether a column has negative values. A column with 3 % negative
 values shows some in 99 of 100 first runs, even if each 64 rows are alike."""
 
-_TYPES = {"string": "BYTES", "large_string": "BYTES", "binary": "BYTES", "float": "FLOAT", "double": "FLOAT"}
+_TYPES = {
+    "string": "BYTES",
+    "large_string": "BYTES",
+    "binary": "BYTES",
+    "float": "FLOAT",
+    "double": "FLOAT",
+}
 """TFDV's types by Arrow's type. Other types are integers."""
 
 
-def infer_schema(statistics: Any, features: Features, *, range_factor: float, excluded: Container[str] = ()) -> Any:
+def infer_schema(
+    statistics: Any, features: Features, *, range_factor: float, excluded: Container[str] = ()
+) -> Any:
     """Infer the curated schema of the rows behind `statistics`.
 
     `excluded` features are optional.
@@ -70,14 +78,20 @@ def infer_schema(statistics: Any, features: Features, *, range_factor: float, ex
     return schema
 
 
-def fitted_to(schema: Any, statistics: Any, features: Features, *, range_factor: float, excluded: list[str]) -> Any:
+def fitted_to(
+    schema: Any, statistics: Any, features: Features, *, range_factor: float, excluded: list[str]
+) -> Any:
     """Return `schema` fitted to the recommender's features, or `schema` itself if it fits already.
 
     New features get the rules that `infer_schema` makes of these rows. Removed features are no
     longer required.
     """
     known = {feature.name: feature for feature in schema.feature}
-    gone = [n for n, each in known.items() if n not in (raw_rows.LABEL, *features.names) and _is_required(each)]
+    gone = [
+        n
+        for n, each in known.items()
+        if n not in (raw_rows.LABEL, *features.names) and _is_required(each)
+    ]
     if not gone and known.keys() >= set(features.names):
         return schema
     fitted = schema_pb2.Schema()
@@ -86,7 +100,9 @@ def fitted_to(schema: Any, statistics: Any, features: Features, *, range_factor:
         if feature.name in gone:
             feature.presence.ClearField("min_fraction")
             feature.presence.min_count = 0
-    for feature in infer_schema(statistics, features, range_factor=range_factor, excluded=excluded).feature:
+    for feature in infer_schema(
+        statistics, features, range_factor=range_factor, excluded=excluded
+    ).feature:
         if feature.name in features.names and feature.name not in known:
             fitted.feature.add().CopyFrom(feature)
     return fitted
@@ -108,7 +124,11 @@ def _set_presence(feature: Any, observed: Any, *, optional: bool) -> None:
 
 def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
     domain = feature.float_domain
-    if numbers.common_stats.num_non_missing and math.isfinite(numbers.min) and math.isfinite(numbers.max):
+    if (
+        numbers.common_stats.num_non_missing
+        and math.isfinite(numbers.min)
+        and math.isfinite(numbers.max)
+    ):
         # An extreme of zero has no multiple, so it counts as one.
         domain.min = numbers.min - (factor - 1) * max(abs(numbers.min), 1.0)
         domain.max = numbers.max + (factor - 1) * max(abs(numbers.max), 1.0)
@@ -119,9 +139,9 @@ def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
 def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """Return the lowest and the highest true share that an observed share of rows agrees with.
 
-    The interval is Clopper and Pearson's exact one, whose ends lie as far out as `STANDARD_ERRORS` of a normal
-    distribution. `rows / ALIKE_ROWS` rows count as independent: a column of the context is missing in all rows of a
-    request or in none.
+    The interval is Clopper and Pearson's exact one, whose ends lie as far out as `STANDARD_ERRORS`
+    of a normal distribution. `rows / ALIKE_ROWS` rows count as independent: a column of the context
+    is missing in all rows of a request or in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)
@@ -153,7 +173,11 @@ def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
     judged = set(raw.recommender.features.names) - set(raw.excluded_columns)
     for feature in proposed.feature:
         old, seen = known[feature.name], observed.get(feature.name)
-        if seen is None or not num_values(seen) or feature.name in (raw_rows.LABEL, *raw.excluded_columns):
+        if (
+            seen is None
+            or not num_values(seen)
+            or feature.name in (raw_rows.LABEL, *raw.excluded_columns)
+        ):
             # TFDV would mark a column without values as deprecated and no longer check it.
             feature.CopyFrom(old)
         if seen is not None and feature.name in judged:

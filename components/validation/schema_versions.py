@@ -72,7 +72,10 @@ def expect_sound(schema: Any, source: str) -> None:
     if twins := sorted({name for name in names if names.count(name) > 1}):
         raise ContractError(f"{source} has {', '.join(twins)} twice, expected each feature once")
     if TRAINING not in schema.default_environment:
-        raise ContractError(f"{source} has default_environment {list(schema.default_environment)}, without {TRAINING}")
+        raise ContractError(
+            f"{source} has default_environment {list(schema.default_environment)}, without "
+            f"{TRAINING}"
+        )
     for feature in schema.feature:
         for fault in _faults_of(feature, {named.name for named in schema.string_domain}):
             raise ContractError(f"{source}: feature {feature.name!r} has {fault}")
@@ -102,7 +105,9 @@ def compare_schemas(old: Any, new: Any) -> dict[str, str]:
     before, after = _texts(old), _texts(new)
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return {
-        name: "\n".join(difflib.unified_diff(before.get(name, []), after.get(name, []), name, name, lineterm=""))
+        name: "\n".join(
+            difflib.unified_diff(before.get(name, []), after.get(name, []), name, name, lineterm="")
+        )
         for name in changed
     }
 
@@ -112,7 +117,10 @@ def _texts(schema: Any) -> dict[str, list[str]]:
     texts, rest = defaultdict[str, list[str]](list), schema_pb2.Schema()
     rest.CopyFrom(schema)
     del rest.feature[:]
-    for name, part in [*((feature.name, feature) for feature in schema.feature), (SCHEMA_WIDE, rest)]:
+    for name, part in [
+        *((feature.name, feature) for feature in schema.feature),
+        (SCHEMA_WIDE, rest),
+    ]:
         texts[name] += format_schema(part).splitlines()
     return texts
 
@@ -169,7 +177,9 @@ def newest_accepted(store: Path) -> AcceptedSchema | None:
     if newest is not None:
         path = version_path(store, newest.version)
         if not path.is_file() or sha256_file(path) != newest.sha256:
-            raise ContractError(f"schema {path} is absent or was changed in place since it was accepted")
+            raise ContractError(
+                f"schema {path} is absent or was changed in place since it was accepted"
+            )
     return newest
 
 
@@ -204,7 +214,11 @@ def accept_schema(
     if not reason.strip():
         raise ContractError("reason is empty, expected why this schema is accepted")
     before = newest_accepted(store)
-    base, path = (f"version {before.version}", version_path(store, before.version)) if before else ("none", None)
+    base, path = (
+        (f"version {before.version}", version_path(store, before.version))
+        if before
+        else ("none", None)
+    )
     if path is None and of_champion is not None:
         base, path = f"model {of_champion[0]}", of_champion[1]
     line = AcceptedSchema(
@@ -229,7 +243,10 @@ def _check_changed(base: Path | None, schema: Any, change: Sequence[str]) -> lis
         raise ContractError(f"the schema equals {base}: there is nothing to accept")
     if unnamed := [name for name in changed if name not in change]:
         flags = " ".join(f"--change {name}" for name in unnamed)
-        raise ContractError(f"the schema changes {', '.join(unnamed)} (`diff` shows how). If that is intended: {flags}")
+        raise ContractError(
+            f"the schema changes {', '.join(unnamed)} (`diff` shows how). If that is intended: "
+            f"{flags}"
+        )
     if wrong := sorted(set(change) - set(changed)):
         raise ContractError(f"--change names {', '.join(wrong)}, which the schema does not change")
     return changed
@@ -237,19 +254,34 @@ def _check_changed(base: Path | None, schema: Any, change: Sequence[str]) -> lis
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their flags."""
-    parser = CommandParser(prog="evergreen schema", description="Curates the schema of the training rows.")
+    parser = CommandParser(
+        prog="evergreen schema", description="Curates the schema of the training rows."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    show = commands.add_parser("show", help="print the schema in force: the newest accepted one, else the live model's")
-    show.add_argument("which", nargs="?", default="force", help="force (default), live, a version, run:NAME or a file")
+    show = commands.add_parser(
+        "show", help="print the schema in force: the newest accepted one, else the live model's"
+    )
+    show.add_argument(
+        "which",
+        nargs="?",
+        default="force",
+        help="force (default), live, a version, run:NAME or a file",
+    )
     diff = commands.add_parser("diff", help="compare two schemas, feature by feature")
-    diff.add_argument("old", help="force, live, a version, run:NAME (what the run proposes, --work) or a file")
+    diff.add_argument(
+        "old", help="force, live, a version, run:NAME (what the run proposes, --work) or a file"
+    )
     diff.add_argument("new", help="the same")
     accept = commands.add_parser("accept", help="put a proposed or an edited schema in force")
     accept.add_argument("which", help="run:NAME (what the run proposes, --work) or a file")
     accept.add_argument("--reason", required=True, help="why")
     accept.add_argument("--who", default=whoami(), help="who accepts it (%(default)s)")
-    accept.add_argument("--change", action="append", default=[], metavar="FEATURE", help="may change (repeatable)")
-    log = commands.add_parser("log", help="list the accepted versions: who, when, why, what they changed")
+    accept.add_argument(
+        "--change", action="append", default=[], metavar="FEATURE", help="may change (repeatable)"
+    )
+    log = commands.add_parser(
+        "log", help="list the accepted versions: who, when, why, what they changed"
+    )
     for each in (show, diff, accept, log):
         each.add_argument("--store", required=True, help="model store, folder or its URI")
     for each in (show, diff, accept):
@@ -292,7 +324,10 @@ def _accept(store: Path, arguments: argparse.Namespace) -> int:
         run=which.removeprefix("run:") if which.startswith("run:") else None,
         change=arguments.change,
     )
-    print(f"version {line.version} is in force from the next round on: {version_path(store, line.version)}")
+    print(
+        f"version {line.version} is in force from the next round on: "
+        f"{version_path(store, line.version)}"
+    )
     return ExitCode.DONE
 
 
@@ -302,7 +337,10 @@ def _log(store: Path, _arguments: argparse.Namespace) -> int:
         print("no schema was accepted yet: rounds are judged by their champion's")
     for line in lines:
         changed = f"; changed {', '.join(line.changed)}" if line.changed else ""
-        show(f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: {line.reason}{changed}")
+        show(
+            f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: "
+            f"{line.reason}{changed}"
+        )
     return ExitCode.DONE
 
 
@@ -319,15 +357,23 @@ def _find_schema(store: Path, which: str, work: str) -> Path:
     if which == "live" and live:
         return live[1]
     if which in ("force", "live"):
-        raise ContractError(f"there is no schema {which!r} in {store}: no model is live yet, and none was accepted")
+        raise ContractError(
+            f"there is no schema {which!r} in {store}: no model is live yet, and none was accepted"
+        )
     if which.startswith("run:"):
         run = run_folder(store, which.removeprefix("run:")).name
         path = typed_folder(work, "--work") / run / "validation" / "proposed_schema.pbtxt"
         hint = f"run {run} proposes no schema: {path} is absent"
     elif which.isdigit():
-        path, hint = version_path(store, int(which)), f"version {which} was never accepted in {store}"
+        path, hint = (
+            version_path(store, int(which)),
+            f"version {which} was never accepted in {store}",
+        )
     else:
-        path, hint = Path(which), f"schema {which!r} is no file, expected one, or force, live, a version or run:NAME"
+        path, hint = (
+            Path(which),
+            f"schema {which!r} is no file, expected one, or force, live, a version or run:NAME",
+        )
     if not path.is_file():
         raise ContractError(hint)
     return path

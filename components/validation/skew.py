@@ -31,7 +31,13 @@ from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import raw_rows
 from evergreen.contracts.words import ShownValues
-from evergreen.rows.archived_rows import archived_files, arrow_schema, is_alike, parquet_file, reading_parquet
+from evergreen.rows.archived_rows import (
+    archived_files,
+    arrow_schema,
+    is_alike,
+    parquet_file,
+    reading_parquet,
+)
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.objects import Objects
 from evergreen.storage.uris import is_bucket_uri, local_path, open_objects
@@ -58,8 +64,11 @@ class EventSpan(NamedTuple):
         >>> utc = timezone.utc
         >>> EventSpan(datetime(2026, 1, 1, 23, tzinfo=utc), datetime(2026, 1, 2, 1, tzinfo=utc)).days()
         ['2026-01-01', '2026-01-02']
-        """
-        first, last = self.first.astimezone(timezone.utc).date(), self.last.astimezone(timezone.utc).date()
+        """  # noqa: E501
+        first, last = (
+            self.first.astimezone(timezone.utc).date(),
+            self.last.astimezone(timezone.utc).date(),
+        )
         return [str(first + timedelta(days=n)) for n in range((last - first).days + 1)]
 
 
@@ -120,7 +129,9 @@ def open_served(uri: str) -> Objects:
         PermanentError: There are no credentials for the bucket.
     """
     if not is_bucket_uri(uri) and not local_path(uri).is_dir():
-        raise ContractError(f"served rows {local_path(uri)} is not a folder, expected the archive of a monitor")
+        raise ContractError(
+            f"served rows {local_path(uri)} is not a folder, expected the archive of a monitor"
+        )
     return open_objects(uri)
 
 
@@ -151,15 +162,22 @@ def measure_skew(
     """
     compared = [name for name in features.names if name not in excluded]
     raw = raw_rows.raw_types(features)
-    types = {name: raw[name] for name in (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME, *compared)}
-    one_in = max(1, -(-sum(int(pq.read_metadata(path).num_rows) for path in training) // sampled_rows))
+    types = {
+        name: raw[name]
+        for name in (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME, *compared)
+    }
+    one_in = max(
+        1, -(-sum(int(pq.read_metadata(path).num_rows) for path in training) // sampled_rows)
+    )
     mine = theirs = _sample_requests(_read_training(training, types), one_in)
     span, unread = None, list[str]()
     if mine.num_rows:
         ends = pc.min_max(mine.column(raw_rows.EVENT_TIME)).as_py()
         span = EventSpan(ends["min"], ends["max"])
         words = [name for name in compared if name in features.words]
-        theirs = _sample_requests(read_served(archive, span, types, words=words, unread=unread), one_in)
+        theirs = _sample_requests(
+            read_served(archive, span, types, words=words, unread=unread), one_in
+        )
     joined = join_rows(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0
     facts = ServedRowFacts(
@@ -175,7 +193,10 @@ def measure_skew(
     if joined is None or num_joined < MIN_JOINED:
         return Skew(facts=facts)
     options = {name: features.list_options_of(name) for name in features.lists}
-    entries = (compare(joined, name, settings.skew_share, options=options.get(name), shown=shown) for name in compared)
+    entries = (
+        compare(joined, name, settings.skew_share, options=options.get(name), shown=shown)
+        for name in compared
+    )
     return Skew(facts=facts, entries=tuple(entries))
 
 
@@ -189,7 +210,12 @@ def _read_training(files: Sequence[Path], types: Mapping[str, str]) -> Iterator[
 
 
 def read_served(
-    archive: Objects, span: EventSpan, types: Mapping[str, str], *, unread: list[str], words: Sequence[str] = ()
+    archive: Objects,
+    span: EventSpan,
+    types: Mapping[str, str],
+    *,
+    unread: list[str],
+    words: Sequence[str] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Yield the columns `types` of the archived rows of the span, in batches, oldest day first.
 
@@ -206,13 +232,19 @@ def read_served(
                     continue
                 for batch in _read_columns(file, archived.uri, types):
                     times = batch.column(raw_rows.EVENT_TIME)
-                    yield batch.filter(pc.and_(pc.greater_equal(times, span.first), pc.less_equal(times, span.last)))
+                    yield batch.filter(
+                        pc.and_(
+                            pc.greater_equal(times, span.first), pc.less_equal(times, span.last)
+                        )
+                    )
         except ContractError as error:
             logger.warning("served rows are compared without a file that cannot be read: %s", error)
             unread.append(str(error))
 
 
-def _read_columns(file: pq.ParquetFile, origin: str, types: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+def _read_columns(
+    file: pq.ParquetFile, origin: str, types: Mapping[str, str]
+) -> Iterator[pa.RecordBatch]:
     found, expected = file.schema_arrow, arrow_schema(dict(types))
     for column in expected:
         kind = found.field(column.name).type if column.name in found.names else None
@@ -233,7 +265,9 @@ def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table
     for batch in batches:
         if one_in > 1:
             encoded = batch.column(raw_rows.REQUEST_ID).dictionary_encode()
-            chosen = [zlib.crc32(text.encode()) % one_in == 0 for text in encoded.dictionary.to_pylist()]
+            chosen = [
+                zlib.crc32(text.encode()) % one_in == 0 for text in encoded.dictionary.to_pylist()
+            ]
             batch = batch.filter(pa.array(chosen, pa.bool_()).take(encoded.indices))
         if batch.num_rows:
             kept.append(batch)
@@ -253,22 +287,34 @@ class JoinedRows(NamedTuple):
 def join_rows(training: pa.Table, served: pa.Table) -> JoinedRows:
     """Join both sides by request id and row, in the order of the training rows."""
     ids = pa.concat_arrays(
-        [chunk for table in (training, served) for chunk in table.column(raw_rows.REQUEST_ID).chunks]
+        [
+            chunk
+            for table in (training, served)
+            for chunk in table.column(raw_rows.REQUEST_ID).chunks
+        ]
     ).dictionary_encode()
     requests = ids.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    rows = np.concatenate([table.column(raw_rows.ROW).to_numpy() for table in (training, served)]).astype(np.int64)
+    rows = np.concatenate(
+        [table.column(raw_rows.ROW).to_numpy() for table in (training, served)]
+    ).astype(np.int64)
     names = (requests << 32) | rows.astype(np.uint32).astype(np.int64)
     mine, first_mine = np.unique(names[: training.num_rows], return_index=True)
     theirs, first_theirs = np.unique(names[training.num_rows :], return_index=True)
     _, at_mine, at_theirs = np.intersect1d(mine, theirs, assume_unique=True, return_indices=True)
     order = np.argsort(first_mine[at_mine])
     return JoinedRows(
-        training.take(pa.array(first_mine[at_mine][order])), served.take(pa.array(first_theirs[at_theirs][order]))
+        training.take(pa.array(first_mine[at_mine][order])),
+        served.take(pa.array(first_theirs[at_theirs][order])),
     )
 
 
 def compare(
-    joined: JoinedRows, name: str, threshold: float, *, shown: ShownValues, options: ListOptions | None = None
+    joined: JoinedRows,
+    name: str,
+    threshold: float,
+    *,
+    shown: ShownValues,
+    options: ListOptions | None = None,
 ) -> SkewEntry:
     """Return the differences of one feature. There must be joined rows.
 
@@ -283,8 +329,14 @@ def compare(
     example = None
     if differs.any() and name not in shown.hidden:
         at, text_of = int(differs.argmax()), partial(shown.text, name)
-        example = {column: joined.training.column(column)[at].as_py() for column in (raw_rows.REQUEST_ID, raw_rows.ROW)}
-        example |= {"training": _plain_value(mine[at], text_of), "served": _plain_value(theirs[at], text_of)}
+        example = {
+            column: joined.training.column(column)[at].as_py()
+            for column in (raw_rows.REQUEST_ID, raw_rows.ROW)
+        }
+        example |= {
+            "training": _plain_value(mine[at], text_of),
+            "served": _plain_value(theirs[at], text_of),
+        }
     return SkewEntry(
         feature=name,
         drifted=bool(differs.mean() > threshold),
@@ -320,7 +372,12 @@ def _common_factor(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> fl
 
 def _plain_value(value: Any, text_of: Callable[[int], str | None]) -> float | str | None:
     if isinstance(value, np.ndarray):
-        return ", ".join(text for each in value if each != MISSING_CATEGORY and (text := text_of(int(each)))) or None
+        return (
+            ", ".join(
+                text for each in value if each != MISSING_CATEGORY and (text := text_of(int(each)))
+            )
+            or None
+        )
     if isinstance(value, np.integer):
         return None if value == MISSING_CATEGORY else text_of(int(value))
     return float(value) if math.isfinite(value) else None

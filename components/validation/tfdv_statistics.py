@@ -48,10 +48,14 @@ def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
     columns = {name: batch.column(name) for name in judged_columns(features)}
     columns |= {name: columns[name].cast(pa.string()) for name in features.categorical}
     columns |= {name: columns[name].cast(pa.list_(pa.string())) for name in features.lists}
-    return CanonicalizeRecordBatch(pa.RecordBatch.from_arrays(list(columns.values()), list(columns)))
+    return CanonicalizeRecordBatch(
+        pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+    )
 
 
-def summarize_files(files: Sequence[Path], counter: ProfileCounter, *, processes: int | None = None) -> Any:
+def summarize_files(
+    files: Sequence[Path], counter: ProfileCounter, *, processes: int | None = None
+) -> Any:
     """Return the `DatasetFeatureStatisticsList` of the rows of Parquet files, which are read once.
 
     Without files the statistics have zero examples. Copies of `counter` count every row, and are
@@ -85,11 +89,15 @@ def summarize_files(files: Sequence[Path], counter: ProfileCounter, *, processes
     partials, counters = zip(*run_all(count, divided, processes=processes))
     for each in counters:
         counter.merge(each)
-    merged = [g.merge_accumulators(list(of_shares)) for g, of_shares in zip(generators, zip(*partials))]
+    merged = [
+        g.merge_accumulators(list(of_shares)) for g, of_shares in zip(generators, zip(*partials))
+    ]
     return stats_impl.extract_statistics_output(merged, generators)
 
 
-def _add_to_partials(generators: Sequence[Any], partials: Sequence[Any], lists: pa.RecordBatch) -> list[Any]:
+def _add_to_partials(
+    generators: Sequence[Any], partials: Sequence[Any], lists: pa.RecordBatch
+) -> list[Any]:
     """Add a batch to the accumulators.
 
     Only this call keeps the lists, which are four times as large.

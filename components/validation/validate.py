@@ -49,7 +49,13 @@ from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model, RawDataset, ValidationReport
 from evergreen.contracts.words import ShownValues
 from evergreen.runtime.durable import whole_directory
-from evergreen.statistics.column_profile import DENSE_EDGES, NUM_BUCKETS, ColumnProfile, TableProfile, find_sums
+from evergreen.statistics.column_profile import (
+    DENSE_EDGES,
+    NUM_BUCKETS,
+    ColumnProfile,
+    TableProfile,
+    find_sums,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +88,9 @@ def validate(round_: Round) -> Validated:
         _write_measured(round_, measured, folder)
         report = make_report(round_, measured, check(measured, round_.rules))
         document = make_document(round_, measured, report)
-        (folder / JSON_FILE).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        (folder / JSON_FILE).write_text(
+            json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8"
+        )
         (folder / HTML_FILE).write_text(draw_page(document), encoding="utf-8")
     logger.info("decision %s: %d findings", report.decision, len(report.findings))
     return Validated(report, measured.rows.dataset)
@@ -91,11 +99,17 @@ def validate(round_: Round) -> Validated:
 def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
     in_force = round_.schema_path
     is_in_force = in_force is not None and read_schema(in_force) == measured.schema
-    content = in_force.read_bytes() if in_force and is_in_force else format_schema(measured.schema).encode()
+    content = (
+        in_force.read_bytes()
+        if in_force and is_in_force
+        else format_schema(measured.schema).encode()
+    )
     (folder / SCHEMA_FILE).write_bytes(content)
     if measured.proposal is not None:
         (folder / PROPOSAL_FILE).write_text(format_schema(measured.proposal), encoding="utf-8")
-    (folder / STATISTICS_FILE).write_bytes(measured.statistics.SerializeToString(deterministic=True))
+    (folder / STATISTICS_FILE).write_bytes(
+        measured.statistics.SerializeToString(deterministic=True)
+    )
     measured.counter.reference().write(folder / REFERENCE_FILE)
     if measured.window.rows:
         line = read_windows(round_.parent / Model.WINDOWS) if round_.parent else KeptWindows(())
@@ -127,7 +141,9 @@ def make_report(round_: Round, measured: Measured, findings: Sequence[Finding]) 
         schema_uri=uri(SCHEMA_FILE),
         report_uri=uri(HTML_FILE),
         json_uri=uri(JSON_FILE),
-        parent_statistics_uri=(round_.champion.folder / Model.STATISTICS).as_uri() if round_.champion else None,
+        parent_statistics_uri=(round_.champion.folder / Model.STATISTICS).as_uri()
+        if round_.champion
+        else None,
         raw_digest=measured.rows.dataset.digest,
         reference_uri=uri(REFERENCE_FILE),
         windows_uri=uri(WINDOWS_FILE) if measured.window.rows else None,
@@ -142,7 +158,9 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
     now, features_before = by_feature(measured.statistics), by_feature(before)
     windows = (measured.window, champion.windows.newest if champion is not None else None)
     names = [name for name in judged_columns(measured.counter.features) if name in now]
-    differences = compare_schemas(measured.schema, measured.proposal) if measured.proposal is not None else {}
+    differences = (
+        compare_schemas(measured.schema, measured.proposal) if measured.proposal is not None else {}
+    )
     return {
         "kind": KIND,
         "format_version": FORMAT_VERSION,
@@ -151,21 +169,30 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
         "num_rows": report.num_rows,
         "num_rows_before": num_rows(before) if before is not None else None,
         "champion": champion.folder.as_uri() if champion else None,
-        **{name: getattr(report, name) for name in ("findings", "drift", "label", "skew", "served")},
+        **{
+            name: getattr(report, name) for name in ("findings", "drift", "label", "skew", "served")
+        },
         "quarantine": {
             "num_rows": measured.rows.dataset.num_quarantined,
             "uri": measured.rows.dataset.quarantine_uri,
         },
         "schema": {"uri": report.schema_uri, "differences": differences},
         "columns": [
-            _describe_column(name, now[name], features_before.get(name), windows=windows, shown=measured.shown)
+            _describe_column(
+                name, now[name], features_before.get(name), windows=windows, shown=measured.shown
+            )
             for name in names
         ],
     }
 
 
 def _describe_column(
-    name: str, now: Any, before: Any, *, windows: tuple[TableProfile, TableProfile | None], shown: ShownValues
+    name: str,
+    now: Any,
+    before: Any,
+    *,
+    windows: tuple[TableProfile, TableProfile | None],
+    shown: ShownValues,
 ) -> dict[str, Any]:
     is_category = now.WhichOneof("stats") == "string_stats"
     column: dict[str, Any] = {
@@ -178,18 +205,29 @@ def _describe_column(
     if name == raw_rows.LABEL:
         column["bars"] = _label_bars(*windows)
     else:
-        of_now, of_before = (window.columns.get(name) if window is not None else None for window in windows)
+        of_now, of_before = (
+            window.columns.get(name) if window is not None else None for window in windows
+        )
         column["bars"] = []
         if of_now is not None and name not in shown.hidden:
             column["bars"] = _feature_bars(of_now, of_before, partial(shown.text, name))
     if is_category:
         return {**column, "distinct": int(now.string_stats.unique)}
     stats = now.num_stats
-    numbers = {"least": stats.min, "most": stats.max, "median": stats.median, "mean": stats.mean, "std": stats.std_dev}
+    numbers = {
+        "least": stats.min,
+        "most": stats.max,
+        "median": stats.median,
+        "mean": stats.mean,
+        "std": stats.std_dev,
+    }
     is_known = num_values(now) > 0
     return {
         **column,
-        **{key: float(value) if is_known and math.isfinite(value) else None for key, value in numbers.items()},
+        **{
+            key: float(value) if is_known and math.isfinite(value) else None
+            for key, value in numbers.items()
+        },
     }
 
 
@@ -200,14 +238,22 @@ def _label_bars(now: TableProfile, before: TableProfile | None) -> list[Bar]:
     return [_bar("0", *(1 - share for share in shares)), _bar("1", *shares)]
 
 
-def _feature_bars(now: ColumnProfile, before: ColumnProfile | None, text_of: Callable[[int], str | None]) -> list[Bar]:
+def _feature_bars(
+    now: ColumnProfile, before: ColumnProfile | None, text_of: Callable[[int], str | None]
+) -> list[Bar]:
     """Return bars of the most frequent categories, or of all buckets that either side fills."""
     sides = [now] if before is None else [now, before]
     if listed := [(side.values, side.sums) for side in sides if side.values is not None]:
         cells = np.unique(np.concatenate([values[:SHOWN_VALUES] for values, _ in listed]))
-        counts, labels = [find_sums(cells, *each)[:, 0] for each in listed], [text_of(int(value)) for value in cells]
+        counts, labels = (
+            [find_sums(cells, *each)[:, 0] for each in listed],
+            [text_of(int(value)) for value in cells],
+        )
     else:
-        counts, labels = [side.counts for side in sides], [_bucket_label(bucket) for bucket in range(NUM_BUCKETS)]
+        counts, labels = (
+            [side.counts for side in sides],
+            [_bucket_label(bucket) for bucket in range(NUM_BUCKETS)],
+        )
     shares = np.stack([rows / (side.present or 1) for rows, side in zip(counts, sides)])
     if listed:
         chosen = np.argsort(-shares.max(axis=0), kind="stable")[:SHOWN_VALUES]

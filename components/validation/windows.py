@@ -46,12 +46,24 @@ class KeptWindows:
         """Refuse features that cannot be compared.
 
         Raises:
-            ContractError: A numeric feature was a categorical one in these windows, or the other way round.
+            ContractError: A numeric feature was a categorical one in these windows, or the other
+                way round.
         """
         for name, column in self.merged.columns.items():
-            if name in (features.numeric if column.values is not None else features.categorical + features.lists):
-                now, before = ("numeric", "categorical") if column.values is not None else ("categorical", "numeric")
-                raise ContractError(f"feature {name} is {now}, was {before} in the champion's rows: give it a new name")
+            if name in (
+                features.numeric
+                if column.values is not None
+                else features.categorical + features.lists
+            ):
+                now, before = (
+                    ("numeric", "categorical")
+                    if column.values is not None
+                    else ("categorical", "numeric")
+                )
+                raise ContractError(
+                    f"feature {name} is {now}, was {before} in the champion's rows: give it a new "
+                    "name"
+                )
 
     def write(self, path: Path) -> None:
         """Write the windows to a file, completely or not at all."""

@@ -38,12 +38,18 @@ def build_parser() -> argparse.ArgumentParser:
         add_site_flags(command)
         if name == "start":
             command.add_argument("--model-id", required=True, help="id of the stored model")
-            command.add_argument("--shadow-only", action="store_true", help="score shadow traffic without serving")
+            command.add_argument(
+                "--shadow-only", action="store_true", help="score shadow traffic without serving"
+            )
             continue
         command.add_argument(
-            "--metrics-urls", default="", help="host:port or dns:///name:port of every server's metrics"
+            "--metrics-urls",
+            default="",
+            help="host:port or dns:///name:port of every server's metrics",
         )
-        command.add_argument("--archive", type=typed_uri, help="the monitor's archive, folder or its URI")
+        command.add_argument(
+            "--archive", type=typed_uri, help="the monitor's archive, folder or its URI"
+        )
         command.add_argument("--lake", type=typed_uri, help="the lake: folder, its URI, or gs://")
         command.add_argument(
             "--rule",
@@ -54,9 +60,13 @@ def build_parser() -> argparse.ArgumentParser:
             help=f"value of a rule, may be repeated; defaults: {_DEFAULTS}",
         )
         if name in ("advance", "abort"):
-            command.add_argument("--reason", type=change_reason, required=True, help="reason for the journal")
+            command.add_argument(
+                "--reason", type=change_reason, required=True, help="reason for the journal"
+            )
         if name == "watch":
-            command.add_argument("--interval-seconds", type=float, default=30.0, help="seconds between two steps")
+            command.add_argument(
+                "--interval-seconds", type=float, default=30.0, help="seconds between two steps"
+            )
     return parser
 
 
@@ -68,7 +78,9 @@ def _rule(text: str) -> tuple[str, Any]:
     """
     name, _, value = text.partition("=")
     if name not in _DEFAULTS:
-        raise argparse.ArgumentTypeError(f"no rule is named {name!r}, expected one of {', '.join(_DEFAULTS)}")
+        raise argparse.ArgumentTypeError(
+            f"no rule is named {name!r}, expected one of {', '.join(_DEFAULTS)}"
+        )
     if name == "shares":
         return name, tuple(float(part) for part in value.split(","))
     return name, type(_DEFAULTS[name])(value)
@@ -81,12 +93,15 @@ def main(argv: list[str] | None = None) -> int:
     site = site_of(arguments)
     if arguments.command == "watch" and not 0 < arguments.interval_seconds <= MAX_INTERVAL_SECONDS:
         raise ContractError(
-            f"interval is {arguments.interval_seconds} s, expected more than 0 and at most {MAX_INTERVAL_SECONDS:g}"
+            f"interval is {arguments.interval_seconds} s, expected more than 0 and at most "
+            f"{MAX_INTERVAL_SECONDS:g}"
         )
     if arguments.command == "start":
         evaluated = evaluated_model(site.store, arguments.model_id)
         share = 0.0 if arguments.shadow_only else serving_canary.FIRST_SHARE
-        done = serving_canary.start(*evaluated, settings=as_served_now(site.serving(evaluated[0])), share=share)
+        done = serving_canary.start(
+            *evaluated, settings=as_served_now(site.serving(evaluated[0])), share=share
+        )
         print(f"version {done.version} is the canary, model {done.model_id}")
         return 0
     settings = steps.CanarySettings(
@@ -108,7 +123,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _print_step(step: serving_canary.Step) -> None:
-    print(json.dumps({name: value for name, value in asdict(step).items() if value is not None}), flush=True)
+    print(
+        json.dumps({name: value for name, value in asdict(step).items() if value is not None}),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

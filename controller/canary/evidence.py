@@ -76,7 +76,13 @@ Fetch = Callable[[str], str]
 
 
 def read_pairs(
-    places: Sequence[Objects], *, stable: int, canary: int, since: datetime, most: int, user: str | None = None
+    places: Sequence[Objects],
+    *,
+    stable: int,
+    canary: int,
+    since: datetime,
+    most: int,
+    user: str | None = None,
 ) -> Pairs:
     """Read the oldest pairs of two versions.
 
@@ -96,7 +102,9 @@ def read_pairs(
         TemporaryError, PermanentError: the bucket cannot be read.
     """
     types = {**raw_rows.ROW_TYPES, **raw_rows.SHADOW_TYPES}
-    schema = arrow_schema({name: types[name] for name in COLUMNS} | ({} if user is None else {user: "int64"}))
+    schema = arrow_schema(
+        {name: types[name] for name in COLUMNS} | ({} if user is None else {user: "int64"})
+    )
     found = [schema.empty_table()]
     first_day = since.astimezone(timezone.utc).date().isoformat()
     for place in places:
@@ -112,7 +120,9 @@ def _rows_of_pair(rows: Any, *, stable: int, canary: int, since: datetime) -> An
     served, shadow = rows[raw_rows.MODEL_VERSION], rows[raw_rows.SHADOW_VERSION]
     by_stable = pc.and_(pc.equal(served, stable), pc.equal(shadow, canary))
     by_canary = pc.and_(pc.equal(served, canary), pc.equal(shadow, stable))
-    recent = pc.greater_equal(rows[raw_rows.EVENT_TIME], pa.scalar(since, rows.schema.field(raw_rows.EVENT_TIME).type))
+    recent = pc.greater_equal(
+        rows[raw_rows.EVENT_TIME], pa.scalar(since, rows.schema.field(raw_rows.EVENT_TIME).type)
+    )
     return rows.filter(pc.and_(recent, pc.or_(by_stable, by_canary)))
 
 
@@ -134,14 +144,18 @@ def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
         with archived.opened() as file:
             if raw_rows.SHADOW_SCORE not in file.schema_arrow.names:
                 return None
-            rows = file.read(columns=[name for name in schema.names if name in file.schema_arrow.names])
+            rows = file.read(
+                columns=[name for name in schema.names if name in file.schema_arrow.names]
+            )
     except MovedAway:
         return None
     except ContractError as error:
         logger.warning("a file is left out of the canary's evidence: %s", error)
         return None
     columns = [
-        rows[each.name].cast(each.type) if each.name in rows.column_names else pa.nulls(len(rows), each.type)
+        rows[each.name].cast(each.type)
+        if each.name in rows.column_names
+        else pa.nulls(len(rows), each.type)
         for each in schema
     ]
     return pa.table(columns, schema=schema)
@@ -152,7 +166,9 @@ def _paired(rows: Any, stable: int, user: str | None) -> Pairs:
 
     The first of several rows with one identity counts.
     """
-    requests, codes = np.unique(rows[raw_rows.REQUEST_ID].to_numpy().astype(str), return_inverse=True)
+    requests, codes = np.unique(
+        rows[raw_rows.REQUEST_ID].to_numpy().astype(str), return_inverse=True
+    )
     codes = codes.reshape(-1).astype(np.int64)
     positions = rows[raw_rows.ROW].to_numpy().astype(np.int64)
     _, first = np.unique(np.stack([codes, positions], axis=1), axis=0, return_index=True)
@@ -179,7 +195,9 @@ def fetch(address: str) -> str:
     deadline, content = time.monotonic() + READ_SECONDS, bytearray()
     try:
         # Bypass any proxy in the environment: the server is on this machine or in this cluster.
-        with build_opener(ProxyHandler({})).open(f"http://{address}/metrics", timeout=READ_SECONDS) as answer:
+        with build_opener(ProxyHandler({})).open(
+            f"http://{address}/metrics", timeout=READ_SECONDS
+        ) as answer:
             while chunk := answer.read1(1 << 16):
                 content += chunk
                 if len(content) > MAX_TEXT_BYTES or time.monotonic() > deadline:
@@ -192,7 +210,9 @@ def fetch(address: str) -> str:
         raise TemporaryError(f"metrics of {address} cannot be read: {error}") from error
 
 
-def read_baseline(addresses: Sequence[str], stable: Arm, canary: Arm, *, fetch: Fetch = fetch) -> Baseline:
+def read_baseline(
+    addresses: Sequence[str], stable: Arm, canary: Arm, *, fetch: Fetch = fetch
+) -> Baseline:
     """Return every server's current counters of both arms.
 
     Raises:
@@ -202,7 +222,9 @@ def read_baseline(addresses: Sequence[str], stable: Arm, canary: Arm, *, fetch: 
     return {address: counted(fetch(address), arms, source=address) for address in addresses}
 
 
-def counted(text: str, arms: Mapping[str, Arm], *, source: str = "server") -> dict[str, dict[str, float]]:
+def counted(
+    text: str, arms: Mapping[str, Arm], *, source: str = "server"
+) -> dict[str, dict[str, float]]:
     """Return the counters of each arm's model and version in a metrics text. Absent counters are 0.
 
     Raises:
@@ -215,7 +237,8 @@ def counted(text: str, arms: Mapping[str, Arm], *, source: str = "server") -> di
         if name in _NAMES:
             if not 0 <= sample.value < _MAX_COUNT:
                 raise TemporaryError(
-                    f"metrics of {source} cannot be read: {name} is {sample.value}, expected a count from 0"
+                    f"metrics of {source} cannot be read: {name} is {sample.value}, expected a "
+                    "count from 0"
                 )
             found[arm][_NAMES[name]] += sample.value  # failures have one line per reason
     return found
@@ -231,7 +254,11 @@ def read_p99(text: str, arm: Arm, *, source: str = "server") -> float | None:
         TemporaryError: `text` is not a metrics text. The message contains `source`.
     """
     for _, sample in _samples(text, {"": arm}, source):
-        if sample.name == QUANTILES and sample.labels.get("quantile") == "0.99" and 0 <= sample.value < math.inf:
+        if (
+            sample.name == QUANTILES
+            and sample.labels.get("quantile") == "0.99"
+            and 0 <= sample.value < math.inf
+        ):
             return float(sample.value)
     return None
 
@@ -240,10 +267,15 @@ def _samples(text: str, arms: Mapping[str, Arm], source: str) -> list[tuple[str,
     """Return the samples of each arm's model and version, with the arm's name."""
     wanted = {(arm.model_name, str(arm.version)): name for name, arm in arms.items()}
     try:
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        samples = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
     except ValueError as error:
         raise TemporaryError(f"metrics of {source} cannot be read: {first_line(error)}") from error
-    named = [(wanted.get((each.labels.get("model", ""), each.labels.get("version", ""))), each) for each in samples]
+    named = [
+        (wanted.get((each.labels.get("model", ""), each.labels.get("version", ""))), each)
+        for each in samples
+    ]
     return [(name, sample) for name, sample in named if name is not None]
 
 
@@ -268,7 +300,10 @@ def uncounted(baseline: Baseline, now: Baseline) -> Baseline:
     return {
         address: arms
         for address, arms in now.items()
-        if any(_is_fresh(baseline.get(address, {}).get(arm), counters) for arm, counters in arms.items())
+        if any(
+            _is_fresh(baseline.get(address, {}).get(arm), counters)
+            for arm, counters in arms.items()
+        )
     }
 
 

@@ -28,7 +28,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from controller.canary.evidence import Fetch, counts_since, fetch, read_baseline, read_pairs, uncounted
+from controller.canary.evidence import (
+    Fetch,
+    counts_since,
+    fetch,
+    read_baseline,
+    read_pairs,
+    uncounted,
+)
 from controller.promote import promote_version
 from evergreen.registry import promotion_journal
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
@@ -50,7 +57,15 @@ from evergreen.serving.canary import (
     load_everywhere,
     unload,
 )
-from evergreen.serving.canary_policy import ABORT, GROW, HOLD, CanaryDecision, CanaryPolicy, check_counts, evaluate
+from evergreen.serving.canary_policy import (
+    ABORT,
+    GROW,
+    HOLD,
+    CanaryDecision,
+    CanaryPolicy,
+    check_counts,
+    evaluate,
+)
 from evergreen.serving.servers import addresses
 from evergreen.serving.site import Site, SiteSettings, opened, reset_plan
 from evergreen.storage.objects import Objects
@@ -73,7 +88,9 @@ class CanarySettings:
     fetch: Fetch = fetch
 
 
-_CHANGED_MEANWHILE = Step(action=CHANGED, reason="the plan changed while its evidence was read", wait_seconds=0.0)
+_CHANGED_MEANWHILE = Step(
+    action=CHANGED, reason="the plan changed while its evidence was read", wait_seconds=0.0
+)
 
 
 def step(settings: CanarySettings) -> Step:
@@ -94,9 +111,18 @@ def step(settings: CanarySettings) -> Step:
         return NO_CANARY
     repository = site.open_repository()
     plan, at_work = repository.read_plan(), canary_at_work(site.store)
-    if plan is None or plan.canary is None or at_work is None or at_work.version != plan.canary.version:
+    if (
+        plan is None
+        or plan.canary is None
+        or at_work is None
+        or at_work.version != plan.canary.version
+    ):
         is_at_rest = at_work is None and (plan is None or plan.canary is None)
-        if is_at_rest and not repository.canary.whole() and not promotion_journal.interrupted(site.store):
+        if (
+            is_at_rest
+            and not repository.canary.whole()
+            and not promotion_journal.interrupted(site.store)
+        ):
             return NO_CANARY
         return _proceed(plan, settings, None)
     found, fresh = _evaluate(plan, settings)
@@ -169,13 +195,19 @@ def status(settings: CanarySettings) -> Step:
     plan = settings.site.open_repository().read_plan()
     if plan is None or plan.canary is None:
         is_over = canary_at_work(settings.site.store) is None
-        return Step(action=NONE if is_over else DRAINING, reason=plan.reason if plan else "there is no plan")
+        return Step(
+            action=NONE if is_over else DRAINING, reason=plan.reason if plan else "there is no plan"
+        )
     found, _ = _evaluate(plan, settings)
     return _held(plan, found)
 
 
 def _proceed(
-    plan: TrafficPlan | None, settings: CanarySettings, found: CanaryDecision | None, *, fresh: bool = False
+    plan: TrafficPlan | None,
+    settings: CanarySettings,
+    found: CanaryDecision | None,
+    *,
+    fresh: bool = False,
 ) -> Step:
     """Finish earlier changes, load the canary on servers that lack it, and apply a decision.
 
@@ -207,7 +239,9 @@ def _proceed(
             seen, _ = _read_counters(plan, settings)
             plan = plan.next(baseline={**plan.baseline, **uncounted(plan.baseline, seen or {})})
             site.repository.write_plan(plan)
-            logger.info("errors and latency of %s are counted from now on", ", ".join(plan.baseline))
+            logger.info(
+                "errors and latency of %s are counted from now on", ", ".join(plan.baseline)
+            )
         return _held(plan, found)
 
 
@@ -228,7 +262,9 @@ def _finish_earlier(site: Site, settings: CanarySettings) -> Step | None:
     assert at_work is not None
     if plan.canary_share != at_work.share:
         # A crash prevented the journal entry after the plan.
-        site.append(replace(at_work, share=plan.canary_share, reason=plan.reason, who=site.settings.who))
+        site.append(
+            replace(at_work, share=plan.canary_share, reason=plan.reason, who=site.settings.who)
+        )
     return None
 
 
@@ -274,14 +310,27 @@ def _began(plan: TrafficPlan, store: Path) -> datetime:
 
     A start as a shadow counts too.
     """
-    lines = [each for each in promotion_journal.read_entries(store) if each.action == promotion_journal.CANARY]
-    times = [each.time for each in lines if plan.canary is not None and each.version == plan.canary.version]
+    lines = [
+        each
+        for each in promotion_journal.read_entries(store)
+        if each.action == promotion_journal.CANARY
+    ]
+    times = [
+        each.time
+        for each in lines
+        if plan.canary is not None and each.version == plan.canary.version
+    ]
     # Times in the journal never decrease. If the clock was ahead before, the plan's time is right.
     return min(map(datetime.fromisoformat, [*times[:1], plan.published_at]))
 
 
 def _grow_or_release(
-    site: Site, at_work: Promotion, plan: TrafficPlan, *, settings: CanarySettings, found: CanaryDecision
+    site: Site,
+    at_work: Promotion,
+    plan: TrafficPlan,
+    *,
+    settings: CanarySettings,
+    found: CanaryDecision,
 ) -> Step:
     """Give the canary the next larger share, or release it after the last one."""
     larger = [share for share in settings.policy.shares if share > plan.canary_share]
@@ -306,11 +355,21 @@ def _grow_or_release(
 
 def _held(plan: TrafficPlan, found: CanaryDecision) -> Step:
     assert plan.canary is not None
-    return Step(action=HELD, reason=found.reason, version=plan.canary.version, share=plan.canary_share, decision=found)
+    return Step(
+        action=HELD,
+        reason=found.reason,
+        version=plan.canary.version,
+        share=plan.canary_share,
+        decision=found,
+    )
 
 
 def _aborted(
-    settings: CanarySettings, version: int | None, reason: str, *, decision: CanaryDecision | None = None
+    settings: CanarySettings,
+    version: int | None,
+    reason: str,
+    *,
+    decision: CanaryDecision | None = None,
 ) -> Step:
     logger.error("canary %s is aborted: %s", version, reason)
     return Step(

@@ -49,12 +49,19 @@ def main(argv: list[str] | None = None) -> int:
 
 def add_server_flags(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """Add the flags for the server, its recommender and the connection."""
-    described = "model registry, or a copy of its file recommender/N.json, which describes the columns of the rows"
+    described = (
+        "model registry, or a copy of its file recommender/N.json, which describes the "
+        "columns of the rows"
+    )
     parser.add_argument("--recommender", type=Path, required=is_required, help=described)
-    server = "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
+    server = (
+        "host:port of Triton's gRPC endpoint, or dns:///name:port for all replicas behind a name"
+    )
     parser.add_argument("--server", required=True, help=server)
     parser.add_argument("--deadline-seconds", help="per request, retries included")
-    parser.add_argument("--tls", action="store_true", help="encrypt, and check the server's certificate")
+    parser.add_argument(
+        "--tls", action="store_true", help="encrypt, and check the server's certificate"
+    )
     for flag, text in (
         ("--ca-file", "PEM file of the CA certificates; default: gRPC's own"),
         ("--certificate-file", "PEM file of the client's certificate"),
@@ -73,23 +80,32 @@ def client_settings(options: argparse.Namespace) -> "ClientSettings":
 
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Commands on standard input, one a line: drift, stop. End of standard input means stop, so the replay "
+        "Commands on standard input, one a line: drift, stop. End of standard input means stop, so "
+        "the replay "
         "ends with its parent; keep it open."
     )
     add_server_flags(parser, is_required=False)
     plan = (
-        "model repository (folder or gs:// URI) with the traffic plan to follow; default: the recommender's one model"
+        "model repository (folder or gs:// URI) with the traffic plan to follow; default: the "
+        "recommender's one model"
     )
     parser.add_argument("--plan", type=typed_uri, help=plan)
     parser.add_argument(
         "--log",
         required=True,
-        help="sqlite:////absolute/path.db, sqlite:///relative/path.db, pubsub://project/topic or kafka://host:port/topic",
+        help="sqlite:////absolute/path.db, sqlite:///relative/path.db, pubsub://project/topic or "
+        "kafka://host:port/topic",
     )
     rows = parser.add_mutually_exclusive_group(required=True)
     rows.add_argument("--world", type=Path, help="JSON file of the simulator to draw from")
-    rows.add_argument("--data", type=Path, help="Parquet file of labelled rows, or a folder of them; replayed once")
-    parser.add_argument("--drifted-world", type=Path, help="with --world: JSON file of the simulator after `drift`")
+    rows.add_argument(
+        "--data",
+        type=Path,
+        help="Parquet file of labelled rows, or a folder of them; replayed once",
+    )
+    parser.add_argument(
+        "--drifted-world", type=Path, help="with --world: JSON file of the simulator after `drift`"
+    )
     parser.add_argument(
         "--drift-columns",
         type=_split_names,
@@ -99,16 +115,21 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-requests",
         action="store_true",
-        help="with --data: send rows with the same request_id as one request, of at most --rows-per-request rows",
+        help="with --data: send rows with the same request_id as one request, of at most "
+        "--rows-per-request rows",
     )
     parser.add_argument("--rate", required=True, help="rows per second")
     parser.add_argument("--rows-per-request", help="default: 64")
-    parser.add_argument("--label-delay-seconds", help="mean; exponential, at most 4 times it; default: 1.5")
+    parser.add_argument(
+        "--label-delay-seconds", help="mean; exponential, at most 4 times it; default: 1.5"
+    )
     parser.add_argument("--seed", type=int, required=True, help="of what is drawn")
     parser.add_argument("--stats", type=Path, required=True, help="JSON lines, one per second")
     parser.add_argument("--summary", type=Path, required=True, help="JSON, written at the end")
     parser.add_argument("--max-rows", help="stop after this many rows")
-    parser.add_argument("--max-consecutive-failures", help="then give up with exit code 3; default: 20")
+    parser.add_argument(
+        "--max-consecutive-failures", help="then give up with exit code 3; default: 20"
+    )
 
 
 def _replay_traffic(options: argparse.Namespace) -> None:
@@ -130,8 +151,18 @@ def _replay_traffic(options: argparse.Namespace) -> None:
     )
     settings = make_settings(ReplaySettings, **read_flags(ReplaySettings, options))
     client = client_settings(options)
-    summary = asyncio.run(run_replay(process, _open_traffic(options, recommender), settings, client_settings=client))
-    print(json.dumps({"requests": summary["requests"], "rows": summary["rows"], "outcomes": summary["outcomes"]}))
+    summary = asyncio.run(
+        run_replay(process, _open_traffic(options, recommender), settings, client_settings=client)
+    )
+    print(
+        json.dumps(
+            {
+                "requests": summary["requests"],
+                "rows": summary["rows"],
+                "outcomes": summary["outcomes"],
+            }
+        )
+    )
 
 
 def _sent_recommender(options: argparse.Namespace) -> "Recommender":
@@ -140,11 +171,14 @@ def _sent_recommender(options: argparse.Namespace) -> "Recommender":
     from evergreen.registry.recommenders import recommender_at
 
     if options.recommender is None and options.data:
-        raise ContractError("--recommender is absent, expected the recommender of the rows in --data")
+        raise ContractError(
+            "--recommender is absent, expected the recommender of the rows in --data"
+        )
     found = RECOMMENDER if options.recommender is None else recommender_at(options.recommender)
     if options.world and found.features != RECOMMENDER.features:
         raise ContractError(
-            f"recommender {found.name} has the columns {', '.join(found.features.names)}, expected the simulator's, "
+            f"recommender {found.name} has the columns {', '.join(found.features.names)}, expected "
+            "the simulator's, "
             f"{', '.join(RECOMMENDER.features.names)}"
         )
     return found
@@ -169,18 +203,30 @@ def _open_traffic(options: argparse.Namespace, recommender: "Recommender") -> "T
     if options.drift_columns:
         raise ContractError("--drift-columns is given with --world, expected --drifted-world")
     if options.keep_requests:
-        raise ContractError("--keep-requests is given with --world, expected --data: simulated rows have no requests")
+        raise ContractError(
+            "--keep-requests is given with --world, expected --data: simulated rows have no "
+            "requests"
+        )
     drifted = World.load(options.drifted_world) if options.drifted_world else None
-    return WorldTraffic(World.load(options.world), drifted, np.random.default_rng([options.seed, 9]))
+    return WorldTraffic(
+        World.load(options.world), drifted, np.random.default_rng([options.seed, 9])
+    )
 
 
 def _add_simulate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--lake", type=typed_uri, required=True, help="lake for the rows: folder, its URI or gs://bucket/path"
+        "--lake",
+        type=typed_uri,
+        required=True,
+        help="lake for the rows: folder, its URI or gs://bucket/path",
     )
     parser.add_argument("--rows", type=int, required=True, help="number of rows")
-    parser.add_argument("--days", type=int, required=True, help="number of days over which the rows are spread")
-    parser.add_argument("--last-day", type=date.fromisoformat, required=True, help="last day, YYYY-MM-DD")
+    parser.add_argument(
+        "--days", type=int, required=True, help="number of days over which the rows are spread"
+    )
+    parser.add_argument(
+        "--last-day", type=date.fromisoformat, required=True, help="last day, YYYY-MM-DD"
+    )
     parser.add_argument("--seed", type=int, required=True, help="random seed")
     parser.add_argument("--world", type=Path, required=True, help="JSON file for the simulator")
 
@@ -189,15 +235,24 @@ def _simulate_lake(options: argparse.Namespace) -> None:
     from demo.simulation.world import World, write_lake
 
     world = World.create(options.seed)
-    size = {"rows": options.rows, "days": options.days, "last_day": options.last_day, "seed": options.seed}
+    size = {
+        "rows": options.rows,
+        "days": options.days,
+        "last_day": options.last_day,
+        "seed": options.seed,
+    }
     report = write_lake(world, options.lake, **size)
     world.save(options.world)
     print(json.dumps(asdict(report)))
 
 
 def _add_drift(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--world", type=Path, required=True, help="JSON file of the simulator before")
-    parser.add_argument("--output", type=Path, required=True, help="JSON file for the drifted simulator")
+    parser.add_argument(
+        "--world", type=Path, required=True, help="JSON file of the simulator before"
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="JSON file for the drifted simulator"
+    )
     parser.add_argument("--seed", type=int, required=True, help="random seed")
 
 
@@ -206,14 +261,18 @@ def _drift_world(options: argparse.Namespace) -> None:
 
     drift = Drift(seed=options.seed)
     World.load(options.world).drifted(drift).save(options.output)
-    print(json.dumps({"columns": drift.columns, "new_category_columns": drift.new_category_columns}))
+    print(
+        json.dumps({"columns": drift.columns, "new_category_columns": drift.new_category_columns})
+    )
 
 
 def _split_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-_COMMANDS: dict[str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]] = {
+_COMMANDS: dict[
+    str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]
+] = {
     "traffic": (_replay_traffic, _add_replay, "send traffic at a given rate and publish records"),
     "simulate": (_simulate_lake, _add_simulate, "write a lake of simulated rows"),
     "drift": (_drift_world, _add_drift, "write a drifted copy of a simulator"),

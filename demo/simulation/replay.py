@@ -150,7 +150,9 @@ class Replay:
                 self.exhausted = True
                 break
             self.statistics.sent += 1
-            serving = self._serve(f"{self._run}-{self.statistics.sent}", request, self.statistics.phase)
+            serving = self._serve(
+                f"{self._run}-{self.statistics.sent}", request, self.statistics.phase
+            )
             task = asyncio.get_running_loop().create_task(serving)
             self._in_flight.add(task)
             task.add_done_callback(self._forget_request)
@@ -190,13 +192,17 @@ class Replay:
             self.statistics.count_failure(error)
             self._consecutive_failures += 1
             if self._consecutive_failures == self._settings.max_consecutive_failures:
-                self.failure = f"{self._consecutive_failures} requests failed in a row, the last with: {error}"
+                self.failure = (
+                    f"{self._consecutive_failures} requests failed in a row, the last with: {error}"
+                )
                 logger.error("giving up: %s", self.failure)
                 self.stop()
             return
         self._consecutive_failures = 0
         latency = self._timing.timer() - started
-        self.statistics.count_answer(request, phase, version=scored.model_version, latency_seconds=latency)
+        self.statistics.count_answer(
+            request, phase, version=scored.model_version, latency_seconds=latency
+        )
         if not scored.logged:
             # A click without its prediction cannot be joined.
             return
@@ -226,7 +232,10 @@ class ReplayStatistics:
         self._versions: Counter[int] = Counter()
         self._errors: Counter[str] = Counter()
         self._latencies: list[float] = []
-        self._truth: dict[str, list[tuple[NDArray[np.int32], NDArray[np.float32]]]] = {BEFORE: [], AFTER: []}
+        self._truth: dict[str, list[tuple[NDArray[np.int32], NDArray[np.float32]]]] = {
+            BEFORE: [],
+            AFTER: [],
+        }
         self._truth_rows: Counter[str] = Counter()
         self._reported = {"requests_sent": 0, "requests_failed": 0, "rows": 0}
         """Counts of all lines so far."""
@@ -238,7 +247,9 @@ class ReplayStatistics:
         """`before` or `after` the drift."""
         return BEFORE if self.drift_time is None else AFTER
 
-    def count_answer(self, request: Request, phase: str, *, version: int, latency_seconds: float) -> None:
+    def count_answer(
+        self, request: Request, phase: str, *, version: int, latency_seconds: float
+    ) -> None:
         """Count one answer. `phase` is the phase in which its rows were drawn."""
         n = len(request.label)
         self.rows += n
@@ -263,13 +274,21 @@ class ReplayStatistics:
         `versions` has the rows answered by each.
         """
         counts = {"requests_sent": self.sent, "requests_failed": self.failed, "rows": self.rows}
-        line: dict[str, Any] = {name: count - self._reported[name] for name, count in counts.items()}
+        line: dict[str, Any] = {
+            name: count - self._reported[name] for name, count in counts.items()
+        }
         latencies, self._second_latencies = self._second_latencies, []
         self._reported = counts
         percentiles = {f"p{p}_ms": _milliseconds(latencies, p) for p in (50, 99)}
         versions = {str(version): rows for version, rows in sorted(self._second_versions.items())}
         self._second_versions.clear()
-        return {"time": round(time, 3), "phase": self.phase, **line, **percentiles, "versions": versions}
+        return {
+            "time": round(time, 3),
+            "phase": self.phase,
+            **line,
+            **percentiles,
+            "versions": versions,
+        }
 
     def summary(self) -> dict[str, Any]:
         """Return all counts. A number that is undefined is None.
@@ -283,8 +302,13 @@ class ReplayStatistics:
             "clicks": self.clicks,
             "drift_time": self.drift_time,
             "bayes_auc": {phase: self._bayes_auc(phase) for phase in (BEFORE, AFTER)},
-            "versions_seen": {str(version): rows for version, rows in sorted(self._versions.items())},
-            "latency_ms": {"p50": _milliseconds(self._latencies, 50), "p99": _milliseconds(self._latencies, 99)},
+            "versions_seen": {
+                str(version): rows for version, rows in sorted(self._versions.items())
+            },
+            "latency_ms": {
+                "p50": _milliseconds(self._latencies, 50),
+                "p99": _milliseconds(self._latencies, 99),
+            },
             "errors": dict(self._errors),
         }
 
@@ -321,7 +345,11 @@ class ReplayProcess:
 
 
 async def run_replay(
-    process: ReplayProcess, traffic: Traffic, settings: ReplaySettings, *, client_settings: ClientSettings
+    process: ReplayProcess,
+    traffic: Traffic,
+    settings: ReplaySettings,
+    *,
+    client_settings: ClientSettings,
 ) -> dict[str, Any]:
     """Replay until a command, the end of the traffic or too many failures, and return the summary.
 
@@ -340,7 +368,13 @@ async def run_replay(
     )
     process.stats_path.parent.mkdir(parents=True, exist_ok=True)
     async with client:
-        replay = Replay(client, traffic, settings, random=np.random.default_rng([process.seed, 8]), run=process.run)
+        replay = Replay(
+            client,
+            traffic,
+            settings,
+            random=np.random.default_rng([process.seed, 8]),
+            run=process.run,
+        )
         _follow_standard_input(process.stdin, replay)
         with open(process.stats_path, "w") as stats:
             lines = asyncio.create_task(_write_lines(replay, stats))
@@ -375,7 +409,9 @@ def _follow_standard_input(stdin: int, replay: Replay) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, replay.stop)
-    threading.Thread(target=_read_commands, args=(stdin, loop, replay), name="commands", daemon=True).start()
+    threading.Thread(
+        target=_read_commands, args=(stdin, loop, replay), name="commands", daemon=True
+    ).start()
 
 
 async def _write_lines(replay: Replay, stats: IO[str]) -> None:

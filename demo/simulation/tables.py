@@ -19,7 +19,13 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from evergreen.config.features import MISSING_CATEGORY
-from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE, NUM_CATEGORICAL, NUM_DENSE
+from evergreen.contracts.criteo import (
+    CATEGORICAL,
+    CRITEO_RECOMMENDER,
+    DENSE,
+    NUM_CATEGORICAL,
+    NUM_DENSE,
+)
 
 RECOMMENDER = CRITEO_RECOMMENDER
 """Recommender of simulated rows, unless another one with the same features is given."""
@@ -102,7 +108,11 @@ CATEGORY_COLUMNS: dict[str, WorldCategoryColumn] = {
     "C26": WorldCategoryColumn(0.46, 9000, 0.07, 0.9, 0.004),
 }
 
-INTERACTIONS: tuple[tuple[str, str, float], ...] = (("C6", "C9", 0.01), ("C20", "C22", 0.01), ("C1", "C25", 0.01))
+INTERACTIONS: tuple[tuple[str, str, float], ...] = (
+    ("C6", "C9", 0.01),
+    ("C20", "C22", 0.01),
+    ("C1", "C25", 0.01),
+)
 """Pairs of columns with their share of variance. Each pair of (folded) categories has a weight."""
 INTERACTION_BUCKETS = 8
 
@@ -127,7 +137,9 @@ class DenseTable:
     missing_effect: np.float32
 
     @classmethod
-    def build(cls, column: WorldDenseColumn, *, slope: float, missing_effect: float) -> "DenseTable":
+    def build(
+        cls, column: WorldDenseColumn, *, slope: float, missing_effect: float
+    ) -> "DenseTable":
         """Build the table of `column`.
 
         The effect is linear in log(1 + value - minimum), with variance of about `slope`^2. `slope`
@@ -139,7 +151,12 @@ class DenseTable:
         values = np.minimum(drawn, column.maximum)
         logged = np.log1p(values - column.minimum)
         effects = slope * (logged - logged.mean()) / logged.std()
-        return cls(column.missing, values.astype(np.float32), effects.astype(np.float32), np.float32(missing_effect))
+        return cls(
+            column.missing,
+            values.astype(np.float32),
+            effects.astype(np.float32),
+            np.float32(missing_effect),
+        )
 
 
 class Alias(NamedTuple):
@@ -192,7 +209,9 @@ class CategoryTable:
     alias: Alias
 
     @classmethod
-    def build(cls, column: WorldCategoryColumn, spread: float, random: Generator) -> "CategoryTable":
+    def build(
+        cls, column: WorldCategoryColumn, spread: float, random: Generator
+    ) -> "CategoryTable":
         """Build the table of `column` with weights drawn from `random`."""
         ranks = np.arange(1, column.cardinality, dtype=np.float64)
         rest = ranks**-column.exponent
@@ -246,7 +265,13 @@ class CategoryTable:
         weights = np.concatenate([self.weights[:-1], fresh, self.weights[-1:]])
         alias = Alias.build(frequencies / frequencies.sum())
         keys = np.append(hashed(np.arange(len(frequencies)), self.salt), MISSING_CATEGORY)
-        return replace(self, frequencies=frequencies, weights=weights.astype(np.float32), keys=keys, alias=alias)
+        return replace(
+            self,
+            frequencies=frequencies,
+            weights=weights.astype(np.float32),
+            keys=keys,
+            alias=alias,
+        )
 
 
 class TableRows(NamedTuple):

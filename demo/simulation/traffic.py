@@ -52,7 +52,11 @@ def row_files(path: Path) -> list[Path]:
 
 
 def read_rows(
-    files: Sequence[Path], recommender: Recommender, *, labelled: bool = True, with_requests: bool = False
+    files: Sequence[Path],
+    recommender: Recommender,
+    *,
+    labelled: bool = True,
+    with_requests: bool = False,
 ) -> Iterator[LabelledRows]:
     """Yield the rows of the files in batches, in order.
 
@@ -77,26 +81,34 @@ def concatenated(parts: Sequence[FeatureRows]) -> FeatureRows:
     )
 
 
-def _read_file(path: Path, recommender: Recommender, *, labelled: bool, with_requests: bool) -> Iterator[LabelledRows]:
+def _read_file(
+    path: Path, recommender: Recommender, *, labelled: bool, with_requests: bool
+) -> Iterator[LabelledRows]:
     here, features = pq.read_schema(path).names, recommender.features
     names = [name for name in features.names if name in here or name in features.needed]
     label = LABEL if LABEL in here else recommender.data.label
     wanted = [*([label] if labelled else []), *([REQUEST_ID] if with_requests else []), *names]
     if missing := [name for name in wanted if name not in here]:
         raise ContractError(
-            f"data {path} lacks columns {missing} of recommender {recommender.name}{nearest(missing[0], here)}"
+            f"data {path} lacks columns {missing} of recommender "
+            f"{recommender.name}{nearest(missing[0], here)}"
         )
     first_row = 0
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
             named = {name: batch.column(name) for name in wanted}
             try:
-                labels = _labels(label, named.pop(label)) if labelled else np.zeros(batch.num_rows, dtype=np.int32)
+                labels = (
+                    _labels(label, named.pop(label))
+                    if labelled
+                    else np.zeros(batch.num_rows, dtype=np.int32)
+                )
                 requests = named.pop(REQUEST_ID).to_pylist() if with_requests else None
                 yield LabelledRows(feature_rows(named, features), labels, requests)
             except WrongValue as error:
                 raise ContractError(
-                    f"{path} row {first_row + error.row}: {error.column} is {error.value!r}, expected {error.expected}"
+                    f"{path} row {first_row + error.row}: {error.column} is {error.value!r}, "
+                    f"expected {error.expected}"
                 ) from error
             first_row += batch.num_rows
 
@@ -209,7 +221,9 @@ class FileTraffic:
         """
         self._own = recommender.features
         if wrong := [name for name in drift_columns if name not in self._own.names]:
-            raise ContractError(f"drift column {wrong[0]!r} is not a feature{nearest(wrong[0], self._own.names)}")
+            raise ContractError(
+                f"drift column {wrong[0]!r} is not a feature{nearest(wrong[0], self._own.names)}"
+            )
         self._drift_columns, self._seed = drift_columns, seed
         self._has_drifted = False
         files = row_files(path)
@@ -226,7 +240,10 @@ class FileTraffic:
             values, counts = np.unique(np.concatenate(parts or [np.empty(0)]), return_counts=True)
             random = np.random.default_rng([seed, 7, self._own.names.index(name)])
             is_numeric = name in self._own.numeric
-            self._images[name] = values, _mirrored(values, counts) if is_numeric else random.permutation(values)
+            self._images[name] = (
+                values,
+                _mirrored(values, counts) if is_numeric else random.permutation(values),
+            )
         self._features: FeatureRows | None = None
         self._label = np.empty(0, dtype=np.int32)
 
@@ -247,7 +264,9 @@ class FileTraffic:
         features, label = self._features.take(slice(rows)), self._label[:rows]
         self._features, self._label = self._features.take(slice(rows, None)), self._label[rows:]
         if self._has_drifted:
-            features = FeatureRows(dense=features.dense.copy(), categorical=features.categorical.copy())
+            features = FeatureRows(
+                dense=features.dense.copy(), categorical=features.categorical.copy()
+            )
             for name, (values, images) in self._images.items():
                 column = _column(self._own, features, name)
                 present = _is_present(column)
@@ -285,7 +304,9 @@ def _column(features: Features, rows: FeatureRows, name: str) -> NDArray[Any]:
 
 def _is_present(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Return a mask of the values that are not missing, in the column's shape."""
-    present: NDArray[np.bool_] = ~np.isnan(values) if values.dtype == np.float32 else values != MISSING_CATEGORY
+    present: NDArray[np.bool_] = (
+        ~np.isnan(values) if values.dtype == np.float32 else values != MISSING_CATEGORY
+    )
     return present
 
 

@@ -79,7 +79,9 @@ class Drift:
         if wrong := (set(self.columns) | set(self.new_category_columns)) - set(CATEGORICAL):
             raise ContractError(f"drift names columns {sorted(wrong)}, expected some of C1..C26")
         if not 0.0 <= self.new_category_share < 1.0:
-            raise ContractError(f"new_category_share is {self.new_category_share}, expected a share in [0, 1)")
+            raise ContractError(
+                f"new_category_share is {self.new_category_share}, expected a share in [0, 1)"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,9 @@ class World:
         The bias is adjusted, so the click rate stays.
         """
         changed = replace(self, drifts=(*self.drifts, drift))
-        return replace(changed, bias=bias_for(self.strength * changed._sample_effects(), self.click_rate))
+        return replace(
+            changed, bias=bias_for(self.strength * changed._sample_effects(), self.click_rate)
+        )
 
     def draw(self, n: int, random: Generator) -> WorldRows:
         """Draw `n` independent rows."""
@@ -150,7 +154,9 @@ class World:
     def tables(self) -> Tables:
         """Tables of all columns after every drift, and the weights of the interactions."""
         return Tables(
-            dense=self._dense_tables(), categories=self._category_tables(), interactions=self._interaction_tables()
+            dense=self._dense_tables(),
+            categories=self._category_tables(),
+            interactions=self._interaction_tables(),
         )
 
     def _dense_tables(self) -> list[DenseTable]:
@@ -166,14 +172,18 @@ class World:
         tables = []
         for number, (name, column) in enumerate(CATEGORY_COLUMNS.items()):
             spread = float(np.sqrt(column.variance))
-            table = CategoryTable.build(column, spread, np.random.default_rng([self.seed, 2, number]))
+            table = CategoryTable.build(
+                column, spread, np.random.default_rng([self.seed, 2, number])
+            )
             for drift in self.drifts:
                 # Each column has its own random stream, so naming one more column changes no other.
                 random = np.random.default_rng([drift.seed, 3, number])
                 if name in drift.columns:
                     table = table.rotated(random)
                 if name in drift.new_category_columns and drift.new_category_share > 0:
-                    table = table.with_new_categories(drift.new_categories, drift.new_category_share, random)
+                    table = table.with_new_categories(
+                        drift.new_categories, drift.new_category_share, random
+                    )
             tables.append(table)
         return tables
 
@@ -181,7 +191,11 @@ class World:
         random = np.random.default_rng([self.seed, 4])
         size = INTERACTION_BUCKETS**2
         return [
-            (CATEGORICAL.index(a), CATEGORICAL.index(b), (np.sqrt(v) * random.normal(size=size)).astype(np.float32))
+            (
+                CATEGORICAL.index(a),
+                CATEGORICAL.index(b),
+                (np.sqrt(v) * random.normal(size=size)).astype(np.float32),
+            )
             for a, b, v in INTERACTIONS
         ]
 
@@ -190,7 +204,9 @@ class World:
         return self.tables.draw(_CALIBRATION_ROWS, random).effects.astype(np.float64)
 
 
-def drawn_rows(tables: Tables, n: int, random: Generator, *, strength: float, bias: float) -> WorldRows:
+def drawn_rows(
+    tables: Tables, n: int, random: Generator, *, strength: float, bias: float
+) -> WorldRows:
     """Draw `n` independent rows of `tables` with the logit bias + strength * effects."""
     drawn = tables.draw(n, random)
     probability = sigmoid(strength * drawn.effects + bias)
@@ -208,7 +224,9 @@ def bias_for(effects: NDArray[np.float64], click_rate: float) -> float:
 
     `effects` [n] are the logits without the bias.
     """
-    return _bisected(lambda bias: float(sigmoid(effects + bias).mean()), click_rate, low=-40.0, high=40.0)
+    return _bisected(
+        lambda bias: float(sigmoid(effects + bias).mean()), click_rate, low=-40.0, high=40.0
+    )
 
 
 def expected_auc(probability: NDArray[np.float64]) -> float:
@@ -240,7 +258,9 @@ class LakeReport:
     """Bayes-optimal AUC of these rows. None unless both classes are present."""
 
 
-def write_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, seed: int) -> LakeReport:
+def write_lake(
+    world: World, uri: str, *, rows: int, days: int, last_day: date, seed: int
+) -> LakeReport:
     """Write `rows` simulated rows to a folder or a bucket, evenly over days up to `last_day`.
 
     Each file is complete or absent. A day is complete when its last file exists.
@@ -251,11 +271,17 @@ def write_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, 
         TemporaryError, PermanentError: the lake cannot be written.
     """
     if days < 1 or rows < days:
-        raise ContractError(f"asked for {rows} rows over {days} days, expected at least one row a day")
+        raise ContractError(
+            f"asked for {rows} rows over {days} days, expected at least one row a day"
+        )
     lake, random = open_objects(uri), np.random.default_rng([seed, 6])
     names = [str(last_day - timedelta(days=back)) for back in reversed(range(days))]
-    if existing := [name for name in names if lake.list(f"{raw_rows.DAY_PARTITION.format(day=name)}/")]:
-        raise ContractError(f"lake {uri} holds day {existing[0]} already, expected no day of {names}")
+    if existing := [
+        name for name in names if lake.list(f"{raw_rows.DAY_PARTITION.format(day=name)}/")
+    ]:
+        raise ContractError(
+            f"lake {uri} holds day {existing[0]} already, expected no day of {names}"
+        )
     written: list[WorldRows] = []
     for number, name in enumerate(names):
         count = rows * (number + 1) // days - rows * number // days
@@ -265,7 +291,9 @@ def write_lake(world: World, uri: str, *, rows: int, days: int, last_day: date, 
     return LakeReport(rows=rows, clicks=int(label.sum()), days=names, bayes_auc=bayes_auc)
 
 
-def raw_table(rows: WorldRows, *, request_ids: list[str], row: NDArray[np.int32], times: NDArray[np.float64]) -> Any:
+def raw_table(
+    rows: WorldRows, *, request_ids: list[str], row: NDArray[np.int32], times: NDArray[np.float64]
+) -> Any:
     """Return the rows as an Arrow table in the raw schema, without scores.
 
     `times` are seconds since the epoch.
@@ -284,7 +312,9 @@ def raw_table(rows: WorldRows, *, request_ids: list[str], row: NDArray[np.int32]
     return pa.table([columns[field.name].cast(field.type) for field in _SCHEMA], schema=_SCHEMA)
 
 
-def _write_day(world: World, lake: Objects, *, day: str, count: int, random: Generator) -> list[WorldRows]:
+def _write_day(
+    world: World, lake: Objects, *, day: str, count: int, random: Generator
+) -> list[WorldRows]:
     midnight = datetime.combine(date.fromisoformat(day), time(tzinfo=timezone.utc)).timestamp()
     written = []
     for part, start in enumerate(range(0, count, ROWS_PER_FILE)):
@@ -295,10 +325,13 @@ def _write_day(world: World, lake: Objects, *, day: str, count: int, random: Gen
             drawn,
             request_ids=[f"simulated-{world.seed}-{day}-{i}" for i in request.tolist()],
             row=(number % ROWS_PER_REQUEST).astype(np.int32),
-            times=midnight + (request.astype(np.float64) * ROWS_PER_REQUEST + 0.5) * (86_400.0 / count),
+            times=midnight
+            + (request.astype(np.float64) * ROWS_PER_REQUEST + 0.5) * (86_400.0 / count),
         )
         content = BytesIO()
         pq.write_table(table, content)
-        lake.write(f"{raw_rows.DAY_PARTITION.format(day=day)}/part-{part:05d}.parquet", content.getvalue())
+        lake.write(
+            f"{raw_rows.DAY_PARTITION.format(day=day)}/part-{part:05d}.parquet", content.getvalue()
+        )
         written.append(drawn)
     return written

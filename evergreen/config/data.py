@@ -8,16 +8,34 @@ from dataclasses import dataclass
 from evergreen.runtime.errors import ContractError
 
 OWN_COLUMNS = (
-    *("label", "request_id", "row", "event_time", "model_version", "score", "position", "propensity"),
+    *(
+        "label",
+        "request_id",
+        "row",
+        "event_time",
+        "model_version",
+        "score",
+        "position",
+        "propensity",
+    ),
     *("shadow_version", "shadow_score", "canary"),
 )
 """Columns of every raw row, whatever its features. No feature may have one of these names."""
 WEIGHT = "sample_weight"
 """Column of the row's weight, if the recommender's file names one (`ColumnNames.weight`)."""
 TIME_FORMATS = (
-    "iso", "YYYYMMDD", "YYMMDDhh", "YYYYMMDDhh", "YYMMDDhhmm", "YYYYMMDDhhmm", "YYYYMMDDhhmmss",
-    "seconds", "milliseconds", "microseconds", "nanoseconds",
-)  # fmt: skip
+    "iso",
+    "YYYYMMDD",
+    "YYMMDDhh",
+    "YYYYMMDDhh",
+    "YYMMDDhhmm",
+    "YYYYMMDDhhmm",
+    "YYYYMMDDhhmmss",
+    "seconds",
+    "milliseconds",
+    "microseconds",
+    "nanoseconds",
+)
 """Time formats of files: ISO 8601, the digits of a UTC time, or a count since 1970."""
 
 
@@ -65,13 +83,18 @@ class ColumnNames:
     def __post_init__(self) -> None:
         names = [self.label, self.request_id, self.row, self.event_time]
         names += [] if self.weight is None else [self.weight]
-        if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(
+            names
+        ):
             raise ContractError(
-                f"columns are named {names}, expected a name for each of label, request, row and time, and another for "
+                f"columns are named {names}, expected a name for each of label, request, row and "
+                "time, and another for "
                 "a weight"
             )
         if self.time_format is not None and self.time_format not in TIME_FORMATS:
-            raise ContractError(f"time_format is {self.time_format!r}, expected one of {', '.join(TIME_FORMATS)}")
+            raise ContractError(
+                f"time_format is {self.time_format!r}, expected one of {', '.join(TIME_FORMATS)}"
+            )
 
     @property
     def has_weights(self) -> bool:

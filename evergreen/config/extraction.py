@@ -65,17 +65,33 @@ class ExtractionSettings:
 
     def __post_init__(self) -> None:
         expect(self, "more than 0 and less than 1", lambda value: 0 < value < 1, "holdout_fraction")
-        shares = ("max_malformed_fraction", "max_conflicting_fraction", "max_quarantined_file_fraction")
+        shares = (
+            "max_malformed_fraction",
+            "max_conflicting_fraction",
+            "max_quarantined_file_fraction",
+        )
         expect(self, "0 to 1", lambda value: 0 <= value <= 1, *shares)
         expect(self, "at least 0 and less than 1", lambda value: 0 <= value < 1, "replay_share")
         expect(self, "at least 0", lambda value: value >= 0, "replay_days")
-        expect(self, f"at most {MAX_REPLAY_DAYS}", lambda value: value <= MAX_REPLAY_DAYS, "replay_days")
         expect(
-            self, f"0 (late rows are left) to {MAX_LATE_DAYS}", lambda value: 0 <= value <= MAX_LATE_DAYS, "late_days"
+            self,
+            f"at most {MAX_REPLAY_DAYS}",
+            lambda value: value <= MAX_REPLAY_DAYS,
+            "replay_days",
+        )
+        expect(
+            self,
+            f"0 (late rows are left) to {MAX_LATE_DAYS}",
+            lambda value: 0 <= value <= MAX_LATE_DAYS,
+            "late_days",
         )
         if self.replay_share and not self.replay_days:
-            raise ContractError(f"replay_share is {self.replay_share} with replay_days 0, expected at least one day")
-        expect(self, "0 or more", lambda value: 0 <= value < math.inf, "full_days", "attribution_hours")
+            raise ContractError(
+                f"replay_share is {self.replay_share} with replay_days 0, expected at least one day"
+            )
+        expect(
+            self, "0 or more", lambda value: 0 <= value < math.inf, "full_days", "attribution_hours"
+        )
 
     @property
     def attribution(self) -> int:

@@ -134,14 +134,25 @@ class ListOptions:
 
     def __post_init__(self) -> None:
         if not 1 <= self.max <= MAX_COLUMNS:
-            raise ContractError(f"max is {self.max}, expected at least 1 and at most {MAX_COLUMNS:,}")
+            raise ContractError(
+                f"max is {self.max}, expected at least 1 and at most {MAX_COLUMNS:,}"
+            )
         if not self.separator:
-            raise ContractError("separator is '', expected what stands between the elements of a list in a text file")
+            raise ContractError(
+                "separator is '', expected what stands between the elements of a list in a text "
+                "file"
+            )
         _require_width(self.embed)
         if self.table is not None and self.embed is not None:
-            raise ContractError(f"embed is {self.embed} beside table {self.table!r}, expected the table's embed alone")
+            raise ContractError(
+                f"embed is {self.embed} beside table {self.table!r}, expected the table's embed "
+                "alone"
+            )
         if self.table is not None and self.type != _LIST_TYPE:
-            raise ContractError(f"type is {self.type!r} beside table {self.table!r}, expected the table's type alone")
+            raise ContractError(
+                f"type is {self.type!r} beside table {self.table!r}, expected the table's type "
+                "alone"
+            )
 
 
 _LIST_TYPE = ListOptions.type
@@ -208,12 +219,18 @@ class NumericOptions:
     def __post_init__(self) -> None:
         """Check the options, and store equal options in the same form."""
         object.__setattr__(self, "fill", _float32(self.fill, "fill"))
-        object.__setattr__(self, "transform", tuple(_CLIP.sub(_plain, each) for each in self.transform))
-        kinds = [next((kind for kind, step in _STEPS.items() if step.fullmatch(each)), None) for each in self.transform]
+        object.__setattr__(
+            self, "transform", tuple(_CLIP.sub(_plain, each) for each in self.transform)
+        )
+        kinds = [
+            next((kind for kind, step in _STEPS.items() if step.fullmatch(each)), None)
+            for each in self.transform
+        ]
         if None in kinds:
             wrong = self.transform[kinds.index(None)]
             raise ContractError(
-                f"transform holds {wrong!r}, which is not supported, expected clip(least), clip(least..largest), "
+                f"transform holds {wrong!r}, which is not supported, expected clip(least), "
+                "clip(least..largest), "
                 "log1p, standardize, minmax or quantile_buckets(n)"
             )
         _require_width(self.embed)
@@ -221,32 +238,41 @@ class NumericOptions:
             self._expect_buckets(kinds)
         elif self.embed is not None:
             raise ContractError(
-                f"embed is {self.embed} without quantile_buckets, expected none: a number has no vector"
+                f"embed is {self.embed} without quantile_buckets, expected none: a number has no "
+                "vector"
             )
         if [kind for kind in _STEPS if kind in kinds] != kinds:
             raise ContractError(
-                f"transform is {list(self.transform)}, expected each of clip, log1p and one scaling at most once, in "
+                f"transform is {list(self.transform)}, expected each of clip, log1p and one "
+                "scaling at most once, in "
                 "this order"
             )
         least, largest = self.bounds
         if least >= largest:
-            raise ContractError(f"transform clips to [{least}, {largest}], expected the smaller number first")
+            raise ContractError(
+                f"transform clips to [{least}, {largest}], expected the smaller number first"
+            )
         if self.is_logged and least < 0:
-            raise ContractError(f"transform is {list(self.transform)}, expected a clip at 0 or more before log1p")
+            raise ContractError(
+                f"transform is {list(self.transform)}, expected a clip at 0 or more before log1p"
+            )
 
     def _expect_buckets(self, kinds: list[str | None]) -> None:
         """Refuse a wrong number of buckets, and options that have no effect on buckets."""
         if kinds not in (["buckets"], ["clip", "buckets"]):
             raise ContractError(
-                f"transform is {list(self.transform)}, expected at most one clip and quantile_buckets last"
+                f"transform is {list(self.transform)}, expected at most one clip and "
+                "quantile_buckets last"
             )
         if not 2 <= self.num_buckets <= MAX_BUCKETS:
             raise ContractError(
-                f"transform has quantile_buckets({self.num_buckets}), expected 2 to {MAX_BUCKETS} buckets"
+                f"transform has quantile_buckets({self.num_buckets}), expected 2 to {MAX_BUCKETS} "
+                "buckets"
             )
         if self.fill or self.indicator:
             raise ContractError(
-                f"fill is {self.fill} and indicator {self.indicator} with quantile_buckets, expected neither: a "
+                f"fill is {self.fill} and indicator {self.indicator} with quantile_buckets, "
+                "expected neither: a "
                 "missing value has its own vector"
             )
 
@@ -287,7 +313,9 @@ def _float32(number: float, what: str) -> float:
 
 
 def _plain(clip: re.Match[str]) -> str:
-    bounds = [_float32(float(bound), "transform: bound of clip") for bound in clip.groups() if bound]
+    bounds = [
+        _float32(float(bound), "transform: bound of clip") for bound in clip.groups() if bound
+    ]
     return f"clip({'..'.join(repr(bound).removesuffix('.0') for bound in bounds)})"
 
 
@@ -296,7 +324,11 @@ _LARGEST = (2 - 2**-23) * 2.0**127
 _STEPS = {"clip": _CLIP, _LOG: re.compile(_LOG), "scaling": re.compile(f"{_STANDARDIZE}|{_MINMAX}")}
 _STEPS["buckets"] = _BUCKETS
 """Steps of a transform in their required order."""
-_NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS, _LIST_DEFAULTS = NumericOptions(), CategoricalOptions(), ListOptions()
+_NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS, _LIST_DEFAULTS = (
+    NumericOptions(),
+    CategoricalOptions(),
+    ListOptions(),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -336,10 +368,16 @@ class Features:
         object.__setattr__(self, "numeric", tuple(self.numeric))
         object.__setattr__(self, "categorical", tuple(self.categorical))
         object.__setattr__(self, "lists", tuple(self.lists))
-        defaults = {"numeric": _NUMERIC_DEFAULTS, "categorical": _CATEGORICAL_DEFAULTS, "list": _LIST_DEFAULTS}
+        defaults = {
+            "numeric": _NUMERIC_DEFAULTS,
+            "categorical": _CATEGORICAL_DEFAULTS,
+            "list": _LIST_DEFAULTS,
+        }
         for kind, usual in defaults.items():
             options: Mapping[str, object] = getattr(self, f"{kind}_options")
-            object.__setattr__(self, f"{kind}_options", {n: each for n, each in options.items() if each != usual})
+            object.__setattr__(
+                self, f"{kind}_options", {n: each for n, each in options.items() if each != usual}
+            )
             known = set(getattr(self, "lists" if kind == "list" else kind))
             if unknown := [name for name in options if name not in known]:
                 raise ContractError(f"options are given for {unknown}, expected {kind} features")
@@ -347,20 +385,26 @@ class Features:
             raise ContractError("there are no features, expected one or more names")
         if wrong := [name for name in self.names if not _is_name(name)]:
             raise ContractError(
-                f"features are named {wrong}, expected printable characters without a slash, no space at either end, "
+                f"features are named {wrong}, expected printable characters without a slash, no "
+                "space at either end, "
                 f"and at most {MAX_NAME} characters"
             )
         if twice := sorted(name for name, count in Counter(self.names).items() if count > 1):
             raise ContractError(f"features {twice} occur twice, expected each once")
-        columns = len(self.numeric + self.categorical) + sum(self.list_options_of(name).max for name in self.lists)
+        columns = len(self.numeric + self.categorical) + sum(
+            self.list_options_of(name).max for name in self.lists
+        )
         if columns > MAX_COLUMNS:
             raise ContractError(
-                f"features need {columns:,} tensor columns, expected at most {MAX_COLUMNS:,}: a list needs "
+                f"features need {columns:,} tensor columns, expected at most {MAX_COLUMNS:,}: a "
+                "list needs "
                 "one for each of its positions"
             )
         for name, each in self.list_options.items():
             if each.table is not None and each.table not in self.categorical:
-                raise ContractError(f"table of {name} is {each.table!r}, expected a categorical feature")
+                raise ContractError(
+                    f"table of {name} is {each.table!r}, expected a categorical feature"
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -382,7 +426,9 @@ class Features:
     @property
     def words(self) -> tuple[str, ...]:
         """Return the categorical features and lists of strings (see `CategoricalOptions`)."""
-        return tuple(name for name in self.categorical + self.lists if self.type_of(name) == "string")
+        return tuple(
+            name for name in self.categorical + self.lists if self.type_of(name) == "string"
+        )
 
     def type_of(self, name: str) -> str:
         """Return the type of a categorical feature or of a list's elements.
@@ -413,7 +459,11 @@ class Features:
         See `CategoricalOptions.served_as`.
         """
         values = {name: each.served_as for name, each in self.categorical_options.items()}
-        return {self.categorical.index(n): category_of(str(v)) for n, v in values.items() if v is not None}
+        return {
+            self.categorical.index(n): category_of(str(v))
+            for n, v in values.items()
+            if v is not None
+        }
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -465,7 +515,9 @@ class Features:
         (0, 1)
         """
         slots, lists = self.places
-        return Places(slots + tuple(range(len(self.slots) - len(self.bucketed), len(self.slots))), lists)
+        return Places(
+            slots + tuple(range(len(self.slots) - len(self.bucketed), len(self.slots))), lists
+        )
 
     @property
     def id_names(self) -> tuple[str, ...]:
@@ -485,7 +537,9 @@ class Features:
     @property
     def place_names(self) -> tuple[str, ...]:
         """Return the column name of each position."""
-        return self.categorical + tuple(place for name in self.lists for place in self.places_of(name))
+        return self.categorical + tuple(
+            place for name in self.lists for place in self.places_of(name)
+        )
 
     @property
     def place_features(self) -> tuple[str, ...]:
@@ -493,10 +547,12 @@ class Features:
         return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
 
     def places_of(self, name: str) -> tuple[str, ...]:
-        """Return the position names of a list (see `PLACE`) or the name of a categorical feature."""
+        """Return the position names of a list (see `PLACE`) or a categorical feature's name."""
         if name in self.categorical:
             return (name,)
-        return tuple(PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max))
+        return tuple(
+            PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max)
+        )
 
     def list_options_of(self, name: str) -> ListOptions:
         """Return the options of the list `name`."""
@@ -541,18 +597,26 @@ class Features:
         """
         kept = [name for name in self.names if name in before.names]
         kinds = ("numeric", "categorical", "lists")
-        other_kind = [n for n in kept if any((n in getattr(self, k)) != (n in getattr(before, k)) for k in kinds)]
+        other_kind = [
+            n
+            for n in kept
+            if any((n in getattr(self, k)) != (n in getattr(before, k)) for k in kinds)
+        ]
         options, options_before = (
-            {**each.numeric_options, **each.categorical_options, **each.list_options} for each in (self, before)
+            {**each.numeric_options, **each.categorical_options, **each.list_options}
+            for each in (self, before)
         )
-        other_options = [n for n in kept if n not in other_kind and options.get(n) != options_before.get(n)]
+        other_options = [
+            n for n in kept if n not in other_kind and options.get(n) != options_before.get(n)
+        ]
         differences = {"change the kind of": other_kind, "change the options of": other_options}
         said = [f"{verb} {names}" for verb, names in differences.items() if names]
         if not kept:
             said = [f"have none of {list(before.names)}"]
         if said:
             raise ContractError(
-                f"features of this run {' and '.join(said)}, expected those of the parent {parent}; to train "
+                f"features of this run {' and '.join(said)}, expected those of the parent "
+                f"{parent}; to train "
                 f"from scratch, {run_again(self._from_scratch(before))}"
             )
 
@@ -570,7 +634,10 @@ class Features:
         """
         lost = [name for name in other.numeric if name not in self.numeric]
         for name, place in zip(other.place_features, other.place_names):
-            counted = [(each.max, each.keep) for each in (self.list_options_of(name), other.list_options_of(name))]
+            counted = [
+                (each.max, each.keep)
+                for each in (self.list_options_of(name), other.list_options_of(name))
+            ]
             if place not in self.place_names or (name in other.lists and counted[0] != counted[1]):
                 lost.append(place)
         return lost
@@ -587,11 +654,15 @@ class Features:
         theirs = [name for name in other.names if name not in self.names]
 
         def options(kind: str) -> dict[str, Any]:
-            return {**{n: each for n, each in getattr(other, kind).items() if n in theirs}, **getattr(self, kind)}
+            return {
+                **{n: each for n, each in getattr(other, kind).items() if n in theirs},
+                **getattr(self, kind),
+            }
 
         return Features(
             numeric=self.numeric + tuple(name for name in other.numeric if name in theirs),
-            categorical=self.categorical + tuple(name for name in other.categorical if name in theirs),
+            categorical=self.categorical
+            + tuple(name for name in other.categorical if name in theirs),
             lists=self.lists + tuple(name for name in other.lists if name in theirs),
             numeric_options=options("numeric_options"),
             categorical_options=options("categorical_options"),

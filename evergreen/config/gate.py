@@ -22,6 +22,8 @@ class GateSettings:
     """Maximum ratio of expected to observed clicks, and of observed to expected clicks."""
 
     def __post_init__(self) -> None:
-        expect(self, "a number in [0, 1]", lambda value: 0.0 <= value <= 1.0, "min_auc", "max_auc_loss")
+        expect(
+            self, "a number in [0, 1]", lambda value: 0.0 <= value <= 1.0, "min_auc", "max_auc_loss"
+        )
         expect(self, "a number from 0", lambda value: value >= 0.0, "max_slice_loss")
         expect(self, "a number from 1", lambda value: value >= 1.0, "max_calibration_factor")

@@ -56,10 +56,13 @@ class NetworkConfig:
         _require_at_least(1, "num_dense + num_categorical", self.num_dense + self.num_categorical)
         _require_at_least(1, "embedding_dim", self.embedding_dim)
         if self.widths and (len(self.widths) != self.num_categorical or min(self.widths) < 1):
-            raise ContractError(f"widths are {self.widths}, expected {self.num_categorical} of at least 1")
+            raise ContractError(
+                f"widths are {self.widths}, expected {self.num_categorical} of at least 1"
+            )
         if self.widths and not self.takes_widths:
             raise ContractError(
-                f"widths are {self.widths}, expected vectors of one width: {self.network} multiplies them"
+                f"widths are {self.widths}, expected vectors of one width: {self.network} "
+                "multiplies them"
             )
         if not self.tower or min(self.tower) < 1:
             raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
@@ -83,7 +86,9 @@ class NetworkConfig:
         """
         return tuple(sorted(set(self.widths))) or (self.embedding_dim,)
 
-    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+    def column_axes(
+        self, vectors: Sequence[str], dense: Sequence[str]
+    ) -> dict[str, tuple[int, list[Hashable]]]:
         """Return the dense parameters whose shapes depend on the columns.
 
         A network with more columns gives the same logits as before if its weights at the new
@@ -100,7 +105,12 @@ class NetworkConfig:
 
     def as_document(self) -> dict[str, Any]:
         """Return the configuration as JSON-ready values."""
-        return {"network": self.network, **asdict(self), "widths": list(self.widths), "tower": list(self.tower)}
+        return {
+            "network": self.network,
+            **asdict(self),
+            "widths": list(self.widths),
+            "tower": list(self.tower),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +132,15 @@ class DcnConfig(NetworkConfig):
         _require_at_most(MAX_LAYERS, "num_cross_layers", self.num_cross_layers)
         _require_at_most(MAX_TOWER_WIDTH, "projection_dim", self.projection_dim)
 
-    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+    def column_axes(
+        self, vectors: Sequence[str], dense: Sequence[str]
+    ) -> dict[str, tuple[int, list[Hashable]]]:
         """Return every layer with an input or output for each value of x0 (see `NetworkConfig`)."""
         widths = self.widths or [self.embedding_dim] * len(vectors)
-        x0: list[Hashable] = [*((name, i) for name, width in zip(vectors, widths) for i in range(width)), *dense]
+        x0: list[Hashable] = [
+            *((name, i) for name, width in zip(vectors, widths) for i in range(width)),
+            *dense,
+        ]
         cross = {"cross_u": 1, "cross_v": 2} if self.projection_dim else {"cross_weight": 1}
         axes = {**cross, "cross_bias": 1, "tower.0.weight": 1, "final_cross": 1}
         return {name: (axis, x0) for name, axis in axes.items()}
@@ -144,7 +159,9 @@ class DeepFmConfig(NetworkConfig):
         super().__post_init__()
         _require_at_least(2, "embedding_dim", self.embedding_dim)
 
-    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+    def column_axes(
+        self, vectors: Sequence[str], dense: Sequence[str]
+    ) -> dict[str, tuple[int, list[Hashable]]]:
         """Return the weights and factors of numeric columns and the tower's input.
 
         See `NetworkConfig`.
@@ -167,26 +184,36 @@ class DlrmConfig(NetworkConfig):
         super().__post_init__()
         if self.num_categorical + bool(self.num_dense) < 2:
             raise ContractError(
-                f"num_categorical is {self.num_categorical} and num_dense {self.num_dense}, expected two categorical "
-                "columns, or one beside numeric ones: dlrm multiplies pairs of vectors, and all numeric columns "
+                f"num_categorical is {self.num_categorical} and num_dense {self.num_dense}, "
+                "expected two categorical "
+                "columns, or one beside numeric ones: dlrm multiplies pairs of vectors, and all "
+                "numeric columns "
                 "together are one"
             )
 
-    def column_axes(self, vectors: Sequence[str], dense: Sequence[str]) -> dict[str, tuple[int, list[Hashable]]]:
+    def column_axes(
+        self, vectors: Sequence[str], dense: Sequence[str]
+    ) -> dict[str, tuple[int, list[Hashable]]]:
         """Return the inputs of both towers (see `NetworkConfig`).
 
         The top tower takes pairs of vectors.
         """
         bottom = [""] if dense else []
         multiplied = [*bottom, *vectors]
-        pairs = [frozenset((multiplied[i], other)) for i in range(len(multiplied)) for other in multiplied[:i]]
+        pairs = [
+            frozenset((multiplied[i], other))
+            for i in range(len(multiplied))
+            for other in multiplied[:i]
+        ]
         axes: dict[str, tuple[int, list[Hashable]]] = {
             "tower.0.weight": (1, [*product(bottom, range(self.embedding_dim)), *pairs])
         }
         return {**axes, "bottom.0.weight": (1, [*dense])} if dense else axes
 
 
-NETWORKS: dict[str, type[NetworkConfig]] = {each.network: each for each in (DcnConfig, DeepFmConfig, DlrmConfig)}
+NETWORKS: dict[str, type[NetworkConfig]] = {
+    each.network: each for each in (DcnConfig, DeepFmConfig, DlrmConfig)
+}
 """All networks by name."""
 
 
@@ -209,7 +236,10 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     settings = dict(recommender.settings.get("model", {}))
     kind = _config_class(settings.pop("kind", DcnConfig.network))
     features = recommender.features
-    counts = {"num_dense": len(features.dense_inputs), "num_categorical": len(features.vector_names)}
+    counts = {
+        "num_dense": len(features.dense_inputs),
+        "num_categorical": len(features.vector_names),
+    }
     if stated := settings.keys() & {*counts, "widths"}:
         raise ContractError(f"model.{min(stated)} is no setting: the features decide it")
     usual = read_mapping(kind, {**counts, **settings}, path="model")
@@ -218,9 +248,14 @@ def network_config(recommender: Recommender) -> NetworkConfig:
     if len(set(widths.values())) > 1:
         if not kind.takes_widths:
             name = next(name for name, width in widths.items() if width != usual.embedding_dim)
-            place = next(kind for kind in ("numeric", "categorical", "lists") if name in getattr(features, kind))
+            place = next(
+                kind
+                for kind in ("numeric", "categorical", "lists")
+                if name in getattr(features, kind)
+            )
             raise ContractError(
-                f"features.{place}.{name}.embed is {widths[name]}, expected {usual.embedding_dim}, the model's "
+                f"features.{place}.{name}.embed is {widths[name]}, expected {usual.embedding_dim}, "
+                "the model's "
                 f"embedding_dim: model.kind {kind.network} multiplies vectors with each other"
             )
         return replace(usual, widths=tuple(widths.values()))
@@ -236,8 +271,12 @@ def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
     settings = {name: value for name, value in document.items() if name != "network"}
     kind = _config_class(document.get("network"))
     if wrong := settings.keys() ^ {each.name for each in fields(kind)}:
-        raise ContractError(f"settings of network {kind.network!r} have unknown or missing names {sorted(wrong)}")
-    return kind(**{**settings, "widths": tuple(settings["widths"]), "tower": tuple(settings["tower"])})
+        raise ContractError(
+            f"settings of network {kind.network!r} have unknown or missing names {sorted(wrong)}"
+        )
+    return kind(
+        **{**settings, "widths": tuple(settings["widths"]), "tower": tuple(settings["tower"])}
+    )
 
 
 def _config_class(network: object) -> type[NetworkConfig]:

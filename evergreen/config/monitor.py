@@ -37,7 +37,13 @@ class JudgeSettings:
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "window_rows")
         expect(self, "at most 10,000,000", lambda value: value <= 10**7, "window_rows")
-        expect(self, "at least 0", lambda value: value >= 0, "attribution_window_seconds", "drift_grace_seconds")
+        expect(
+            self,
+            "at least 0",
+            lambda value: value >= 0,
+            "attribution_window_seconds",
+            "drift_grace_seconds",
+        )
         rule = f"at least {MIN_DECIDE_SECONDS}"
         expect(self, rule, lambda value: value >= MIN_DECIDE_SECONDS, "decide_seconds")
 
@@ -53,7 +59,10 @@ def policy_names(text: str) -> list[str]:
     """
     names = split_names(text)
     if set(names) - set(POLICY_NAMES) or len(set(names)) < len(names):
-        raise ContractError(f"policies is {text!r}, expected some of {', '.join(POLICY_NAMES)}, by commas, each once")
+        raise ContractError(
+            f"policies is {text!r}, expected some of {', '.join(POLICY_NAMES)}, by commas, each "
+            "once"
+        )
     return names
 
 
@@ -101,7 +110,8 @@ class PolicySettings:
     def __post_init__(self) -> None:
         if self.notify_only and not set(split_names(self.notify_only)) <= set(POLICY_NAMES):
             raise ContractError(
-                f"notify_only is {self.notify_only!r}, expected some of {', '.join(POLICY_NAMES)}, by commas"
+                f"notify_only is {self.notify_only!r}, expected some of {', '.join(POLICY_NAMES)}, "
+                "by commas"
             )
         if "threshold" in policy_names(self.policies) and not self.auc_threshold:
             raise ContractError(
@@ -111,7 +121,13 @@ class PolicySettings:
         counts = ("min_clicks", "consecutive_breaches", "drift_buckets", "drift_columns")
         expect(self, "at least 1", lambda value: value >= 1, *counts)
         expect(self, "at least 0", lambda value: value >= 0, "min_rows_since_breach")
-        expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, *counts, "min_rows_since_breach")
+        expect(
+            self,
+            "at most 1,000,000,000",
+            lambda value: value <= 10**9,
+            *counts,
+            "min_rows_since_breach",
+        )
         expect(self, "inside (0, 1)", lambda value: 0.0 < value < 1.0, "sequential_alpha")
         expect(self, "in [0, 1)", lambda value: 0.0 <= value < 1.0, "auc_threshold")
         expect(self, "in [0, 0.5)", lambda value: 0.0 <= value < 0.5, "sequential_tolerance")
@@ -148,8 +164,20 @@ class RecipeSettings:
     off."""
 
     def __post_init__(self) -> None:
-        expect(self, "at least 0", lambda value: value >= 0, "full_every_releases", "full_after_refusals")
-        expect(self, "at most 1,000,000", lambda value: value <= 10**6, "full_every_releases", "full_after_refusals")
+        expect(
+            self,
+            "at least 0",
+            lambda value: value >= 0,
+            "full_every_releases",
+            "full_after_refusals",
+        )
+        expect(
+            self,
+            "at most 1,000,000",
+            lambda value: value <= 10**6,
+            "full_every_releases",
+            "full_after_refusals",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +209,13 @@ class DriftSettings:
         expect(self, "at least 1", lambda value: value >= 1, "drift_min_rows")
         expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "drift_min_rows")
         expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "false_discovery_rate")
-        least = ("categorical_drift", "categorical_drift_relative", "numeric_drift", "missing_drift", "outlier_drift")
+        least = (
+            "categorical_drift",
+            "categorical_drift_relative",
+            "numeric_drift",
+            "missing_drift",
+            "outlier_drift",
+        )
         expect(self, "a number in [0, 1]", lambda value: 0 <= value <= 1, *least)
 
 
@@ -206,14 +240,19 @@ class JudgingSettings:
         grace, bucket = self.judge.drift_grace_seconds, self.drift.drift_bucket_seconds
         if bucket and grace > MAX_GRACE_BUCKETS * bucket:
             raise ContractError(
-                f"drift_grace_seconds is {grace}, expected at most {MAX_GRACE_BUCKETS} times drift_bucket_seconds, "
+                f"drift_grace_seconds is {grace}, expected at most {MAX_GRACE_BUCKETS} times "
+                "drift_bucket_seconds, "
                 f"which is {bucket}"
             )
 
 
 def own_parts() -> dict[str, type[Any]]:
     """Return the classes of the section `monitor` by their field of `JudgingSettings`."""
-    return {part: kind for part, kind in get_type_hints(JudgingSettings).items() if kind is not BakingSettings}
+    return {
+        part: kind
+        for part, kind in get_type_hints(JudgingSettings).items()
+        if kind is not BakingSettings
+    }
 
 
 def judging_settings(recommender: Recommender) -> JudgingSettings:
@@ -230,7 +269,11 @@ def judging_settings(recommender: Recommender) -> JudgingSettings:
     if unknown := [name for name in values if name not in known]:
         raise ContractError(f"monitor.{unknown[0]} is no setting{nearest(unknown[0], known)}")
     parts: dict[str, Any] = {
-        part: read_mapping(kind, {name: values[name] for name in flat_settings(kind) if name in values}, path="monitor")
+        part: read_mapping(
+            kind,
+            {name: values[name] for name in flat_settings(kind) if name in values},
+            path="monitor",
+        )
         for part, kind in kinds.items()
     }
     release = recommender.settings.get("release", {})

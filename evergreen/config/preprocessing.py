@@ -40,9 +40,17 @@ class PreprocessingSettings:
     this downsampling. The holdout is never downsampled."""
 
     def __post_init__(self) -> None:
-        expect(self, "at least 1", lambda value: value >= 1, "frequency_threshold", "partition_rows")
+        expect(
+            self, "at least 1", lambda value: value >= 1, "frequency_threshold", "partition_rows"
+        )
         expect(self, "at least 0", lambda value: value >= 0, "max_candidates", "processes")
-        expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "frequency_threshold", "max_candidates")
+        expect(
+            self,
+            "at most 1,000,000,000",
+            lambda value: value <= 10**9,
+            "frequency_threshold",
+            "max_candidates",
+        )
         expect(self, "at most 100,000,000", lambda value: value <= 10**8, "partition_rows")
         expect(self, "at most 1024", lambda value: value <= 1024, "processes")
         expect(self, "more than 0 and at most 1", lambda value: 0 < value <= 1, "negative_rate")

@@ -87,7 +87,9 @@ def make_settings(kind: type[S], /, **values: Any) -> S:
         hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
             own: Any = hint
-            made[field.name] = make_settings(own, **{n: values[n] for n in values.keys() & flat_settings(own).keys()})
+            made[field.name] = make_settings(
+                own, **{n: values[n] for n in values.keys() & flat_settings(own).keys()}
+            )
         elif field.name in values:
             made[field.name] = values[field.name]
     return kind(**made)
@@ -142,7 +144,9 @@ def _inner(hint: Any, key: str = "") -> Any:
     return arguments[-1] if arguments else None
 
 
-def _described(error: msgspec.ValidationError, values: Mapping[str, Any], *, kind: Any, path: str) -> str:
+def _described(
+    error: msgspec.ValidationError, values: Mapping[str, Any], *, kind: Any, path: str
+) -> str:
     problem, _, at = str(error).partition(" - at `$")
     value: Any = values
     hint: Any = kind
@@ -157,7 +161,11 @@ def _described(error: msgspec.ValidationError, values: Mapping[str, Any], *, kin
     if isinstance(error.__cause__, ContractError):
         said = str(error.__cause__)
         begins = re.match(r"(\w+)(?: (?:is|has|holds|clips) |: )", said)
-        names = [each.name for each in dataclasses.fields(hint)] if dataclasses.is_dataclass(hint) else []
+        names = (
+            [each.name for each in dataclasses.fields(hint)]
+            if dataclasses.is_dataclass(hint)
+            else []
+        )
         return f"{path}.{said}" if begins and begins[1] in names else f"{path}: {said}"
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", problem):
         return f"{path}.{missing[1]} is missing, expected a value"
@@ -175,7 +183,9 @@ def _is_valid(value: Any, hint: Any) -> bool:
     return True
 
 
-def add_flags(parser: argparse.ArgumentParser, kind: Any, *, prefix: str = "", variables: str = "") -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, kind: Any, *, prefix: str = "", variables: str = ""
+) -> None:
     """Add one flag for each setting of a section.
 
     A flag that is not given is absent from the parsed arguments.
@@ -188,12 +198,18 @@ def add_flags(parser: argparse.ArgumentParser, kind: Any, *, prefix: str = "", v
             none.
     """
     for name, setting in flat_settings(kind).items():
-        default = "required" if setting.default is dataclasses.MISSING else f"default: {setting.default!r}"
+        default = (
+            "required"
+            if setting.default is dataclasses.MISSING
+            else f"default: {setting.default!r}"
+        )
         default = f"default: variable {variables}{name.upper()}" if variables else default
         text = f"{setting.text} ({default})".replace("%", "%%")
         flag = "--" + (prefix + name).replace("_", "-")
         if setting.type is bool:
-            parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
         else:
             shown = _bare(setting.type).__name__.upper()
             parser.add_argument(flag, default=argparse.SUPPRESS, metavar=shown, help=text)
@@ -242,7 +258,9 @@ def read_environment(
         ContractError: A variable names no setting, or its text cannot be converted.
     """
     variables = {prefix + name.upper(): name for name in flat_settings(kind)}
-    unknown = sorted(name for name in environment if name.startswith(prefix) and name not in variables)
+    unknown = sorted(
+        name for name in environment if name.startswith(prefix) and name not in variables
+    )
     if unknown and is_strict:
         near = nearest(unknown[0], list(variables))
         raise ContractError(f"environment variable {unknown[0]} names no setting{near}")
@@ -267,14 +285,21 @@ def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
     """
     known = flat_settings(kind)
     if unknown := sorted(options.keys() - known.keys()):
-        raise ContractError(f"{source}: {unknown[0]} is no setting{nearest(unknown[0], list(known))}")
+        raise ContractError(
+            f"{source}: {unknown[0]} is no setting{nearest(unknown[0], list(known))}"
+        )
     try:
-        return make_settings(kind, **{name: _converted(text, known[name].type, name) for name, text in options.items()})
+        return make_settings(
+            kind,
+            **{name: _converted(text, known[name].type, name) for name, text in options.items()},
+        )
     except ContractError as error:
         raise ContractError(f"{source}: {error}") from error
 
 
-def read_settings(kind: type[S], arguments: argparse.Namespace, *, environment: Mapping[str, str], prefix: str) -> S:
+def read_settings(
+    kind: type[S], arguments: argparse.Namespace, *, environment: Mapping[str, str], prefix: str
+) -> S:
     """Return a section from parsed flags, or from environment variables where a flag is absent.
 
     Raises:
@@ -282,10 +307,16 @@ def read_settings(kind: type[S], arguments: argparse.Namespace, *, environment: 
             refuses a value.
     """
     values = {**read_environment(kind, environment, prefix=prefix), **read_flags(kind, arguments)}
-    required = [name for name, setting in flat_settings(kind).items() if setting.default is dataclasses.MISSING]
+    required = [
+        name
+        for name, setting in flat_settings(kind).items()
+        if setting.default is dataclasses.MISSING
+    ]
     if missing := [name for name in required if name not in values]:
         flags = ", ".join("--" + name.replace("_", "-") for name in missing)
-        raise ContractError(f"settings are missing: expected {flags} (or {prefix}{missing[0].upper()} and so on)")
+        raise ContractError(
+            f"settings are missing: expected {flags} (or {prefix}{missing[0].upper()} and so on)"
+        )
     return make_settings(kind, **values)
 
 
@@ -310,7 +341,9 @@ def parse_settings(text: str) -> dict[str, Any]:
     for word in words:
         path, separator, value = word.partition("=")
         if not separator or not path:
-            raise ContractError(f"settings hold {word!r}, expected section.name=value, such as training.seed=7")
+            raise ContractError(
+                f"settings hold {word!r}, expected section.name=value, such as training.seed=7"
+            )
         if path in found:
             raise ContractError(f"settings hold {path} twice, expected it once")
         found[path] = _parsed(path, value)
@@ -328,7 +361,9 @@ def _parsed(path: str, text: str) -> Any:
     except ContractError:
         raise
     except (ValueError, RecursionError) as error:
-        raise ContractError(f"{path} is {text[:40]}..., which cannot be read: {first_line(error)}") from error
+        raise ContractError(
+            f"{path} is {text[:40]}..., which cannot be read: {first_line(error)}"
+        ) from error
 
 
 def _converted(text: str, hint: Any, name: str) -> Any:
@@ -377,7 +412,11 @@ def field_docstrings(kind: type[Any]) -> dict[str, str]:
         (definition,) = ast.parse(inspect.getsource(each)).body
         assert isinstance(definition, ast.ClassDef)
         for field, text in zip(definition.body, definition.body[1:]):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            ):
                 assert isinstance(field.target, ast.Name)
                 texts[field.target.id] = " ".join(str(text.value.value).split())
     return texts

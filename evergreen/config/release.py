@@ -47,12 +47,26 @@ class ServingSettings:
     that a single request does not wait."""
 
     def __post_init__(self) -> None:
-        expect(self, f"1 to {MAX_INSTANCES}", lambda value: 1 <= value <= MAX_INSTANCES, "instances")
-        names = ("warmup_rows", "max_queued_requests", "queue_timeout_microseconds", "max_queue_delay_microseconds")
+        expect(
+            self, f"1 to {MAX_INSTANCES}", lambda value: 1 <= value <= MAX_INSTANCES, "instances"
+        )
+        names = (
+            "warmup_rows",
+            "max_queued_requests",
+            "queue_timeout_microseconds",
+            "max_queue_delay_microseconds",
+        )
         expect(self, "at least 0", lambda value: value >= 0, *names)
-        expect(self, f"at most {MAX_QUEUED:,}", lambda value: value <= MAX_QUEUED, "max_queued_requests")
+        expect(
+            self,
+            f"at most {MAX_QUEUED:,}",
+            lambda value: value <= MAX_QUEUED,
+            "max_queued_requests",
+        )
         expect(self, "at most 1024", lambda value: value <= 1024, "warmup_rows")
-        expect(self, "at most an hour, 3,600,000,000", lambda value: value <= 3_600_000_000, *names[2:])
+        expect(
+            self, "at most an hour, 3,600,000,000", lambda value: value <= 3_600_000_000, *names[2:]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +83,9 @@ class TableSettings:
     127). The gate evaluates the quantized model."""
 
     def __post_init__(self) -> None:
-        expect(self, f"one of {', '.join(TABLE_TYPES)}", lambda value: value in TABLE_TYPES, "tables")
+        expect(
+            self, f"one of {', '.join(TABLE_TYPES)}", lambda value: value in TABLE_TYPES, "tables"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,16 @@ from evergreen.config.features import Features
 from evergreen.config.reader import nearest, read_mapping
 from evergreen.runtime.errors import ContractError
 
-SECTIONS = ("extraction", "validation", "preprocessing", "model", "training", "gate", "release", "monitor")
+SECTIONS = (
+    "extraction",
+    "validation",
+    "preprocessing",
+    "model",
+    "training",
+    "gate",
+    "release",
+    "monitor",
+)
 """All sections. The package of the same name reads each, but `evergreen.networks` reads `model`,
 evaluation reads `gate` and deployment reads `release`."""
 CANDIDATE_SUFFIX, CANARY_SUFFIX = "_candidate", "_canary"
@@ -48,25 +57,39 @@ class Recommender:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ContractError(
-                f"recommender name is {self.name!r}, expected a letter, then up to 62 letters, digits or underscores, "
+                f"recommender name is {self.name!r}, expected a letter, then up to 62 letters, "
+                "digits or underscores, "
                 "lower case"
             )
         if self.name.endswith((CANDIDATE_SUFFIX, CANARY_SUFFIX)):
             raise ContractError(
-                f"recommender name is {self.name!r}, expected no suffix {CANDIDATE_SUFFIX} or {CANARY_SUFFIX}, "
+                f"recommender name is {self.name!r}, expected no suffix {CANDIDATE_SUFFIX} or "
+                f"{CANARY_SUFFIX}, "
                 "which names other models of a recommender"
             )
         if taken := sorted(set(self.features.names) & set(OWN_COLUMNS)):
-            raise ContractError(f"features {taken} have the names of columns that every row has, expected other names")
+            raise ContractError(
+                f"features {taken} have the names of columns that every row has, expected other "
+                "names"
+            )
         if self.data.label in self.features.names:
-            raise ContractError(f"feature {self.data.label!r} is the label, expected features known before the label")
-        if self.data.weight is not None and (taken := sorted({self.data.weight, WEIGHT} & set(self.features.names))):
-            raise ContractError(f"features {taken} have the name of the weight that rows have, expected other names")
+            raise ContractError(
+                f"feature {self.data.label!r} is the label, expected features known before the "
+                "label"
+            )
+        if self.data.weight is not None and (
+            taken := sorted({self.data.weight, WEIGHT} & set(self.features.names))
+        ):
+            raise ContractError(
+                f"features {taken} have the name of the weight that rows have, expected other names"
+            )
         categorical = self.features.categorical
         for role in ("user", "item"):
             if (name := getattr(self.data, role)) is not None and name not in categorical:
                 near = nearest(name, categorical)
-                raise ContractError(f"data.{role} is {name!r}, which is no categorical feature{near}")
+                raise ContractError(
+                    f"data.{role} is {name!r}, which is no categorical feature{near}"
+                )
         for section, values in self.settings.items():
             if section not in SECTIONS:
                 raise ContractError(f"{section} is no section{nearest(section, SECTIONS)}")
@@ -78,7 +101,9 @@ class Recommender:
 
         Equal content gives equal bytes, whatever the order of keys in the file.
         """
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(
+            dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":")
+        ).encode()
 
     @classmethod
     def loads(cls, content: bytes, *, source: str) -> "Recommender":
@@ -108,7 +133,11 @@ class Recommender:
         if self.data.user is None:
             return ()
         features = self.features
-        lists = (name for name in features.lists if features.list_options_of(name).table == self.data.user)
+        lists = (
+            name
+            for name in features.lists
+            if features.list_options_of(name).table == self.data.user
+        )
         return (self.data.user, *lists)
 
     @property
@@ -128,7 +157,9 @@ class Recommender:
     def named_settings(self) -> dict[str, Any]:
         """Return the settings by path, such as `training.learning_rate`, for `with_settings`."""
         return {
-            f"{section}.{name}": value for section, values in self.settings.items() for name, value in values.items()
+            f"{section}.{name}": value
+            for section, values in self.settings.items()
+            for name, value in values.items()
         }
 
     def section(self, name: str, kind: type[T]) -> T:
@@ -156,6 +187,8 @@ class Recommender:
         for path, value in changes.items():
             section, _, name = path.partition(".")
             if not name:
-                raise ContractError(f"setting is {path!r}, expected section.name, such as training.learning_rate")
+                raise ContractError(
+                    f"setting is {path!r}, expected section.name, such as training.learning_rate"
+                )
             settings.setdefault(section, {})[name] = value
         return dataclasses.replace(self, settings=settings)

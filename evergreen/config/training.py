@@ -35,7 +35,13 @@ class SolverSettings:
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "loss_interval", "stage_rows")
-        expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "loss_interval", "stage_rows")
+        expect(
+            self,
+            "at most 1,000,000,000",
+            lambda value: value <= 10**9,
+            "loss_interval",
+            "stage_rows",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +90,35 @@ class TrainingSettings:
         positive = ("learning_rate", "epsilon", "checkpoint_minutes")
         expect(self, "a positive number", lambda value: 0.0 < value < float("inf"), *positive)
         expect(self, "a number in [0, 1)", lambda value: 0.0 <= value < 1.0, "beta1", "beta2")
-        expect(self, "at least 1", lambda value: value >= 1, "batch_size", "min_batch_size", "min_steps", "passes")
-        expect(self, "at most 16,777,216", lambda value: value <= 1 << 24, "batch_size", "min_batch_size")
+        expect(
+            self,
+            "at least 1",
+            lambda value: value >= 1,
+            "batch_size",
+            "min_batch_size",
+            "min_steps",
+            "passes",
+        )
+        expect(
+            self,
+            "at most 16,777,216",
+            lambda value: value <= 1 << 24,
+            "batch_size",
+            "min_batch_size",
+        )
         expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "min_steps")
         expect(self, "at most 10,000", lambda value: value <= 10_000, "passes")
         expect(self, "at least 0", lambda value: value >= 0, "seed")
         expect(self, "below 2^63", lambda value: value < 1 << 63, "seed")
-        expect(self, f"one of {', '.join(PRECISIONS)}", lambda value: value in PRECISIONS, "precision")
-        if not self.round_rates or not all(0.0 < share < float("inf") for share in self.round_rates):
-            raise ContractError(f"round_rates is {self.round_rates}, expected at least one positive number")
+        expect(
+            self, f"one of {', '.join(PRECISIONS)}", lambda value: value in PRECISIONS, "precision"
+        )
+        if not self.round_rates or not all(
+            0.0 < share < float("inf") for share in self.round_rates
+        ):
+            raise ContractError(
+                f"round_rates is {self.round_rates}, expected at least one positive number"
+            )
 
     def deciding(self) -> dict[str, Any]:
         """Return the settings that determine the fitted weights, as JSON-ready values."""

@@ -70,11 +70,17 @@ class ValidationSettings:
             name, value = each.name, getattr(self, each.name)
             if name == "actions":
                 continue
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            is_number = (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and math.isfinite(value)
+            )
             if name in _LEAST_ONE and not (is_number and value >= 1):
                 raise ContractError(f"{name} is {value!r}, expected a finite number of at least 1")
             may_be_zero = name == "max_quarantined_fraction"
-            if name not in _LEAST_ONE and not (is_number and 0 <= value <= 1 and (value or may_be_zero)):
+            if name not in _LEAST_ONE and not (
+                is_number and 0 <= value <= 1 and (value or may_be_zero)
+            ):
                 raise ContractError(f"{name} is {value!r}, expected a number in (0, 1]")
 
     def action_of(self, rule: str) -> str:
@@ -105,8 +111,12 @@ class Rule:
 
 RULES: dict[str, Rule] = {
     "no_rows": Rule(BLOCK, "there are no rows"),
-    "column_retyped": Rule(BLOCK, "a file of the lake holds a column in another type, which extraction cast"),
-    "column_new": Rule(WARN, "a file of the lake has a column that is not in the schema, and that is not read"),
+    "column_retyped": Rule(
+        BLOCK, "a file of the lake holds a column in another type, which extraction cast"
+    ),
+    "column_new": Rule(
+        WARN, "a file of the lake has a column that is not in the schema, and that is not read"
+    ),
     "files_quarantined": Rule(
         NOTIFY, "files of the lake, or of served rows, were left out because they cannot be read"
     ),
@@ -114,13 +124,21 @@ RULES: dict[str, Rule] = {
     "label_one_class": Rule(BLOCK, "the label is the same in all rows"),
     "value_type": Rule(BLOCK, "values of another type than the schema's"),
     "column_empty": Rule(
-        BLOCK, "no row has a value, although the champion's rows predict at least 10; optional columns are exempt"
+        BLOCK,
+        "no row has a value, although the champion's rows predict at least 10; optional columns "
+        "are exempt",
     ),
     "column_empty_by_chance": Rule(
-        WARN, "no row has a value, but fewer than 10 were expected or it is a first run, so it may be chance"
+        WARN,
+        "no row has a value, but fewer than 10 were expected or it is a first run, so it may be "
+        "chance",
     ),
-    "presence": Rule(WARN, "fewer rows have a value than the schema requires, by more than sampling error"),
-    "range": Rule(WARN, "values outside the schema's domain, including NaN and infinity", ("range_factor",)),
+    "presence": Rule(
+        WARN, "fewer rows have a value than the schema requires, by more than sampling error"
+    ),
+    "range": Rule(
+        WARN, "values outside the schema's domain, including NaN and infinity", ("range_factor",)
+    ),
     "anomaly": Rule(WARN, "any other anomaly that TFDV finds against the schema"),
     "click_rate": Rule(
         WARN,
@@ -131,14 +149,24 @@ RULES: dict[str, Rule] = {
         WARN,
         "a feature drifted from the champion's rows; retraining adapts to it, so it does not block",
         (
-            *("categorical_drift", "categorical_drift_relative", "numeric_drift", "mean_drift", "missing_drift"),
+            *(
+                "categorical_drift",
+                "categorical_drift_relative",
+                "numeric_drift",
+                "mean_drift",
+                "missing_drift",
+            ),
             "false_discovery_rate",
         ),
     ),
-    "new_categories": Rule(WARN, "many rows have a category that is certainly new", ("new_value_share",)),
+    "new_categories": Rule(
+        WARN, "many rows have a category that is certainly new", ("new_value_share",)
+    ),
     "skew": Rule(WARN, "a feature differs between training rows and served rows", ("skew_share",)),
     "quarantined_share": Rule(
-        BLOCK, "more than the maximum share of the rows is quarantined", ("max_quarantined_fraction",)
+        BLOCK,
+        "more than the maximum share of the rows is quarantined",
+        ("max_quarantined_fraction",),
     ),
     DOMAIN: Rule(OFF, "a row with a value outside the schema's domain, including NaN and infinity"),
 }
@@ -150,8 +178,14 @@ UNLEARNABLE = frozenset({"no_rows", "label_invalid", "label_one_class"})
 
 def _check_action(rule: str, value: Any) -> None:
     if rule not in RULES:
-        raise ContractError(f"actions: rule {rule!r} is unknown, expected one of {', '.join(RULES)}")
+        raise ContractError(
+            f"actions: rule {rule!r} is unknown, expected one of {', '.join(RULES)}"
+        )
     if value not in ACTIONS:
-        raise ContractError(f"actions: rule {rule} has action {value!r}, expected one of {', '.join(ACTIONS)}")
+        raise ContractError(
+            f"actions: rule {rule} has action {value!r}, expected one of {', '.join(ACTIONS)}"
+        )
     if value == QUARANTINE and rule != DOMAIN:
-        raise ContractError(f"actions: rule {rule} has action {QUARANTINE}, which only rule {DOMAIN} supports")
+        raise ContractError(
+            f"actions: rule {rule} has action {QUARANTINE}, which only rule {DOMAIN} supports"
+        )

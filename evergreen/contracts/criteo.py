@@ -7,7 +7,9 @@ from evergreen.config.features import Features
 from evergreen.config.spec import Recommender
 from evergreen.contracts.raw_rows import raw_types
 
-CRITEO = Features(numeric=tuple(f"I{i}" for i in range(1, 14)), categorical=tuple(f"C{i}" for i in range(1, 27)))
+CRITEO = Features(
+    numeric=tuple(f"I{i}" for i in range(1, 14)), categorical=tuple(f"C{i}" for i in range(1, 27))
+)
 CRITEO_RECOMMENDER = Recommender(name="click_model", features=CRITEO)
 DENSE = CRITEO.numeric
 CATEGORICAL = CRITEO.categorical

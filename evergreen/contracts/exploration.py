@@ -35,10 +35,14 @@ def check_share(share: float) -> None:
         ContractError: it is not in [0, 0.5).
     """
     if not 0.0 <= share < MAX_SHARE:
-        raise ContractError(f"explore is {share}, expected a share of the lists in [0, {MAX_SHARE:g})")
+        raise ContractError(
+            f"explore is {share}, expected a share of the lists in [0, {MAX_SHARE:g})"
+        )
 
 
-def explored(order: NDArray[np.int64], share: float, chance: float) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def explored(
+    order: NDArray[np.int64], share: float, chance: float
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the order that is shown, [k], and the propensity of each of its rows, [k].
 
     Args:

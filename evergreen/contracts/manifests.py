@@ -63,7 +63,9 @@ class Manifest:
         Raises:
             ContractError: as in `read`.
         """
-        fields = parse_document(content, kind=cls.__name__, version=cls.FORMAT_VERSION, source=source)
+        fields = parse_document(
+            content, kind=cls.__name__, version=cls.FORMAT_VERSION, source=source
+        )
         return _from_fields(cls, fields, source=source)
 
 
@@ -107,7 +109,8 @@ def parse_document(content: bytes, *, kind: str, version: int, source: str) -> d
     whole = {"kind": kind, "format_version": version, **document}
     if expected is not None and expected != (found := _crc32(whole)):
         raise ContractError(
-            f"{source} has {_CHECKSUM} {found}, expected {expected!r}: it was corrupted, or edited without removing "
+            f"{source} has {_CHECKSUM} {found}, expected {expected!r}: it was corrupted, or edited "
+            "without removing "
             f"its key {_CHECKSUM}"
         )
     return document
@@ -129,7 +132,11 @@ def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
     """Return the dataclass `kind` with these values, converting nested objects to dataclasses."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = {f.name for f in fields}
-    required = {f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING}
+    required = {
+        f.name
+        for f in fields
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    }
     if wrong := (values.keys() - known) | (required - values.keys()):
         raise ContractError(f"{source} has unknown or missing fields {sorted(wrong)}")
     types = get_type_hints(kind)
@@ -145,13 +152,19 @@ def _nested(annotation: Any, value: Any, source: str) -> Any:
 
     Returns `value` unchanged if `annotation` has no dataclass.
     """
-    kinds = [k for k in (annotation, *get_args(annotation)) if isinstance(k, type) and dataclasses.is_dataclass(k)]
+    kinds = [
+        k
+        for k in (annotation, *get_args(annotation))
+        if isinstance(k, type) and dataclasses.is_dataclass(k)
+    ]
     if not kinds:
         return value
     if isinstance(value, list):
         return [_nested(kinds[0], each, source) for each in value]
     if isinstance(value, dict) and get_origin(annotation) is Mapping:
-        return {name: _nested(kinds[0], each, f"{source} of {name}") for name, each in value.items()}
+        return {
+            name: _nested(kinds[0], each, f"{source} of {name}") for name, each in value.items()
+        }
     if value is None and type(None) in get_args(annotation):
         return None
     if not isinstance(value, dict):
@@ -302,7 +315,12 @@ class RawDataset(Manifest):
         Entries of replayed days have `replay` set to true and no digest.
         """
         replayed = [
-            {"day": each["day"], "version": each["version"], "num_rows": each["num_rows"], "replay": True}
+            {
+                "day": each["day"],
+                "version": each["version"],
+                "num_rows": each["num_rows"],
+                "replay": True,
+            }
             for each in self.replay_days
             if each["num_rows"]
         ]
@@ -566,7 +584,8 @@ class Verdict(Manifest):
     decision: str
     """`pass`, `fail` or `inconclusive`."""
     accepted: bool
-    """Whether the run goes on to deployment: `pass`, or `inconclusive` where the run's rollout can take that."""
+    """Whether the run goes on to deployment: `pass`, or `inconclusive` where the run's rollout can
+    take that."""
     reason: str
     """Headline of the checks (`contracts.checks.headline`)."""
     num_rows: int
@@ -575,9 +594,11 @@ class Verdict(Manifest):
     champion: ModelQuality | None
     difference: AucLead | None
     scores_uri: str
-    """NumPy .npz with float32 `candidate` (and `champion`) scores of the held-out rows, in their order."""
+    """NumPy .npz with float32 `candidate` (and `champion`) scores of the held-out rows, in their
+    order."""
     model: Reference | None = None
-    """The candidate's `Model` in the store. None in verdicts of older revisions, likewise the next."""
+    """The candidate's `Model` in the store. None in verdicts of older revisions, likewise the
+    next."""
     raw_dataset: Reference | None = None
     """The `RawDataset` whose held-out rows it was evaluated on."""
     old_distribution: RowsQuality | None = None
@@ -587,11 +608,11 @@ class Verdict(Manifest):
     """Estimated gain from the candidate's order on randomized rankings. None if no such list was
     held out. The gate does not use it."""
     champion_reference: str = "current"
-    """How the run asked for the champion: `current`, `none` or a model id. Only a comparison with `current` grows stale
-    when another model goes live."""
+    """How the run asked for the champion: `current`, `none` or a model id. Only a comparison with
+    `current` grows stale when another model goes live."""
     column_aucs: dict[str, float] = field(default_factory=dict)
-    """AUC of each column alone on the held-out rows, highest first. Measured only of a candidate whose AUC is too good
-    to be true (`components.evaluation.leaks`), else empty."""
+    """AUC of each column alone on the held-out rows, highest first. Measured only of a candidate
+    whose AUC is too good to be true (`components.evaluation.leaks`), else empty."""
     warnings: list[str] = field(default_factory=list)
     """One sentence each for people. They refuse nothing."""
     advice: list[str] = field(default_factory=list)
@@ -690,7 +711,9 @@ class RetrainRequest(Manifest):
 
     def __post_init__(self) -> None:
         if not self.request_id or not self.reason:
-            raise ContractError(f"retrain request {self.request_id!r} has reason {self.reason!r}, expected both")
+            raise ContractError(
+                f"retrain request {self.request_id!r} has reason {self.reason!r}, expected both"
+            )
 
     def pipeline_arguments(self) -> dict[str, Any]:
         """Return the pipeline parameters that this request sets."""

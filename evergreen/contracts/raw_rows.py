@@ -81,7 +81,10 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 
 def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     """Return the Arrow type of each column of rows in a person's files, in file order."""
-    words = {name: LIST.format(type="string") if name in features.lists else "string" for name in features.words}
+    words = {
+        name: LIST.format(type="string") if name in features.lists else "string"
+        for name in features.words
+    }
     return {**raw_types(features, weighted=weighted), **words}
 
 
@@ -166,7 +169,9 @@ kind. The outcome counts if `outcome_time` is at most that long after its row's 
 in whole microseconds. A file may have the same outcome more than once."""
 
 
-def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: float) -> "NDArray[Any]":
+def feature_matrix(
+    batch: Any, names: Sequence[str], dtype: str, *, missing: float
+) -> "NDArray[Any]":
     """Return columns of an Arrow record batch as one array, [n, len(names)].
 
     pyarrow is not imported, because it is not a dependency of the contracts.
@@ -181,7 +186,10 @@ def feature_matrix(batch: Any, names: Sequence[str], dtype: str, *, missing: flo
 
     if not names:
         return np.empty((batch.num_rows, 0), dtype)
-    columns = [batch.column(name).cast(dtype).fill_null(missing).to_numpy(zero_copy_only=False) for name in names]
+    columns = [
+        batch.column(name).cast(dtype).fill_null(missing).to_numpy(zero_copy_only=False)
+        for name in names
+    ]
     return np.stack(columns, axis=1)
 
 
@@ -193,7 +201,9 @@ def category_matrix(batch: Any, features: Features) -> "NDArray[np.int64]":
     import numpy as np
 
     plain = feature_matrix(batch, features.categorical, "int64", missing=MISSING_CATEGORY)
-    lists = [list_matrix(batch.column(name), features.list_options_of(name)) for name in features.lists]
+    lists = [
+        list_matrix(batch.column(name), features.list_options_of(name)) for name in features.lists
+    ]
     return np.concatenate([plain, *lists], axis=1)
 
 
@@ -230,5 +240,7 @@ def list_lengths(column: Any) -> "NDArray[np.int64]":
 
     # A null list may have elements, which do not count.
     is_null = column.is_null().to_numpy(zero_copy_only=False)
-    lengths: NDArray[np.int64] = np.where(is_null, 0, np.diff(column.offsets.to_numpy())).astype(np.int64)
+    lengths: NDArray[np.int64] = np.where(is_null, 0, np.diff(column.offsets.to_numpy())).astype(
+        np.int64
+    )
     return lengths

@@ -73,12 +73,28 @@ _PREDICTIONS = (
     _FieldRow("time", 2, "double", comment="seconds since the epoch, UTC, when the answer came"),
     _FieldRow("model_version", 3, "int32"),
     _FieldRow("scores", 4, "float", repeated=True, comment="one per row: click probability"),
-    _FieldRow("positions", 5, "sfixed32", repeated=True, comment="one per row, from 1; absent if no list was shown"),
     _FieldRow(
-        "propensities", 6, "double", repeated=True, comment="one per row: probability of its position; or absent"
+        "positions",
+        5,
+        "sfixed32",
+        repeated=True,
+        comment="one per row, from 1; absent if no list was shown",
+    ),
+    _FieldRow(
+        "propensities",
+        6,
+        "double",
+        repeated=True,
+        comment="one per row: probability of its position; or absent",
     ),
     _FieldRow("shadow_version", 7, "int32"),
-    _FieldRow("shadow_scores", 8, "float", repeated=True, comment="one per row by the shadow version, if there is one"),
+    _FieldRow(
+        "shadow_scores",
+        8,
+        "float",
+        repeated=True,
+        comment="one per row by the shadow version, if there is one",
+    ),
     _FieldRow("canary", 9, "bool"),
     _FieldRow("recommender", 10, "string"),
     _FieldRow("recommender_digest", 11, "string", comment="SHA-256 of the accepted description"),
@@ -89,8 +105,16 @@ _OUTCOMES = (
     _FieldRow("time", 2, "double", comment="seconds since the epoch, UTC, of the newest event"),
     _FieldRow("event", 3, "string", comment="click or conversion"),
     _FieldRow("request_ids", 4, "string", repeated=True, comment="one per event: its request"),
-    _FieldRow("rows", 5, "sfixed32", repeated=True, comment="one per event: its row in the request, from 0"),
-    _FieldRow("times", 6, "double", repeated=True, comment="one per event: seconds since the epoch, UTC"),
+    _FieldRow(
+        "rows",
+        5,
+        "sfixed32",
+        repeated=True,
+        comment="one per event: its row in the request, from 0",
+    ),
+    _FieldRow(
+        "times", 6, "double", repeated=True, comment="one per event: seconds since the epoch, UTC"
+    ),
 )
 _RECORD = (
     _FieldRow("predictions", 1, "Predictions", comment="the rows of one scored request"),
@@ -123,21 +147,38 @@ class RecordFormat:
                 columns.
         """
         self.features = features
-        sizes = {name: each.stop - each.start for name, each in zip(features.lists, features.places.lists)}
+        sizes = {
+            name: each.stop - each.start
+            for name, each in zip(features.lists, features.places.lists)
+        }
         names = _identifiers(features.names)
         fields, columns = [], []
-        kinds = (("numeric", "float", "NaN"), ("categorical", "sfixed64", "-1"), ("list", "sfixed64", "-1"))
-        for (kind, type_name, missing), of_kind in zip(kinds, (features.numeric, features.categorical, features.lists)):
+        kinds = (
+            ("numeric", "float", "NaN"),
+            ("categorical", "sfixed64", "-1"),
+            ("list", "sfixed64", "-1"),
+        )
+        for (kind, type_name, missing), of_kind in zip(
+            kinds, (features.numeric, features.categorical, features.lists)
+        ):
             for name in of_kind:
                 size = sizes.get(name, 1)
                 values = "one value" if size == 1 else f"{size} values"
                 comment = f"{name}: {values} per row, {missing} = missing"
                 number = _number(kind, name)
-                fields.append(_FieldRow(names[name], number, type_name, repeated=True, comment=comment))
+                fields.append(
+                    _FieldRow(names[name], number, type_name, repeated=True, comment=comment)
+                )
                 columns.append((number, names[name], _ARRAYS[type_name].itemsize * size))
         if len({each.number for each in fields}) < len(fields):
-            raise ContractError(f"two of the features {list(features.names)} have names of one hash; rename one")
-        self._messages = {"Features": tuple(fields), "Predictions": _PREDICTIONS, "Outcomes": _OUTCOMES}
+            raise ContractError(
+                f"two of the features {list(features.names)} have names of one hash; rename one"
+            )
+        self._messages = {
+            "Features": tuple(fields),
+            "Predictions": _PREDICTIONS,
+            "Outcomes": _OUTCOMES,
+        }
         self._numeric = [names[name] for name in features.numeric]
         self._categorical = [names[name] for name in features.categorical]
         self._width = len(features.places.slots)
@@ -147,7 +188,9 @@ class RecordFormat:
         self.row_bytes = arrays + self._feature_bytes
         """Bytes of a row's numbers, including position, propensity and shadow score."""
         self._type, self._features_type = _message_types({**self._messages, "LogRecord": _RECORD})
-        self._layout = lru_cache(_MAX_LAYOUTS)(partial(_Layout, self._features_type, [c[1:] for c in sorted(columns)]))
+        self._layout = lru_cache(_MAX_LAYOUTS)(
+            partial(_Layout, self._features_type, [c[1:] for c in sorted(columns)])
+        )
 
     def proto(self) -> str:
         """Return the schema in Protobuf's language, for other readers and Pub/Sub's schemas."""
@@ -164,7 +207,9 @@ class RecordFormat:
         >>> RecordFormat(Features(numeric=("price",), categorical=("item",))).max_rows(1_000_000)
         31218
         """
-        return (num_bytes - _FRAME_BYTES - _COLUMN_BYTES * len(self.features.names)) // self.row_bytes
+        return (
+            num_bytes - _FRAME_BYTES - _COLUMN_BYTES * len(self.features.names)
+        ) // self.row_bytes
 
     def encode(self, record: Record) -> bytes:
         """Return the message of `record`.
@@ -173,23 +218,35 @@ class RecordFormat:
             ContractError: the record and the recommender have different numbers of columns.
         """
         if isinstance(record, OutcomeBatch):
-            outcomes = {name: getattr(record, name) for name in ("batch_id", "time", "event", "request_ids")}
+            outcomes = {
+                name: getattr(record, name) for name in ("batch_id", "time", "event", "request_ids")
+            }
             arrays = {"rows": record.rows.tobytes(), "times": record.times.tobytes()}
             return _serialized(self._type(outcomes={**outcomes, **arrays}))
-        if (record.dense.shape[1], record.categorical.shape[1]) != (len(self._numeric), self._width):
+        if (record.dense.shape[1], record.categorical.shape[1]) != (
+            len(self._numeric),
+            self._width,
+        ):
             raise ContractError(
-                f"rows have {record.dense.shape[1]} numeric and {record.categorical.shape[1]} categorical columns, "
+                f"rows have {record.dense.shape[1]} numeric and {record.categorical.shape[1]} "
+                "categorical columns, "
                 f"expected {len(self._numeric)} and {self._width}"
             )
         columns = dict(zip(self._numeric, _columns_of(record.dense)))
-        columns |= zip(self._categorical, _columns_of(record.categorical[:, : len(self._categorical)]))
+        columns |= zip(
+            self._categorical, _columns_of(record.categorical[:, : len(self._categorical)])
+        )
         start = len(self._categorical)
         for name, size in self._lists:
             columns[name] = record.categorical[:, start : start + size].tobytes()
             start += size
         message = self._type()
         sent = message.predictions
-        sent.request_id, sent.time, sent.model_version = record.request_id, record.time, record.model_version
+        sent.request_id, sent.time, sent.model_version = (
+            record.request_id,
+            record.time,
+            record.model_version,
+        )
         sent.scores, sent.canary = record.scores.tobytes(), record.canary
         for name in _PREDICTION_ARRAYS:
             if (array := getattr(record, name)) is not None:
@@ -206,7 +263,9 @@ class RecordFormat:
 
         A decoded record has all columns, even those that its message lacks.
         """
-        return len(record) * (_OUTCOME_BYTES if isinstance(record, OutcomeBatch) else self.row_bytes)
+        return len(record) * (
+            _OUTCOME_BYTES if isinstance(record, OutcomeBatch) else self.row_bytes
+        )
 
     def decode(self, content: bytes, *, recommender: str | None = None) -> Record:
         """Return the record in a message. A feature that the message lacks is missing in all rows.
@@ -228,10 +287,15 @@ class RecordFormat:
         _expect_known(message, "the record")
         kinds = [name for name in ("predictions", "outcomes") if message.HasField(name)]
         if len(kinds) != 1:
-            raise ContractError(f"message of {len(content)} bytes is a log record of {kinds}, expected one kind")
+            raise ContractError(
+                f"message of {len(content)} bytes is a log record of {kinds}, expected one kind"
+            )
         if kinds == ["outcomes"]:
             return _outcomes(message.outcomes)
-        if recommender is not None and (of := message.predictions.recommender) not in ("", recommender):
+        if recommender is not None and (of := message.predictions.recommender) not in (
+            "",
+            recommender,
+        ):
             raise ContractError(f"rows are of recommender {of[:40]!r}, expected {recommender!r}")
         return self._predictions(message.predictions)
 
@@ -277,11 +341,15 @@ class RecordFormat:
             # A message that fails this test may still be valid.
             if (
                 size == sizes.get(num_bytes)
-                and (not (positions := sent.positions) or len(positions) == num_bytes)  # both have 4 bytes a row
+                and (
+                    not (positions := sent.positions) or len(positions) == num_bytes
+                )  # both have 4 bytes a row
                 and not (sent.propensities or sent.shadow_scores or sent.shadow_version)
                 and (recommender is None or sent.recommender in known)
                 and since <= sent.time < before
-                and (sent.model_version >= 0 if versions is None else sent.model_version in versions)
+                and (
+                    sent.model_version >= 0 if versions is None else sent.model_version in versions
+                )
                 and 0 < len(sent.request_id) <= MAX_ID_CHARACTERS
                 and len(sent.recommender_digest) <= MAX_ID_CHARACTERS
                 and not message.HasField("outcomes")
@@ -317,34 +385,50 @@ class RecordFormat:
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
         # The features must be larger than their numbers alone. Otherwise a corrupt message could
         # request a layout of any size.
-        is_valid = not rest and num_rows <= MAX_ROWS_PER_RECORD and num_rows * self._feature_bytes < feature_bytes
+        is_valid = (
+            not rest
+            and num_rows <= MAX_ROWS_PER_RECORD
+            and num_rows * self._feature_bytes < feature_bytes
+        )
         return num_rows if is_valid else 0
 
-    def _read_alike(self, sent: Sequence[Any], num_rows: int) -> tuple[Predictions, NDArray[np.bool_]]:
+    def _read_alike(
+        self, sent: Sequence[Any], num_rows: int
+    ) -> tuple[Predictions, NDArray[np.bool_]]:
         """Decode predictions of `num_rows` rows each.
 
         Returns:
             The predictions, and which of them are valid and lack no feature, [m].
         """
         layout, shape = self._layout(num_rows), (len(sent), num_rows)
-        raw = np.frombuffer(b"".join([each.features for each in sent]), np.uint8).reshape(len(sent), layout.size)
+        raw = np.frombuffer(b"".join([each.features for each in sent]), np.uint8).reshape(
+            len(sent), layout.size
+        )
         scores = np.frombuffer(b"".join([each.scores for each in sent]), _ARRAYS["float"])
         usable = (raw[:, layout.head_places] == layout.head_bytes).all(axis=1)
         usable &= ((scores >= 0) & (scores <= 1)).reshape(shape).all(axis=1)
         no_list = np.full(num_rows, NO_POSITION, np.int32).tobytes()
         positions = np.frombuffer(b"".join([each.positions or no_list for each in sent]), np.int32)
-        usable &= (positions > 0).reshape(shape).all(axis=1) | np.array([not each.positions for each in sent])
+        usable &= (positions > 0).reshape(shape).all(axis=1) | np.array(
+            [not each.positions for each in sent]
+        )
         dense = np.empty((*shape, len(self._numeric)), np.float32)
         categorical = np.empty((*shape, self._width), np.int64)
-        places: list[tuple[NDArray[Any], str, int, int]] = [(dense, name, i, 1) for i, name in enumerate(self._numeric)]
+        places: list[tuple[NDArray[Any], str, int, int]] = [
+            (dense, name, i, 1) for i, name in enumerate(self._numeric)
+        ]
         places += [(categorical, name, i, 1) for i, name in enumerate(self._categorical)]
         at = len(self._categorical)
         for name, size in self._lists:
             places.append((categorical, name, at, size))
             at += size
         for matrix, name, at, size in places:
-            column = raw[:, layout.starts[name] : layout.starts[name] + num_rows * size * matrix.itemsize]
-            matrix[:, :, at : at + size] = np.ascontiguousarray(column).view(matrix.dtype).reshape(*shape, size)
+            column = raw[
+                :, layout.starts[name] : layout.starts[name] + num_rows * size * matrix.itemsize
+            ]
+            matrix[:, :, at : at + size] = (
+                np.ascontiguousarray(column).view(matrix.dtype).reshape(*shape, size)
+            )
         total = len(scores)
         usable &= ~is_infinite(dense).any(axis=(1, 2))
         return Predictions(
@@ -366,13 +450,17 @@ class RecordFormat:
         try:
             features = self._features_type.FromString(sent.features)
         except DecodeError as error:
-            raise ContractError(f"features of {len(sent.features)} bytes are none of a log record") from error
+            raise ContractError(
+                f"features of {len(sent.features)} bytes are none of a log record"
+            ) from error
         _expect_known(sent, "predictions")
         _expect_known(features, "features")
         scores = _array(sent, "scores", "float")
         # This precedes the features, because an absent column is filled in for any number of rows.
         if (n := len(scores)) > MAX_ROWS_PER_RECORD:
-            raise ContractError(f"prediction batch has {n} rows, expected at most {MAX_ROWS_PER_RECORD}")
+            raise ContractError(
+                f"prediction batch has {n} rows, expected at most {MAX_ROWS_PER_RECORD}"
+            )
         optional = {
             each.name: _array(sent, each.name, each.type) if getattr(sent, each.name) else None
             for each in _PREDICTIONS
@@ -380,7 +468,9 @@ class RecordFormat:
         }
         places = [_matrix(features, self._categorical, kind="sfixed64", num_values=n)]
         for name, size in self._lists:
-            places.append(_matrix(features, [name], kind="sfixed64", num_values=n * size).reshape(n, size))
+            places.append(
+                _matrix(features, [name], kind="sfixed64", num_values=n * size).reshape(n, size)
+            )
         has_shadow = sent.shadow_version or optional["shadow_scores"] is not None
         return PredictionBatch(
             request_id=sent.request_id,
@@ -423,7 +513,10 @@ class _Layout:
             self.heads.append((name, whole[end:start]))
             self.starts[name], end = start, start + size * num_rows
         self.head_places = np.concatenate(
-            [np.arange(self.starts[name] - len(head), self.starts[name]) for name, head in self.heads]
+            [
+                np.arange(self.starts[name] - len(head), self.starts[name])
+                for name, head in self.heads
+            ]
         )
         self.head_bytes = np.frombuffer(b"".join(head for _, head in self.heads), np.uint8)
 
@@ -435,10 +528,16 @@ def _matrix(features: Any, names: Sequence[str], *, kind: str, num_values: int) 
     columns = [getattr(features, name) for name in names]
     for at, column in enumerate(columns):
         if not column:
-            columns[at] = np.full(num_values, MISSING_CATEGORY if dtype.kind == "i" else np.nan, dtype).tobytes()
+            columns[at] = np.full(
+                num_values, MISSING_CATEGORY if dtype.kind == "i" else np.nan, dtype
+            ).tobytes()
         elif len(column) != size:
-            raise ContractError(f"{names[at]} has {len(column) // dtype.itemsize} values, expected {num_values}")
-    return np.ascontiguousarray(np.frombuffer(b"".join(columns), dtype).reshape(len(columns), num_values).T)
+            raise ContractError(
+                f"{names[at]} has {len(column) // dtype.itemsize} values, expected {num_values}"
+            )
+    return np.ascontiguousarray(
+        np.frombuffer(b"".join(columns), dtype).reshape(len(columns), num_values).T
+    )
 
 
 def _serialized(message: Message) -> bytes:
@@ -461,7 +560,9 @@ def _outcomes(sent: Any) -> OutcomeBatch:
 def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
     content, dtype = getattr(message, name), _ARRAYS[kind]
     if len(content) % dtype.itemsize:
-        raise ContractError(f"{name} has {len(content)} bytes, expected a multiple of {dtype.itemsize}")
+        raise ContractError(
+            f"{name} has {len(content)} bytes, expected a multiple of {dtype.itemsize}"
+        )
     return np.frombuffer(content, dtype)
 
 
@@ -469,7 +570,8 @@ def _expect_known(message: Message, what: str) -> None:
     """Refuse fields that a newer client or a newer file has, because their values would be lost."""
     if unknown := [each.field_number for each in UnknownFieldSet(message)]:
         raise ContractError(
-            f"{what} has the fields {sorted(set(unknown))[:5]}, expected only those of this recommender's records; the "
+            f"{what} has the fields {sorted(set(unknown))[:5]}, expected only those of this "
+            "recommender's records; the "
             "client or its recommender's file may be newer"
         )
 
@@ -514,7 +616,9 @@ def _message_types(messages: Mapping[str, tuple[_FieldRow, ...]]) -> tuple[Any, 
 
     In `LogRecord`, arrays and the features are fields of bytes.
     """
-    file = descriptor_pb2.FileDescriptorProto(name="record.proto", package="evergreen", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="record.proto", package="evergreen", syntax="proto3"
+    )
     for message, fields in messages.items():
         described = file.message_type.add(name=message)
         for each in fields:
@@ -528,5 +632,7 @@ def _message_types(messages: Mapping[str, tuple[_FieldRow, ...]]) -> tuple[Any, 
                 added.type = _Field.TYPE_BYTES if is_array else _SCALARS[each.type]
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    record, features = (pool.FindMessageTypeByName(f"evergreen.{name}") for name in ("LogRecord", "Features"))
+    record, features = (
+        pool.FindMessageTypeByName(f"evergreen.{name}") for name in ("LogRecord", "Features")
+    )
     return message_factory.GetMessageClass(record), message_factory.GetMessageClass(features)

@@ -87,11 +87,15 @@ class PredictionBatch:
         if type(self.canary) is not bool:
             raise ContractError(f"canary is {_short(self.canary)}, expected true or false")
         if n == 0:
-            raise ContractError(f"prediction batch {self.request_id} has no rows, expected one or more")
+            raise ContractError(
+                f"prediction batch {self.request_id} has no rows, expected one or more"
+            )
         _check_matrix("dense", self.dense, np.float32, num_rows=n)
         _check_matrix("categorical", self.categorical, np.int64, num_rows=n)
         if self.dense.shape[1] + self.categorical.shape[1] == 0:
-            raise ContractError(f"prediction batch {self.request_id} has no columns, expected one or more")
+            raise ContractError(
+                f"prediction batch {self.request_id} has no columns, expected one or more"
+            )
         for name in _OF_RECOMMENDER:
             if (value := getattr(self, name)) is not None:
                 _check_text(name, value)
@@ -99,11 +103,16 @@ class PredictionBatch:
         if self.positions is not None:
             _check_array("positions", self.positions, np.int32, shape=(n,))
             if (least := int(self.positions.min())) < 1:
-                raise ContractError(f"prediction batch {self.request_id} has position {least}, expected at least 1")
+                raise ContractError(
+                    f"prediction batch {self.request_id} has position {least}, expected at least 1"
+                )
         if self.propensities is not None:
             _check_array("propensities", self.propensities, np.float64, shape=(n,))
         if (self.shadow_version is None) != (self.shadow_scores is None):
-            raise ContractError(f"prediction batch {self.request_id} has a shadow version without scores or vice versa")
+            raise ContractError(
+                f"prediction batch {self.request_id} has a shadow version without scores or vice "
+                "versa"
+            )
         if self.shadow_scores is not None:
             _check_array("shadow_scores", self.shadow_scores, np.float32, shape=(n,))
         if self.shadow_version is not None:
@@ -114,14 +123,17 @@ class PredictionBatch:
         for name in ("scores", "shadow_scores", "propensities"):
             values = getattr(self, name)
             # If a value is NaN, the minimum is NaN and fails both comparisons.
-            if values is None or (np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1):
+            if values is None or (
+                np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1
+            ):
                 continue
             if name != "scores" or np.fmin.reduce(values) < 0 or np.fmax.reduce(values) > 1:
                 raise ContractError(f"prediction batch {self.request_id} has {name} outside [0, 1]")
         if (infinite := is_infinite(self.dense)).any():
             row, column = np.argwhere(infinite)[0].tolist()
             raise ContractError(
-                f"prediction batch {self.request_id} has {self.dense[row, column]} in row {row} of numeric column "
+                f"prediction batch {self.request_id} has {self.dense[row, column]} in row {row} of "
+                "numeric column "
                 f"{column}, expected {FINITE}"
             )
 
@@ -197,15 +209,22 @@ class Requests:
             return self
         sizes = self.sizes[chosen]
         ends = np.cumsum(sizes)
-        return self._take(chosen, np.repeat(self.starts[chosen] - ends + sizes, sizes) + np.arange(sizes.sum()))
+        return self._take(
+            chosen, np.repeat(self.starts[chosen] - ends + sizes, sizes) + np.arange(sizes.sum())
+        )
 
     def between(self: R, start: int, stop: int) -> R:
         """Return views of the requests from position `start` (included) to `stop` (excluded)."""
         first = int(self.sizes[:start].sum())
-        return self._take(slice(start, stop), slice(first, first + int(self.sizes[start:stop].sum())))
+        return self._take(
+            slice(start, stop), slice(first, first + int(self.sizes[start:stop].sum()))
+        )
 
     def _take(self: R, chosen: Any, rows: Any) -> R:
-        return replace(self, **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()})
+        return replace(
+            self,
+            **{name: getattr(self, name)[chosen if of else rows] for name, of in self._columns()},
+        )
 
     def to(self, kind: type[R], **more: NDArray[Any]) -> R:
         """Return the same requests with the columns of `kind`.
@@ -214,7 +233,9 @@ class Requests:
             kind: Class of the result.
             more: Columns of `kind` that these requests lack.
         """
-        return kind(**{name: getattr(self, name) for name, _ in kind._columns() if name not in more}, **more)
+        return kind(
+            **{name: getattr(self, name) for name, _ in kind._columns() if name not in more}, **more
+        )
 
     def ordered(self: R, times: NDArray[Any]) -> R:
         """Return the requests ordered by `times`, [m], and then by id."""
@@ -243,7 +264,12 @@ class Requests:
         """Concatenate `parts`, which has at least one element."""
         if len(parts) == 1:
             return parts[0]
-        return cls(**{name: np.concatenate([getattr(each, name) for each in parts]) for name, _ in cls._columns()})
+        return cls(
+            **{
+                name: np.concatenate([getattr(each, name) for each in parts])
+                for name, _ in cls._columns()
+            }
+        )
 
     @classmethod
     def _columns(cls) -> list[tuple[str, bool]]:
@@ -274,27 +300,40 @@ class Predictions(Requests):
     def of(cls, batches: Sequence[PredictionBatch]) -> "Predictions":
         """Return the rows of `batches`, at least one, which have the same columns."""
         sizes = np.array([len(batch) for batch in batches], np.int64)
-        shadow_versions = [NO_VERSION if each.shadow_version is None else each.shadow_version for each in batches]
+        shadow_versions = [
+            NO_VERSION if each.shadow_version is None else each.shadow_version for each in batches
+        ]
         return cls(
             ids=np.array([batch.request_id for batch in batches], object),
             times=np.array([batch.time for batch in batches], np.float64),
             versions=np.array([batch.model_version for batch in batches], np.int32),
             sizes=sizes,
             scores=np.concatenate([batch.scores for batch in batches]),
-            positions=_joined_or([batch.positions for batch in batches], sizes, np.int32(NO_POSITION)),
+            positions=_joined_or(
+                [batch.positions for batch in batches], sizes, np.int32(NO_POSITION)
+            ),
             canary=np.array([batch.canary for batch in batches], np.bool_),
             dense=np.concatenate([batch.dense for batch in batches]),
             categorical=np.concatenate([batch.categorical for batch in batches]),
-            propensities=_joined_or([batch.propensities for batch in batches], sizes, np.float64(np.nan)),
+            propensities=_joined_or(
+                [batch.propensities for batch in batches], sizes, np.float64(np.nan)
+            ),
             shadow_versions=np.array(shadow_versions, np.int32),
-            shadow_scores=_joined_or([batch.shadow_scores for batch in batches], sizes, np.float32(np.nan)),
+            shadow_scores=_joined_or(
+                [batch.shadow_scores for batch in batches], sizes, np.float32(np.nan)
+            ),
         )
 
 
-def _joined_or(given: Sequence[NDArray[Any] | None], sizes: NDArray[np.int64], missing: np.generic) -> NDArray[Any]:
+def _joined_or(
+    given: Sequence[NDArray[Any] | None], sizes: NDArray[np.int64], missing: np.generic
+) -> NDArray[Any]:
     """Concatenate the arrays, with `missing` for the rows of an absent one."""
     return np.concatenate(
-        [np.full(size, missing) if array is None else array for array, size in zip(given, sizes.tolist())]
+        [
+            np.full(size, missing) if array is None else array
+            for array, size in zip(given, sizes.tolist())
+        ]
     )
 
 
@@ -325,7 +364,9 @@ class OutcomeBatch:
         _check_text("batch_id", self.batch_id)
         _check_time("time", self.time)
         if n == 0:
-            raise ContractError(f"outcome batch {self.batch_id} has no outcomes, expected one or more")
+            raise ContractError(
+                f"outcome batch {self.batch_id} has no outcomes, expected one or more"
+            )
         for request_id in self.request_ids:
             _check_text("request_id", request_id)
         if self.event not in EVENTS:
@@ -360,7 +401,9 @@ def _check_text(name: str, value: Any) -> None:
     except UnicodeEncodeError:
         pass
     size = f" ({len(value)} characters)" if isinstance(value, str) else ""
-    raise ContractError(f"{name} is {_short(value)}{size}, expected a name of 1 to {MAX_ID_CHARACTERS} characters")
+    raise ContractError(
+        f"{name} is {_short(value)}{size}, expected a name of 1 to {MAX_ID_CHARACTERS} characters"
+    )
 
 
 def _check_version(name: str, value: Any) -> None:
@@ -370,7 +413,11 @@ def _check_version(name: str, value: Any) -> None:
 
 def _check_time(name: str, value: Any) -> None:
     # The value is not converted to a float, because JSON's integers may be too large for one.
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < END_OF_TIME:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value < END_OF_TIME
+    ):
         raise ContractError(f"{name} is {_short(value)}, expected seconds since the epoch")
 
 
@@ -378,9 +425,13 @@ def _short(value: Any) -> str:
     return repr(value[:40] if isinstance(value, str) else value)[:40]
 
 
-def _check_array(name: str, array: NDArray[Any], dtype: type[Any], *, shape: tuple[int, ...]) -> None:
+def _check_array(
+    name: str, array: NDArray[Any], dtype: type[Any], *, shape: tuple[int, ...]
+) -> None:
     if array.dtype != _EXPECTED[dtype] or array.shape != shape:
-        raise ContractError(f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} {list(shape)}")
+        raise ContractError(
+            f"{name} is {array.dtype} {list(array.shape)}, expected {np.dtype(dtype)} {list(shape)}"
+        )
 
 
 def _check_matrix(name: str, array: NDArray[Any], dtype: type[Any], *, num_rows: int) -> None:

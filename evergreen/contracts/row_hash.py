@@ -16,7 +16,9 @@ def request_hashes(request_ids: Any) -> NDArray[np.uint32]:
 
     It is the same in every process, unlike Python's own hashes.
     """
-    return np.fromiter(map(zlib.crc32, request_ids.cast("binary").to_pylist()), np.uint32, len(request_ids))
+    return np.fromiter(
+        map(zlib.crc32, request_ids.cast("binary").to_pylist()), np.uint32, len(request_ids)
+    )
 
 
 def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
@@ -30,7 +32,9 @@ def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
     requests = request_ids.dictionary_encode()
     hashes = request_hashes(requests.dictionary).astype(np.uint64)
     places = requests.indices.to_numpy(zero_copy_only=False)
-    identities: NDArray[np.uint64] = (hashes[places] << np.uint64(32)) | rows.astype(np.uint32).astype(np.uint64)
+    identities: NDArray[np.uint64] = (hashes[places] << np.uint64(32)) | rows.astype(
+        np.uint32
+    ).astype(np.uint64)
     return identities
 
 

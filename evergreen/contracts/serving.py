@@ -118,13 +118,18 @@ class ColumnMap:
     `Features.columns`.
     """
 
-    def __init__(self, rows: Mapping[str, Sequence[str]], model: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, rows: Mapping[str, Sequence[str]], model: Mapping[str, Sequence[str]]
+    ) -> None:
         self.takes = {kind: tuple(model[kind]) for kind in ("numeric", "categorical")}
         """Columns of the model."""
         self._is_same = self.takes == {kind: tuple(rows[kind]) for kind in self.takes}
         self._taken = {
             # A name that the rows lack gets the index after their last column.
-            kind: np.array([rows[kind].index(n) if n in rows[kind] else len(rows[kind]) for n in names], np.int64)
+            kind: np.array(
+                [rows[kind].index(n) if n in rows[kind] else len(rows[kind]) for n in names],
+                np.int64,
+            )
             for kind, names in self.takes.items()
         }
 

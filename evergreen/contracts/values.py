@@ -13,7 +13,24 @@ from evergreen.config.features import TRUTH_WORDS, plain_word
 from evergreen.runtime.errors import ContractError
 
 MISSING_WORDS = frozenset(
-    {"", "NULL", "null", "None", "none", r"\N", "NA", "N/A", "n/a", "#N/A", "<NA>", "NaN", "nan", "NaT", "-", "?"}
+    {
+        "",
+        "NULL",
+        "null",
+        "None",
+        "none",
+        r"\N",
+        "NA",
+        "N/A",
+        "n/a",
+        "#N/A",
+        "<NA>",
+        "NaN",
+        "nan",
+        "NaT",
+        "-",
+        "?",
+    }
 )
 """Texts that mean "no value", in every feature column, also with spaces around them. The case
 counts: "Na" and "NONE" are ordinary texts. A column in which one of them is a real value, such as
@@ -62,7 +79,11 @@ def is_missing(value: object) -> bool:
     if isinstance(value, str):
         return is_missing_word(value)
     # The check is by type name, because pandas is not always installed.
-    return value is None or type(value).__name__ in _PANDAS_MISSING or (isinstance(value, float) and math.isnan(value))
+    return (
+        value is None
+        or type(value).__name__ in _PANDAS_MISSING
+        or (isinstance(value, float) and math.isnan(value))
+    )
 
 
 _PANDAS_MISSING = ("NAType", "NaTType")

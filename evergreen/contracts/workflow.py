@@ -105,43 +105,66 @@ class FeatureWorkflow:
     def __post_init__(self) -> None:
         numeric, slots = self.features.numeric, self.features.slots
         if len(self.vocabularies) != len(slots):
-            raise ContractError(f"workflow has {len(self.vocabularies)} vocabularies, expected {len(slots)}")
+            raise ContractError(
+                f"workflow has {len(self.vocabularies)} vocabularies, expected {len(slots)}"
+            )
         for name, (categories, _) in zip(slots, self._sorted):
             if (categories[1:] == categories[:-1]).any():
                 raise ContractError(f"vocabulary of {name} holds a category twice")
             if len(categories) and (categories[0] < 0 or categories[-1] > MAX_CATEGORY):
                 raise ContractError(
-                    f"vocabulary of {name} holds values from {categories[0]} to {categories[-1]}, expected categories "
+                    f"vocabulary of {name} holds values from {categories[0]} to {categories[-1]}, "
+                    "expected categories "
                     f"from 0 to {MAX_CATEGORY}, or {TOMBSTONE} for an id without one"
                 )
         for name, values in (("means", self.means), ("stds", self.stds)):
             if values.shape != (len(numeric),) or not np.isfinite(values).all():
-                raise ContractError(f"workflow {name} are {values!r}, expected {len(numeric)} finite values")
+                raise ContractError(
+                    f"workflow {name} are {values!r}, expected {len(numeric)} finite values"
+                )
         if (self.stds <= 0).any():
-            raise ContractError(f"std of {numeric[int(np.argmin(self.stds))]} is {self.stds.min()}, expected > 0")
-        if len(set(self.excluded)) < len(self.excluded) or not set(self.excluded) <= set(self.features.names):
-            raise ContractError(f"excluded columns are {list(self.excluded)}, expected features, each once")
-        if known := [name for name, v in zip(slots, self.vocabularies) if name in self.excluded and len(v)]:
+            raise ContractError(
+                f"std of {numeric[int(np.argmin(self.stds))]} is {self.stds.min()}, expected > 0"
+            )
+        if len(set(self.excluded)) < len(self.excluded) or not set(self.excluded) <= set(
+            self.features.names
+        ):
+            raise ContractError(
+                f"excluded columns are {list(self.excluded)}, expected features, each once"
+            )
+        if known := [
+            name for name, v in zip(slots, self.vocabularies) if name in self.excluded and len(v)
+        ]:
             raise ContractError(f"excluded columns {known} have vocabularies, expected none")
         self._expect_boundaries()
         for place, category in self.features.served_as.items():
             name = self.features.categorical[place]
             if name not in self.excluded and category not in self.vocabularies[place]:
-                raise ContractError(f"{name} is served as {category}, expected one of its categories")
+                raise ContractError(
+                    f"{name} is served as {category}, expected one of its categories"
+                )
 
     def _expect_boundaries(self) -> None:
         if set(self.boundaries) != set(self.features.bucketed):
             raise ContractError(
-                f"boundaries are given for {list(self.boundaries)}, expected {list(self.features.bucketed)}"
+                f"boundaries are given for {list(self.boundaries)}, expected "
+                f"{list(self.features.bucketed)}"
             )
         for name, values in self.boundaries.items():
             num_buckets = self.features.options_of(name).num_buckets
             categories = np.arange(0 if name in self.excluded else num_buckets)
             if not np.array_equal(self.vocabularies[self.features.slots.index(name)], categories):
-                raise ContractError(f"vocabulary of {name} has other categories than its {len(categories)} buckets")
-            if len(values) >= num_buckets or not np.isfinite(values).all() or (np.diff(values) <= 0).any():
                 raise ContractError(
-                    f"boundaries of {name} are {values}, expected fewer than {num_buckets} finite ones that ascend"
+                    f"vocabulary of {name} has other categories than its {len(categories)} buckets"
+                )
+            if (
+                len(values) >= num_buckets
+                or not np.isfinite(values).all()
+                or (np.diff(values) <= 0).any()
+            ):
+                raise ContractError(
+                    f"boundaries of {name} are {values}, expected fewer than {num_buckets} finite "
+                    "ones that ascend"
                 )
 
     @property
@@ -152,7 +175,9 @@ class FeatureWorkflow:
     @property
     def tombstones(self) -> list[int]:
         """Return the number of ids without a category, per slot."""
-        return [len(v) - len(categories) for v, (categories, _) in zip(self.vocabularies, self._sorted)]
+        return [
+            len(v) - len(categories) for v, (categories, _) in zip(self.vocabularies, self._sorted)
+        ]
 
     @cached_property
     def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -192,7 +217,9 @@ class FeatureWorkflow:
         ids[categories == MISSING_CATEGORY] = absent
         return ids
 
-    def with_buckets(self, dense: NDArray[np.float32], categorical: NDArray[np.int64]) -> NDArray[np.int64]:
+    def with_buckets(
+        self, dense: NDArray[np.float32], categorical: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         """Return the categories of rows, [n, `features.places`], followed by their buckets.
 
         Args:
@@ -208,7 +235,9 @@ class FeatureWorkflow:
 
         A value on a boundary is in the upper bucket.
         """
-        found = np.searchsorted(self.boundaries[name], clipped(values, self.features.options_of(name)), side="right")
+        found = np.searchsorted(
+            self.boundaries[name], clipped(values, self.features.options_of(name)), side="right"
+        )
         return np.where(np.isnan(values), MISSING_CATEGORY, found).astype(np.int64)
 
     @property
@@ -220,13 +249,21 @@ class FeatureWorkflow:
         found = {}
         for place, category in self.features.served_as.items():
             is_excluded = self.features.categorical[place] in self.excluded
-            found[place] = MISSING_ID if is_excluded else FIRST_ID + self.vocabularies[place].tolist().index(category)
+            found[place] = (
+                MISSING_ID
+                if is_excluded
+                else FIRST_ID + self.vocabularies[place].tolist().index(category)
+            )
         return found
 
     @property
     def excluded_dense(self) -> list[int]:
         """Return the positions of the excluded dense columns."""
-        return [self.features.numeric.index(name) for name in self.excluded if name in self.features.numeric]
+        return [
+            self.features.numeric.index(name)
+            for name in self.excluded
+            if name in self.features.numeric
+        ]
 
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the network's dense inputs [n, `features.dense_inputs`] of raw numbers [n, d].
@@ -273,18 +310,34 @@ class FeatureWorkflow:
             settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))
             version = settings.pop("format_version", None)
             if version == FORMAT_VERSION:
-                features = settings["features"] = read_mapping(Features, settings["features"], path="features")
+                features = settings["features"] = read_mapping(
+                    Features, settings["features"], path="features"
+                )
                 with np.load(folder / VOCABULARIES_FILE, allow_pickle=False) as arrays:
-                    settings["vocabularies"] = tuple(arrays[f"{i}"] for i in range(len(features.slots)))
+                    settings["vocabularies"] = tuple(
+                        arrays[f"{i}"] for i in range(len(features.slots))
+                    )
                 for name in ("means", "stds"):
                     settings[name] = np.array(settings[name], dtype=np.float32)
                 settings["excluded"] = tuple(settings["excluded"])
                 found = settings["boundaries"].items()
-                settings["boundaries"] = {name: np.array(values, np.float32) for name, values in found}
+                settings["boundaries"] = {
+                    name: np.array(values, np.float32) for name, values in found
+                }
                 return cls(**settings)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, EOFError, BadZipFile) as error:
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            KeyError,
+            AttributeError,
+            EOFError,
+            BadZipFile,
+        ) as error:
             raise ContractError(f"feature workflow in {folder} cannot be read: {error}") from error
-        raise ContractError(f"feature workflow in {folder} has format_version {version}, expected {FORMAT_VERSION}")
+        raise ContractError(
+            f"feature workflow in {folder} has format_version {version}, expected {FORMAT_VERSION}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,7 +352,9 @@ class VocabularyChange:
     """Ids that had a category and are now tombstones."""
 
 
-def vocabulary_changes(before: FeatureWorkflow | None, now: FeatureWorkflow) -> list[VocabularyChange]:
+def vocabulary_changes(
+    before: FeatureWorkflow | None, now: FeatureWorkflow
+) -> list[VocabularyChange]:
     """Return the changes of each slot of `now` since `before`.
 
     Without `before`, or for a slot that it lacks, every category is new.
@@ -311,23 +366,34 @@ def vocabulary_changes(before: FeatureWorkflow | None, now: FeatureWorkflow) -> 
     """
     earlier = dict(zip(before.features.slots, before.vocabularies)) if before else {}
     nothing = np.zeros(0, np.int64)
-    return [_change(name, earlier.get(name, nothing), each) for name, each in zip(now.features.slots, now.vocabularies)]
+    return [
+        _change(name, earlier.get(name, nothing), each)
+        for name, each in zip(now.features.slots, now.vocabularies)
+    ]
 
 
 def _change(name: str, before: NDArray[np.int64], now: NDArray[np.int64]) -> VocabularyChange:
     if len(now) < len(before):
-        raise ContractError(f"vocabulary of {name} has {len(now)} ids, expected at least the {len(before)} of before")
+        raise ContractError(
+            f"vocabulary of {name} has {len(now)} ids, expected at least the {len(before)} of "
+            "before"
+        )
     kept = now[: len(before)]
     lived, lives = before != TOMBSTONE, kept != TOMBSTONE
     if len(replaced := np.flatnonzero(lived & lives & (kept != before))):
         at = replaced[0]
         raise ContractError(
-            f"id {FIRST_ID + at} of {name} means category {kept[at]} and meant {before[at]} before, expected the same "
+            f"id {FIRST_ID + at} of {name} means category {kept[at]} and meant {before[at]} "
+            "before, expected the same "
             f"or a tombstone ({len(replaced)} such ids)"
         )
     reused, evicted = np.flatnonzero(lives & ~lived), np.flatnonzero(lived & ~lives)
     appended = len(before) + np.flatnonzero(now[len(before) :] != TOMBSTONE)
     entered = np.concatenate([reused, appended])
     if len(moved := np.intersect1d(now[entered], before[evicted])):
-        raise ContractError(f"category {moved[0]} of {name} moved to another id, expected it to keep its id")
-    return VocabularyChange(entered=FIRST_ID + entered, reused=FIRST_ID + reused, evicted=FIRST_ID + evicted)
+        raise ContractError(
+            f"category {moved[0]} of {name} moved to another id, expected it to keep its id"
+        )
+    return VocabularyChange(
+        entered=FIRST_ID + entered, reused=FIRST_ID + reused, evicted=FIRST_ID + evicted
+    )

@@ -28,12 +28,23 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands and their flags."""
     parser = CommandParser(prog="evergreen log", description="Looks after the record log.")
     commands = parser.add_subparsers(dest="command", required=True)
-    check = commands.add_parser("check", help="connect, and report what waits to be read and what is wrong")
-    dead_letters = commands.add_parser("dead-letters", help="messages that the monitor could not use")
+    check = commands.add_parser(
+        "check", help="connect, and report what waits to be read and what is wrong"
+    )
+    dead_letters = commands.add_parser(
+        "dead-letters", help="messages that the monitor could not use"
+    )
     actions = dead_letters.add_subparsers(dest="command", required=True)
     listing = actions.add_parser("list", help="list them, oldest first, with the reason why")
-    listing.add_argument("--save", type=Path, metavar="DIR", help="also write each message's original bytes to a file")
-    replay = actions.add_parser("replay", help="publish all of them again with their original bytes")
+    listing.add_argument(
+        "--save",
+        type=Path,
+        metavar="DIR",
+        help="also write each message's original bytes to a file",
+    )
+    replay = actions.add_parser(
+        "replay", help="publish all of them again with their original bytes"
+    )
     for each in (check, listing, replay):
         each.add_argument("url", metavar="URL", help="the log, as the monitor is given it")
     return parser
@@ -72,12 +83,16 @@ def _list_dead_letters(log: Subscriber, save: Path | None) -> None:
     messages = log.list_dead_letters()
     for number, message in enumerate(messages):
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(message.time))
-        begin = repr(message.payload[:SHOWN_BYTES])[2:-1] + ("..." if len(message.payload) > SHOWN_BYTES else "")
+        begin = repr(message.payload[:SHOWN_BYTES])[2:-1] + (
+            "..." if len(message.payload) > SHOWN_BYTES else ""
+        )
         show(f"{moment}  {message.message_id}  {len(message.payload)} bytes: {message.reason}")
         show(f"    {begin}")
         if save is not None:
             _save_payload(save, number, message)
-    print(f"{len(messages)} dead letters" + (f", their bytes in {save}" if save and messages else ""))
+    print(
+        f"{len(messages)} dead letters" + (f", their bytes in {save}" if save and messages else "")
+    )
 
 
 def _save_payload(folder: Path, number: int, message: DeadLetter) -> None:
@@ -85,7 +100,9 @@ def _save_payload(folder: Path, number: int, message: DeadLetter) -> None:
 
     A number in its name separates ids that give the same file name.
     """
-    write_whole(folder / f"{number:06d}-{quote(message.message_id, safe='')[:100]}.bin", message.payload)
+    write_whole(
+        folder / f"{number:06d}-{quote(message.message_id, safe='')[:100]}.bin", message.payload
+    )
 
 
 if __name__ == "__main__":

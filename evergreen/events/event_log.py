@@ -136,7 +136,9 @@ def expect_size(message_id: str, payload: bytes) -> None:
     >>> expect_size("small", b"payload")
     """
     if len(payload) > MAX_MESSAGE_BYTES:
-        raise ContractError(f"message {message_id} has {len(payload)} bytes, expected at most {MAX_MESSAGE_BYTES}")
+        raise ContractError(
+            f"message {message_id} has {len(payload)} bytes, expected at most {MAX_MESSAGE_BYTES}"
+        )
 
 
 def partition_of(request_id: str, count: int) -> int:

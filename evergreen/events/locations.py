@@ -9,7 +9,7 @@ backend's library is imported only when its scheme is used.
 
 A partitioned log consists of several logs, each with its own monitor. For example,
 `kafka://host:port/topic-{0-3}` names four.
-"""
+"""  # noqa: E501
 
 import math
 import re
@@ -52,7 +52,11 @@ def partition_urls(url: str) -> list[str]:
     lasts = set(_PARTITIONS.findall(url))
     if len(lasts) > 1:
         raise ContractError(f"log is {redacted(url)!r}, expected the same partitions in all places")
-    return [_PARTITIONS.sub(str(number), url) for number in range(int(lasts.pop()) + 1)] if lasts else [url]
+    return (
+        [_PARTITIONS.sub(str(number), url) for number in range(int(lasts.pop()) + 1)]
+        if lasts
+        else [url]
+    )
 
 
 def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publisher:
@@ -76,7 +80,9 @@ def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publi
             return KafkaPublisher(KafkaLocation.parse(parts))
     except ModuleNotFoundError as error:
         needed = f"evergreen-client[{parts.scheme}]"
-        raise parts.refuse(f"expected {error.name} to be installed, as it is by {needed}") from error
+        raise parts.refuse(
+            f"expected {error.name} to be installed, as it is by {needed}"
+        ) from error
     return _open_sqlite(parts, clock)
 
 
@@ -97,7 +103,9 @@ def open_subscriber(url: str, *, clock: Callable[[], float] = time.time) -> Subs
 
 def _parse_one(url: str) -> LogUrl:
     if (urls := partition_urls(url)) != [url]:
-        raise ContractError(f"log is {redacted(url)!r}, expected one of its partitions, as {redacted(urls[0])!r}")
+        raise ContractError(
+            f"log is {redacted(url)!r}, expected one of its partitions, as {redacted(urls[0])!r}"
+        )
     return LogUrl.parse(url)
 
 

@@ -32,7 +32,7 @@ CREATE TABLE IF NOT EXISTS messages (
     UNIQUE (message_id, digest)
 );
 CREATE INDEX IF NOT EXISTS waiting ON messages (number) WHERE state = 'waiting';
-"""
+"""  # noqa: E501
 
 _FORGOTTEN_AT_ONCE = 2000
 _LONGEST_LEASE_SECONDS = 3600.0
@@ -78,7 +78,10 @@ class SqliteLog:
         self._lock = threading.Lock()
         with _log_errors(path):
             self._connection = sqlite3.connect(
-                str(path), timeout=busy_timeout_seconds, isolation_level=None, check_same_thread=False
+                str(path),
+                timeout=busy_timeout_seconds,
+                isolation_level=None,
+                check_same_thread=False,
             )
             try:
                 self._prepare(time.monotonic() + busy_timeout_seconds)
@@ -133,7 +136,8 @@ class SqliteLog:
                 self._inherited_until = self._longest_lease(connection)
             found = connection.execute(
                 "SELECT number, message_id, payload, attempts + 1 FROM messages "
-                "WHERE state = 'waiting' AND NOT (leased_until > ? AND leased_until <= ?) ORDER BY number LIMIT ?",
+                "WHERE state = 'waiting' AND NOT (leased_until > ? AND leased_until <= ?) ORDER BY "
+                "number LIMIT ?",
                 (now, now + self._longest_seconds, max_messages),
             )
             pulled, leased, num_bytes = list[Delivery](), list[tuple[float, int, int]](), 0
@@ -143,12 +147,16 @@ class SqliteLog:
                 if (num_bytes := num_bytes + len(payload)) >= event_log.MAX_PULL_BYTES:
                     break
             found.close()
-            connection.executemany("UPDATE messages SET leased_until = ?, attempts = ? WHERE number = ?", leased)
+            connection.executemany(
+                "UPDATE messages SET leased_until = ?, attempts = ? WHERE number = ?", leased
+            )
         if is_short(pulled, max_messages):
             self._drained_at = now
             # Another reader has taken over an expired lease that a complete pull no longer returns.
             latest = now + self._longest_seconds
-            self._pulled = {token: until for token, until in self._pulled.items() if now < until <= latest}
+            self._pulled = {
+                token: until for token, until in self._pulled.items() if now < until <= latest
+            }
         self._pulled.update((delivery.token, now + self._lease_seconds) for delivery in pulled)
         return pulled
 
@@ -166,7 +174,8 @@ class SqliteLog:
             now = self._clock()
             connection.execute(
                 "DELETE FROM messages WHERE NOT leased_until BETWEEN ? AND ? AND number IN"
-                " (SELECT number FROM messages WHERE state = 'acknowledged' ORDER BY number LIMIT ?)",
+                " (SELECT number FROM messages WHERE state = 'acknowledged' ORDER BY number LIMIT "
+                "?)",
                 (now - self._keep_ids_seconds, now + self._longest_seconds, _FORGOTTEN_AT_ONCE),
             )
         for token in ended:
@@ -200,7 +209,8 @@ class SqliteLog:
         """
         with self._transaction() as connection:
             return connection.execute(
-                "UPDATE messages SET state = 'waiting', leased_until = 0, reason = NULL, dead_lettered_at = NULL"
+                "UPDATE messages SET state = 'waiting', leased_until = 0, reason = NULL, "
+                "dead_lettered_at = NULL"
                 " WHERE state = 'dead letter'"
             ).rowcount
 
@@ -228,7 +238,9 @@ class SqliteLog:
 
     @staticmethod
     def _longest_lease(connection: sqlite3.Connection) -> float:
-        row = connection.execute("SELECT max(leased_until) FROM messages WHERE state = 'waiting'").fetchone()
+        row = connection.execute(
+            "SELECT max(leased_until) FROM messages WHERE state = 'waiting'"
+        ).fetchone()
         return float(row[0] or 0.0)
 
     def problem(self) -> str | None:
@@ -243,7 +255,9 @@ class SqliteLog:
     def backlog(self) -> int:
         """See `event_log.Subscriber`."""
         with self._lock, _log_errors(self._path):
-            row = self._connection.execute("SELECT count(*) FROM messages WHERE state = 'waiting'").fetchone()
+            row = self._connection.execute(
+                "SELECT count(*) FROM messages WHERE state = 'waiting'"
+            ).fetchone()
         return int(row[0])
 
     def close(self) -> None:

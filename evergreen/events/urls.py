@@ -15,7 +15,9 @@ from evergreen.runtime.errors import ContractError
 S = TypeVar("S")
 
 _USER = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*:)?//(?!/)[^?#]*@")
-_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:pass|secret|token|key|credential)[^=&]*=)[^&#]*", re.IGNORECASE)
+_SECRET_OPTION = re.compile(
+    r"([?&][^=&]*(?:pass|secret|token|key|credential)[^=&]*=)[^&#]*", re.IGNORECASE
+)
 
 
 def redacted(url: str) -> str:
@@ -52,7 +54,10 @@ class LogUrl:
             parts = urlsplit(text)
         except ValueError as error:
             raise ContractError(f"log is {redacted(text)!r}, expected a URL: {error}") from error
-        options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        options = {
+            name: values[-1]
+            for name, values in parse_qs(parts.query, keep_blank_values=True).items()
+        }
         return cls(text, parts.scheme, unquote(parts.netloc), unquote(parts.path[1:]), options)
 
     def refuse(self, expected: str) -> ContractError:

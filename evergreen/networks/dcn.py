@@ -32,7 +32,9 @@ class Dcn(Network):
             self.cross_v = nn.Parameter(torch.randn(shape[0], rank, shape[1]) * deviation)
         else:
             self.cross_weight = nn.Parameter(torch.randn(shape) * config.input_width**-0.5)
-            self.register_buffer("factor_bias", torch.tensor([1.0] * shape[0] + [0.0]), persistent=False)
+            self.register_buffer(
+                "factor_bias", torch.tensor([1.0] * shape[0] + [0.0]), persistent=False
+            )
         self.cross_bias = nn.Parameter(torch.zeros(shape))
         self.tower = mlp(config.input_width, config.tower, dropout=config.dropout)
         # The final layer is split into two parameters, so that the exported graph multiplies only
@@ -46,7 +48,9 @@ class Dcn(Network):
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
         """Return the logits, see `Network`."""
         x0_BX = torch.cat([embeddings_BFE.flatten(1), dense_BD], dim=1)
-        return (affine(self.tower(x0_BX), self.final_tower, self.bias) + self._cross_logits(x0_BX))[:, 0]
+        return (affine(self.tower(x0_BX), self.final_tower, self.bias) + self._cross_logits(x0_BX))[
+            :, 0
+        ]
 
     def _by_vectors(self, x0_BX: Tensor) -> Tensor:
         """Return the cross layers' share of the logits for DCN v1, [B, 1].

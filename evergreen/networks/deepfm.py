@@ -34,20 +34,35 @@ class DeepFm(Network):
 
     def __init__(self, config: DeepFmConfig) -> None:
         super().__init__()
-        num_fields, num_factors = config.num_categorical + config.num_dense, config.embedding_dim - 1
+        num_fields, num_factors = (
+            config.num_categorical + config.num_dense,
+            config.embedding_dim - 1,
+        )
         halves = torch.full((1, num_factors), 0.5), torch.full((1, num_fields * num_factors), -0.5)
-        self.register_buffer("field_sums", torch.eye(num_factors).repeat(1, num_fields), persistent=False)
+        self.register_buffer(
+            "field_sums", torch.eye(num_factors).repeat(1, num_fields), persistent=False
+        )
         self.register_buffer("pair_sum", torch.cat(halves, dim=1), persistent=False)
-        self.register_buffer("category_sum", torch.ones(1, config.num_categorical), persistent=False)
-        self.dense_factors = nn.Parameter(torch.randn(config.num_dense, num_factors) * 0.1 * num_factors**-0.5)
+        self.register_buffer(
+            "category_sum", torch.ones(1, config.num_categorical), persistent=False
+        )
+        self.dense_factors = nn.Parameter(
+            torch.randn(config.num_dense, num_factors) * 0.1 * num_factors**-0.5
+        )
         self.first_order = linear(config.num_dense, 1, bias=False) if config.num_dense else None
-        self.tower = mlp(config.num_categorical * num_factors + config.num_dense, config.tower, dropout=config.dropout)
+        self.tower = mlp(
+            config.num_categorical * num_factors + config.num_dense,
+            config.tower,
+            dropout=config.dropout,
+        )
         self.final = linear(config.tower[-1], 1, bias=False)
 
     def forward(self, dense_BD: Tensor, embeddings_BFE: Tensor) -> Tensor:
         """Return the logits, see `Network`."""
         first_BF, factors_BFK = embeddings_BFE[:, :, 0], embeddings_BFE[:, :, 1:]
-        fields_BX = torch.cat([factors_BFK, dense_BD.unsqueeze(2) * self.dense_factors], dim=1).flatten(1)
+        fields_BX = torch.cat(
+            [factors_BFK, dense_BD.unsqueeze(2) * self.dense_factors], dim=1
+        ).flatten(1)
         sums_BK = affine(fields_BX, self.field_sums)
         pairs_B1 = affine(torch.cat([sums_BK, fields_BX], dim=1).square(), self.pair_sum)
         first_B1 = affine(first_BF, self.category_sum)

@@ -40,7 +40,9 @@ class Dlrm(Network):
         if self.bottom is not None:
             dense_BE = self.bottom(dense_BD)
             vectors_BNE = torch.cat([dense_BE.unsqueeze(1), embeddings_BFE], dim=1)
-        products_BP = (vectors_BNE @ vectors_BNE.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        products_BP = (
+            (vectors_BNE @ vectors_BNE.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        )
         return self.final(self.tower(torch.cat([dense_BE, products_BP], dim=1)))[:, 0] + self.bias
 
 

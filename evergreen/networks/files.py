@@ -114,19 +114,31 @@ def open_model(folder: Path, slot_sizes: Sequence[int]) -> StoredModel:
     shapes = {name: each.shape for name, each in tensors.items() if _is_table(name)}
     if not shapes:
         raise ContractError(f"model file {folder / WEIGHTS_FILE} has no tensor {TABLE!r}")
-    if any(len(each) != 2 for each in shapes.values()) or sum(each[0] for each in shapes.values()) != sum(slot_sizes):
+    if any(len(each) != 2 for each in shapes.values()) or sum(
+        each[0] for each in shapes.values()
+    ) != sum(slot_sizes):
         found = ", ".join(map(str, shapes.values()))
-        raise ContractError(f"table of {folder / WEIGHTS_FILE} has shape {found}, expected {sum(slot_sizes)} rows")
+        raise ContractError(
+            f"table of {folder / WEIGHTS_FILE} has shape {found}, expected {sum(slot_sizes)} rows"
+        )
     path = folder / OPTIMIZER_FILE
     if not path.exists():
         return StoredModel(weights=_split(tensors), moments=None, step=0)
     state, metadata = _open_tensors(path)
-    expected = {f"{name}.{moment}": each.shape for name, each in tensors.items() for moment in MOMENTS}
+    expected = {
+        f"{name}.{moment}": each.shape for name, each in tensors.items() for moment in MOMENTS
+    }
     if wrong := {name: each.shape for name, each in state.items()}.items() ^ expected.items():
-        raise ContractError(f"model file {path} does not have the tensors of its weights file: {sorted(wrong)[:4]}")
-    first, second = (_split({name: state[f"{name}.{moment}"] for name in tensors}) for moment in MOMENTS)
+        raise ContractError(
+            f"model file {path} does not have the tensors of its weights file: {sorted(wrong)[:4]}"
+        )
+    first, second = (
+        _split({name: state[f"{name}.{moment}"] for name in tensors}) for moment in MOMENTS
+    )
     if not metadata.get("step", "").isdigit():
-        raise ContractError(f"model file {path} has step {metadata.get('step')!r}, expected a whole number")
+        raise ContractError(
+            f"model file {path} has step {metadata.get('step')!r}, expected a whole number"
+        )
     return StoredModel(weights=_split(tensors), moments=(first, second), step=int(metadata["step"]))
 
 
@@ -155,7 +167,9 @@ def new_model(
         return
     of_state = {f"{name}.{moment}": shape for moment in MOMENTS for name, shape in shapes.items()}
     state = _create_tensors(folder / OPTIMIZER_FILE, of_state, {"step": str(step)})
-    first, second = (_split({name: state[f"{name}.{moment}"] for name in shapes}) for moment in MOMENTS)
+    first, second = (
+        _split({name: state[f"{name}.{moment}"] for name in shapes}) for moment in MOMENTS
+    )
     yield StoredModel(weights=_split(weights), moments=(first, second), step=step)
 
 
@@ -273,7 +287,9 @@ def num_rows(tables: Sequence[Table], slot_sizes: Sequence[int]) -> list[int]:
     return [sum(table.sizes(slot_sizes)) for table in tables]
 
 
-def require_rows(values: Sequence[Sized], tables: Sequence[Table], slot_sizes: Sequence[int]) -> None:
+def require_rows(
+    values: Sequence[Sized], tables: Sequence[Table], slot_sizes: Sequence[int]
+) -> None:
     """Check that the `values` have the number of rows of the tables.
 
     Args:
@@ -286,7 +302,9 @@ def require_rows(values: Sequence[Sized], tables: Sequence[Table], slot_sizes: S
     """
     if (found := [len(each) for each in values]) != (expected := num_rows(tables, slot_sizes)):
         numbers = (" and ".join(map(str, each)) for each in (found, expected))
-        raise ContractError("embeddings have {} rows, expected {} from the vocabularies".format(*numbers))
+        raise ContractError(
+            "embeddings have {} rows, expected {} from the vocabularies".format(*numbers)
+        )
 
 
 def columns_of(tables: Sequence[Table]) -> list[Columns]:
@@ -302,11 +320,17 @@ def _is_table(name: str) -> bool:
 
 
 def _split(tensors: dict[str, FloatArray]) -> Tensors:
-    tables = sorted((each for name, each in tensors.items() if _is_table(name)), key=lambda each: each.shape[1])
-    return Tensors(tuple(tables), {name: each for name, each in tensors.items() if not _is_table(name)})
+    tables = sorted(
+        (each for name, each in tensors.items() if _is_table(name)), key=lambda each: each.shape[1]
+    )
+    return Tensors(
+        tuple(tables), {name: each for name, each in tensors.items() if not _is_table(name)}
+    )
 
 
-def _open_tensors(path: Path, mode: Literal["c", "r+"] = "c") -> tuple[dict[str, FloatArray], dict[str, str]]:
+def _open_tensors(
+    path: Path, mode: Literal["c", "r+"] = "c"
+) -> tuple[dict[str, FloatArray], dict[str, str]]:
     """Map the file's tensors and read its metadata."""
     from safetensors import SafetensorError, safe_open
 
@@ -321,7 +345,9 @@ def _open_tensors(path: Path, mode: Literal["c", "r+"] = "c") -> tuple[dict[str,
     header.pop("__metadata__", None)
     for name, entry in header.items():
         if entry["dtype"] != "F32":
-            raise ContractError(f"tensor {name} of {path} is of type {entry['dtype']}, expected F32")
+            raise ContractError(
+                f"tensor {name} of {path} is of type {entry['dtype']}, expected F32"
+            )
     return _mapped(path, header, 8 + header_bytes, mode=mode), metadata
 
 
@@ -353,7 +379,9 @@ def _create_tensors(
     return _mapped(path, header, start, mode="r+")
 
 
-def _mapped(path: Path, header: Mapping[str, Any], start: int, *, mode: Literal["c", "r+"]) -> dict[str, FloatArray]:
+def _mapped(
+    path: Path, header: Mapping[str, Any], start: int, *, mode: Literal["c", "r+"]
+) -> dict[str, FloatArray]:
     """Map the tensors of a header whose data begins at byte `start`. The file is mapped once."""
     whole = np.memmap(path, np.uint8, mode).view(np.ndarray)[start:]
     found: dict[str, FloatArray] = {}

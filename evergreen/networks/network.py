@@ -60,7 +60,11 @@ def mlp(width: int, hidden: Sequence[int], *, dropout: float = 0.0) -> nn.Sequen
     """
     widths = zip([width, *hidden], hidden)
     return nn.Sequential(
-        *(layer for fan_in, fan_out in widths for layer in (linear(fan_in, fan_out), nn.ReLU(), nn.Dropout(dropout)))
+        *(
+            layer
+            for fan_in, fan_out in widths
+            for layer in (linear(fan_in, fan_out), nn.ReLU(), nn.Dropout(dropout))
+        )
     )
 
 
@@ -99,7 +103,8 @@ def load_dense(network: Network, dense: Mapping[str, NDArray[np.float32]]) -> No
     for name, parameter in parameters.items():
         if dense[name].shape != tuple(parameter.shape):
             raise ContractError(
-                f"dense parameter {name} has shape {dense[name].shape}, expected {tuple(parameter.shape)}"
+                f"dense parameter {name} has shape {dense[name].shape}, expected "
+                f"{tuple(parameter.shape)}"
             )
         parameter.copy_(torch.tensor(dense[name]))
 
@@ -112,7 +117,9 @@ def export_onnx(network: Network, config: NetworkConfig) -> bytes:
     be read by older ONNX Runtimes, such as those in NVIDIA's Triton images.
     """
     rows = 2
-    vectors = (1, sum(config.widths)) if config.widths else (config.num_categorical, config.embedding_dim)
+    vectors = (
+        (1, sum(config.widths)) if config.widths else (config.num_categorical, config.embedding_dim)
+    )
     example = torch.zeros(rows, config.num_dense), torch.zeros(rows, *vectors)
     content = io.BytesIO()
     was_training = network.training
@@ -126,7 +133,9 @@ def export_onnx(network: Network, config: NetworkConfig) -> bytes:
                 input_names=[DENSE_INPUT, EMBEDDINGS_INPUT],
                 output_names=[LOGIT_OUTPUT],
                 opset_version=OPSET,
-                dynamic_axes={name: {0: "rows"} for name in (DENSE_INPUT, EMBEDDINGS_INPUT, LOGIT_OUTPUT)},
+                dynamic_axes={
+                    name: {0: "rows"} for name in (DENSE_INPUT, EMBEDDINGS_INPUT, LOGIT_OUTPUT)
+                },
                 dynamo=False,
             )
     finally:

@@ -17,7 +17,14 @@ from evergreen.config.features import Places
 from evergreen.config.model import NetworkConfig
 from evergreen.config.release import FLOAT32
 from evergreen.contracts.workflow import PADDING_ID
-from evergreen.networks.files import Table, columns_of, one_each, open_model, require_rows, tables_of
+from evergreen.networks.files import (
+    Table,
+    columns_of,
+    one_each,
+    open_model,
+    require_rows,
+    tables_of,
+)
 from evergreen.networks.network import Network, build_network, load_dense
 from evergreen.networks.rounding import round_table
 from evergreen.runtime.errors import ContractError
@@ -56,10 +63,14 @@ class Scorer:
         self._num_places = sum(len(table.columns) for table in tables)
         self._columns = columns_of(tables)
         self._sizes = [
-            torch.tensor(table.sizes(slot_sizes), dtype=torch.int64, device=self._device)[list(table.places.slots)]
+            torch.tensor(table.sizes(slot_sizes), dtype=torch.int64, device=self._device)[
+                list(table.places.slots)
+            ]
             for table in tables
         ]
-        self._offsets = [torch.from_numpy(table.offsets(slot_sizes)).to(self._device) for table in tables]
+        self._offsets = [
+            torch.from_numpy(table.offsets(slot_sizes)).to(self._device) for table in tables
+        ]
 
     @torch.no_grad()
     def probabilities(
@@ -81,7 +92,8 @@ class Scorer:
         """
         if len(dense) != len(ids) or ids.shape[1:] != (self._num_places,):
             raise ContractError(
-                f"dense and ids have shapes {dense.shape} and {ids.shape}, expected [n, D] and [n, {self._num_places}]"
+                f"dense and ids have shapes {dense.shape} and {ids.shape}, expected [n, D] and [n, "
+                f"{self._num_places}]"
             )
         probabilities = np.empty(len(dense), dtype=np.float32)
         was_training = self._network.training
@@ -89,7 +101,9 @@ class Scorer:
         try:
             for at in range(0, len(dense), batch_rows):
                 part = slice(at, at + batch_rows)
-                probabilities[part] = torch.sigmoid(self._logits(dense[part], ids[part])).cpu().numpy()
+                probabilities[part] = (
+                    torch.sigmoid(self._logits(dense[part], ids[part])).cpu().numpy()
+                )
         finally:
             self._network.train(was_training)
         return probabilities
@@ -98,9 +112,13 @@ class Scorer:
         dense_BD = torch.from_numpy(np.ascontiguousarray(dense, np.float32)).to(self._device)
         found = []
         for number, (values, table) in enumerate(zip(self._values, self._tables)):
-            ids_BP = torch.from_numpy(np.ascontiguousarray(ids[:, self._columns[number]], np.int64)).to(self._device)
+            ids_BP = torch.from_numpy(
+                np.ascontiguousarray(ids[:, self._columns[number]], np.int64)
+            ).to(self._device)
             known_BP = (ids_BP >= 0) & (ids_BP < self._sizes[number])
-            vectors_BPE = embedding(torch.where(known_BP, ids_BP, 0) + self._offsets[number], values)
+            vectors_BPE = embedding(
+                torch.where(known_BP, ids_BP, 0) + self._offsets[number], values
+            )
             if self._numbers != FLOAT32:
                 rounded = round_table(vectors_BPE.flatten(0, 1).numpy(), self._numbers).vectors()
                 vectors_BPE = torch.from_numpy(rounded).view_as(vectors_BPE)
@@ -137,11 +155,17 @@ def side_by_side(found: Sequence[Tensor], tables: Sequence[Table]) -> Tensor:
     """
     if len(found) == 1:
         return found[0]
-    vectors = {i: each for part, table in zip(found, tables) for i, each in zip(table.vectors, part.unbind(1))}
+    vectors = {
+        i: each
+        for part, table in zip(found, tables)
+        for i, each in zip(table.vectors, part.unbind(1))
+    }
     return torch.cat([vectors[i] for i in range(len(vectors))], dim=1).unsqueeze(1)
 
 
-def load_network(folder: Path, config: NetworkConfig, slot_sizes: Sequence[int]) -> tuple[Network, list[Tensor]]:
+def load_network(
+    folder: Path, config: NetworkConfig, slot_sizes: Sequence[int]
+) -> tuple[Network, list[Tensor]]:
     """Return the network with the weights in `folder`, and its tables, mapped from the file.
 
     Args:

@@ -31,7 +31,9 @@ _AMOUNTS = (
 )
 
 
-def compose(text: str, *, numbers: Mapping[str, Any], since: float, done: str, link: str) -> dict[str, str]:
+def compose(
+    text: str, *, numbers: Mapping[str, Any], since: float, done: str, link: str
+) -> dict[str, str]:
     r"""Return the message.
 
     `since` is the start of the incident or the run. `done` describes the action taken, and `link`
@@ -48,7 +50,11 @@ def compose(text: str, *, numbers: Mapping[str, Any], since: float, done: str, l
         "Done": done,
         "Run": str(numbers.get("request_id") or ""),
     }
-    lines = [text, *(f"{name}: {value}" for name, value in fields.items() if value), *([link] if link else [])]
+    lines = [
+        text,
+        *(f"{name}: {value}" for name, value in fields.items() if value),
+        *([link] if link else []),
+    ]
     return {"text": _escape_for_slack("\n".join(lines))}
 
 
@@ -62,7 +68,7 @@ def _format_amounts(numbers: Mapping[str, Any]) -> str:
 
 
 def _escape_for_slack(text: str) -> str:
-    """Escape `&`, `<` and `>`, which are markup in Slack, and truncate a long text between escapes."""
+    """Escape `&`, `<` and `>`, Slack's markup, and truncate a long text between escapes."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return text if len(text) <= MAX_CHARACTERS else re.sub(r"&[a-z]*$", "", text[:MAX_CHARACTERS])
 
@@ -84,7 +90,9 @@ class Answer(NamedTuple):
     """Seconds to wait, if the server asked for that."""
 
 
-def post_to_file(url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+def post_to_file(
+    url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS
+) -> Answer:
     """Post `body` (JSON) to the address in `url_file`. Raises nothing.
 
     An invalid address is reported as `retry`, because a mounted secret may be in the middle of a
@@ -111,7 +119,9 @@ def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> 
     connection = kind(parts.hostname, port, timeout=timeout_seconds)
     try:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        connection.request("POST", target, body, {"Content-Type": "application/json", "Connection": "close"})
+        connection.request(
+            "POST", target, body, {"Content-Type": "application/json", "Connection": "close"}
+        )
         response = connection.getresponse()
         return _answer(response.status, response.getheader("Retry-After"))
     except (
@@ -144,6 +154,8 @@ def parse_retry_after(text: str | None) -> float | None:
     (120.0, None, 3600.0)
     """
     try:
-        return min(float(Retry().parse_retry_after(text)), MAX_RETRY_AFTER_SECONDS) if text else None
+        return (
+            min(float(Retry().parse_retry_after(text)), MAX_RETRY_AFTER_SECONDS) if text else None
+        )
     except InvalidHeader:
         return None

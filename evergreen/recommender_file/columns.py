@@ -21,7 +21,15 @@ from numpy.typing import NDArray
 from evergreen.rows.archived_rows import is_list
 from evergreen.rows.forms import open_rows
 from evergreen.rows.lines import LineCounts, Rejected
-from evergreen.rows.values import CATEGORIES, LABELS, NUMBERS, is_bytes, is_text, missing_texts, plain
+from evergreen.rows.values import (
+    CATEGORIES,
+    LABELS,
+    NUMBERS,
+    is_bytes,
+    is_text,
+    missing_texts,
+    plain,
+)
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics.metrics import roc_auc
 
@@ -138,9 +146,13 @@ class SampledColumn:
         if self.kind_of_type == BOOLEAN:
             return np.asarray(self.values.to_numpy(zero_copy_only=False), np.float64)
         if self.kind_of_type != TEXT:
-            return np.asarray(self.values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
+            return np.asarray(
+                self.values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            )
         is_number = NUMBERS.parse(self.values).values.is_valid()
-        texts = pc.if_else(is_number, pc.utf8_trim_whitespace(self.values), pa.scalar(None, self.values.type))
+        texts = pc.if_else(
+            is_number, pc.utf8_trim_whitespace(self.values), pa.scalar(None, self.values.type)
+        )
         found: NDArray[np.float64] = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
         return found
 
@@ -157,7 +169,11 @@ class SampledColumn:
 
         A number would lose the zeros.
         """
-        return _matching(self.values, _ZERO_LED) if self.kind_of_type == TEXT else np.zeros(len(self.values), bool)
+        return (
+            _matching(self.values, _ZERO_LED)
+            if self.kind_of_type == TEXT
+            else np.zeros(len(self.values), bool)
+        )
 
     @cached_property
     def is_whole(self) -> NDArray[np.bool_]:
@@ -168,7 +184,9 @@ class SampledColumn:
             return _mask(CATEGORIES.parse(self.values).values.is_valid())
         # The rule parses each text separately, and in most columns no text is a number.
         found = _matching(self.values, _NEARLY_WHOLE)
-        found[found] = _mask(CATEGORIES.parse(self.values.filter(pa.array(found))).values.is_valid())
+        found[found] = _mask(
+            CATEGORIES.parse(self.values.filter(pa.array(found))).values.is_valid()
+        )
         return found | self.is_zero_led
 
     @cached_property
@@ -186,7 +204,9 @@ class SampledColumn:
         """Return each of `values` as a label, 0 or 1, or -1 if it is not a label."""
         if self.kind_of_type in (OTHER, TIME) or self.is_list:
             return np.full(len(self.values), -1, np.int8)
-        found: NDArray[np.int8] = LABELS.parse(self.values).values.fill_null(-1).to_numpy().astype(np.int8)
+        found: NDArray[np.int8] = (
+            LABELS.parse(self.values).values.fill_null(-1).to_numpy().astype(np.int8)
+        )
         return found
 
     @cached_property
@@ -236,12 +256,17 @@ class SampledColumn:
             return shown(found["min"]), shown(found["max"])
         if self.kind not in (INTEGER, FLOAT) or not self.is_fitting.any():
             return None
-        low, high = float(self.numbers[self.is_fitting].min()), float(self.numbers[self.is_fitting].max())
+        low, high = (
+            float(self.numbers[self.is_fitting].min()),
+            float(self.numbers[self.is_fitting].max()),
+        )
         if self.kind == FLOAT:
             return low, high
         if max(-low, high) < _EXACT:
             return int(low), int(high)
-        exact = [_exact(value) for value in self.values.filter(pa.array(self.is_fitting)).to_pylist()]
+        exact = [
+            _exact(value) for value in self.values.filter(pa.array(self.is_fitting)).to_pylist()
+        ]
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
@@ -307,7 +332,11 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
             is_whole = False
             break
     if not num_rows:
-        said = f": {counts.rejected:,} lines are rejected, first {rejected[0].reason}" if rejected else ""
+        said = (
+            f": {counts.rejected:,} lines are rejected, first {rejected[0].reason}"
+            if rejected
+            else ""
+        )
         raise ContractError(f"{path} holds no rows, expected some below its header{said}")
     sample = ColumnSample(
         path=path,
@@ -319,7 +348,9 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
         unnamed=tuple(number for number, name in enumerate(source.names, 1) if not name),
     )
     _check_header(sample)
-    if twice := sorted({name for name in source.names if name and list(source.names).count(name) > 1}):
+    if twice := sorted(
+        {name for name in source.names if name and list(source.names).count(name) > 1}
+    ):
         raise ContractError(f"{path} names the columns {twice} twice, expected each once")
     return sample
 
@@ -338,14 +369,23 @@ class Coder:
         values = plain(column)
         self._type = TEXT if is_text(values.type) else str(values.type)
         if is_bytes(column.type) and pc.any(pc.match_substring(values, "\ufffd")).as_py():
-            self._type, values = "bytes that are no text in UTF-8", pa.nulls(len(values), pa.string())
+            self._type, values = (
+                "bytes that are no text in UTF-8",
+                pa.nulls(len(values), pa.string()),
+            )
         if is_list(values.type):
             values = _joined(values)
             if values is None:
                 values = pa.nulls(len(column), pa.string())
             else:
-                self._type = f"list<{'integer' if pa.types.is_integer(column.type.value_type) else TEXT}>"
-        elif pa.types.is_null(values.type) or pa.types.is_nested(values.type) or _is_unknown(values.type):
+                self._type = (
+                    f"list<{'integer' if pa.types.is_integer(column.type.value_type) else TEXT}>"
+                )
+        elif (
+            pa.types.is_null(values.type)
+            or pa.types.is_nested(values.type)
+            or _is_unknown(values.type)
+        ):
             values = pa.nulls(len(values), pa.string())
         elif pa.types.is_decimal(values.type) or pa.types.is_large_string(values.type):
             values = values.cast(pa.string())
@@ -365,7 +405,14 @@ class Coder:
 
 def _is_unknown(found: Any) -> bool:
     types = pa.types
-    known = (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean, types.is_timestamp, types.is_date)
+    known = (
+        types.is_integer,
+        types.is_floating,
+        types.is_decimal,
+        types.is_boolean,
+        types.is_timestamp,
+        types.is_date,
+    )
     return not is_text(found) and not any(is_of(found) for is_of in known)
 
 
@@ -429,14 +476,17 @@ _NUM_LOOKED_AT = 10_000
 def _check_header(sample: ColumnSample) -> None:
     """Check that the first line of a file names its columns and is not its first row."""
     if not sample.columns:
-        raise ContractError(f"{sample.path} names no column, expected a header with the columns' names")
+        raise ContractError(
+            f"{sample.path} names no column, expected a header with the columns' names"
+        )
     like_values = [column.name for column in sample.columns if _is_like_its_values(column)]
     times = [column.name for column in sample.columns if _TIME_NAME.fullmatch(column.name)]
     of_times = [name for name in times if name in like_values]
     if len(like_values) == len(sample.columns) or of_times:
         name = (of_times or like_values)[0]
         raise ContractError(
-            f"{sample.path} has no header: its first line begins with {sample.columns[0].name!r}, and {name!r} looks "
+            f"{sample.path} has no header: its first line begins with {sample.columns[0].name!r}, "
+            f"and {name!r} looks "
             "like a value of its column; expected a first line with the columns' names"
         )
 
@@ -503,12 +553,19 @@ def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | Non
         if min((is_click & there).sum(), (there & ~is_click).sum()) >= MIN_PER_LABEL:
             orders.append(_auc_of_scores(numbers[there], is_click[there]))
     half = np.random.default_rng(0).random(len(labels)) < 0.5
-    by_value = [_auc_by_value(groups, is_click, learned=known & part, tried=known & ~part) for part in (half, ~half)]
+    by_value = [
+        _auc_by_value(groups, is_click, learned=known & part, tried=known & ~part)
+        for part in (half, ~half)
+    ]
     return float(max(min(by_value), *(max(auc, 1 - auc) for auc in orders)))
 
 
 def _auc_by_value(
-    groups: NDArray[np.int32], is_click: NDArray[np.bool_], *, learned: NDArray[np.bool_], tried: NDArray[np.bool_]
+    groups: NDArray[np.int32],
+    is_click: NDArray[np.bool_],
+    *,
+    learned: NDArray[np.bool_],
+    tried: NDArray[np.bool_],
 ) -> float:
     size = int(groups.max(initial=-1)) + 2
     rows = np.bincount(groups[learned] + 1, minlength=size)
@@ -559,5 +616,7 @@ def _combinations(columns: Sequence[SampledColumn]) -> NDArray[np.int64]:
     found = np.zeros(columns[0].num_rows, np.int64)
     for column in columns:
         size = len(column.values) + 1
-        _, found = np.unique(found * size + (column.groups.astype(np.int64) + 1), return_inverse=True)
+        _, found = np.unique(
+            found * size + (column.groups.astype(np.int64) + 1), return_inverse=True
+        )
     return found.astype(np.int64)

@@ -63,7 +63,9 @@ class Document(NamedTuple):
         except ContractError as error:
             opens = re.match(r"[\w.\[\]]+", str(error))
             named = opens[0] if opens else ""
-            raise self.refusal(named if re.split(r"[.\[]", named)[0] in self.lines else path, str(error)) from error
+            raise self.refusal(
+                named if re.split(r"[.\[]", named)[0] in self.lines else path, str(error)
+            ) from error
 
 
 def load_document(text: str, *, source: str) -> Document:
@@ -85,12 +87,18 @@ def load_document(text: str, *, source: str) -> Document:
         lines = {"": node.start_mark.line + 1}
         return Document(source, _value(loader, node, path="", lines=lines), lines)
     except yaml.MarkedYAMLError as error:
-        context = f"{error.context} in line {error.context_mark.line + 1}, " if error.context_mark else ""
+        context = (
+            f"{error.context} in line {error.context_mark.line + 1}, " if error.context_mark else ""
+        )
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ContractError(f"{source}:{line}: {_shortened(context + str(error.problem))}") from error
+        raise ContractError(
+            f"{source}:{line}: {_shortened(context + str(error.problem))}"
+        ) from error
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise ContractError(f"{source}:{line}: character {chr(error.character)!r}, expected printable ones") from error
+        raise ContractError(
+            f"{source}:{line}: character {chr(error.character)!r}, expected printable ones"
+        ) from error
     except ContractError:
         raise
     except ValueError as error:  # PyYAML's scanner raises it for an escape that is not a character.
@@ -107,7 +115,14 @@ def dump_document(value: dict[str, Any]) -> str:
     Lists of plain values are written on as few lines as possible.
     """
     return str(
-        yaml.dump(value, Dumper=_Dumper, default_flow_style=None, sort_keys=False, allow_unicode=True, width=120)
+        yaml.dump(
+            value,
+            Dumper=_Dumper,
+            default_flow_style=None,
+            sort_keys=False,
+            allow_unicode=True,
+            width=120,
+        )
     )
 
 
@@ -117,7 +132,11 @@ def dump_text(text: str) -> str:
     >>> dump_text("price"), dump_text("I1..I3"), dump_text("yes: no")
     ('price', "'I1..I3'", "'yes: no'")
     """
-    return str(yaml.dump(text, Dumper=_Dumper, allow_unicode=True, width=float("inf"))).removesuffix("...\n").strip()
+    return (
+        str(yaml.dump(text, Dumper=_Dumper, allow_unicode=True, width=float("inf")))
+        .removesuffix("...\n")
+        .strip()
+    )
 
 
 def expand_range(name: NameRange) -> list[str]:
@@ -136,7 +155,9 @@ def expand_range(name: NameRange) -> list[str]:
     if last < first:
         raise ContractError(f"{name!r}, expected the smaller number first")
     if last - first >= MAX_COLUMNS:
-        raise ContractError(f"{name!r}, a range of {last - first + 1:,} names, expected at most {MAX_COLUMNS:,}")
+        raise ContractError(
+            f"{name!r}, a range of {last - first + 1:,} names, expected at most {MAX_COLUMNS:,}"
+        )
     width = len(match["first"])
     return [f"{match['prefix']}{number:0{width}}" for number in range(first, last + 1)]
 
@@ -153,7 +174,9 @@ def collapse_names(names: Sequence[str]) -> list[str]:
         end = at + 1
         if match := _NUMBERED.fullmatch(names[at]):
             prefix, first = match.groups()
-            while end < len(names) and names[end] == f"{prefix}{int(first) + end - at:0{len(first)}}":
+            while (
+                end < len(names) and names[end] == f"{prefix}{int(first) + end - at:0{len(first)}}"
+            ):
                 end += 1
         written = f"{names[at]}..{names[end - 1]}"
         if end - at >= _LEAST_RUN and _RANGE.fullmatch(written):
@@ -184,7 +207,9 @@ class _Loader(yaml.SafeLoader):
             raise _refused(f"is nested more than {MAX_DEPTH} deep, expected a recommender", event)
         self._count += 1
         if self._count > MAX_VALUES:
-            raise _refused(f"has more than {MAX_VALUES:,} keys and values, expected a recommender", event)
+            raise _refused(
+                f"has more than {MAX_VALUES:,} keys and values, expected a recommender", event
+            )
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
@@ -218,7 +243,7 @@ for _each in (_Loader, _Dumper):
         "tag:yaml.org,2002:null": r"(|~|null|Null|NULL)\Z",
         "tag:yaml.org,2002:bool": r"(true|True|TRUE|false|False|FALSE)\Z",
         "tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9]*)\Z",
-        "tag:yaml.org,2002:float": r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)\Z",
+        "tag:yaml.org,2002:float": r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)\Z",  # noqa: E501
         # Without the length limit, a long text of many dots would take quadratic time.
         _RANGE_TAG: rf"(?=.{{4,{MAX_NAME}}}\Z)" + _RANGE.pattern + r"\Z",
     }.items():
@@ -226,9 +251,14 @@ for _each in (_Loader, _Dumper):
 _Loader.add_constructor(_RANGE_TAG, lambda _, node: NameRange(node.value))
 # PyYAML 6 writes a next-line character in single quotes, and then reads it back as spaces.
 _Dumper.add_representer(
-    str, lambda dumper, text: dumper.represent_scalar(_TEXT_TAG, text, style=None if text.isprintable() else '"')
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        _TEXT_TAG, text, style=None if text.isprintable() else '"'
+    ),
 )
-_Dumper.add_representer(NameRange, lambda dumper, name: dumper.represent_scalar(_RANGE_TAG, str(name)))
+_Dumper.add_representer(
+    NameRange, lambda dumper, name: dumper.represent_scalar(_RANGE_TAG, str(name))
+)
 
 
 def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
@@ -244,18 +274,26 @@ def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
         return dict(_items(loader, node, path=path, lines=lines))
     if node.tag == _INT_TAG and len(node.value) > MAX_DIGITS:
         shown = f"{node.value[:MAX_DIGITS]}..."
-        raise _problem(f"{path} is {shown}, {len(node.value):,} digits, expected at most {MAX_DIGITS}", node)
+        raise _problem(
+            f"{path} is {shown}, {len(node.value):,} digits, expected at most {MAX_DIGITS}", node
+        )
     value = loader.construct_object(node)
     if isinstance(value, float) and not math.isfinite(value):
         raise _problem(f"{path} is {node.value}, expected a finite number", node)
     return value
 
 
-def _items(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Iterator[tuple[str, Any]]:
+def _items(
+    loader: Any, node: Any, *, path: str, lines: dict[str, int]
+) -> Iterator[tuple[str, Any]]:
     here: dict[str, int] = {}
     for key, each in node.value:
         if not isinstance(key, yaml.ScalarNode) or key.tag not in (_TEXT_TAG, _RANGE_TAG):
-            what = repr(key.value[:MAX_NAME]) if isinstance(key, yaml.ScalarNode) else "of several values"
+            what = (
+                repr(key.value[:MAX_NAME])
+                if isinstance(key, yaml.ScalarNode)
+                else "of several values"
+            )
             raise _problem(f"key {what} is no text, expected a name", key)
         name = loader.construct_object(key)
         inner = f"{path}.{name}" if path else str(name)

@@ -9,7 +9,15 @@ import re
 from collections.abc import Sequence
 
 from evergreen.contracts.raw_rows import EVENT_TIME, LABEL, REQUEST_ID, ROW
-from evergreen.recommender_file.columns import FLOAT, OTHER, TEXT, ColumnSample, SampledColumn, counted, read_sample
+from evergreen.recommender_file.columns import (
+    FLOAT,
+    OTHER,
+    TEXT,
+    ColumnSample,
+    SampledColumn,
+    counted,
+    read_sample,
+)
 from evergreen.recommender_file.document import dump_text
 from evergreen.recommender_file.form import FILL_IN, FORMAT
 from evergreen.recommender_file.guesses import (
@@ -30,7 +38,8 @@ from evergreen.runtime.errors import ContractError
 __all__ = ["KINDS", "LEFT_OUT", "MANY", "draft", "guess_roles", "read_sample", "recommender_name"]
 
 _ABSENT = {
-    EVENT_TIME: "none found: `evergreen ingest` needs --last-day and --days, over which the rows are spread",
+    EVENT_TIME: "none found: `evergreen ingest` needs --last-day and --days, over which the rows "
+    "are spread",
     REQUEST_ID: "none found: each row is its own request",
     ROW: "none found: the rows of a request are numbered in their order",
 }
@@ -55,13 +64,18 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
     guesses = guess_all(sample, now=now)
     if not any(guess.role in KINDS for _, guess in guesses.columns):
         reasons = "; ".join(
-            f"{column.name}: {guess.why}" for column, guess in guesses.columns if guess.role == LEFT_OUT
+            f"{column.name}: {guess.why}"
+            for column, guess in guesses.columns
+            if guess.role == LEFT_OUT
         )
-        raise ContractError(f"{sample.path} has no column that can be a feature: {reasons or 'there is none'}")
+        raise ContractError(
+            f"{sample.path} has no column that can be a feature: {reasons or 'there is none'}"
+        )
     lines = [
         f"# Drafted by `evergreen recommender init` from {_read(sample)}.",
         *_rejected(sample),
-        "# The columns' roles are guesses. Correct them, then: evergreen recommender check FILE --data ROWS",
+        "# The columns' roles are guesses. Correct them, then: evergreen recommender check FILE "
+        "--data ROWS",
         f"format: {FORMAT}",
         f"name: {name}",
         "",
@@ -83,7 +97,10 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
         for column, guess in guesses.columns
         if guess.role == LEFT_OUT
     ]
-    left += [f"#   column {number}: it has no name; give it one to use it as a feature" for number in sample.unnamed]
+    left += [
+        f"#   column {number}: it has no name; give it one to use it as a feature"
+        for number in sample.unnamed
+    ]
     lines += ["", "# Left out:", *left] if left else []
     lines += [
         "",
@@ -100,7 +117,10 @@ def recommender_name(text: str) -> str:
     >>> recommender_name("My Clicks-2026"), recommender_name("2026")
     ('my_clicks_2026', 'recommender')
     """
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:63].lstrip("0123456789_") or "recommender"
+    return (
+        re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")[:63].lstrip("0123456789_")
+        or "recommender"
+    )
 
 
 def _read(sample: ColumnSample) -> str:
@@ -114,7 +134,10 @@ def _rejected(sample: ColumnSample) -> list[str]:
     if not num_rejected:
         return []
     examples = [f"#   line {line}: {_printable(reason)}" for line, reason, _ in sample.rejected]
-    return [f"# {counted(num_rejected, 'line')} beside these could not be read as rows, first:", *examples]
+    return [
+        f"# {counted(num_rejected, 'line')} beside these could not be read as rows, first:",
+        *examples,
+    ]
 
 
 def _lines_of_data(guesses: Guesses) -> list[str]:
@@ -136,7 +159,9 @@ def _lines_of_data(guesses: Guesses) -> list[str]:
     return lines
 
 
-def _line_of_feature(feature: tuple[SampledColumn, Guess], of_kind: Sequence[tuple[SampledColumn, Guess]]) -> str:
+def _line_of_feature(
+    feature: tuple[SampledColumn, Guess], of_kind: Sequence[tuple[SampledColumn, Guess]]
+) -> str:
     """Return the line of a feature: a name, with options if a feature of this kind has some."""
     name = dump_text(feature[0].name)
     if any(guess.options for _, guess in of_kind):
@@ -148,11 +173,21 @@ def _remark(column: SampledColumn, guess: Guess) -> str:
     said = [column.kind if column.type == TEXT else column.type]
     if guess.role == LISTS:
         said = ["list of texts" if "type: string" in guess.options else "list of integers"]
-    if column.missing and column.kind_of_type != OTHER and (column.type == TEXT or column.num_present):
-        words = f" ({', '.join(map(_printable, column.missing_words[:3]))})" if column.missing_words else ""
+    if (
+        column.missing
+        and column.kind_of_type != OTHER
+        and (column.type == TEXT or column.num_present)
+    ):
+        words = (
+            f" ({', '.join(map(_printable, column.missing_words[:3]))})"
+            if column.missing_words
+            else ""
+        )
         said.append(f"{column.missing:.1%} missing{words}")
     if column.kind != OTHER or column.num_present:
-        said.append(counted(column.distinct, f"distinct {'list' if guess.role == LISTS else 'value'}"))
+        said.append(
+            counted(column.distinct, f"distinct {'list' if guess.role == LISTS else 'value'}")
+        )
         if column.bounds is not None:
             low, high = (f"{bound:g}" if column.kind == FLOAT else bound for bound in column.bounds)
             said[-1] += f", {low} to {high}"

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from evergreen.config.data import OWN_COLUMNS, WEIGHT, ColumnNames
-from evergreen.config.features import MAX_COLUMNS, CategoricalOptions, Features, ListOptions, NumericOptions
+from evergreen.config.features import (
+    MAX_COLUMNS,
+    CategoricalOptions,
+    Features,
+    ListOptions,
+    NumericOptions,
+)
 from evergreen.config.reader import nearest, read_mapping
 from evergreen.config.sections import check_settings
 from evergreen.config.spec import SECTIONS, Recommender
@@ -34,9 +40,17 @@ FILL_IN = "FILL IN"
 refused."""
 REQUIRED = ("format", "name", "features")
 KEYS = ("format", "name", "data", "features", *SECTIONS)
-OPTIONS: dict[str, type[Any]] = {"numeric": NumericOptions, "categorical": CategoricalOptions, "lists": ListOptions}
+OPTIONS: dict[str, type[Any]] = {
+    "numeric": NumericOptions,
+    "categorical": CategoricalOptions,
+    "lists": ListOptions,
+}
 """Class of a column's options, by kind of column."""
-FIELDS = {"numeric": "numeric_options", "categorical": "categorical_options", "lists": "list_options"}
+FIELDS = {
+    "numeric": "numeric_options",
+    "categorical": "categorical_options",
+    "lists": "list_options",
+}
 """Field of `Features` with the options, by kind of column."""
 KINDS = tuple(OPTIONS)
 
@@ -78,11 +92,15 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
             raise document.refusal("", f"{key} is missing, expected the keys {', '.join(REQUIRED)}")
     for path, value in _texts(document.value, ""):
         if value == FILL_IN:
-            raise document.refusal(path, f"{path} is {FILL_IN}, expected the answer to the question in its comment")
+            raise document.refusal(
+                path, f"{path} is {FILL_IN}, expected the answer to the question in its comment"
+            )
     if values["format"] != FORMAT:
         raise document.refusal("format", f"format is {values['format']!r}, expected {FORMAT}")
     with document.located("data"):
-        data = read_mapping(ColumnNames, _mapping(document, "data", values.get("data", {})), path="data")
+        data = read_mapping(
+            ColumnNames, _mapping(document, "data", values.get("data", {})), path="data"
+        )
     features = _features(document, values["features"], data)
     settings = {name: _mapping(document, name, values[name]) for name in SECTIONS if name in values}
     with document.located("name"):
@@ -103,7 +121,13 @@ def format_recommender(recommender: Recommender) -> str:
     own = non_defaults(recommender.data)
     data = {"data": own} if own else {}
     return dump_document(
-        {"format": FORMAT, "name": recommender.name, **data, "features": named, **recommender.settings}
+        {
+            "format": FORMAT,
+            "name": recommender.name,
+            **data,
+            "features": named,
+            **recommender.settings,
+        }
     )
 
 
@@ -132,7 +156,9 @@ def non_defaults(options: Any) -> dict[str, Any]:
     """Return the fields of an object that differ from their defaults, as a file writes them."""
     values, usual = dataclasses.asdict(options), dataclasses.asdict(type(options)())
     said = {name: value for name, value in values.items() if value != usual[name]}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in said.items()}
+    return {
+        name: list(value) if isinstance(value, tuple) else value for name, value in said.items()
+    }
 
 
 def _features(document: Document, value: Any, data: ColumnNames) -> Features:
@@ -140,7 +166,9 @@ def _features(document: Document, value: Any, data: ColumnNames) -> Features:
     taken = dict.fromkeys(OWN_COLUMNS, "which every row has, expected another name")
     taken[data.label] = "which is the label, expected a feature known before it"
     if data.weight is not None:
-        taken |= dict.fromkeys((data.weight, WEIGHT), "which is the weight of the rows, expected another name")
+        taken |= dict.fromkeys(
+            (data.weight, WEIGHT), "which is the weight of the rows, expected another name"
+        )
     names: dict[str, list[str]] = {kind: [] for kind in KINDS}
     options: dict[str, dict[str, Any]] = {kind: {} for kind in KINDS}
     for kind, listed in kinds.items():
@@ -166,16 +194,22 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
     """
     path = f"features.{kind}"
     if isinstance(value, dict):
-        entries = [(f"{path}.{name}", name, {} if options is None else options) for name, options in value.items()]
+        entries = [
+            (f"{path}.{name}", name, {} if options is None else options)
+            for name, options in value.items()
+        ]
     elif isinstance(value, list):
         entries = [(f"{path}[{number}]", name, {}) for number, name in enumerate(value)]
     else:
-        raise document.refusal(path, f"{path} is {value!r}, expected a list of columns' names, or names with options")
+        raise document.refusal(
+            path, f"{path} is {value!r}, expected a list of columns' names, or names with options"
+        )
     total = 0
     for inner, name, options in entries:
         if not isinstance(name, str) or not name:
             raise document.refusal(
-                inner, f"{inner} is {name!r}, expected a column's name; in quotes where it is a number"
+                inner,
+                f"{inner} is {name!r}, expected a column's name; in quotes where it is a number",
             )
         found = _options(document, kind, inner, value=options)
         try:
@@ -199,7 +233,9 @@ def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:
         return read_mapping(OPTIONS[kind], said, path=path) if said else None
 
 
-def _mapping(document: Document, path: str, value: Any, *, keys: Sequence[str] = ()) -> dict[str, Any]:
+def _mapping(
+    document: Document, path: str, value: Any, *, keys: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return `value` after checking that it is a mapping, and has only `keys` if any are given."""
     if not isinstance(value, dict):
         found = "empty" if value is None else repr(value)
@@ -249,8 +285,13 @@ def _named_options(features: Features, kind: str, name: str) -> dict[str, object
 
 def _values(recommender: Recommender) -> dict[str, object]:
     """Return all values except the features, by path."""
-    parts: dict[str, Mapping[str, object]] = {"data": asdict(recommender.data), **recommender.settings}
-    said = {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
+    parts: dict[str, Mapping[str, object]] = {
+        "data": asdict(recommender.data),
+        **recommender.settings,
+    }
+    said = {
+        f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()
+    }
     return {"name": recommender.name, **said}
 
 

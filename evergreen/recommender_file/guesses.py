@@ -31,7 +31,13 @@ from evergreen.recommender_file.columns import (
     deciding_auc,
     find_copies,
 )
-from evergreen.recommender_file.lists import BRACKETS, DECIMAL_COMMA, OBJECTS, ListLooks, look_at_lists
+from evergreen.recommender_file.lists import (
+    BRACKETS,
+    DECIMAL_COMMA,
+    OBJECTS,
+    ListLooks,
+    look_at_lists,
+)
 from evergreen.recommender_file.times import NoTimes, Times, read_times
 from evergreen.rows.time_forms import ISO
 from evergreen.runtime.errors import ContractError
@@ -90,7 +96,9 @@ class Guesses:
     """Feature that identifies the user or the item, and the reason, by `user` and `item`."""
 
 
-def guess_roles(sample: ColumnSample, *, now: float | None = None) -> list[tuple[SampledColumn, Guess]]:
+def guess_roles(
+    sample: ColumnSample, *, now: float | None = None
+) -> list[tuple[SampledColumn, Guess]]:
     """Return a guess for each column in file order (see `guess_all`)."""
     return guess_all(sample, now=now).columns
 
@@ -150,11 +158,14 @@ class _Guesser:
         named = [column.name for column in best]
         if not ranked:
             self._questions[LABEL] = self._without_label()
-        elif _label_tier(best[0]) == _UNNAMED and (len(best) > 1 or names.words(named[0])[:1] in (["is"], ["has"])):
+        elif _label_tier(best[0]) == _UNNAMED and (
+            len(best) > 1 or names.words(named[0])[:1] in (["is"], ["has"])
+        ):
             self._questions[LABEL] = f"which of {_listed(named)} says whether a row was clicked?"
         elif names.is_negated_label(named[0]):
             self._questions[LABEL] = (
-                f"{named[0]!r} seems to be 1 where a row was not clicked: which column is 1 if it was?"
+                f"{named[0]!r} seems to be 1 where a row was not clicked: which column is 1 if it "
+                "was?"
             )
         elif len(best) > 1 and not all(_are_same(best[0], each) for each in best[1:]):
             self._questions[LABEL] = f"which of {_listed(named)} is to be predicted?"
@@ -165,15 +176,24 @@ class _Guesser:
             self._found[label.name] = Guess(LABEL, _why_label(label))
             for column in ranked:
                 is_named = _label_tier(column) < _UNNAMED
-                if column is not label and (is_named or (_has_both(label) and _are_same(label, column))):
+                if column is not label and (
+                    is_named or (_has_both(label) and _are_same(label, column))
+                ):
                     self._leave_out(column, _why_other_label(label, column))
             return label
         return None
 
     def _without_label(self) -> str:
-        likely = [each for each in self._sample.columns if names.letters(each.name) in names.LABELS + names.TARGETS]
+        likely = [
+            each
+            for each in self._sample.columns
+            if names.letters(each.name) in names.LABELS + names.TARGETS
+        ]
         if not likely:
-            return "no column holds only 0 and 1, or true and false: which says whether a row was clicked?"
+            return (
+                "no column holds only 0 and 1, or true and false: which says whether a row was "
+                "clicked?"
+            )
         column = likely[0]
         self._leave_out(column, "named like the label, but its values are not labels")
         if column.num_present and column.rows_with(column.labels == 1) == column.num_present:
@@ -192,14 +212,22 @@ class _Guesser:
             if _may_be_time(column):
                 self._times[column.name] = read_times(column, now=self._now)
         usable = [each for each in self._free if isinstance(self._times.get(each.name), Times)]
-        candidates = [each for each in usable if _is_complete(each) and not names.is_outcome(each.name)]
-        named = sorted((each for each in candidates if _time_rank(each) is not None), key=lambda e: _time_rank(e) or 0)
+        candidates = [
+            each for each in usable if _is_complete(each) and not names.is_outcome(each.name)
+        ]
+        named = sorted(
+            (each for each in candidates if _time_rank(each) is not None),
+            key=lambda e: _time_rank(e) or 0,
+        )
         unreadable = [
-            each for each in self._free
+            each
+            for each in self._free
             if isinstance(self._times.get(each.name), NoTimes) and _is_surely_time(each)
-        ]  # fmt: skip
+        ]
         chosen = None
-        if named and not (unreadable and (_time_rank(unreadable[0]) or 0) < (_time_rank(named[0]) or 0)):
+        if named and not (
+            unreadable and (_time_rank(unreadable[0]) or 0) < (_time_rank(named[0]) or 0)
+        ):
             chosen = named[0]
         elif unreadable:
             self._ask_for_form(unreadable[0])
@@ -217,7 +245,9 @@ class _Guesser:
             elif column.kind == TIME:
                 outside = f" ({found.why})" if isinstance(found, NoTimes) else ""
                 self._leave_out(
-                    column, f"times{outside} are not supported as a feature; write hours or ages as numbers"
+                    column,
+                    f"times{outside} are not supported as a feature; write hours or ages as "
+                    "numbers",
                 )
 
     def _take_time(self, column: SampledColumn) -> None:
@@ -230,11 +260,15 @@ class _Guesser:
             else ""
         )
         gaps = (
-            f"; {counted(column.num_rows - column.num_present, 'row')} without one: malformed" if column.missing else ""
+            f"; {counted(column.num_rows - column.num_present, 'row')} without one: malformed"
+            if column.missing
+            else ""
         )
         form = "" if found.form == ISO else f", read as {found.form}"
         unusual = "" if found.span.is_usual else "; BEFORE 2000: is this correct?"
-        self._found[column.name] = Guess(EVENT_TIME, f"{why}{form}: {found.span}{unusual}{wrong}{gaps}")
+        self._found[column.name] = Guess(
+            EVENT_TIME, f"{why}{form}: {found.span}{unusual}{wrong}{gaps}"
+        )
         self._time_format = None if found.form == ISO else found.form
 
     def _ask_for_form(self, column: SampledColumn) -> None:
@@ -257,9 +291,13 @@ class _Guesser:
 
     def _why_no_event_time(self, column: SampledColumn, found: Times) -> str:
         if not _is_complete(column):
-            return f"times ({found.span}), missing in {column.missing:.1%} of the rows, and every row needs one"
+            return (
+                f"times ({found.span}), missing in {column.missing:.1%} of the rows, and every "
+                "row needs one"
+            )
         return (
-            f"times ({found.span}) beside the row's own are not supported as a feature; write hours or ages as numbers"
+            f"times ({found.span}) beside the row's own are not supported as a feature; write "
+            "hours or ages as numbers"
         )
 
     # -- keys
@@ -267,7 +305,9 @@ class _Guesser:
     def _guess_keys(self) -> None:
         # A row without a request id is its own request.
         request = self._first_of(names.REQUESTS, lambda it: it.kind in (INTEGER, TEXT))
-        session = self._first_of(names.SESSIONS, lambda it: it.kind in (INTEGER, TEXT) and _is_complete(it))
+        session = self._first_of(
+            names.SESSIONS, lambda it: it.kind in (INTEGER, TEXT) and _is_complete(it)
+        )
         place = self._first_of(names.ROWS, _is_place)
         for column in (each for each in (request, session) if each is not None):
             if column.name in self._found or REQUEST_ID in self._roles:
@@ -279,16 +319,22 @@ class _Guesser:
                 self._found[column.name] = Guess(REQUEST_ID, f"by its name; {_groups(column)}")
         if session is not None and session.name not in self._found:
             self._leave_out(
-                session, "the id of a visit does not recur in later visits, and it is not the id of a request"
+                session,
+                "the id of a visit does not recur in later visits, and it is not the id of a "
+                "request",
             )
         if request is not None and request.name not in self._found and request.name != REQUEST_ID:
             self._leave_out(request, f"named like a request id, but is not one: {_groups(request)}")
         for column in self._free:
-            if column.name in (REQUEST_ID, ROW) and (column.name == REQUEST_ID or REQUEST_ID in self._roles):
+            if column.name in (REQUEST_ID, ROW) and (
+                column.name == REQUEST_ID or REQUEST_ID in self._roles
+            ):
                 self._leave_out(column, "named like a key, but is not one")
                 self._questions[column.name] = (
-                    f"{column.name!r} is not a key: rows with other content repeat it. Name a column that differs "
-                    "in each row, together with the other one; or rename it in the file and delete this line"
+                    f"{column.name!r} is not a key: rows with other content repeat it. Name a "
+                    "column that differs "
+                    "in each row, together with the other one; or rename it in the file and delete "
+                    "this line"
                 )
 
     @property
@@ -297,25 +343,39 @@ class _Guesser:
 
     def _first_of(self, usual: Sequence[str], looks_so: Any) -> SampledColumn | None:
         free = self._free
-        found = (each for name in usual for each in free if names.letters(each.name) == name and looks_so(each))
+        found = (
+            each
+            for name in usual
+            for each in free
+            if names.letters(each.name) == name and looks_so(each)
+        )
         return next(found, None)
 
     def _why_key(self, key: list[SampledColumn]) -> str:
         """Return why these columns are the key of a row, or "" if they are not."""
-        content = [column for column in self._sample.columns if column not in key and not _is_label(column)]
-        content = [column for column in content if not isinstance(self._times.get(column.name), Times)]
+        content = [
+            column for column in self._sample.columns if column not in key and not _is_label(column)
+        ]
+        content = [
+            column for column in content if not isinstance(self._times.get(column.name), Times)
+        ]
         num_copies, num_conflicting = find_copies(key, content)
         if not num_copies:
             return "it differs in each row"
         if num_conflicting > TOLERATED * self._sample.num_rows:
             return ""
         others = f", {num_conflicting:,} of them with other content" if num_conflicting else ""
-        return f"it is the key of a row; {counted(num_copies, 'row')} repeat a key{others}: the last one is used"
+        return (
+            f"it is the key of a row; {counted(num_copies, 'row')} repeat a key{others}: the "
+            "last one is used"
+        )
 
     def _guess_weight(self) -> None:
         weight = self._first_of(
             names.WEIGHTS,
-            lambda it: it.kind in (INTEGER, FLOAT) and not it.missing and it.bounds and it.bounds[0] >= 0,
+            lambda it: (
+                it.kind in (INTEGER, FLOAT) and not it.missing and it.bounds and it.bounds[0] >= 0
+            ),
         )
         if weight is not None and np.isfinite(weight.numbers[weight.counts > 0]).all():
             self._found[weight.name] = Guess(WEIGHT, "by its name")
@@ -325,12 +385,21 @@ class _Guesser:
     def _leave_out_outcomes(self, label: SampledColumn, labels: NDArray[np.int8]) -> None:
         for column in self._free:
             named = names.letters(column.name) in names.CONVERSIONS + names.REACTIONS + names.LABELS
-            if named and column.num_unfit(column.labels >= 0) <= TOLERATED * column.num_rows and _has_few(column):
-                self._leave_out(column, f"by its name another outcome, not known when {label.name!r} is predicted")
+            if (
+                named
+                and column.num_unfit(column.labels >= 0) <= TOLERATED * column.num_rows
+                and _has_few(column)
+            ):
+                self._leave_out(
+                    column,
+                    f"by its name another outcome, not known when {label.name!r} is predicted",
+                )
             elif names.is_outcome(column.name):
                 self._leave_out(column, "by its name it is known only after the row was shown")
             elif _has_both(label) and _has_few(column) and _is_complement(column, labels):
-                self._leave_out(column, f"it is 1 where {label.name!r} is 0: the label's complement")
+                self._leave_out(
+                    column, f"it is 1 where {label.name!r} is 0: the label's complement"
+                )
 
     def _leave_out_deciding(self, labels: NDArray[np.int8]) -> None:
         for column in self._sample.columns:
@@ -339,7 +408,9 @@ class _Guesser:
             auc = deciding_auc(column, labels)
             if auc is not None and auc > DECIDING_AUC:
                 self._leave_out(
-                    column, f"it alone determines the label (AUC {auc:.3f}): was it known before the click?"
+                    column,
+                    f"it alone determines the label (AUC {auc:.3f}): was it known before the "
+                    "click?",
                 )
 
     # -- features
@@ -368,14 +439,21 @@ class _Guesser:
 
     @staticmethod
     def _is_entity(column: SampledColumn) -> bool:
-        return bool(names.is_named_as(column.name, names.USERS) or names.is_named_as(column.name, names.ITEMS))
+        return bool(
+            names.is_named_as(column.name, names.USERS)
+            or names.is_named_as(column.name, names.ITEMS)
+        )
 
     def _guess_feature(self, column: SampledColumn) -> Guess:
         if column.name in OWN_COLUMNS:
-            return Guess(LEFT_OUT, "every row has a column of this name; rename it to use it as a feature")
+            return Guess(
+                LEFT_OUT, "every row has a column of this name; rename it to use it as a feature"
+            )
         if not _is_name(column.name):
             return Guess(
-                LEFT_OUT, "a feature has a printable name without a slash and without spaces around it; rename it"
+                LEFT_OUT,
+                "a feature has a printable name without a slash and without spaces around it; "
+                "rename it",
             )
         if column.kind_of_type == OTHER or (column.kind == OTHER and column.type != TEXT):
             return Guess(LEFT_OUT, f"columns of type {column.type} are not supported yet")
@@ -388,13 +466,18 @@ class _Guesser:
         is_category = names.suffix_of(column.name) == "token" or names.is_id(column.name)
         is_category &= not column.rows_with(column.is_long_float) > TOLERATED * column.num_rows
         if names.suffix_of(column.name) == "float" or (column.kind == FLOAT and not is_category):
-            return _guess_number(column, "numbers with fractions" if column.kind == FLOAT else "whole numbers")
+            return _guess_number(
+                column, "numbers with fractions" if column.kind == FLOAT else "whole numbers"
+            )
         if column.kind == FLOAT and column.type == TEXT:
-            return Guess(CATEGORICAL, "numbers with fractions, named like a category: kept as texts", _WORDS)
+            return Guess(
+                CATEGORICAL, "numbers with fractions, named like a category: kept as texts", _WORDS
+            )
         if column.kind == FLOAT:
             return Guess(
                 LEFT_OUT,
-                "named like ids, but floats that are not exact whole numbers; write whole numbers or texts",
+                "named like ids, but floats that are not exact whole numbers; write whole numbers "
+                "or texts",
             )
         return _guess_integer(column)
 
@@ -403,7 +486,9 @@ class _Guesser:
         if not column.num_present:
             return f"it has no value in {rows}"
         if column.num_present < column.num_rows:
-            return f"it has one value, in {counted(column.num_present, 'row')}, and none in the others"
+            return (
+                f"it has one value, in {counted(column.num_present, 'row')}, and none in the others"
+            )
         return f"it has the same value in {rows}"
 
     def _guess_text(self, column: SampledColumn) -> Guess:
@@ -411,12 +496,17 @@ class _Guesser:
         if looks.problem == OBJECTS:
             return Guess(LEFT_OUT, "objects are not supported yet; write their fields as columns")
         if looks.problem == DECIMAL_COMMA:
-            return Guess(LEFT_OUT, "numbers with a comma: write 3.5 for three and a half, 1234 for a thousand")
+            return Guess(
+                LEFT_OUT,
+                "numbers with a comma: write 3.5 for three and a half, 1234 for a thousand",
+            )
         if looks.separator is None and (words := _words_among_numbers(column)):
             return Guess(
                 LEFT_OUT,
-                f"numbers, but {words} in {counted(column.num_unfit(np.isfinite(column.numbers)), 'row')}: leave such "
-                "fields empty to learn from the numbers, or list it under categorical with {type: string}",
+                f"numbers, but {words} in "
+                f"{counted(column.num_unfit(np.isfinite(column.numbers)), 'row')}: leave such "
+                "fields empty to learn from the numbers, or list it under categorical with {type: "
+                "string}",
             )
         if looks.separator is None:
             return Guess(CATEGORICAL, f"texts{looks.remark}{_size(column.distinct)}", _WORDS)
@@ -431,7 +521,9 @@ class _Guesser:
         for role, entities in ((USER, names.USERS), (ITEM, names.ITEMS)):
             ranked = [
                 (entities.index(entity), column)
-                for column, guess in ((each, self._found[each.name]) for each in self._sample.columns)
+                for column, guess in (
+                    (each, self._found[each.name]) for each in self._sample.columns
+                )
                 if guess.role == CATEGORICAL
                 and (entity := names.is_named_as(column.name, entities)) is not None
                 and _is_entity_like(column)
@@ -468,8 +560,14 @@ def _is_label(column: SampledColumn) -> bool:
     if not _has_few(column) or column.is_list or not column.num_present:
         return False
     is_named = _label_tier(column) < _UNNAMED
-    num_unfit, num_missing = column.num_unfit(column.labels >= 0), column.num_rows - column.num_present
-    if num_unfit > TOLERATED * column.num_rows or num_missing > (0.5 if is_named else TOLERATED) * column.num_rows:
+    num_unfit, num_missing = (
+        column.num_unfit(column.labels >= 0),
+        column.num_rows - column.num_present,
+    )
+    if (
+        num_unfit > TOLERATED * column.num_rows
+        or num_missing > (0.5 if is_named else TOLERATED) * column.num_rows
+    ):
         return False
     has = [column.rows_with(column.labels == label) > 0 for label in (0, 1)]
     # A named column with only one label is still a label. A column of 1 and nothing is not, because
@@ -483,7 +581,11 @@ def _has_both(label: SampledColumn) -> bool:
 
 
 def _why_label(column: SampledColumn) -> str:
-    why = "by its name" if _label_tier(column) < _UNNAMED else "the only column that holds only 0 and 1"
+    why = (
+        "by its name"
+        if _label_tier(column) < _UNNAMED
+        else "the only column that holds only 0 and 1"
+    )
     num_clicks = column.rows_with(column.labels == 1)
     num_known = column.rows_with(column.labels >= 0)
     why += f"; {num_clicks / num_known:.2%} clicks"
@@ -492,7 +594,10 @@ def _why_label(column: SampledColumn) -> str:
     if num_wrong := column.num_rows - num_known:
         why += f"; {counted(num_wrong, 'row')} with another value or none: malformed"
         if num_wrong > TOLERATED * column.num_rows:
-            why += f", more than the {TOLERATED:.0%} that is tolerated (extraction.max_malformed_fraction)"
+            why += (
+                f", more than the {TOLERATED:.0%} that is tolerated "
+                "(extraction.max_malformed_fraction)"
+            )
     return why
 
 
@@ -504,7 +609,9 @@ def _is_complement(column: SampledColumn, labels: NDArray[np.int8]) -> bool:
     own = column.row_values(column.labels, np.int8(-1))
     known = (own >= 0) & (labels >= 0)
     agreeing = int((own[known] != labels[known]).sum())
-    return int(known.sum()) >= (1 - TOLERATED) * len(labels) and agreeing >= (1 - TOLERATED) * max(int(known.sum()), 1)
+    return int(known.sum()) >= (1 - TOLERATED) * len(labels) and agreeing >= (1 - TOLERATED) * max(
+        int(known.sum()), 1
+    )
 
 
 def _why_other_label(label: SampledColumn, column: SampledColumn) -> str:
@@ -554,15 +661,25 @@ def _may_be_time(column: SampledColumn) -> bool:
     if column.kind == TIME or _time_rank(column) is not None:
         return True
     if column.kind == TEXT:
-        return any(mark in column.example[4:5] for mark in _ISO_LIKE) and column.example[:4].isdigit()
+        return (
+            any(mark in column.example[4:5] for mark in _ISO_LIKE) and column.example[:4].isdigit()
+        )
     # Without a name of times, numbers are times only if they never decrease from row to row.
-    if column.kind not in (INTEGER, FLOAT) or names.is_id(column.name) or names.is_number(column.name):
+    if (
+        column.kind not in (INTEGER, FLOAT)
+        or names.is_id(column.name)
+        or names.is_number(column.name)
+    ):
         return False
     return bool(column.bounds and column.bounds[0] >= 10**9 and _is_rising(column))
 
 
 def _is_place(column: SampledColumn) -> bool:
-    return column.kind == INTEGER and not column.missing and bool(column.bounds and column.bounds[0] >= 0)
+    return (
+        column.kind == INTEGER
+        and not column.missing
+        and bool(column.bounds and column.bounds[0] >= 0)
+    )
 
 
 def _are_groups(column: SampledColumn) -> bool:
@@ -582,7 +699,9 @@ def _is_entity_like(column: SampledColumn) -> bool:
 
 
 def _listed(found: Sequence[str]) -> str:
-    return ", ".join(map(repr, found[:5])) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    return ", ".join(map(repr, found[:5])) + (
+        f" and {len(found) - 5} more" if len(found) > 5 else ""
+    )
 
 
 def _size(num_categories: int) -> str:
@@ -611,7 +730,11 @@ def _words_among_numbers(column: SampledColumn) -> str:
     is_number = np.isfinite(column.numbers)
     odd = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
     is_one = 0 < len(odd) <= _MAX_WORDS and column.rows_with(is_number) >= 0.5 * column.num_present
-    if not is_one or names.is_id(column.name) or int((column.counts[is_number] > 0).sum()) <= _MAX_WORDS:
+    if (
+        not is_one
+        or names.is_id(column.name)
+        or int((column.counts[is_number] > 0).sum()) <= _MAX_WORDS
+    ):
         return ""
     return _listed([str(value) for value in column.values.take(odd).to_pylist()])
 
@@ -620,20 +743,25 @@ def _unfit(column: SampledColumn) -> str:
     """Return a remark on values of another kind than the column's, or ""."""
     num_unfit = column.num_unfit(column.is_fitting)
     return (
-        f"; {counted(num_unfit, 'row')} with another value, such as {column.unfit_example!r}: malformed"
+        f"; {counted(num_unfit, 'row')} with another value, such as {column.unfit_example!r}: "
+        "malformed"
         if num_unfit
         else ""
     )
 
 
 def _guess_number(column: SampledColumn, why: str) -> Guess:
-    if column.kind_of_type == FLOAT and column.num_unfit(np.isfinite(column.numbers)) > TOLERATED * column.num_rows:
+    if (
+        column.kind_of_type == FLOAT
+        and column.num_unfit(np.isfinite(column.numbers)) > TOLERATED * column.num_rows
+    ):
         return Guess(LEFT_OUT, "infinite values are not supported; leave them empty")
     num_long = column.rows_with(column.is_long_float)
     if num_long > TOLERATED * column.num_rows:
         return Guess(
             LEFT_OUT,
-            "floats of 2^53 or more, which are ambiguous whole numbers; write ids as whole numbers or texts",
+            "floats of 2^53 or more, which are ambiguous whole numbers; write ids as whole numbers "
+            "or texts",
         )
     assert column.bounds is not None
     return Guess(NUMERIC, f"{why}{_unfit(column)}", _BELOW_ZERO if column.bounds[0] < 0 else "")
@@ -647,15 +775,25 @@ def _guess_integer(column: SampledColumn) -> Guess:
     assert column.bounds is not None
     low, high = column.bounds
     if names.suffix_of(column.name) == "token" or names.is_id(column.name):
-        return Guess(CATEGORICAL, f"whole numbers, named like a category{zeros}{_unfit(column)}{size}", options)
+        return Guess(
+            CATEGORICAL,
+            f"whole numbers, named like a category{zeros}{_unfit(column)}{size}",
+            options,
+        )
     is_named_number = names.is_number(column.name)
     if not is_named_number:
         if high >= _WIDE or low < -_WIDE:
-            return Guess(CATEGORICAL, f"whole numbers too large for quantities{zeros}{_unfit(column)}{size}", options)
+            return Guess(
+                CATEGORICAL,
+                f"whole numbers too large for quantities{zeros}{_unfit(column)}{size}",
+                options,
+            )
         if is_zero_led:
             return Guess(CATEGORICAL, f"digits{zeros}{_unfit(column)}{size}", options)
         if low >= 10_000 and len(str(low)) == len(str(high)) and column.distinct > MAX_FEW:
-            return Guess(CATEGORICAL, f"whole numbers of equal length, like ids{_unfit(column)}{size}")
+            return Guess(
+                CATEGORICAL, f"whole numbers of equal length, like ids{_unfit(column)}{size}"
+            )
     if low < 0:
         return Guess(NUMERIC, f"it has values below 0{_unfit(column)}", _BELOW_ZERO)
     if column.distinct <= MAX_FEW and not is_named_number:
@@ -672,5 +810,8 @@ def _guess_list(column: SampledColumn, looks: ListLooks) -> Guess:
         options.append(f"separator: '{looks.separator}'")
     elements = counted(looks.num_elements, "distinct element")
     size = _size(looks.num_elements)
-    why = f"a list, {elements}{size}{beyond}; `table: NAME` shares the vectors of a categorical feature"
+    why = (
+        f"a list, {elements}{size}{beyond}; `table: NAME` shares the vectors of a categorical "
+        "feature"
+    )
     return Guess(LISTS, why, f"{{{', '.join(options)}}}")

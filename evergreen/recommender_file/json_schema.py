@@ -21,13 +21,20 @@ def json_schema() -> dict[str, Any]:
     """Return the schema (draft 2020-12) of a recommender's file."""
     properties: dict[str, Any] = {
         "format": {"const": FORMAT},
-        "name": {"type": "string", "pattern": "^[a-z][a-z0-9_]{0,62}$", "description": "Name of the served model."},
+        "name": {
+            "type": "string",
+            "pattern": "^[a-z][a-z0-9_]{0,62}$",
+            "description": "Name of the served model.",
+        },
         "data": _object([ColumnNames]),
         "features": {**_closed({kind: _columns(kind) for kind in KINDS}), "minProperties": 1},
         **{name: _object(section_classes(name)) for name in SECTIONS},
     }
     networks = [each.network for each in section_classes("model")]
-    properties["model"]["properties"]["kind"] = {"enum": networks, "description": "Name of the network."}
+    properties["model"]["properties"]["kind"] = {
+        "enum": networks,
+        "description": "Name of the network.",
+    }
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Recommender"}
     return {**head, **_closed(properties), "required": list(REQUIRED)}
 
@@ -36,7 +43,12 @@ def _columns(kind: str) -> dict[str, Any]:
     """Return the schema of the columns of one kind: a list of names, or names with options."""
     options = _object([OPTIONS[kind]])
     names = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
-    return {"anyOf": [names, {"type": "object", "additionalProperties": {"anyOf": [options, {"type": "null"}]}}]}
+    return {
+        "anyOf": [
+            names,
+            {"type": "object", "additionalProperties": {"anyOf": [options, {"type": "null"}]}},
+        ]
+    }
 
 
 def _object(kinds: list[type[Any]]) -> dict[str, Any]:

@@ -7,7 +7,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from evergreen.recommender_file import names
-from evergreen.recommender_file.columns import ELEMENT_END, FLOAT, INTEGER, TEXT, TOLERATED, SampledColumn
+from evergreen.recommender_file.columns import (
+    ELEMENT_END,
+    FLOAT,
+    INTEGER,
+    TEXT,
+    TOLERATED,
+    SampledColumn,
+)
 from evergreen.rows.values import CATEGORIES, NUMBERS, WORDS, ListRule
 
 BRACKETS = "[]"
@@ -54,18 +61,24 @@ def look_at_lists(column: SampledColumn) -> ListLooks:
     suffix = names.suffix_of(column.name)
     if suffix in ("token_seq", "float_seq"):
         return _looks(texts, " ", shown=" ")
-    is_number = _share(sample, r"^[+-]?[0-9]+(,[0-9]+)*(\.[0-9]+)?$") > 1 - TOLERATED and _share(sample, ",") > 0
+    is_number = (
+        _share(sample, r"^[+-]?[0-9]+(,[0-9]+)*(\.[0-9]+)?$") > 1 - TOLERATED
+        and _share(sample, ",") > 0
+    )
     if is_number and _share(sample, ",.*,") < _SEPARATED_SHARE and not names.is_list(column.name):
         return ListLooks(problem=DECIMAL_COMMA)
     for separator in "|;, ":
-        pattern = rf"[^{re.escape(separator)}\s]{re.escape(separator)}\s*[^{re.escape(separator)}\s]"
+        pattern = (
+            rf"[^{re.escape(separator)}\s]{re.escape(separator)}\s*[^{re.escape(separator)}\s]"
+        )
         if _share(sample, pattern) < _SEPARATED_SHARE:
             continue
         if separator == "|" or _is_list(column.name, sample, separator):
             return _looks(texts, separator, shown=separator)
         if not (names.is_prose(column.name) or (separator == " " and names.is_id(column.name))):
             return ListLooks(
-                remark=f"; some have {separator!r} inside: if they are lists, name it under lists with "
+                remark=f"; some have {separator!r} inside: if they are lists, name it under lists "
+                "with "
                 f"{{separator: {separator!r}}}"
             )
     return ListLooks()

@@ -6,26 +6,111 @@ Case and separators do not matter.
 import re
 
 LABELS = (
-    "click", "clicked", "clk", "isclick", "isclicked", "isclk", "hasclick", "hasclicked",
-    "didclick", "wasclicked", "clickflag", "clicklabel", "adclick", "clickyn", "iclick", "ctrlabel",
-)  # fmt: skip
+    "click",
+    "clicked",
+    "clk",
+    "isclick",
+    "isclicked",
+    "isclk",
+    "hasclick",
+    "hasclicked",
+    "didclick",
+    "wasclicked",
+    "clickflag",
+    "clicklabel",
+    "adclick",
+    "clickyn",
+    "iclick",
+    "ctrlabel",
+)
 """Names of clicks, only letters and digits, the most likely ones first."""
-TARGETS = ("label", "target", "y", "labels", "ylabel", "outcome", "response", "islabel", "isclickedlabel")
+TARGETS = (
+    "label",
+    "target",
+    "y",
+    "labels",
+    "ylabel",
+    "outcome",
+    "response",
+    "islabel",
+    "isclickedlabel",
+)
 """Names of labels that do not name the event."""
 CONVERSIONS = (
-    "converted", "conversion", "isconversion", "isconverted", "convert", "cvr", "purchased",
-    "purchase", "ispurchase", "ispurchased", "bought", "buy", "isbuy", "isbought", "sale", "sold",
-    "order", "ordered", "isorder", "installed", "install", "isinstall", "isinstalled", "booked",
-    "booking", "isbooking", "bookingbool", "subscribed", "signup", "isattributed", "attribution",
-)  # fmt: skip
+    "converted",
+    "conversion",
+    "isconversion",
+    "isconverted",
+    "convert",
+    "cvr",
+    "purchased",
+    "purchase",
+    "ispurchase",
+    "ispurchased",
+    "bought",
+    "buy",
+    "isbuy",
+    "isbought",
+    "sale",
+    "sold",
+    "order",
+    "ordered",
+    "isorder",
+    "installed",
+    "install",
+    "isinstall",
+    "isinstalled",
+    "booked",
+    "booking",
+    "isbooking",
+    "bookingbool",
+    "subscribed",
+    "signup",
+    "isattributed",
+    "attribution",
+)
 """Names of events after a click."""
 REACTIONS = (
-    "like", "liked", "islike", "isliked", "follow", "followed", "isfollow", "share", "shared",
-    "isshare", "comment", "commented", "iscomment", "forward", "isforward", "favorite",
-    "favourite", "isfavorite", "fav", "isfav", "cart", "addtocart", "iscart", "addcart", "hate",
-    "ishate", "dislike", "isdislike", "thumbsup", "longview", "islongview", "profileenter",
-    "isprofileenter", "finish", "isfinish", "saved", "bookmarked", "readcomment", "clickavatar",
-)  # fmt: skip
+    "like",
+    "liked",
+    "islike",
+    "isliked",
+    "follow",
+    "followed",
+    "isfollow",
+    "share",
+    "shared",
+    "isshare",
+    "comment",
+    "commented",
+    "iscomment",
+    "forward",
+    "isforward",
+    "favorite",
+    "favourite",
+    "isfavorite",
+    "fav",
+    "isfav",
+    "cart",
+    "addtocart",
+    "iscart",
+    "addcart",
+    "hate",
+    "ishate",
+    "dislike",
+    "isdislike",
+    "thumbsup",
+    "longview",
+    "islongview",
+    "profileenter",
+    "isprofileenter",
+    "finish",
+    "isfinish",
+    "saved",
+    "bookmarked",
+    "readcomment",
+    "clickavatar",
+)
 """Names of other reactions of a person to an item shown."""
 OUTCOMES = re.compile(
     r"(^|_)dwell(_|$)|(^|_)time_spent(_|$)"
@@ -39,79 +124,371 @@ OUTCOMES = re.compile(
 """Names of numbers and times that are known only after the row was shown, with underscores between
 words."""
 TIMES = (
-    "eventtime", "timestamp", "ts", "time", "datetime", "eventtimestamp", "eventts", "timestampms",
-    "timems", "unixtime", "unixtimestamp", "epoch", "epochms", "impressiontime",
-    "impressiontimestamp", "exposuretime", "exposetime", "showtime", "shownat", "showntime",
-    "requesttime", "servedat", "servetime", "logtime", "actiontime", "sessiontime", "createdat",
-    "createdtime", "createtime", "occurredat", "loggedat", "clicktime", "localtime", "utctime",
-    "date", "eventdate", "dt", "hour", "day", "datehour", "yyyymmdd", "thedate",
-)  # fmt: skip
+    "eventtime",
+    "timestamp",
+    "ts",
+    "time",
+    "datetime",
+    "eventtimestamp",
+    "eventts",
+    "timestampms",
+    "timems",
+    "unixtime",
+    "unixtimestamp",
+    "epoch",
+    "epochms",
+    "impressiontime",
+    "impressiontimestamp",
+    "exposuretime",
+    "exposetime",
+    "showtime",
+    "shownat",
+    "showntime",
+    "requesttime",
+    "servedat",
+    "servetime",
+    "logtime",
+    "actiontime",
+    "sessiontime",
+    "createdat",
+    "createdtime",
+    "createtime",
+    "occurredat",
+    "loggedat",
+    "clicktime",
+    "localtime",
+    "utctime",
+    "date",
+    "eventdate",
+    "dt",
+    "hour",
+    "day",
+    "datehour",
+    "yyyymmdd",
+    "thedate",
+)
 """Names of the time when a row was shown, the most likely ones first."""
 CERTAIN_TIMES = frozenset(TIMES[: TIMES.index("sessiontime")]) - {"time", "showtime"}
 """Names that no other column has. If such a column has no valid times, the user is asked."""
 REQUESTS = (
-    "requestid", "request", "reqid", "req", "impressionid", "impression", "impid", "impressionsid",
-    "searchid", "queryid", "listid", "auctionid", "bidid", "logid", "traceid", "slateid",
-    "pageviewid", "displayid", "srchid", "rankingid", "recommendationid", "recoid",
-)  # fmt: skip
+    "requestid",
+    "request",
+    "reqid",
+    "req",
+    "impressionid",
+    "impression",
+    "impid",
+    "impressionsid",
+    "searchid",
+    "queryid",
+    "listid",
+    "auctionid",
+    "bidid",
+    "logid",
+    "traceid",
+    "slateid",
+    "pageviewid",
+    "displayid",
+    "srchid",
+    "rankingid",
+    "recommendationid",
+    "recoid",
+)
 SESSIONS = ("sessionid", "session", "sess", "sessid", "sid", "visitid", "visit")
-ROWS = ("row", "slot", "rowid", "rownumber", "rownum", "rowno", "itemindex", "listposition", "index", "idx", "position")
+ROWS = (
+    "row",
+    "slot",
+    "rowid",
+    "rownumber",
+    "rownum",
+    "rowno",
+    "itemindex",
+    "listposition",
+    "index",
+    "idx",
+    "position",
+)
 WEIGHTS = ("sampleweight", "exampleweight", "instanceweight", "importanceweight", "rowweight")
 USERS = (
-    "user", "uid", "usr", "customer", "cust", "visitor", "member", "subscriber", "buyer",
-    "shopper", "viewer", "reader", "listener", "player", "person", "account", "profile", "client",
-    "cookie", "msno", "anonymous", "device",
-)  # fmt: skip
+    "user",
+    "uid",
+    "usr",
+    "customer",
+    "cust",
+    "visitor",
+    "member",
+    "subscriber",
+    "buyer",
+    "shopper",
+    "viewer",
+    "reader",
+    "listener",
+    "player",
+    "person",
+    "account",
+    "profile",
+    "client",
+    "cookie",
+    "msno",
+    "anonymous",
+    "device",
+)
 """Words for the person who sees a row, the most likely ones first. A name is such a word alone, or
 with one of `_ID_ENDS` after it."""
 ITEMS = (
-    "item", "product", "sku", "article", "movie", "video", "song", "track", "photo", "news",
-    "goods", "ad", "advert", "adgroup", "creative", "banner", "doc", "document", "content", "post",
-    "listing", "offer", "book", "game", "recipe", "hotel", "prop", "asin", "iid",
-)  # fmt: skip
+    "item",
+    "product",
+    "sku",
+    "article",
+    "movie",
+    "video",
+    "song",
+    "track",
+    "photo",
+    "news",
+    "goods",
+    "ad",
+    "advert",
+    "adgroup",
+    "creative",
+    "banner",
+    "doc",
+    "document",
+    "content",
+    "post",
+    "listing",
+    "offer",
+    "book",
+    "game",
+    "recipe",
+    "hotel",
+    "prop",
+    "asin",
+    "iid",
+)
 """Words for the item shown."""
 INDEXES = (
-    "id", "index", "idx", "rowid", "rownumber", "rownum", "rowno", "row", "no", "nr", "recordid",
-    "unnamed0", "level0", "eventid", "uuid", "guid", "key", "rn", "pk", "seq",
-)  # fmt: skip
+    "id",
+    "index",
+    "idx",
+    "rowid",
+    "rownumber",
+    "rownum",
+    "rowno",
+    "row",
+    "no",
+    "nr",
+    "recordid",
+    "unnamed0",
+    "level0",
+    "eventid",
+    "uuid",
+    "guid",
+    "key",
+    "rn",
+    "pk",
+    "seq",
+)
 """Names of columns that number or identify rows."""
-_ID_ENDS = frozenset({"id", "idx", "no", "nr", "num", "key", "code", "hash", "uuid", "guid", "token"})
-_ONLY_WITH_ID = frozenset({"device", "client", "account", "profile", "player", "person", "anonymous"})
+_ID_ENDS = frozenset(
+    {"id", "idx", "no", "nr", "num", "key", "code", "hash", "uuid", "guid", "token"}
+)
+_ONLY_WITH_ID = frozenset(
+    {"device", "client", "account", "profile", "player", "person", "anonymous"}
+)
 """Words that mean a type if they are alone."""
 _ENTITY_WORDS = frozenset(
-    {"pseudo", "anonymous", "anon", "hashed", "encrypted", "global", "internal", "external",
-     "unique", "full", "target", "candidate", "shown", "raw", "the"}
-)  # fmt: skip
+    {
+        "pseudo",
+        "anonymous",
+        "anon",
+        "hashed",
+        "encrypted",
+        "global",
+        "internal",
+        "external",
+        "unique",
+        "full",
+        "target",
+        "candidate",
+        "shown",
+        "raw",
+        "the",
+    }
+)
 _NO_IDS = re.compile(
     r"(paid|prepaid|bid|valid|grid|void|avoid|solid|rapid|covid|acid|hybrid|liquid|raid|kid|humid|android|fluid|rigid)$"
 )
 _OF_CATEGORIES = frozenset(
-    {"id", "ids", "idx", "uid", "code", "type", "kind", "category", "cat", "class", "zip",
-     "zipcode", "postcode", "brand", "shop", "item", "user", "device", "customer", "sku", "store",
-     "seller", "vendor", "merchant", "author", "channel", "segment", "cluster", "hash",
-     "campaign", "publisher", "advertiser", "site", "app", "page", "region"}
-)  # fmt: skip
+    {
+        "id",
+        "ids",
+        "idx",
+        "uid",
+        "code",
+        "type",
+        "kind",
+        "category",
+        "cat",
+        "class",
+        "zip",
+        "zipcode",
+        "postcode",
+        "brand",
+        "shop",
+        "item",
+        "user",
+        "device",
+        "customer",
+        "sku",
+        "store",
+        "seller",
+        "vendor",
+        "merchant",
+        "author",
+        "channel",
+        "segment",
+        "cluster",
+        "hash",
+        "campaign",
+        "publisher",
+        "advertiser",
+        "site",
+        "app",
+        "page",
+        "region",
+    }
+)
 _OF_NUMBERS = frozenset(
-    {"num", "count", "counts", "cnt", "n", "age", "price", "prices", "amount", "qty", "quantity",
-     "days", "hours", "minutes", "seconds", "secs", "ms", "rate", "ctr", "score", "rank", "total",
-     "sum", "avg", "mean", "max", "min", "std", "ratio", "pct", "percent", "length", "len",
-     "size", "width", "height", "distance", "duration", "cost", "bid", "budget", "views",
-     "clicks", "likes", "visits", "impressions", "stock", "income", "salary", "salesrank",
-     "discount", "revenue", "balance", "lat", "lon", "lng", "temperature", "rating", "stars",
-     "frequency", "recency"}
-)  # fmt: skip
+    {
+        "num",
+        "count",
+        "counts",
+        "cnt",
+        "n",
+        "age",
+        "price",
+        "prices",
+        "amount",
+        "qty",
+        "quantity",
+        "days",
+        "hours",
+        "minutes",
+        "seconds",
+        "secs",
+        "ms",
+        "rate",
+        "ctr",
+        "score",
+        "rank",
+        "total",
+        "sum",
+        "avg",
+        "mean",
+        "max",
+        "min",
+        "std",
+        "ratio",
+        "pct",
+        "percent",
+        "length",
+        "len",
+        "size",
+        "width",
+        "height",
+        "distance",
+        "duration",
+        "cost",
+        "bid",
+        "budget",
+        "views",
+        "clicks",
+        "likes",
+        "visits",
+        "impressions",
+        "stock",
+        "income",
+        "salary",
+        "salesrank",
+        "discount",
+        "revenue",
+        "balance",
+        "lat",
+        "lon",
+        "lng",
+        "temperature",
+        "rating",
+        "stars",
+        "frequency",
+        "recency",
+    }
+)
 _LISTS = frozenset(
-    {"list", "seq", "sequence", "history", "hist", "tags", "genres", "ids", "recent", "last",
-     "keywords", "viewed", "categories", "items", "topics", "labels", "interests", "actors",
-     "ingredients", "brands", "colors", "skus", "products", "articles", "videos", "entities",
-     "tokens", "array", "set", "multi", "languages", "skills"}
-)  # fmt: skip
-_NO_PLURALS = re.compile(r"(ss|us|is|news|series|species|days|hours|views|clicks|times|status|os|gps|sms|class)$")
+    {
+        "list",
+        "seq",
+        "sequence",
+        "history",
+        "hist",
+        "tags",
+        "genres",
+        "ids",
+        "recent",
+        "last",
+        "keywords",
+        "viewed",
+        "categories",
+        "items",
+        "topics",
+        "labels",
+        "interests",
+        "actors",
+        "ingredients",
+        "brands",
+        "colors",
+        "skus",
+        "products",
+        "articles",
+        "videos",
+        "entities",
+        "tokens",
+        "array",
+        "set",
+        "multi",
+        "languages",
+        "skills",
+    }
+)
+_NO_PLURALS = re.compile(
+    r"(ss|us|is|news|series|species|days|hours|views|clicks|times|status|os|gps|sms|class)$"
+)
 _PROSE = frozenset(
-    {"title", "name", "text", "description", "desc", "query", "headline", "url", "uri", "link",
-     "address", "city", "comment", "review", "summary", "abstract", "body", "message", "agent",
-     "referrer", "country", "search"}
-)  # fmt: skip
+    {
+        "title",
+        "name",
+        "text",
+        "description",
+        "desc",
+        "query",
+        "headline",
+        "url",
+        "uri",
+        "link",
+        "address",
+        "city",
+        "comment",
+        "review",
+        "summary",
+        "abstract",
+        "body",
+        "message",
+        "agent",
+        "referrer",
+        "country",
+        "search",
+    }
+)
 _SUFFIX = re.compile(r":(token|float|token_seq|float_seq)$")
 
 
@@ -140,7 +517,9 @@ def words(name: str) -> list[str]:
     >>> words("userID"), words("last_itemIds"), words("C14")
     (['user', 'id'], ['last', 'item', 'ids'], ['c', '14'])
     """
-    parts = re.findall(r"[A-Z]+(?=s\b|s_)s|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", _SUFFIX.sub("", name))
+    parts = re.findall(
+        r"[A-Z]+(?=s\b|s_)s|[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", _SUFFIX.sub("", name)
+    )
     return [part.lower() for part in parts]
 
 
@@ -152,7 +531,8 @@ def is_negated_label(name: str) -> bool:
     """
     whole = letters(name)
     return any(
-        whole.startswith(no) and whole[len(no) :] in LABELS for no in ("no", "non", "not", "un", "isno", "isnot")
+        whole.startswith(no) and whole[len(no) :] in LABELS
+        for no in ("no", "non", "not", "un", "isno", "isnot")
     )
 
 
@@ -171,7 +551,9 @@ def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
         ):
             return entity
         if entity in parts and parts[-1] in _ID_ENDS:
-            others = [part for part in parts if part != entity and part not in _ID_ENDS | _ENTITY_WORDS]
+            others = [
+                part for part in parts if part != entity and part not in _ID_ENDS | _ENTITY_WORDS
+            ]
             if not others:
                 return entity
     return None

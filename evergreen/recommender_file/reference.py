@@ -124,7 +124,11 @@ def _table(section: str, kinds: list[type[Any]]) -> str:
         for row in _rows(kind):
             rows.setdefault(row, []).append(getattr(kind, "network", ""))
     for row, owners in rows.items():
-        only = f" Only of {', '.join(owners)}." if len(owners) < len(kinds) and section == "model" else ""
+        only = (
+            f" Only of {', '.join(owners)}."
+            if len(owners) < len(kinds) and section == "model"
+            else ""
+        )
         lines.append(f"{row}{only} |")
     return "\n".join(lines) + "\n"
 

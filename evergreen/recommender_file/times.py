@@ -70,11 +70,17 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
     present = np.flatnonzero(column.is_present & (column.counts > 0))
     if not len(present) or column.is_list:
         return NoTimes(why="it holds no values")
-    chosen = present[np.unique(np.linspace(0, len(present) - 1, min(len(present), _MOST_LOOKED_AT)).astype(int))]
+    chosen = present[
+        np.unique(np.linspace(0, len(present) - 1, min(len(present), _MOST_LOOKED_AT)).astype(int))
+    ]
     try:
         form = find_form(column.values.take(pa.array(chosen)), now=now, name=column.name)
     except ContractError:
-        few = replace(column, values=column.values.take(pa.array(chosen)), codes=np.arange(len(chosen), dtype=np.int32))
+        few = replace(
+            column,
+            values=column.values.take(pa.array(chosen)),
+            codes=np.arange(len(chosen), dtype=np.int32),
+        )
         return _no_times(column, few, now=now)
     times, span = _read(column, form, now=now, earliest=EARLIEST)
     num_wrong = column.num_present - (0 if span is None else span.num_rows)
@@ -82,7 +88,9 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
         outside = _span_of(times, column.counts)
         said = f" ({outside})" if outside else ""
         return NoTimes(
-            why=f"{num_wrong:,} of {column.num_rows:,} rows have no time between 1990 and tomorrow{said}", span=outside
+            why=f"{num_wrong:,} of {column.num_rows:,} rows have no time between 1990 and "
+            f"tomorrow{said}",
+            span=outside,
         )
     return Times(form=form, span=span, num_wrong=num_wrong)
 
@@ -98,7 +106,10 @@ def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTim
     spans = {}
     for form in FORMS:
         _, fitting = _read(few, form, now=now, earliest=EARLIEST)
-        if fitting is not None and few.num_present - fitting.num_rows <= TOLERATED * few.num_present:
+        if (
+            fitting is not None
+            and few.num_present - fitting.num_rows <= TOLERATED * few.num_present
+        ):
             _, spans[form] = _read(column, form, now=now, earliest=EARLIEST)
     if len(spans) > 1:
         said = " or as ".join(f"{form} ({span})" for form, span in spans.items())
@@ -107,14 +118,23 @@ def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTim
     if not np.isfinite(column.numbers).any() or (np.abs(seconds) > 2**57).any():
         return NoTimes(why="its values are no times in a known form, such as 2026-01-31T00:00:00Z")
     span = _span_of(np.where(column.is_present, seconds, -1).astype(np.int64), column.counts)
-    return NoTimes(why=f"its values are no times between 1990 and tomorrow (as seconds since 1970: {span})", span=span)
+    return NoTimes(
+        why=f"its values are no times between 1990 and tomorrow (as seconds since 1970: {span})",
+        span=span,
+    )
 
 
-def _read(column: SampledColumn, form: str, *, now: float, earliest: int) -> tuple[Any, DaySpan | None]:
+def _read(
+    column: SampledColumn, form: str, *, now: float, earliest: int
+) -> tuple[Any, DaySpan | None]:
     """Return the times of `values` in microseconds (-1 = none), and the days of those in range."""
-    found = TimeRule(form=form).parse(column.values).values.cast(pa.int64()).fill_null(-1).to_numpy()
+    found = (
+        TimeRule(form=form).parse(column.values).values.cast(pa.int64()).fill_null(-1).to_numpy()
+    )
     latest = round(now * 1e6) + DAY_MICROS
-    return found, _span_of(np.where((found >= earliest) & (found <= latest), found, -1), column.counts)
+    return found, _span_of(
+        np.where((found >= earliest) & (found <= latest), found, -1), column.counts
+    )
 
 
 def _span_of(times: Any, counts: Any) -> DaySpan | None:

@@ -130,11 +130,19 @@ class Trial:
     @property
     def has_times(self) -> bool:
         """Return whether all files have event times."""
-        return all(file.time_form is not None for file in self.files if file.refusal is None and file.counts.rows)
+        return all(
+            file.time_form is not None
+            for file in self.files
+            if file.refusal is None and file.counts.rows
+        )
 
 
 def try_rows(
-    data: Path, recommender: Recommender, *, now: float | None = None, sample_rows: int = SAMPLE_ROWS
+    data: Path,
+    recommender: Recommender,
+    *,
+    now: float | None = None,
+    sample_rows: int = SAMPLE_ROWS,
 ) -> Trial:
     """Read a file of rows, or a folder of them, as `ingest` would, and return the result.
 
@@ -165,7 +173,9 @@ def try_rows(
         if trial.malformed:
             with open(kept, encoding="utf-8") as lines:
                 rows = [json.loads(line) for line in islice(lines, NUM_EXAMPLES)]
-            trial.examples = [f"{Path(row['file']).name}, line {row['line']}: {row['reason']}" for row in rows]
+            trial.examples = [
+                f"{Path(row['file']).name}, line {row['line']}: {row['reason']}" for row in rows
+            ]
     if not trial.rows and not trial.refusals:
         trial.refusals.append(f"{data} holds no row, expected some")
     collector.finish(limit)
@@ -174,7 +184,9 @@ def try_rows(
 
 def _try_file(path: Path, collector: "_Collector", malformed: MalformedRows, *, now: float) -> None:
     trial, recommender = collector.trial, collector.recommender
-    file = TriedFile(path=path, counts=LineCounts(), time_form=None, is_text=path.suffix != ".parquet")
+    file = TriedFile(
+        path=path, counts=LineCounts(), time_form=None, is_text=path.suffix != ".parquet"
+    )
     trial.files.append(file)
     try:
         reader = find_reader(path, recommender, now=now)
@@ -258,18 +270,24 @@ class _Collector:
         trial.users = None if data.user is None else columns[data.user].distinct
         trial.items = None if data.item is None else columns[data.item].distinct
         content = [columns[name] for name in features.names]
-        given = [columns[name] for name in OWN_COLUMNS if name in columns and columns[name].num_present]
+        given = [
+            columns[name] for name in OWN_COLUMNS if name in columns and columns[name].num_present
+        ]
         trial.equal_rows = find_copies([*given, *content], []).num_copies
         if not columns[REQUEST_ID].num_present:
             but_label = [column for column in given if column is not columns[LABEL]]
-            trial.changed_labels = find_copies([*but_label, *content], []).num_copies - trial.equal_rows
+            trial.changed_labels = (
+                find_copies([*but_label, *content], []).num_copies - trial.equal_rows
+            )
         key = [columns[name] for name in (REQUEST_ID, ROW)]
         if all(column.num_present for column in key):
             trial.copies = find_copies(key, content)
             if trial.copies.num_conflicting > limit * trial.num_sampled:
                 trial.refusals.append(
-                    f"{counted(trial.copies.num_conflicting, 'row')} of {trial.num_sampled:,} have the "
-                    f"{data.request_id} and {data.row} of another row, with other features, expected at most "
+                    f"{counted(trial.copies.num_conflicting, 'row')} of {trial.num_sampled:,} have "
+                    "the "
+                    f"{data.request_id} and {data.row} of another row, with other features, "
+                    "expected at most "
                     f"{limit:.2%}"
                 )
 
@@ -297,7 +315,10 @@ def sentences(trial: Trial) -> Iterator[str]:
         yield from _of_file(file)
     if trial.passed_over:
         yield f"skipped files that are not click logs: {', '.join(trial.passed_over)}"
-    yield f"{counted(trial.rows, 'row')} kept, {trial.malformed:,} malformed{':' if trial.examples else ''}"
+    yield (
+        f"{counted(trial.rows, 'row')} kept, {trial.malformed:,} "
+        f"malformed{':' if trial.examples else ''}"
+    )
     yield from (f"  {example}" for example in trial.examples)
     if trial.rows:
         yield f"{trial.clicks / trial.rows:.2%} clicks ({trial.clicks:,})"
@@ -319,7 +340,11 @@ def sentences(trial: Trial) -> Iterator[str]:
 def _of_file(file: TriedFile) -> Iterator[str]:
     counts = file.counts
     if file.is_text and not (file.refusal and not counts.lines):
-        parts = [f"{counts.rows:,} rows", f"{counts.rejected:,} rejected", f"{counts.blank:,} blank"]
+        parts = [
+            f"{counts.rows:,} rows",
+            f"{counts.rejected:,} rejected",
+            f"{counts.blank:,} blank",
+        ]
         parts.append(f"{counts.header:,} header")
         parts += [f"{counts.comments:,} comments"] if counts.comments else []
         parts += [f"{counts.continued:,} continued"] if counts.continued else []
@@ -333,7 +358,10 @@ def _of_file(file: TriedFile) -> Iterator[str]:
 def _of_times(trial: Trial) -> Iterator[str]:
     if trial.span is None:
         if trial.rows:
-            yield "no times: `evergreen ingest` needs --last-day and --days, over which the rows are spread"
+            yield (
+                "no times: `evergreen ingest` needs --last-day and --days, over which the rows "
+                "are spread"
+            )
         return
     first, last = (to_iso(micros)[:10] for micros in trial.span)
     num_rows = sum(trial.days.values())
@@ -352,12 +380,15 @@ def _of_copies(trial: Trial) -> Iterator[str]:
         yield f"{counted(trial.equal_rows, 'row')} equal to an earlier one in every column"
     if trial.changed_labels:
         yield (
-            f"{counted(trial.changed_labels, 'row')} equal to an earlier one except for the label: if they are the "
-            "same rows with their clicks, name the columns that identify a row, data.request_id and data.row"
+            f"{counted(trial.changed_labels, 'row')} equal to an earlier one except for the label: "
+            "if they are the "
+            "same rows with their clicks, name the columns that identify a row, data.request_id "
+            "and data.row"
         )
     if trial.copies is not None and trial.copies.num_copies:
         yield (
-            f"{counted(trial.copies.num_copies, 'row')} with the key of another one, {trial.copies.num_conflicting:,} "
+            f"{counted(trial.copies.num_copies, 'row')} with the key of another one, "
+            f"{trial.copies.num_conflicting:,} "
             "of them with other features: the last one is used"
         )
 

@@ -62,7 +62,9 @@ class Removable:
             leftover.unlink()
 
 
-def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int) -> list[Removable]:
+def find(
+    store: Path, work: Path | None, *, before: datetime, keep_versions: int
+) -> list[Removable]:
     """Return the files and folders that can be removed.
 
     Args:
@@ -82,7 +84,10 @@ def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int
     wanted: set[int | None] = set(newest)
     if lines:
         # Keep the version before the live one, and the target of a rollback.
-        wanted |= {lines[-1].previous_version, Release.read(release_path(store, lines[-1].version)).previous_version}
+        wanted |= {
+            lines[-1].previous_version,
+            Release.read(release_path(store, lines[-1].version)).previous_version,
+        }
     kept = {line.version: line.model_id for line in lines if line.version in wanted}
     if (canary := promotion_journal.canary_at_work(store)) is not None:
         kept[canary.version] = canary.model_id
@@ -91,14 +96,20 @@ def find(store: Path, work: Path | None, *, before: datetime, keep_versions: int
         if model.model_id not in kept.values() and moment_of(model.created_at) < before:
             parts = {name: model_folder(store, model.model_id) / name for name in Model.PARTS}
             found += [
-                _removable(folder, f"{name} of model {model.model_id}, made {model.created_at[:10]}")
+                _removable(
+                    folder, f"{name} of model {model.model_id}, made {model.created_at[:10]}"
+                )
                 for name, folder in parts.items()
                 if folder.exists()
             ]
     for path in sorted((store / "releases").glob("*.json")):
         release = Release.read(path)
         graph = graph_folder(store, release.version)
-        if release.version not in kept and moment_of(release.published_at) < before and graph.exists():
+        if (
+            release.version not in kept
+            and moment_of(release.published_at) < before
+            and graph.exists()
+        ):
             text = f"graph of version {release.version}, published {release.published_at[:10]}"
             found.append(_removable(graph, text))
     return found
@@ -138,9 +149,13 @@ def _removable(path: Path, what: str) -> Removable:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the command's parser."""
-    parser = CommandParser(prog="evergreen collect", description=(__doc__ or "").partition("\n\n")[2])
+    parser = CommandParser(
+        prog="evergreen collect", description=(__doc__ or "").partition("\n\n")[2]
+    )
     parser.add_argument("--store", required=True, help="model store, folder or its URI")
-    parser.add_argument("--work", help="folder of the runs' intermediate files; default: it is not looked into")
+    parser.add_argument(
+        "--work", help="folder of the runs' intermediate files; default: it is not looked into"
+    )
     parser.add_argument("--days", type=float, default=KEEP_DAYS, help="what is younger stays")
     parser.add_argument(
         "--keep-versions",

@@ -31,7 +31,9 @@ class Forgotten:
 
 def keep_forgotten(store: Path, models: Sequence[str], *, now: datetime) -> None:
     """Record that rows of a user are removed from which `models` learned."""
-    append_line(store / FILE, json.dumps(asdict(Forgotten(time=now.isoformat(), models=list(models)))))
+    append_line(
+        store / FILE, json.dumps(asdict(Forgotten(time=now.isoformat(), models=list(models))))
+    )
 
 
 def removed_at(store: Path, model_id: str) -> str | None:

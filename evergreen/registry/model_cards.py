@@ -12,10 +12,24 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-from evergreen.contracts.manifests import Manifest, Model, RawDataset, Release, RowsQuality, ValidationReport, Verdict
+from evergreen.contracts.manifests import (
+    Manifest,
+    Model,
+    RawDataset,
+    Release,
+    RowsQuality,
+    ValidationReport,
+    Verdict,
+)
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import model_folder, referenced_model, release_path, verdict_paths
-from evergreen.registry.promotion_journal import BAKED, CANARY, CANARY_ENDED, LIVE_ACTIONS, Promotion
+from evergreen.registry.promotion_journal import (
+    BAKED,
+    CANARY,
+    CANARY_ENDED,
+    LIVE_ACTIONS,
+    Promotion,
+)
 from evergreen.runtime.errors import ContractError
 
 MAX_ANCESTORS = 50
@@ -136,7 +150,9 @@ def read_card(store: Path, reference: str) -> ModelCard:
     model_id = referenced_model(store, reference).model_id
     path = card_path(store, model_id)
     if not path.exists():
-        raise ContractError(f"{path} is absent: model {model_id} has no card, expected an evaluated model")
+        raise ContractError(
+            f"{path} is absent: model {model_id} has no card, expected an evaluated model"
+        )
     return completed(store, ModelCard.read(path))
 
 
@@ -158,7 +174,10 @@ def completed(store: Path, card: ModelCard) -> ModelCard:
 
 
 def _ancestors(store: Path, model: Model) -> Iterator[Ancestor]:
-    while model.parent_model_id and (path := model_folder(store, model.parent_model_id) / Model.MANIFEST).exists():
+    while (
+        model.parent_model_id
+        and (path := model_folder(store, model.parent_model_id) / Model.MANIFEST).exists()
+    ):
         model = Model.read(path)
         yield Ancestor(
             model_id=model.model_id,
@@ -176,14 +195,23 @@ def _served_spans(store: Path, model_id: str) -> list[ServedSpan]:
     for place, line in enumerate(lines):
         if line.model_id != model_id or line.action not in (CANARY, *LIVE_ACTIONS):
             continue
-        ends = LIVE_ACTIONS if line.action in LIVE_ACTIONS else (CANARY, CANARY_ENDED, *LIVE_ACTIONS)
+        ends = (
+            LIVE_ACTIONS if line.action in LIVE_ACTIONS else (CANARY, CANARY_ENDED, *LIVE_ACTIONS)
+        )
         after = lines[place + 1 :]
-        end = next((number for number, later in enumerate(after) if later.action in ends), len(after))
+        end = next(
+            (number for number, later in enumerate(after) if later.action in ends), len(after)
+        )
         spans.append(
             ServedSpan(
                 begun=line,
                 baked=next(
-                    (each for each in after[:end] if (each.action, each.version) == (BAKED, line.version)), None
+                    (
+                        each
+                        for each in after[:end]
+                        if (each.action, each.version) == (BAKED, line.version)
+                    ),
+                    None,
                 ),
                 ended=after[end] if end < len(after) else None,
                 repository_uri=Release.read(release_path(store, line.version)).repository_uri,

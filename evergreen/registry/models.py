@@ -24,7 +24,15 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 
-from evergreen.contracts.manifests import CURRENT, NONE, Model, RawDataset, Release, ServingPlace, Verdict
+from evergreen.contracts.manifests import (
+    CURRENT,
+    NONE,
+    Model,
+    RawDataset,
+    Release,
+    ServingPlace,
+    Verdict,
+)
 from evergreen.registry import promotion_journal
 from evergreen.registry.promotion_journal import moment_of
 from evergreen.registry.runs import read_notes, trained_model
@@ -66,7 +74,10 @@ def graph_sha256(folder: Path) -> str:
     """
     if not (folder / DATA_FILE).exists():
         return sha256_file(folder / GRAPH_FILE)
-    names = f"{GRAPH_FILE} {sha256_file(folder / GRAPH_FILE)}\n{DATA_FILE} {sha256_file(folder / DATA_FILE)}\n"
+    names = (
+        f"{GRAPH_FILE} {sha256_file(folder / GRAPH_FILE)}\n{DATA_FILE} "
+        f"{sha256_file(folder / DATA_FILE)}\n"
+    )
     return hashlib.sha256(names.encode()).hexdigest()
 
 
@@ -114,7 +125,8 @@ def evaluated_model(store: Path, model_id: str) -> tuple[Model, Verdict, RawData
     of_verdict, of_raw = verdict_paths(store, model_id)
     if not of_verdict.exists():
         raise ContractError(
-            f"{of_verdict} is absent: model {model_id} was never evaluated, so its parity cannot be checked"
+            f"{of_verdict} is absent: model {model_id} was never evaluated, so its parity cannot "
+            "be checked"
         )
     return model, Verdict.read(of_verdict), RawDataset.read(of_raw)
 
@@ -191,7 +203,9 @@ def verified_part(model: Model, part: str) -> Path:
 def _expect_tree(folder: Path, expected: str, model_id: str) -> None:
     found = sha256_tree(folder)
     if found != expected:
-        names = ", ".join(sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()))
+        names = ", ".join(
+            sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+        )
         raise ContractError(
             f"{folder} with {names or 'no files'} has sha256 {found}, expected {expected} as in "
             f"the manifest of model {model_id}: a file was changed, corrupted or lost since the "
@@ -227,7 +241,9 @@ def referenced_model(store: Path, reference: str) -> Model:
     if not reference.isdecimal():
         return stored_model(store, reference)
     if not (manifest := release_path(store, int(reference))).exists():
-        raise ContractError(f"version {reference} is not in the model store {store}, expected a released version")
+        raise ContractError(
+            f"version {reference} is not in the model store {store}, expected a released version"
+        )
     return stored_model(store, Release.read(manifest).model_id)
 
 
@@ -246,7 +262,9 @@ def champion(store: Path, reference: str) -> Release | None:
     else:
         promotions = [p for p in promotion_journal.read_journal(store) if p.model_id == reference]
         if not promotions:
-            raise ContractError(f"champion {reference!r} was never released, expected a released model's id")
+            raise ContractError(
+                f"champion {reference!r} was never released, expected a released model's id"
+            )
         live = promotions[-1]
     return read_release(store, live.version) if live else None
 
@@ -294,7 +312,9 @@ def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
         for each in models.values():
             if each.parent_model_id != parent_id:
                 continue
-            skips = each.window_start and moment_of(each.window_start) > learned + timedelta(microseconds=1)
+            skips = each.window_start and moment_of(each.window_start) > learned + timedelta(
+                microseconds=1
+            )
             until = learned if skips else max(learned, moment_of(each.last_learned_time))
             if until >= moment_of(model.last_event_time):
                 found.append(each.model_id)

@@ -82,7 +82,9 @@ class Promotion:
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
         """Return the line that ends the baking of this line's version."""
-        return replace(self, action=BAKED, time=time, who=who, reason=reason, share=None, config=None)
+        return replace(
+            self, action=BAKED, time=time, who=who, reason=reason, share=None, config=None
+        )
 
 
 def read_entries(store: Path) -> list[Promotion]:
@@ -127,7 +129,10 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotio
             )
     # Only the configuration in the last line is ever restored. The others would take most of the
     # memory.
-    return (*(replace(entry, config=None) if entry.config else entry for entry in entries[:-1]), *entries[-1:])
+    return (
+        *(replace(entry, config=None) if entry.config else entry for entry in entries[:-1]),
+        *entries[-1:],
+    )
 
 
 def read_standing(store: Path) -> list[Promotion]:
@@ -141,7 +146,12 @@ def read_standing(store: Path) -> list[Promotion]:
     for entry in read_entries(store):
         if entry.action not in (INTENT, WITHDRAWN):
             lines.append(entry)
-        elif entry.action == WITHDRAWN and lines and before is lines[-1] and before.version == entry.version:
+        elif (
+            entry.action == WITHDRAWN
+            and lines
+            and before is lines[-1]
+            and before.version == entry.version
+        ):
             lines.pop()
         before = entry
     return lines
@@ -206,7 +216,10 @@ def canary_at_work(store: Path) -> Promotion | None:
         if entry.action == CANARY:
             found = entry
         elif entry.action in (CANARY_ENDED, *LIVE_ACTIONS) or (
-            entry.action == WITHDRAWN and before is not None and before is found and before.version == entry.version
+            entry.action == WITHDRAWN
+            and before is not None
+            and before is found
+            and before.version == entry.version
         ):
             found = None
         before = entry
@@ -275,7 +288,9 @@ def read_findings(store: Path, version: int) -> Findings | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, ContractError) as error:
-        raise ContractError(f"{path} cannot be read: {error}, expected the monitor's findings") from error
+        raise ContractError(
+            f"{path} cannot be read: {error}, expected the monitor's findings"
+        ) from error
     if found.version != version:
         raise ContractError(f"{path} is about version {found.version}, expected {version}")
     return found

@@ -50,7 +50,9 @@ def read_accepted(store: Path) -> list[AcceptedRecommender]:
     Raises:
         ContractError: a line of the journal is corrupt. The message names the file and the line.
     """
-    return read_records(recommenders_folder(store) / JOURNAL, AcceptedRecommender, name="an accepted recommender")
+    return read_records(
+        recommenders_folder(store) / JOURNAL, AcceptedRecommender, name="an accepted recommender"
+    )
 
 
 def accepted(store: Path, reference: str) -> Recommender:
@@ -76,7 +78,11 @@ def accepted(store: Path, reference: str) -> Recommender:
     found = lines
     if reference != CURRENT:
         is_digest = len(reference) >= 8
-        found = [e for e in lines if reference == str(e.version) or (is_digest and e.digest.startswith(reference))]
+        found = [
+            e
+            for e in lines
+            if reference == str(e.version) or (is_digest and e.digest.startswith(reference))
+        ]
     if not found:
         raise ContractError(
             f"recommender is {reference!r}, expected {CURRENT}, the number of an accepted version "
@@ -121,7 +127,10 @@ def logged_recommender(store: Path) -> Recommender | None:
     Raises:
         ContractError: see `served_recommender`.
     """
-    served, versions = served_recommender(store), [read_version(store, line) for line in read_accepted(store)[::-1]]
+    served, versions = (
+        served_recommender(store),
+        [read_version(store, line) for line in read_accepted(store)[::-1]],
+    )
     if served is None or not versions or versions[0].name != served.name:
         return served
     features = versions[0].features
@@ -143,10 +152,14 @@ def recommender_at(path: Path) -> Recommender:
     """
     if path.is_dir():
         if (found := served_recommender(path)) is None:
-            raise ContractError(f"model store {path} holds no recommender, expected one that was accepted")
+            raise ContractError(
+                f"model store {path} holds no recommender, expected one that was accepted"
+            )
         return found
     if not path.is_file():
-        raise ContractError(f"{path} does not exist, expected a model store or an accepted recommender's file")
+        raise ContractError(
+            f"{path} does not exist, expected a model store or an accepted recommender's file"
+        )
     return Recommender.loads(path.read_bytes(), source=str(path))
 
 
@@ -173,12 +186,20 @@ def read_version(store: Path, line: AcceptedRecommender) -> Recommender:
     path = _path(store, line.version)
     content = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != line.digest:
-        raise ContractError(f"recommender {path} is absent or was changed in place since it was accepted")
+        raise ContractError(
+            f"recommender {path} is absent or was changed in place since it was accepted"
+        )
     return Recommender.loads(content, source=str(path))
 
 
 def accept(
-    store: Path, recommender: Recommender, *, who: str, why: str, now: datetime, replaces_other: bool = False
+    store: Path,
+    recommender: Recommender,
+    *,
+    who: str,
+    why: str,
+    now: datetime,
+    replaces_other: bool = False,
 ) -> int:
     """Store `recommender` as the newest version and return its number.
 
@@ -200,7 +221,9 @@ def accept(
         raise ContractError("reason is empty, expected why this recommender is accepted")
     lines = read_accepted(store)
     if lines and lines[-1].digest == recommender.digest:
-        raise ContractError(f"version {lines[-1].version} of the recommender says the same: nothing to accept")
+        raise ContractError(
+            f"version {lines[-1].version} of the recommender says the same: nothing to accept"
+        )
     if lines and not replaces_other:
         _expect_same(store, lines[-1], recommender)
     version = lines[-1].version + 1 if lines else 1
@@ -221,7 +244,9 @@ def _expect_same(store: Path, line: AcceptedRecommender, recommender: Recommende
     """Raise ContractError if `recommender` is another one than that of the journal's line."""
     before = read_version(store, line)
     if before.name != recommender.name:
-        difference = f"the file names its recommender {recommender.name!r}, expected {before.name!r}"
+        difference = (
+            f"the file names its recommender {recommender.name!r}, expected {before.name!r}"
+        )
     elif set(before.features.names).isdisjoint(recommender.features.names):
         difference = (
             f"the file has none of the features of {before.name!r} "

@@ -23,7 +23,14 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote
 
 from evergreen.config.release import UNRELEASED
-from evergreen.registry.promotion_journal import CANARY, RELEASE, Promotion, canary_at_work, moment_of, read_standing
+from evergreen.registry.promotion_journal import (
+    CANARY,
+    RELEASE,
+    Promotion,
+    canary_at_work,
+    moment_of,
+    read_standing,
+)
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, Preempted, Refused
 
@@ -81,7 +88,9 @@ def run_title(name: str) -> str:
     >>> run_title("drift-20261129T072200Z-v5"), run_title("weekly")
     ('drift 2026-11-29 07:22:00 v5', 'weekly')
     """
-    found = re.fullmatch(r"([a-z]+)-(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)(\d{6})?Z(?:-(.+))?", name)
+    found = re.fullmatch(
+        r"([a-z]+)-(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)(\d{6})?Z(?:-(.+))?", name
+    )
     if not found:
         return name
     kind, year, month, day, hour, minute, second, fraction, rest = found.groups()
@@ -115,7 +124,11 @@ def store_name(run: str, resource: str, run_id: str) -> str:
     """
     if not run_id:
         return run
-    escaped = re.sub(r"[^\w .,:()+=@-]", lambda found: quote(found[0], safe="").replace("~", "%7E"), run or resource)
+    escaped = re.sub(
+        r"[^\w .,:()+=@-]",
+        lambda found: quote(found[0], safe="").replace("~", "%7E"),
+        run or resource,
+    )
     return f"{escaped.encode()[:_LONGEST_NAME].decode(errors='ignore')}~{run_id[:8]}"
 
 
@@ -163,7 +176,10 @@ def _sigterm_as_error() -> Iterator[None]:
 
     Otherwise SIGTERM would end the process before the note is written.
     """
-    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
         yield  # only the main thread gets signals, and an existing handler stays
         return
 
@@ -228,7 +244,14 @@ def read_notes(store: Path, run: str) -> list[StepNote]:
 
 def trained_model(notes: Iterable[StepNote]) -> str | None:
     """Return the id of the model that the run trained, or None if it trained none."""
-    return next((note.facts["model"] for note in notes if note.step == "training" and "model" in note.facts), None)
+    return next(
+        (
+            note.facts["model"]
+            for note in notes
+            if note.step == "training" and "model" in note.facts
+        ),
+        None,
+    )
 
 
 def begun_at(notes: Iterable[StepNote]) -> datetime | None:
@@ -238,7 +261,9 @@ def begun_at(notes: Iterable[StepNote]) -> datetime | None:
 
 def write_outcome(store: Path, outcome: RunOutcome) -> None:
     """Write the outcome of a run."""
-    write_whole(run_folder(store, outcome.run) / OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n")
+    write_whole(
+        run_folder(store, outcome.run) / OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n"
+    )
 
 
 def read_outcomes(store: Path) -> list[RunOutcome]:
@@ -246,7 +271,9 @@ def read_outcomes(store: Path) -> list[RunOutcome]:
 
     Raises the errors of `find_outcome`.
     """
-    found = (find_outcome(store, path.parent.name) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}"))
+    found = (
+        find_outcome(store, path.parent.name) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}")
+    )
     return sorted((each for each in found if each), key=lambda outcome: outcome.ended_at)
 
 
@@ -267,15 +294,26 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
     recorded = replace(recorded, reports=reports_of(store.absolute(), run))
     try:
         recorded_at = moment_of(recorded.ended_at)
-        notes = [note for note in each_note(store, run) if note.started_at and moment_of(note.started_at) > recorded_at]
+        notes = [
+            note
+            for note in each_note(store, run)
+            if note.started_at and moment_of(note.started_at) > recorded_at
+        ]
     except ValueError as error:
-        raise ContractError(f"run {run} of {store} has a time that cannot be read: {error}") from error
+        raise ContractError(
+            f"run {run} of {store} has a time that cannot be read: {error}"
+        ) from error
     if not notes:
         return recorded
     last = notes[-1]
     ended_at = moment_of(last.started_at) + timedelta(seconds=last.seconds or 0.0)
     outcome = conclude(
-        store, notes, run=run, trigger_id=recorded.trigger_id, kfp_state="unknown", ended_at=ended_at.isoformat()
+        store,
+        notes,
+        run=run,
+        trigger_id=recorded.trigger_id,
+        kfp_state="unknown",
+        ended_at=ended_at.isoformat(),
     )
     # A retried run has no exit handler that reports a killed step or the end. Such a run may still
     # be active.
@@ -284,7 +322,13 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
 
 
 def conclude(
-    store: Path, notes: Sequence[StepNote], *, run: str, trigger_id: str, kfp_state: str, ended_at: str
+    store: Path,
+    notes: Sequence[StepNote],
+    *,
+    run: str,
+    trigger_id: str,
+    kfp_state: str,
+    ended_at: str,
 ) -> RunOutcome:
     """Return the outcome of a run, from its notes, the promotion journal and Kubeflow's state.
 
@@ -313,7 +357,10 @@ def conclude(
     elif made is not None:
         # The step was stopped after the line in the journal and before its own note.
         state, version = "released" if made.action == RELEASE else "canary", made.version
-        reason = f"the journal has version {version} of this run; {last.step} itself: {reason or last.state}"
+        reason = (
+            f"the journal has version {version} of this run; {last.step} itself: "
+            f"{reason or last.state}"
+        )
     else:
         state, reason = "failed", _failure(last, kfp_state)
     return RunOutcome(
@@ -331,11 +378,16 @@ def conclude(
 def _failure(last: StepNote, kfp_state: str) -> str:
     """Return why a run failed whose last step left this note."""
     if kfp_state in CANCELED_STATES:
-        return f"a person terminated the run in Kubeflow at {last.step}" + (f": {last.reason}" if last.reason else "")
+        return f"a person terminated the run in Kubeflow at {last.step}" + (
+            f": {last.reason}" if last.reason else ""
+        )
     if last.state == "failed":
         return last.reason
     if last.state == "preempted":
-        return f"stopped from outside and not tried again (terminated, or preempted without a retry): {last.reason}"
+        return (
+            "stopped from outside and not tried again (terminated, or preempted without a "
+            f"retry): {last.reason}"
+        )
     if last.state == "running":
         return f"{last.step} ended without a note (killed, out of memory or out of time)"
     return f"nothing followed {last.step}, KFP says {kfp_state}"
@@ -343,7 +395,11 @@ def _failure(last: StepNote, kfp_state: str) -> str:
 
 def _promotion_of(store: Path, run: str) -> Promotion | None:
     """Return the newest journal line of a release or canary of `run`, or None."""
-    lines = [line for line in read_standing(store) if line.who == run and line.action in (RELEASE, CANARY)]
+    lines = [
+        line
+        for line in read_standing(store)
+        if line.who == run and line.action in (RELEASE, CANARY)
+    ]
     return lines[-1] if lines else None
 
 
@@ -356,7 +412,9 @@ def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:
     return run_folder(store, run) / f"{step}_report.{kind}"
 
 
-def keep_report(store: Path, run: str, step: str, *, html: str | bytes, document: str | bytes | None = None) -> None:
+def keep_report(
+    store: Path, run: str, step: str, *, html: str | bytes, document: str | bytes | None = None
+) -> None:
     """Write the report of a step, replacing that of an earlier try.
 
     Each file is written atomically.
@@ -391,4 +449,6 @@ def _read_record(path: Path, kind: type[T]) -> T | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError) as error:
-        raise ContractError(f"{path} cannot be read: {error}, expected a {kind.__name__}") from error
+        raise ContractError(
+            f"{path} cannot be read: {error}, expected a {kind.__name__}"
+        ) from error

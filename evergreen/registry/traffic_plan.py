@@ -55,7 +55,9 @@ class Arm:
 
     def __post_init__(self) -> None:
         expect(self, "a name", lambda value: isinstance(value, str) and bool(value), "model_name")
-        expect(self, "an integer from 1", lambda value: type(value) is int and value >= 1, "version")
+        expect(
+            self, "an integer from 1", lambda value: type(value) is int and value >= 1, "version"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,16 +90,26 @@ class TrafficPlan(Manifest):
     counters are written atomically."""
 
     def __post_init__(self) -> None:
-        expect(self, "an integer from 1", lambda value: type(value) is int and value >= 1, "sequence")
+        expect(
+            self, "an integer from 1", lambda value: type(value) is int and value >= 1, "sequence"
+        )
         shares = ("canary_share", "shadow_share")
-        expect(self, "a number in 0..1", lambda value: type(value) in (int, float) and 0.0 <= value <= 1.0, *shares)
+        expect(
+            self,
+            "a number in 0..1",
+            lambda value: type(value) in (int, float) and 0.0 <= value <= 1.0,
+            *shares,
+        )
         expect(self, "an ISO 8601 time with its offset", _is_utc_time, "published_at")
         if self.canary is None and (self.canary_share or self.shadow_share):
             raise ContractError(
-                f"canary_share is {self.canary_share} and shadow_share {self.shadow_share} without a canary, expected 0"
+                f"canary_share is {self.canary_share} and shadow_share {self.shadow_share} without "
+                "a canary, expected 0"
             )
         if self.canary is not None and self.canary.model_name == self.stable.model_name:
-            raise ContractError(f"both arms are named {self.stable.model_name!r}, expected two names")
+            raise ContractError(
+                f"both arms are named {self.stable.model_name!r}, expected two names"
+            )
 
     def next(self, **changes: Any) -> "TrafficPlan":
         """Return the next plan: this one with `changes` and the next sequence number."""
@@ -136,7 +148,9 @@ def _fraction(salt: str, purpose: str, key: str) -> float:
     """Return a number in [0, 1) that depends only on the arguments and is uniform over keys."""
     # A key may contain a lone surrogate, which is valid in JSON and not in UTF-8. The request must
     # not fail because of it.
-    digest = hashlib.blake2b(f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()
+    digest = hashlib.blake2b(
+        f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8
+    ).digest()
     return (int.from_bytes(digest, "big") >> 11) / (1 << 53)
 
 

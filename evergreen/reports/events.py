@@ -55,7 +55,9 @@ class _Stretch:
         counts: dict[str, int] = {}
         for event in self.events:
             counts[event.kind] = counts.get(event.kind, 0) + event.times
-        named = ", ".join(f"{count} × " * (count > 1) + kind.replace("_", " ") for kind, count in counts.items())
+        named = ", ".join(
+            f"{count} × " * (count > 1) + kind.replace("_", " ") for kind, count in counts.items()
+        )
         first, last = sorted((self.events[0].clock, self.events[-1].clock))
         return f"{first} {named}" if first == last else f"{first} to {last} {named}"
 
@@ -76,7 +78,9 @@ def event_list(events: Iterable[ShownEvent], *, routine: Collection[str]) -> Eve
                 _Stretch(is_routine=is_routine, events=list(stretch))
                 for is_routine, stretch in groupby(of_day, key=lambda event: event.kind in routine)
             ]
-            for day, of_day in groupby(events, key=lambda event: _moment(event).strftime("%Y-%m-%d"))
+            for day, of_day in groupby(
+                events, key=lambda event: _moment(event).strftime("%Y-%m-%d")
+            )
         }
     )
 

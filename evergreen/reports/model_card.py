@@ -53,10 +53,16 @@ def card_page(card: ModelCard) -> str:
         sections={
             "Served": [_served(card), _LATER],
             "All held-out rows": quality_blocks(verdict, _names(card)),
-            **({"Columns alone": [_columns_alone(verdict.column_aucs)]} if verdict.column_aucs else {}),
+            **(
+                {"Columns alone": [_columns_alone(verdict.column_aucs)]}
+                if verdict.column_aucs
+                else {}
+            ),
             "Old rows": _old_rows(card),
             "Explored lists": [_explored_lists(verdict.reordering_gain)],
-            "Calibration": calibration_blocks({"champion": card.champion_calibration, "candidate": card.calibration}),
+            "Calibration": calibration_blocks(
+                {"champion": card.champion_calibration, "candidate": card.calibration}
+            ),
             "Slices": [
                 Text(
                     "Those that speak most against the candidate. p is the probability of such a "
@@ -85,10 +91,16 @@ def headline(card: ModelCard) -> str:
 def _decision(card: ModelCard) -> list[PageBlock]:
     verdict = card.verdict
     answer = "accepted" if verdict.accepted else "refused"
-    found: list[PageBlock] = [Checks(caption=f"The gate {answer} it", rows=check_rows(verdict.checks))]
-    found += [Banner(text=f"{each[0].upper()}{each[1:]}.", tone="warn") for each in verdict.warnings]
+    found: list[PageBlock] = [
+        Checks(caption=f"The gate {answer} it", rows=check_rows(verdict.checks))
+    ]
+    found += [
+        Banner(text=f"{each[0].upper()}{each[1:]}.", tone="warn") for each in verdict.warnings
+    ]
     if verdict.advice:
-        found.append(Banner(text="What would make the gate pass such a model", items=verdict.advice))
+        found.append(
+            Banner(text="What would make the gate pass such a model", items=verdict.advice)
+        )
     return found
 
 
@@ -99,16 +111,24 @@ def _state(card: ModelCard) -> Banner:
     """Return a banner with the model's state (live, canary, earlier live, blocked) and its time."""
     last = card.served[-1] if card.served else None
     if card.blocked is not None:
-        tone, text = "bad", f"Rolled back at {_time(card.blocked.time)}, and blocked until a person promotes it"
+        tone, text = (
+            "bad",
+            f"Rolled back at {_time(card.blocked.time)}, and blocked until a person promotes it",
+        )
     elif live := next((span.begun for span in card.served if span.is_live), None):
         tone, text = "good", f"Live as version {live.version} since {_time(live.time)}"
     elif last is None:
         tone, text = "", "It has not answered a request"
     elif last.ended is None:
-        tone, text = "warn", f"Version {last.begun.version} is a {_role(last.begun)} since {_time(last.begun.time)}"
+        tone, text = (
+            "warn",
+            f"Version {last.begun.version} is a {_role(last.begun)} since {_time(last.begun.time)}",
+        )
     else:
         tone, text = "", f"Not live since {_time(last.ended.time)}"
-    as_of = f", by the promotion journal up to {_time(card.journal_time)}" if card.journal_time else ""
+    as_of = (
+        f", by the promotion journal up to {_time(card.journal_time)}" if card.journal_time else ""
+    )
     return Banner(text=f"{text}{as_of}.", tone=tone)
 
 
@@ -136,7 +156,9 @@ def _served(card: ModelCard) -> PageBlock:
         for span in card.served
     ]
     head = ["as", "from", "to", "begun by", "baked", "ended by", "model repository"]
-    return PageTable(caption="where it answered, when (UTC), and by whose word", head=head, rows=rows)
+    return PageTable(
+        caption="where it answered, when (UTC), and by whose word", head=head, rows=rows
+    )
 
 
 def _role(line: Promotion) -> str:
@@ -161,7 +183,9 @@ def _time(text: str) -> str:
 def _auc(quality: ModelQuality | None) -> str:
     if quality is None or quality.auc is None:
         return ABSENT
-    low, high = (ABSENT if end is None else f"{end:.4f}" for end in (quality.auc_low, quality.auc_high))
+    low, high = (
+        ABSENT if end is None else f"{end:.4f}" for end in (quality.auc_low, quality.auc_high)
+    )
     return f"{quality.auc:.4f} [{low}, {high}]"
 
 
@@ -194,7 +218,9 @@ def quality_blocks(found: RowsQuality | Verdict, names: tuple[str, str]) -> list
         rows.append(row(names[1], champion))
     head = ["model", "AUC [95 %]", "log loss", "normalized entropy", "expected / observed clicks"]
     head += ["AUC within users (GAUC)", "NDCG within users"] if of_users else []
-    table = PageTable(caption="both models on the same rows", head=head, rows=rows, numbers=range(1, len(head)))
+    table = PageTable(
+        caption="both models on the same rows", head=head, rows=rows, numbers=range(1, len(head))
+    )
     if difference is None:
         return [table, Text("There is no champion to compare with.")]
     p_value = probability(difference.p_value)
@@ -220,12 +246,19 @@ def _old_rows(card: ModelCard) -> list[PageBlock]:
 def _columns_alone(aucs: Mapping[str, float]) -> PageTable:
     """Return a table of each column's own AUC. A high value shows a column that leaks the label."""
     rows = [[column, f"{auc:.4f}"] for column, auc in aucs.items()]
-    return PageTable(caption="each column alone, on the held-out rows", head=["column", "AUC"], rows=rows, numbers=(1,))
+    return PageTable(
+        caption="each column alone, on the held-out rows",
+        head=["column", "AUC"],
+        rows=rows,
+        numbers=(1,),
+    )
 
 
 def _explored_lists(found: ReorderingGain | None) -> Text:
     if found is None:
-        return Text("No held-out list was explored, so the logs do not tell what another order is worth.")
+        return Text(
+            "No held-out list was explored, so the logs do not tell what another order is worth."
+        )
     overlap = (
         f"{found.num_lists} held-out lists were explored. The candidate would order "
         f"{percent(found.disputed_share)} of the neighbours otherwise, and {found.num_swaps} swaps "
@@ -243,7 +276,17 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
 
 def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
     """Return both models' quality on each slice, with all but the first slices folded."""
-    head = ["slice", "rows", "click rate", "log loss", "p", "AUC [95 %]", "difference", "NE", "calibration"]
+    head = [
+        "slice",
+        "rows",
+        "click rate",
+        "log loss",
+        "p",
+        "AUC [95 %]",
+        "difference",
+        "NE",
+        "calibration",
+    ]
     rows = [
         [
             part.name,
@@ -260,17 +303,27 @@ def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
     ]
 
     def table(rows: Sequence[Sequence[object]]) -> PageTable:
-        return PageTable(caption="parts of the held-out rows", head=head, rows=rows, numbers=range(1, len(head)))
+        return PageTable(
+            caption="parts of the held-out rows", head=head, rows=rows, numbers=range(1, len(head))
+        )
 
     rest = rows[_FIRST_SLICES:]
-    return [table(rows[:_FIRST_SLICES]), *([Fold(f"{len(rest)} more slices", [table(rest)])] if rest else [])]
+    return [
+        table(rows[:_FIRST_SLICES]),
+        *([Fold(f"{len(rest)} more slices", [table(rest)])] if rest else []),
+    ]
 
 
 def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[PageBlock]:
     """Return charts of click rate against mean score. The last model is drawn on top."""
     colors = ["var(--mark)", "var(--now)"]
     lines = [
-        Line(label=name, color=color, x=[each.mean_score for each in bins], y=[each.click_rate for each in bins])
+        Line(
+            label=name,
+            color=color,
+            x=[each.mean_score for each in bins],
+            y=[each.click_rate for each in bins],
+        )
         for (name, bins), color in zip(models.items(), colors)
         if bins
     ]
@@ -283,7 +336,9 @@ def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[P
 
 def _settings_table(card: ModelCard) -> PageTable:
     rows = {_THRESHOLDS.get(name, name): f"{value:g}" for name, value in card.gate.items()}
-    rows["held-out rows, clicks, each counted once"] = f"{card.verdict.num_rows}, {card.verdict.num_clicks}"
+    rows["held-out rows, clicks, each counted once"] = (
+        f"{card.verdict.num_rows}, {card.verdict.num_clicks}"
+    )
     rows["scores"] = card.verdict.scores_uri
     rows["run"] = card.run
     return facts_table(rows, caption="the gate's settings and what they met")
@@ -313,13 +368,19 @@ def _drift(report: ValidationReport | None) -> list[PageBlock]:
         [
             entry["feature"],
             "learned already" if entry["learned"] else ", ".join(entry["changes"]),
-            f"{number(entry['effect'])} [{number(entry['effect_low'])}, {number(entry['effect_high'])}]",
+            f"{number(entry['effect'])} [{number(entry['effect_low'])}, "
+            f"{number(entry['effect_high'])}]",
             number(entry["threshold"]),
             probability(entry["q_value"]),
         ]
         for entry in moved
     ]
-    found.append(Text(f"{len(moved)} of {len(report.drift)} features drifted against the rows of the parent's line."))
+    found.append(
+        Text(
+            f"{len(moved)} of {len(report.drift)} features drifted against the rows of the "
+            "parent's line."
+        )
+    )
     head = ["feature", "what changed", "effect [95 %]", "matters from", "q"]
     table = PageTable(caption="features that drifted", head=head, rows=rows, numbers=range(2, 5))
     return [*found, *([table] if rows else [])]
@@ -333,15 +394,23 @@ def _data(raw: RawDataset) -> list[PageBlock]:
         "learned up to": raw.last_learned_time,
         "rows learned, of them late": f"{raw.num_train_rows}, {raw.num_late_rows}",
         "rows held out": raw.num_holdout_rows,
-        "rows replayed from earlier days, held out of them": f"{raw.num_replay_rows}, {raw.num_replay_holdout_rows}",
-        "malformed, duplicate, quarantined": f"{raw.num_malformed}, {raw.num_duplicates}, {raw.num_quarantined}",
+        "rows replayed from earlier days, held out of them": f"{raw.num_replay_rows}, "
+        f"{raw.num_replay_holdout_rows}",
+        "malformed, duplicate, quarantined": f"{raw.num_malformed}, {raw.num_duplicates}, "
+        f"{raw.num_quarantined}",
         "clicks that came late": raw.num_late_clicks,
         "digest (SHA-256)": raw.digest,
         "digest of late outcomes": raw.outcomes_digest or ABSENT,
         "columns left out": ", ".join(raw.excluded_columns) or "none",
     }
     days = [
-        [each["day"], str(each["version"]), str(each["num_rows"]), "yes" if each.get("replay") else "", digest]
+        [
+            each["day"],
+            str(each["version"]),
+            str(each["num_rows"]),
+            "yes" if each.get("replay") else "",
+            digest,
+        ]
         for each in raw.seen_days()
         for digest in [each.get("digest", ABSENT)]
     ]
@@ -361,13 +430,19 @@ def _specification(model: Model) -> PageTable:
         "features of lists": ", ".join(features.lists) or "none",
         "engine": model.backend,
         "network": _named(model.config),
-        **{f"settings of {section}": _named(values) for section, values in recommender.settings.items()},
+        **{
+            f"settings of {section}": _named(values)
+            for section, values in recommender.settings.items()
+        },
         "ids of categories": sum(model.slot_sizes),
         "seed": model.seed,
         "rows of its own round": model.num_train_rows,
         "optimizer steps, over all rounds": model.optimizer_step,
         "share of rows without a click that was kept": f"{model.negative_rate:g}",
-        **{f"{name} on rows just before they were learned": number(v) for name, v in model.progressive.items()},
+        **{
+            f"{name} on rows just before they were learned": number(v)
+            for name, v in model.progressive.items()
+        },
         "made": model.created_at,
         "folder": model.uri,
         **{f"SHA-256 of {part}": digest for part, digest in model.sha256.items()},
@@ -379,7 +454,13 @@ def _lineage(model: Model, ancestors: Sequence[Ancestor]) -> list[PageBlock]:
     if model.parent_model_id is None:
         return [Text("It began from scratch.")]
     rows = [
-        [m.model_id, m.created_at, m.window_start or "the first row", m.last_learned_time, str(m.num_train_rows)]
+        [
+            m.model_id,
+            m.created_at,
+            m.window_start or "the first row",
+            m.last_learned_time,
+            str(m.num_train_rows),
+        ]
         for m in ancestors
     ]
     head = ["model", "made", "learned from", "up to", "rows"]

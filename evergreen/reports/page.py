@@ -16,7 +16,9 @@ from evergreen.reports.svg import BarChart
 _TONES = {
     **dict.fromkeys(("pass", "ok", "released", "canary"), "pass"),
     **dict.fromkeys(("fail", "block", "failed", "refused", "retrain", "rollback"), "fail"),
-    **dict.fromkeys(("warn", "notify", "quarantine", "breach", "held", "inconclusive", "drifted"), "warn"),
+    **dict.fromkeys(
+        ("warn", "notify", "quarantine", "breach", "held", "inconclusive", "drifted"), "warn"
+    ),
 }
 """Colour of each result's badge. Other results are neutral."""
 
@@ -224,10 +226,18 @@ def html_page(
 
     A browser reloads it every `refresh_seconds`.
     """
-    drawn = {name.lower().replace(" ", "-").replace(",", ""): (name, blocks) for name, blocks in sections.items()}
+    drawn = {
+        name.lower().replace(" ", "-").replace(",", ""): (name, blocks)
+        for name, blocks in sections.items()
+    }
     badge = Badge(decision) if decision else None
     return render(
-        "page.html.j2", title=title, badge=badge, first=list(first), sections=drawn, refresh_seconds=refresh_seconds
+        "page.html.j2",
+        title=title,
+        badge=badge,
+        first=list(first),
+        sections=drawn,
+        refresh_seconds=refresh_seconds,
     )
 
 

@@ -28,7 +28,9 @@ def _cell_class(value: object, is_number: bool) -> str:
 
 
 _ENVIRONMENT = Environment(
-    loader=FunctionLoader(lambda name: _PACKAGE.joinpath("templates", name).read_text(encoding="utf-8")),
+    loader=FunctionLoader(
+        lambda name: _PACKAGE.joinpath("templates", name).read_text(encoding="utf-8")
+    ),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,

@@ -116,7 +116,13 @@ def line_chart(
     horizontal axis.
     """
     xs = [x for line in lines for x in line.x]
-    ys = [y for line in lines for values in (line.y, line.low, line.high) for y in values if y is not None]
+    ys = [
+        y
+        for line in lines
+        for values in (line.y, line.low, line.high)
+        for y in values
+        if y is not None
+    ]
     ys += [value for value, _ in levels]
     if not xs or not ys:
         return None
@@ -138,14 +144,21 @@ def line_chart(
     return LineChart(
         label=y_label,
         legend=lines,
-        x_ticks=[_Tick(at=percent(x), text=f"{x:g} {x_unit}".rstrip()) for x in ticks(x_low, x_high, 5)],
+        x_ticks=[
+            _Tick(at=percent(x), text=f"{x:g} {x_unit}".rstrip()) for x in ticks(x_low, x_high, 5)
+        ],
         y_ticks=[_Tick(at=at_y(y), text=f"{y:.4g}") for y in ticks(y_low, y_high, 5)],
         levels=[_Tick(at=at_y(value), text=text) for value, text in levels],
         lines=[
-            _DrawnLine(color=line.color, band=_band(line, at_x, at_y), parts=_parts(line, at_x, at_y)) for line in lines
+            _DrawnLine(
+                color=line.color, band=_band(line, at_x, at_y), parts=_parts(line, at_x, at_y)
+            )
+            for line in lines
         ],
         marks=[
-            _DrawnMark(at=percent(mark.x), y=TOP - 4 - 12 * (MARK_ROWS - 1 - number % MARK_ROWS), mark=mark)
+            _DrawnMark(
+                at=percent(mark.x), y=TOP - 4 - 12 * (MARK_ROWS - 1 - number % MARK_ROWS), mark=mark
+            )
             for number, mark in enumerate(in_order)
         ],
     )
@@ -167,7 +180,9 @@ def _parts(line: Line, at_x: _Axis, at_y: _Axis) -> list[str]:
 
 def _band(line: Line, at_x: _Axis, at_y: _Axis) -> str:
     """Return the points of the polygon between `low` and `high`, if both exist."""
-    both = [(x, a, b) for x, a, b in zip(line.x, line.low, line.high) if a is not None and b is not None]
+    both = [
+        (x, a, b) for x, a, b in zip(line.x, line.low, line.high) if a is not None and b is not None
+    ]
     above = [f"{at_x(x):.1f},{at_y(b):.1f}" for x, _, b in both]
     below = [f"{at_x(x):.1f},{at_y(a):.1f}" for x, a, _ in reversed(both)]
     return " ".join(above + below)
@@ -224,8 +239,13 @@ class BarChart(PageBlock):
         bar, step = self.bars[place], self.WIDTH / len(self.bars)
         top = max(max(each.now, each.before or 0.0) for each in self.bars) or 1.0
         shapes = []
-        for name, margin, share in (("before", 0.05, (bar.before or 0.0) / top), ("now", 0.25, bar.now / top)):
+        for name, margin, share in (
+            ("before", 0.05, (bar.before or 0.0) / top),
+            ("now", 0.25, bar.now / top),
+        ):
             height = share * self.HEIGHT
             x, width = (place + margin) * step, (1 - 2 * margin) * step
-            shapes.append(_Rectangle(name=name, x=x, y=self.HEIGHT - height, width=width, height=height))
+            shapes.append(
+                _Rectangle(name=name, x=x, y=self.HEIGHT - height, width=width, height=height)
+            )
         return shapes

@@ -31,8 +31,14 @@ def reading_parquet(name: object) -> Iterator[None]:
     """Convert the errors of reading the Parquet file `name` to `ContractError`."""
     try:
         yield
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one: a column's name is not UTF-8
-        raise ContractError(f"{name} is not a readable Parquet file: {first_line(error)}") from error
+    except (
+        pa.ArrowException,
+        OSError,
+        UnicodeDecodeError,
+    ) as error:  # the last one: a column's name is not UTF-8
+        raise ContractError(
+            f"{name} is not a readable Parquet file: {first_line(error)}"
+        ) from error
 
 
 def _supports_checksums() -> bool:
@@ -94,7 +100,8 @@ def open_parquet(path: Path) -> pq.ParquetFile:
     metadata = file.metadata
     if metadata.num_rows > MAX_ROWS_PER_BYTE * size + FREE_ROWS:
         raise ContractError(
-            f"{path} states {metadata.num_rows} rows in {size} bytes, expected at most {MAX_ROWS_PER_BYTE} per byte"
+            f"{path} states {metadata.num_rows} rows in {size} bytes, expected at most "
+            f"{MAX_ROWS_PER_BYTE} per byte"
         )
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -105,13 +112,16 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         )
         if group.num_rows > MAX_GROUP_ROWS or num_bytes > limit:
             raise ContractError(
-                f"{path} has a row group of {group.num_rows} rows and {num_bytes} bytes before compression, expected "
+                f"{path} has a row group of {group.num_rows} rows and {num_bytes} bytes before "
+                "compression, expected "
                 f"at most {MAX_GROUP_ROWS} rows and {limit} bytes in a file of {size}"
             )
     return file
 
 
-def bounded_batches(path: Path, columns: list[str], *, group: int, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def bounded_batches(
+    path: Path, columns: list[str], *, group: int, batch_rows: int
+) -> Iterator[pa.RecordBatch]:
     """Read some columns of one row group in batches of bounded size.
 
     A batch has at most `MAX_TEXT_BYTES` of text in a column. Texts that are dictionary-encoded in
@@ -129,17 +139,24 @@ def bounded_batches(path: Path, columns: list[str], *, group: int, batch_rows: i
     """
     metadata = pq.read_metadata(path)
     chunks = [metadata.row_group(group).column(i) for i in range(metadata.num_columns)]
-    texts = [each.path_in_schema for each in chunks if each.physical_type == "BYTE_ARRAY" and each.has_dictionary_page]
+    texts = [
+        each.path_in_schema
+        for each in chunks
+        if each.physical_type == "BYTE_ARRAY" and each.has_dictionary_page
+    ]
     with parquet_file(path, metadata=metadata, read_dictionary=texts) as file:
         for batch in file.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns):
             for name, values in zip(batch.schema.names, batch.columns):
                 found = values.flatten() if is_list(values.type) else values
-                if not pa.types.is_dictionary(found.type) or not _has_lengths(found.type.value_type):
+                if not pa.types.is_dictionary(found.type) or not _has_lengths(
+                    found.type.value_type
+                ):
                     continue
                 lengths = pc.binary_length(found.dictionary).take(found.indices)
                 if (num_bytes := pc.sum(lengths.cast(pa.int64())).as_py() or 0) > MAX_TEXT_BYTES:
                     raise ContractError(
-                        f"{path} has {num_bytes} bytes of text in {name} of {batch.num_rows} rows, expected at most "
+                        f"{path} has {num_bytes} bytes of text in {name} of {batch.num_rows} rows, "
+                        "expected at most "
                         f"{MAX_TEXT_BYTES}"
                     )
             yield batch
@@ -147,11 +164,20 @@ def bounded_batches(path: Path, columns: list[str], *, group: int, batch_rows: i
 
 def is_list(found: pa.DataType) -> bool:
     """Return whether an Arrow type is a list type."""
-    return bool(pa.types.is_list(found) or pa.types.is_large_list(found) or pa.types.is_fixed_size_list(found))
+    return bool(
+        pa.types.is_list(found)
+        or pa.types.is_large_list(found)
+        or pa.types.is_fixed_size_list(found)
+    )
 
 
 def _has_lengths(found: pa.DataType) -> bool:
-    kinds = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    kinds = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+    )
     return any(is_kind(found) for is_kind in kinds)
 
 
@@ -214,9 +240,19 @@ def archived_files(
     Raises:
         TemporaryError, PermanentError: the bucket cannot be listed.
     """
-    prefixes = [DAY_PARTITION.format(day="")] if days is None else [f"{DAY_PARTITION.format(day=d)}/" for d in days]
-    found = [ArchivedFile(archive, info) for prefix in sorted(prefixes) for info in archive.list(prefix)]
-    return [each for each in found if _holds_served_rows(each.name) and (first_day is None or each.day >= first_day)]
+    prefixes = (
+        [DAY_PARTITION.format(day="")]
+        if days is None
+        else [f"{DAY_PARTITION.format(day=d)}/" for d in days]
+    )
+    found = [
+        ArchivedFile(archive, info) for prefix in sorted(prefixes) for info in archive.list(prefix)
+    ]
+    return [
+        each
+        for each in found
+        if _holds_served_rows(each.name) and (first_day is None or each.day >= first_day)
+    ]
 
 
 def arrow_schema(types: dict[str, str]) -> pa.Schema:

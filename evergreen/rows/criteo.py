@@ -75,16 +75,24 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
         wanted = COLUMNS if labelled else COLUMNS[1:]
         if missing := [name for name in wanted if names.count(name.lower()) != 1]:
             raise ContractError(
-                f"{path} has a header that does not name {missing} exactly once, expected every Criteo column"
+                f"{path} has a header that does not name {missing} exactly once, expected every "
+                "Criteo column"
             )
         known = {name.lower(): name for name in COLUMNS}
-        return CriteoRows(rows=rows, columns={known[n]: own for n, own in zip(names, rows.names) if n in known})
+        return CriteoRows(
+            rows=rows, columns={known[n]: own for n, own in zip(names, rows.names) if n in known}
+        )
     if any(line.count("\t") + 1 == len(COLUMNS) for line in head.lines[:20]):
         dialect = Dialect(delimiter="\t", num_fields=len(COLUMNS), has_quotes=False)
-        return CriteoRows(rows=replace(rows, names=COLUMNS, dialect=dialect), columns={name: name for name in COLUMNS})
+        return CriteoRows(
+            rows=replace(rows, names=COLUMNS, dialect=dialect),
+            columns={name: name for name in COLUMNS},
+        )
     raise ContractError(
-        f"{path} is no Criteo file: its first line has {head.lines[0].count(chr(9)) + 1} tab-separated and "
-        f"{head.lines[0].count(',') + 1} comma-separated columns, expected {len(COLUMNS)} (label, 13 integers, "
+        f"{path} is no Criteo file: its first line has {head.lines[0].count(chr(9)) + 1} "
+        "tab-separated and "
+        f"{head.lines[0].count(',') + 1} comma-separated columns, expected {len(COLUMNS)} (label, "
+        "13 integers, "
         "26 categories), or a header with Label"
     )
 
@@ -108,8 +116,12 @@ def _no_typed(column: Any) -> Any:
     raise pa.ArrowTypeError(f"{column.type} is no text")
 
 
-_INTEGERS = ValueRule(type=pa.float32(), expected="an integer or nothing", of_text=_parse_integers, of_typed=_no_typed)
-_HEX = ValueRule(type=pa.int64(), expected="1 to 8 hex digits or nothing", of_text=parse_hex, of_typed=_no_typed)
+_INTEGERS = ValueRule(
+    type=pa.float32(), expected="an integer or nothing", of_text=_parse_integers, of_typed=_no_typed
+)
+_HEX = ValueRule(
+    type=pa.int64(), expected="1 to 8 hex digits or nothing", of_text=parse_hex, of_typed=_no_typed
+)
 RULES = {
     LABEL: LABELS,
     **dict.fromkeys(CRITEO.numeric, _INTEGERS),

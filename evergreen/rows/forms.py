@@ -35,12 +35,28 @@ from evergreen.contracts.raw_rows import (
 from evergreen.rows import criteo
 from evergreen.rows.lines import LineCounts, Rejected
 from evergreen.rows.parquet import RawParquet
-from evergreen.rows.raw_schema import MalformedRows, lake_schema, open_parquet, raw_batch, without_rows
+from evergreen.rows.raw_schema import (
+    MalformedRows,
+    lake_schema,
+    open_parquet,
+    raw_batch,
+    without_rows,
+)
 from evergreen.rows.text import Chunk, TextRows, json_rows, read_head, text_rows
 from evergreen.rows.time_forms import EARLIEST, USUAL, TimeRule, find_form
 from evergreen.rows.times import to_iso
 from evergreen.rows.typed import ParquetRows, shown_value
-from evergreen.rows.values import CATEGORIES, LABELS, NUMBERS, PLACES, REQUEST_IDS, WEIGHTS, WORDS, ListRule, ValueRule
+from evergreen.rows.values import (
+    CATEGORIES,
+    LABELS,
+    NUMBERS,
+    PLACES,
+    REQUEST_IDS,
+    WEIGHTS,
+    WORDS,
+    ListRule,
+    ValueRule,
+)
 from evergreen.runtime.errors import ContractError
 
 AnyRule = ValueRule | ListRule | TimeRule
@@ -119,16 +135,26 @@ def click_log_files(path: Path) -> list[Path]:
         raise ContractError(f"{path} does not exist, expected a file of rows or a folder of them")
     others = passed_over(path)
     if others:
-        logger.warning("skipped %d files in %s that are not click logs: %s", len(others), path, others[:5])
+        logger.warning(
+            "skipped %d files in %s that are not click logs: %s", len(others), path, others[:5]
+        )
     files = [path / name for name in _visible_names(path) if name not in others]
     if not files:
         raise ContractError(
-            f"{path} holds no file of rows, expected day_N, *.csv, *.tsv, *.txt, *.jsonl (plain, .gz, .bz2 or .zst) or "
+            f"{path} holds no file of rows, expected day_N, *.csv, *.tsv, *.txt, *.jsonl (plain, "
+            ".gz, .bz2 or .zst) or "
             "*.parquet"
         )
-    unpacked = [file.with_suffix("") if file.suffix in (".gz", ".bz2", ".zst") else file for file in files]
-    if twice := [file for file, each in zip(files, unpacked) if file != each and unpacked.count(each) > 1]:
-        raise ContractError(f"{twice[0]} also exists unpacked or in another compression, expected each row in one file")
+    unpacked = [
+        file.with_suffix("") if file.suffix in (".gz", ".bz2", ".zst") else file for file in files
+    ]
+    if twice := [
+        file for file, each in zip(files, unpacked) if file != each and unpacked.count(each) > 1
+    ]:
+        raise ContractError(
+            f"{twice[0]} also exists unpacked or in another compression, expected each row in one "
+            "file"
+        )
     return sorted(files, key=lambda p: natural_key(p.name))
 
 
@@ -171,7 +197,10 @@ def open_rows(path: Path) -> FileRows:
     head = read_head(path)
     first = head.lines[0].lstrip()
     if first.startswith("["):
-        raise ContractError(f"{path} begins with '[', expected JSON lines, one object in each, or text with a header")
+        raise ContractError(
+            f"{path} begins with '[', expected JSON lines, one object in each, or text with a "
+            "header"
+        )
     return json_rows(path, head) if first.startswith("{") else text_rows(path, head)
 
 
@@ -193,14 +222,18 @@ def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
     if criteo.are_its(features) and isinstance(rows, TextRows):
         found = criteo.criteo_rows(path, read_head(path), rows, labelled=False)
         columns = {raw: name for raw, name in found.columns.items() if raw != LABEL}
-        return FileReader(rows=found, recommender=recommender, columns=columns, rules=criteo.RULES, now=0.0)
+        return FileReader(
+            rows=found, recommender=recommender, columns=columns, rules=criteo.RULES, now=0.0
+        )
     here = [name for name in features.names if name in rows.names or name in features.needed]
     columns = _present(rows.names, {name: name for name in here}, recommender, path=path)
     rules = {name: rule_of(name, features) for name in columns}
     return FileReader(rows=rows, recommender=recommender, columns=columns, rules=rules, now=0.0)
 
 
-def find_reader(path: Path, recommender: Recommender, *, with_times: bool = True, now: float | None = None) -> Reader:
+def find_reader(
+    path: Path, recommender: Recommender, *, with_times: bool = True, now: float | None = None
+) -> Reader:
     """Return the reader for the format of a file.
 
     Criteo's text is read for a recommender with exactly Criteo's features. It has neither times nor
@@ -220,13 +253,18 @@ def find_reader(path: Path, recommender: Recommender, *, with_times: bool = True
     rows = _criteo_rows(path, recommender) or open_rows(path)
     if isinstance(rows, ParquetRows) and _is_raw(path, recommender):
         weighted = recommender.data.has_weights
-        raw = RawParquet(path=path, features=recommender.features, weighted=weighted, with_words=True)
+        raw = RawParquet(
+            path=path, features=recommender.features, weighted=weighted, with_words=True
+        )
         return RawReader(raw)
     if isinstance(rows, criteo.CriteoRows):
-        return FileReader(rows=rows, recommender=recommender, columns=rows.columns, rules=criteo.RULES, now=now)
+        return FileReader(
+            rows=rows, recommender=recommender, columns=rows.columns, rules=criteo.RULES, now=now
+        )
     if recommender.data.label not in rows.names:
         raise ContractError(
-            f"{path} has no column {recommender.data.label!r}, the label of recommender {recommender.name}: its header "
+            f"{path} has no column {recommender.data.label!r}, the label of recommender "
+            f"{recommender.name}: its header "
             f"names {_shown_names(rows.names)}"
         )
     columns = columns_of(rows.names, recommender, path=path)
@@ -234,7 +272,14 @@ def find_reader(path: Path, recommender: Recommender, *, with_times: bool = True
     if not with_times:
         columns.pop(EVENT_TIME, None)
     rules = {raw: rule_of(raw, recommender.features) for raw in columns if raw != EVENT_TIME}
-    return FileReader(rows=rows, recommender=recommender, columns=columns, rules=rules, now=now, has_times=has_times)
+    return FileReader(
+        rows=rows,
+        recommender=recommender,
+        columns=columns,
+        rules=rules,
+        now=now,
+        has_times=has_times,
+    )
 
 
 @dataclass(frozen=True)
@@ -269,7 +314,11 @@ def _criteo_rows(path: Path, recommender: Recommender) -> "criteo.CriteoRows | N
 
     Returns None if the file or the recommender is of another kind.
     """
-    if not criteo.are_its(recommender.features) or recommender.data.has_weights or _is_parquet(path):
+    if (
+        not criteo.are_its(recommender.features)
+        or recommender.data.has_weights
+        or _is_parquet(path)
+    ):
         return None
     head = read_head(path)
     rows = text_rows(path, head)
@@ -280,7 +329,11 @@ def _criteo_rows(path: Path, recommender: Recommender) -> "criteo.CriteoRows | N
 
 def _is_raw(path: Path, recommender: Recommender) -> bool:
     """Return whether a Parquet file has the raw schema of a lake instead of a user's own."""
-    schema, features, weighted = open_parquet(path).schema_arrow, recommender.features, recommender.data.has_weights
+    schema, features, weighted = (
+        open_parquet(path).schema_arrow,
+        recommender.features,
+        recommender.data.has_weights,
+    )
     raw = set(raw_types(features, weighted=weighted)) - set(SERVED_BY)
     usual = replace(recommender.data, user=None, item=None, time_format=None)
     if usual != ColumnNames(weight=WEIGHT if weighted else None) or not raw <= set(schema.names):
@@ -303,23 +356,37 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
     wanted = {LABEL: names.label, **{name: name for name in features.names}}
     if names.weight is not None:
         wanted[WEIGHT] = names.weight
-    for raw, name in ((REQUEST_ID, names.request_id), (ROW, names.row), (EVENT_TIME, names.event_time)):
+    for raw, name in (
+        (REQUEST_ID, names.request_id),
+        (ROW, names.row),
+        (EVENT_TIME, names.event_time),
+    ):
         # A column whose name is not the default must be present.
         if name in here or name != raw:
             wanted[raw] = name
     return _present(here, wanted, recommender, path=path)
 
 
-def _present(here: Sequence[str], wanted: dict[str, str], recommender: Recommender, *, path: Path) -> dict[str, str]:
+def _present(
+    here: Sequence[str], wanted: dict[str, str], recommender: Recommender, *, path: Path
+) -> dict[str, str]:
     """Return the wanted columns after checking that the file has each of them once."""
     if missing := [name for name in wanted.values() if name not in here]:
-        raise ContractError(f"{path} lacks the columns {missing} of recommender {recommender.name}, has {list(here)}")
+        raise ContractError(
+            f"{path} lacks the columns {missing} of recommender {recommender.name}, has "
+            f"{list(here)}"
+        )
     if twice := sorted({name for name in wanted.values() if list(here).count(name) > 1}):
         raise ContractError(f"{path} has the columns {twice} twice, expected each once")
     return wanted
 
 
-_RULES: dict[str, ValueRule] = {LABEL: LABELS, WEIGHT: WEIGHTS, REQUEST_ID: REQUEST_IDS, ROW: PLACES}
+_RULES: dict[str, ValueRule] = {
+    LABEL: LABELS,
+    WEIGHT: WEIGHTS,
+    REQUEST_ID: REQUEST_IDS,
+    ROW: PLACES,
+}
 
 
 def rule_of(raw: str, features: Features) -> ValueRule | ListRule:
@@ -349,7 +416,9 @@ class NumberedRows(NamedTuple):
         lines = sorted([*self.numbers.tolist(), *(each.line for each in self.rejected)])[:num_rows]
         num_kept = int(np.searchsorted(self.numbers, lines[-1], side="right")) if lines else 0
         rejected = [each for each in self.rejected if lines and each.line <= lines[-1]]
-        return self._replace(batch=self.batch.slice(0, num_kept), numbers=self.numbers[:num_kept], rejected=rejected)
+        return self._replace(
+            batch=self.batch.slice(0, num_kept), numbers=self.numbers[:num_kept], rejected=rejected
+        )
 
 
 @dataclass(kw_only=True)
@@ -409,7 +478,9 @@ class FileReader:
             batch, numbers = without_rows(batch, reasons), np.delete(chunk.numbers, list(reasons))
             if batch.num_rows:
                 self._note_span(batch)
-            yield NumberedRows(batch, numbers, sorted([*chunk.rejected, *rejected]), frozenset(self.columns))
+            yield NumberedRows(
+                batch, numbers, sorted([*chunk.rejected, *rejected]), frozenset(self.columns)
+            )
 
     def _time_form(self, chunk: Chunk) -> str:
         name = self.columns[EVENT_TIME]
@@ -446,7 +517,9 @@ class FileReader:
         """Add the rows whose time is in the future or too early for a click log to `reasons`."""
         latest = round((self.now + CLOCK_AHEAD_SECONDS) * 1e6)
         micros, name = times.cast(pa.int64()), self.columns[EVENT_TIME]
-        for at in _positions(pc.fill_null(pc.or_(pc.greater(micros, latest), pc.less(micros, EARLIEST)), False)):
+        for at in _positions(
+            pc.fill_null(pc.or_(pc.greater(micros, latest), pc.less(micros, EARLIEST)), False)
+        ):
             if at in reasons:
                 continue
             time_of_row = micros[at].as_py()

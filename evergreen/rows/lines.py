@@ -181,7 +181,12 @@ class Dialect:
         """Return raw fields as a record whose quotes enclose whole fields only."""
         if not self.has_quotes:
             return self.delimiter.join(fields) + "\n"
-        return self.delimiter.join(text if text.startswith('"') else self._quoted(text) for text in fields) + "\n"
+        return (
+            self.delimiter.join(
+                text if text.startswith('"') else self._quoted(text) for text in fields
+            )
+            + "\n"
+        )
 
     def _quoted(self, text: str) -> str:
         if '"' not in text:
@@ -254,7 +259,8 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
                 damage = "truncated" if isinstance(error, EOFError) else f"corrupt ({error})"
                 num_lines = first_line - 1 + pending.count(b"\n")
                 raise ContractError(
-                    f"{path} is {damage}: {num_lines} whole lines were read before, expected a complete file"
+                    f"{path} is {damage}: {num_lines} whole lines were read before, expected a "
+                    "complete file"
                 ) from error
             pending += decoder.decode(bytes(chunk))
             if chunk and len(pending) < block_bytes:
@@ -265,7 +271,8 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
                 end = len(pending)
             if len(pending) - end > MAX_LINE_BYTES:
                 raise ContractError(
-                    f"{path} has a line longer than {MAX_LINE_BYTES} bytes, expected rows of a click log"
+                    f"{path} has a line longer than {MAX_LINE_BYTES} bytes, expected rows of a "
+                    "click log"
                 )
             if end or not chunk:
                 content = bytes(pending[:end])
@@ -281,7 +288,9 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
 def _expect_short_lines(path: Path, content: bytes) -> None:
     ends = np.flatnonzero(np.frombuffer(content, np.uint8) == 10)
     if np.diff(ends, prepend=-1).max() > MAX_LINE_BYTES + 1:
-        raise ContractError(f"{path} has a line longer than {MAX_LINE_BYTES} bytes, expected rows of a click log")
+        raise ContractError(
+            f"{path} has a line longer than {MAX_LINE_BYTES} bytes, expected rows of a click log"
+        )
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -322,7 +331,9 @@ class _Decoder:
             try:
                 chunk = self._decoder.decode(chunk, final=not chunk).encode()
             except UnicodeDecodeError as error:
-                raise ContractError(f"{self._path} is not in its encoding {error.encoding}: {error.reason}") from error
+                raise ContractError(
+                    f"{self._path} is not in its encoding {error.encoding}: {error.reason}"
+                ) from error
         if self._ends_by_cr:
             return chunk.replace(b"\r", b"\n")
         chunk, self._held = self._held + chunk, b""
@@ -370,7 +381,9 @@ def _is_utf8(line: bytes) -> bool:
 
 
 def _holds(lines: Any, part: bytes) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = pc.greater_equal(pc.find_substring(lines, part), 0).to_numpy(zero_copy_only=False)
+    found: NDArray[np.bool_] = pc.greater_equal(pc.find_substring(lines, part), 0).to_numpy(
+        zero_copy_only=False
+    )
     return found
 
 
@@ -411,7 +424,9 @@ class _Splitter:
         records = np.flatnonzero(self._is_record[:rest_from])
         if self._changed:
             texts = pa.array([self._changed[i] for i in sorted(self._changed)], pa.binary())
-            lines = pc.replace_with_mask(lines, pa.array(np.isin(np.arange(len(lines)), list(self._changed))), texts)
+            lines = pc.replace_with_mask(
+                lines, pa.array(np.isin(np.arange(len(lines)), list(self._changed))), texts
+            )
         if lines is self._lines and len(kept) == len(lines) and kept.all():
             content = self._block.content
         else:
@@ -431,7 +446,9 @@ class _Splitter:
         if line == len(self._lines):
             return None
         begin = np.frombuffer(self._lines.buffers()[1], np.int32)[line]
-        return Block(self._block.first_line + line, self._block.content[begin:], self._block.is_last)
+        return Block(
+            self._block.first_line + line, self._block.content[begin:], self._block.is_last
+        )
 
     def _regular(self) -> NDArray[np.bool_]:
         """Return which lines are unmodified records, using operations on the whole block."""
@@ -477,7 +494,8 @@ class _Splitter:
             found[at] = here == names
             if here != names and sorted(here) == sorted(names):
                 raise ContractError(
-                    f"line {self._block.first_line + at} names the columns in another order than line 1, "
+                    f"line {self._block.first_line + at} names the columns in another order than "
+                    "line 1, "
                     "expected files with different orders of columns to be separate"
                 )
         return found
@@ -498,11 +516,17 @@ class _Splitter:
             return lines
         longer = pc.equal(pc.count_substring(lines, dialect.delimiter), dialect.num_fields)
         longer = pc.and_(longer, pc.ends_with(lines, mark + b"\n")).to_numpy(zero_copy_only=False)
-        longer &= ~(_holds(lines, b'"') | _holds(lines, b"\r") | _holds(lines, b"\0") | self._is_record)
+        longer &= ~(
+            _holds(lines, b'"') | _holds(lines, b"\r") | _holds(lines, b"\0") | self._is_record
+        )
         longer &= ~self._is_header
-        if not longer.any() or any(not _is_utf8(line) for line in lines.filter(pa.array(longer)).to_pylist()):
+        if not longer.any() or any(
+            not _is_utf8(line) for line in lines.filter(pa.array(longer)).to_pylist()
+        ):
             return lines
-        cut = pc.binary_replace_slice(lines.filter(pa.array(longer)), start=-2, stop=-1, replacement=b"")
+        cut = pc.binary_replace_slice(
+            lines.filter(pa.array(longer)), start=-2, stop=-1, replacement=b""
+        )
         self._is_record |= longer
         self._is_kept |= longer
         return pc.replace_with_mask(lines, pa.array(longer), cut)
@@ -537,7 +561,9 @@ class _Splitter:
         if fields is not None:
             if len(fields) == dialect.num_fields:  # a quote is inside a field
                 return self._take(line, dialect.plain(fields))
-            return self._reject(line, line, f"{len(fields)} columns, expected {dialect.num_fields}{self._as_header}")
+            return self._reject(
+                line, line, f"{len(fields)} columns, expected {dialect.num_fields}{self._as_header}"
+            )
         return self._open_quote(line, text)
 
     def _is_comment(self, line: int, text: str) -> bool:
@@ -545,7 +571,9 @@ class _Splitter:
         if is_first and re.fullmatch(r"sep=.\r?\n", text):  # Excel writes this line for itself
             return True
         dialect = self._dialect
-        return text.startswith("#") and (dialect.has_comments or not (dialect.delimiter in text or '"' in text))
+        return text.startswith("#") and (
+            dialect.has_comments or not (dialect.delimiter in text or '"' in text)
+        )
 
     @property
     def _as_header(self) -> str:
@@ -617,7 +645,11 @@ class _Splitter:
     def _reject(self, line: int, end: int, reason: str) -> int:
         for i in range(line, end + 1):
             number = self._block.first_line + i
-            told = reason if i == line else f"in line {self._block.first_line + line} {reason.replace(' here', '')}"
+            told = (
+                reason
+                if i == line
+                else f"in line {self._block.first_line + line} {reason.replace(' here', '')}"
+            )
             self._rejected.append(Rejected(number, told, shown(self._lines[i].as_py())))
         self._counts.rejected += end - line + 1
         return end

@@ -79,15 +79,20 @@ class RawParquet:
         absent = [name for name in self._names if name not in not_asked]
         if missing := [name for name in absent if name not in self.features.names]:
             raise ContractError(
-                f"{self.path} lacks the columns {missing}, expected the raw schema: {', '.join(self._schema.names)}"
+                f"{self.path} lacks the columns {missing}, expected the raw schema: "
+                f"{', '.join(self._schema.names)}"
             )
         malformed.add_absent(self.path, absent, day=self.day)
         malformed.add_mismatches(
-            find_schema_mismatches(schema, self.path, self.features, unread=self.unread, weighted=self.weighted)
+            find_schema_mismatches(
+                schema, self.path, self.features, unread=self.unread, weighted=self.weighted
+            )
         )
         # Arrow would cast any integer to a time.
         if not pa.types.is_timestamp(found := schema.field(EVENT_TIME).type):
-            raise ContractError(f"{self.path} has {EVENT_TIME} of type {found}, expected a timestamp")
+            raise ContractError(
+                f"{self.path} has {EVENT_TIME} of type {found}, expected a timestamp"
+            )
         first_row = 1
         for group in range(file.num_row_groups):
             if self._may_hold(file.metadata.row_group(group)):
@@ -103,7 +108,9 @@ class RawParquet:
         schema_of = lake_schema if self.with_words else raw_schema
         return schema_of(self.features, weighted=self.weighted)
 
-    def _group_batches(self, file: Any, group: int, malformed: MalformedRows, *, first_row: int) -> Iterator[Any]:
+    def _group_batches(
+        self, file: Any, group: int, malformed: MalformedRows, *, first_row: int
+    ) -> Iterator[Any]:
         with reading_parquet(self.path):
             present = set(file.schema_arrow.names)
             names = [name for name in self._names if name in present]
@@ -116,9 +123,13 @@ class RawParquet:
                 reasons = find_malformed(batch, self.features, keys=KEY_COLUMNS)
                 for at in pc.indices_nonzero(strays.take(rows)).to_pylist():
                     time = plain_value(batch.column(EVENT_TIME)[at])
-                    reasons.setdefault(at, f"event_time {time} is outside the file's day, expected {self.day}")
+                    reasons.setdefault(
+                        at, f"event_time {time} is outside the file's day, expected {self.day}"
+                    )
                 numbers = (first_row + rows.to_numpy()).tolist()
-                record_malformed(batch, reasons, path=self.path, numbers=numbers, malformed=malformed)
+                record_malformed(
+                    batch, reasons, path=self.path, numbers=numbers, malformed=malformed
+                )
                 malformed.count(self.path, batch.num_rows)
                 kept = without_rows(batch, reasons)
                 first_row += found.num_rows
@@ -127,7 +138,9 @@ class RawParquet:
 
     def _conform(self, found: Any) -> Any:
         """Return the batch in the exact types of the schema."""
-        columns = {name: self._conform_column(name, found.column(name)) for name in found.schema.names}
+        columns = {
+            name: self._conform_column(name, found.column(name)) for name in found.schema.names
+        }
         if self.weighted and WEIGHT not in columns:
             columns[WEIGHT] = pa.array(np.ones(found.num_rows, np.float32))
         return raw_batch(columns, self._schema)
@@ -139,11 +152,15 @@ class RawParquet:
                 return in_lists(values, partial(self._conform_values, name, wanted.value_type))
             return self._conform_values(name, wanted, values)
         except pa.ArrowException as error:
-            raise ContractError(f"{self.path} has {name} of type {values.type}, expected {wanted}: {error}") from error
+            raise ContractError(
+                f"{self.path} has {name} of type {values.type}, expected {wanted}: {error}"
+            ) from error
 
     def _conform_values(self, name: str, wanted: Any, values: Any) -> Any:
         """Convert the values of a column, or the elements of a list, to the type `wanted`."""
-        if pa.types.is_floating(values.type):  # also for categories, because pandas has no other null for them
+        if pa.types.is_floating(
+            values.type
+        ):  # also for categories, because pandas has no other null for them
             values = nan_to_null(values)
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
@@ -167,7 +184,9 @@ class RawParquet:
         times = group_times(group)
         if times is None:
             return True
-        if self.with_strays and (times.num_nulls or not self.day.holds(times.first) or not self.day.holds(times.last)):
+        if self.with_strays and (
+            times.num_nulls or not self.day.holds(times.first) or not self.day.holds(times.last)
+        ):
             return True
         return self.span.overlaps(times.first, times.last)
 

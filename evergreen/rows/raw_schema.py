@@ -40,7 +40,13 @@ from evergreen.contracts.values import EXACT_BELOW, NoCategory, is_missing_word,
 from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.registry.models import verified_part
 from evergreen.rows import archived_rows
-from evergreen.rows.archived_rows import arrow_schema, is_list, parquet_file, parquet_writer, reading_parquet
+from evergreen.rows.archived_rows import (
+    arrow_schema,
+    is_list,
+    parquet_file,
+    parquet_writer,
+    reading_parquet,
+)
 from evergreen.rows.times import TimeSpan
 from evergreen.rows.unfit import UnfitFiles
 from evergreen.runtime.durable import whole_file
@@ -68,7 +74,9 @@ def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
     excluded = [name for name in features.names if name not in names]
     for name in features.lists:
         if (table := features.list_options_of(name).table) in excluded and name not in excluded:
-            raise ContractError(f"columns name {name} and not its table {table}, expected both or none")
+            raise ContractError(
+                f"columns name {name} and not its table {table}, expected both or none"
+            )
     return excluded
 
 
@@ -97,7 +105,12 @@ class SchemaMismatch(NamedTuple):
 
 
 def find_schema_mismatches(
-    schema: Any, path: Path, features: Features, *, unread: Container[str] = (), weighted: bool = False
+    schema: Any,
+    path: Path,
+    features: Features,
+    *,
+    unread: Container[str] = (),
+    weighted: bool = False,
 ) -> list[SchemaMismatch]:
     """Return the unexpected columns of a file, in its order.
 
@@ -121,7 +134,11 @@ def find_schema_mismatches(
         if each.name not in known:
             found.append(SchemaMismatch(each.name, str(each.type), None, str(path)))
         elif each.name in numbers and each.name not in unread:
-            of_values = each.type.value_type if each.name in features.lists and is_list(each.type) else each.type
+            of_values = (
+                each.type.value_type
+                if each.name in features.lists and is_list(each.type)
+                else each.type
+            )
             is_fit = _is_number(of_values) or (each.name in features.words and is_text(of_values))
             if each.name in features.lists and not pa.types.is_null(each.type):
                 is_fit = is_fit and is_list(each.type)
@@ -141,7 +158,13 @@ def is_text(found: Any) -> bool:
 def _is_number(found: Any) -> bool:
     values = found.value_type if pa.types.is_dictionary(found) else found
     # pandas writes a column without any value as null, which is not a change of type.
-    kinds = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean, pa.types.is_null)
+    kinds = (
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_decimal,
+        pa.types.is_boolean,
+        pa.types.is_null,
+    )
     return any(is_of(values) for is_of in kinds)
 
 
@@ -201,7 +224,12 @@ class MalformedRows:
     def __enter__(self) -> "MalformedRows":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -212,7 +240,10 @@ class MalformedRows:
         """
         path = self.path.with_name(f"{self.path.name}.{number}")
         return MalformedRows(
-            path, max_fraction=self._max_fraction, named=self._named, collects_unfit=self.collects_unfit
+            path,
+            max_fraction=self._max_fraction,
+            named=self._named,
+            collects_unfit=self.collects_unfit,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -275,7 +306,10 @@ class MalformedRows:
     @property
     def schema_mismatches(self) -> list[dict[str, Any]]:
         """See `RawDataset.schema_mismatches`."""
-        return [each._replace(file=self._named(Path(each.file)))._asdict() for each in self._mismatches.values()]
+        return [
+            each._replace(file=self._named(Path(each.file)))._asdict()
+            for each in self._mismatches.values()
+        ]
 
     def count(self, path: Path, num_rows: int) -> None:
         """Count rows of `path`, including malformed ones. Check the file once it has enough rows.
@@ -305,7 +339,9 @@ class MalformedRows:
             except ContractError as error:
                 self.add_unfit(path, error)
             if counts.num_malformed:
-                logger.warning("%s: %d of %d rows are malformed", path, counts.num_malformed, counts.num_rows)
+                logger.warning(
+                    "%s: %d of %d rows are malformed", path, counts.num_malformed, counts.num_rows
+                )
         self.report_unfit()
         for feature in sorted(frozenset().union(*(absent for _, absent in self._absent.values()))):
             self._check_absence(feature)
@@ -327,22 +363,30 @@ class MalformedRows:
         if not with_it:
             others = f" and {len(without) - 1} other files" if len(without) > 1 else ""
             raise ContractError(
-                f"{self._named(last)}{others} lack the column {feature}, expected it in at least one "
+                f"{self._named(last)}{others} lack the column {feature}, expected it in at least "
+                "one "
                 "file of the window: ingest rows with it, or accept a recommender without it"
             )
         if without[last] > min(with_it):
             for path in [path for path, day in without.items() if day > min(with_it)]:
-                lacks = f"{self._named(path)} lacks the column {feature}, which a file of an earlier day has; expected"
+                lacks = (
+                    f"{self._named(path)} lacks the column {feature}, which a file of an "
+                    "earlier day has; expected"
+                )
                 self.add_unfit(path, ContractError(f"{lacks} it in the files of all later days"))
             return
-        logger.warning("%d of %d files lack the column %s", len(without), len(self._absent), feature)
+        logger.warning(
+            "%d of %d files lack the column %s", len(without), len(self._absent), feature
+        )
 
     def _check_file(self, path: Path, counts: _FileCounts) -> None:
         if counts.num_malformed > self._max_fraction * counts.num_rows:
             share = counts.num_malformed / max(counts.num_rows, 1)
             raise ContractError(
-                f"{path}: {counts.num_malformed} of {counts.num_rows} rows are malformed ({share:.2%}), expected at "
-                f"most {self._max_fraction:.2%}; first: {'; '.join(counts.examples)}; correct them, or raise "
+                f"{path}: {counts.num_malformed} of {counts.num_rows} rows are malformed "
+                f"({share:.2%}), expected at "
+                f"most {self._max_fraction:.2%}; first: {'; '.join(counts.examples)}; correct "
+                "them, or raise "
                 "extraction.max_malformed_fraction"
             )
 
@@ -394,7 +438,8 @@ def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
     num_rows = len(next(iter(columns.values())))
     arrays = [columns.get(f.name) for f in schema]
     return pa.record_batch(
-        [a if a is not None else pa.nulls(num_rows, f.type) for a, f in zip(arrays, schema)], schema=schema
+        [a if a is not None else pa.nulls(num_rows, f.type) for a, f in zip(arrays, schema)],
+        schema=schema,
     )
 
 
@@ -427,7 +472,9 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
     if pa.types.is_floating(values.type):
         values = exact_whole(values)
     if pa.types.is_integer(values.type) or pa.types.is_null(values.type):
-        signed = values.cast(pa.int64(), safe=False)  # numbers that need 64 unsigned bits become negative
+        signed = values.cast(
+            pa.int64(), safe=False
+        )  # numbers that need 64 unsigned bits become negative
         is_own = pc.and_(pc.greater_equal(signed, 0), pc.less_equal(signed, MAX_CATEGORY))
         if pc.all(is_own).as_py() is not False:
             return signed
@@ -480,7 +527,9 @@ def exact_whole(values: Any) -> Any:
     return values.cast(pa.int64())
 
 
-def _of_distinct(values: Any, convert: Callable[[str], Any], kind: Any, *, holds_words: bool) -> Any:
+def _of_distinct(
+    values: Any, convert: Callable[[str], Any], kind: Any, *, holds_words: bool
+) -> Any:
     """Apply `convert` to the canonical form of each text, once for each distinct one.
 
     The result has the Arrow type `kind`. Missing texts become null.
@@ -515,7 +564,9 @@ def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
     is_there = elements.is_valid().to_numpy(zero_copy_only=False)
     lengths = np.bincount(list_of[is_there], minlength=len(values))
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets, mask=np.append(lengths == 0, False)), elements.drop_null())
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, mask=np.append(lengths == 0, False)), elements.drop_null()
+    )
 
 
 def nan_to_null(values: Any) -> Any:
@@ -526,12 +577,18 @@ def nan_to_null(values: Any) -> Any:
 def without_missing_words(values: Any) -> Any:
     """Return texts (Arrow) of a numeric column with null for those that mean "no value"."""
     encoded = values.dictionary_encode()
-    is_missing = pa.array([is_missing_word(text) for text in encoded.dictionary.to_pylist()], pa.bool_())
+    is_missing = pa.array(
+        [is_missing_word(text) for text in encoded.dictionary.to_pylist()], pa.bool_()
+    )
     return pc.if_else(is_missing.take(encoded.indices), pa.scalar(None, values.type), values)
 
 
 def find_malformed(
-    batch: Any, features: Features, *, keys: Collection[str] = (), names: Mapping[str, str] | None = None
+    batch: Any,
+    features: Features,
+    *,
+    keys: Collection[str] = (),
+    names: Mapping[str, str] | None = None,
 ) -> dict[int, str]:
     """Return the first reason why each malformed row of a raw batch breaks the contract.
 
@@ -552,10 +609,14 @@ def find_malformed(
         if pc.any(wrong).as_py():
             for at in np.flatnonzero(wrong.fill_null(False).to_numpy(zero_copy_only=False)):
                 value = batch.column(name)[int(at)].as_py()
-                reasons.setdefault(int(at), f"{(names or {}).get(name, name)} is {value!r}, expected {expected}")
+                reasons.setdefault(
+                    int(at), f"{(names or {}).get(name, name)} is {value!r}, expected {expected}"
+                )
 
     label = batch.column(raw_rows.LABEL)
-    note(pc.invert(pc.is_in(label, value_set=pa.array([0, 1], label.type))), raw_rows.LABEL, "0 or 1")
+    note(
+        pc.invert(pc.is_in(label, value_set=pa.array([0, 1], label.type))), raw_rows.LABEL, "0 or 1"
+    )
     for name in features.numeric:
         numbers = batch.column(name).to_numpy(zero_copy_only=False)
         note(pa.array(raw_rows.is_infinite(numbers)), name, raw_rows.FINITE)
@@ -569,7 +630,12 @@ def find_malformed(
 
 
 def record_malformed(
-    batch: Any, reasons: dict[int, str], *, path: Path, numbers: Sequence[int], malformed: MalformedRows
+    batch: Any,
+    reasons: dict[int, str],
+    *,
+    path: Path,
+    numbers: Sequence[int],
+    malformed: MalformedRows,
 ) -> None:
     """Record the rows of `batch` that are malformed.
 
@@ -636,7 +702,12 @@ class PartWriter:
         self._folder.mkdir(parents=True, exist_ok=True)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if error is None and self._num_pending:
             self._write_group(self._num_pending)
         self._open_file.__exit__(kind, error, at)
@@ -656,10 +727,14 @@ class PartWriter:
             # write the same rows.
             file = self._open_file.enter_context(whole_file(path))
             options = {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
-            self._writer = self._open_file.enter_context(parquet_writer(file, pending.schema, **options))
+            self._writer = self._open_file.enter_context(
+                parquet_writer(file, pending.schema, **options)
+            )
             self.parts.append(PartFile(path, 0))
             self._number += 1
-        self._writer.write_table(pending.slice(0, num_rows).combine_chunks(), row_group_size=num_rows)
+        self._writer.write_table(
+            pending.slice(0, num_rows).combine_chunks(), row_group_size=num_rows
+        )
         self._pending = pending.slice(num_rows).to_batches()
         self._num_pending -= num_rows
         self._num_written += num_rows

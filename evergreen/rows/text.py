@@ -101,7 +101,10 @@ class TextRows:
             ContractError: The file is corrupt (see `lines.read_blocks`).
         """
         cores = available_cores()
-        with tempfile.TemporaryDirectory(prefix="rows.") as folder, ThreadPoolExecutor(cores) as pool:
+        with (
+            tempfile.TemporaryDirectory(prefix="rows.") as folder,
+            ThreadPoolExecutor(cores) as pool,
+        ):
             parser, waiting = _Parser(self, wanted, Path(folder)), deque[Future[Chunk]]()
             for records in self._records():
                 waiting.append(pool.submit(parser.parse, records))
@@ -113,7 +116,11 @@ class TextRows:
     def _records(self) -> Iterator[Records]:
         rest: Block | None = None
         for found in read_blocks(self.path, block_bytes=BLOCK_BYTES):
-            block = found if rest is None else Block(rest.first_line, rest.content + found.content, found.is_last)
+            block = (
+                found
+                if rest is None
+                else Block(rest.first_line, rest.content + found.content, found.is_last)
+            )
             try:
                 records = split_records(block, self.dialect)
             except ContractError as error:
@@ -141,11 +148,13 @@ class _Parser:
         except duckdb.Error as error:
             first, last = int(records.numbers[0]), int(records.numbers[-1])
             raise ContractError(
-                f"{self._rows.path} cannot be read between line {first} and {last}: {first_line(error)}"
+                f"{self._rows.path} cannot be read between line {first} and {last}: "
+                f"{first_line(error)}"
             ) from error
         if found.num_rows != num_rows:
             raise ContractError(
-                f"{self._rows.path} has {num_rows} records from line {int(records.numbers[0])} on, but "
+                f"{self._rows.path} has {num_rows} records from line {int(records.numbers[0])} on, "
+                "but "
                 f"{found.num_rows} were parsed, expected as many"
             )
         numbers = records.numbers
@@ -157,7 +166,9 @@ class _Parser:
             rejected.sort()
             counts.rows, counts.rejected = int(valid.sum()), counts.rejected + int((~valid).sum())
             found, numbers = found.filter(pa.array(valid)).drop_columns(["valid"]), numbers[valid]
-        batch = pa.record_batch([column.combine_chunks() for column in found.columns], names=self._wanted)
+        batch = pa.record_batch(
+            [column.combine_chunks() for column in found.columns], names=self._wanted
+        )
         return Chunk(batch, numbers, rejected, counts, _Lines(records.texts))
 
     def _fields(self, records: Records) -> Any:
@@ -176,11 +187,15 @@ class _Parser:
             "nullstr": "''",
             "max_line_size": str(len(records.content) + 1),
             "parallel": "false",
-            "columns": "{" + ", ".join(f"'c{i}': 'VARCHAR'" for i in range(dialect.num_fields)) + "}",
+            "columns": "{"
+            + ", ".join(f"'c{i}': 'VARCHAR'" for i in range(dialect.num_fields))
+            + "}",
         }
         said = ", ".join(f"{name} = {value}" for name, value in options.items())
         columns = ", ".join(f"c{at} AS w{i}" for i, at in enumerate(positions)) or "1 AS w0"
-        found = self._connection.sql(f"SELECT {columns} FROM read_csv({sql_path(path)}, {said})").to_arrow_table()
+        found = self._connection.sql(
+            f"SELECT {columns} FROM read_csv({sql_path(path)}, {said})"
+        ).to_arrow_table()
         return found if positions else found.select([])
 
     def _json(self, records: Records) -> Any:
@@ -190,7 +205,8 @@ class _Parser:
         columns = "".join(f", found[{i + 1}] AS w{i}" for i in range(len(self._wanted)))
         return self._connection.sql(
             f"SELECT valid{columns} FROM (SELECT {_IS_OBJECT} AS valid, "
-            f"CASE WHEN {_IS_OBJECT} THEN json_extract_string(line, [{paths}]::VARCHAR[]) END AS found FROM lines)"
+            f"CASE WHEN {_IS_OBJECT} THEN json_extract_string(line, [{paths}]::VARCHAR[]) END AS "
+            "found FROM lines)"
         ).to_arrow_table()
 
     @property
@@ -234,7 +250,10 @@ def read_head(path: Path) -> Head:
         ContractError: The file is empty, binary or corrupt.
     """
     content = next(read_blocks(path, block_bytes=_HEAD_BYTES)).content
-    found = [line.decode(errors="backslashreplace") + "\n" for line in content.split(b"\n")[: 2 * _HEAD_LINES]]
+    found = [
+        line.decode(errors="backslashreplace") + "\n"
+        for line in content.split(b"\n")[: 2 * _HEAD_LINES]
+    ]
     lines = [line for line in found if line.strip()][:_HEAD_LINES]
     if not lines:
         raise ContractError(f"{path} is empty, expected a header with the columns' names, and rows")
@@ -251,7 +270,11 @@ def text_rows(path: Path, head: Head) -> TextRows:
     delimiter = max(DELIMITERS, key=lambda each: _fit(lines, each))
     header = lines[0]
     names = [name.strip() for name in _split(header, delimiter)]
-    while len(names) > 1 and not names[-1] and _usual_length(lines[1:], delimiter, len(names)) < len(names):
+    while (
+        len(names) > 1
+        and not names[-1]
+        and _usual_length(lines[1:], delimiter, len(names)) < len(names)
+    ):
         names.pop()  # only the header has a delimiter after the last name
     quoted = [line for line in lines[1:] if '"' in line]
     plain = Dialect(
@@ -283,7 +306,9 @@ def json_rows(path: Path, head: Head) -> TextRows:
         ).fetchall():
             names.update(dict.fromkeys(keys or ()))
     if not names:
-        raise ContractError(f"{path} begins with {head.lines[0][:40]!r}, expected one JSON object in each line")
+        raise ContractError(
+            f"{path} begins with {head.lines[0][:40]!r}, expected one JSON object in each line"
+        )
     return TextRows(path=path, names=tuple(names), dialect=_JSON, is_json=True)
 
 
@@ -292,7 +317,9 @@ def _without_comments(head: Head) -> list[str]:
     if (
         head.num_skipped == 1
         and following
-        and any(len(_split(first, each)) == len(_split(following[0], each)) > 1 for each in DELIMITERS)
+        and any(
+            len(_split(first, each)) == len(_split(following[0], each)) > 1 for each in DELIMITERS
+        )
     ):
         return head.lines  # the header itself begins with #
     return head.lines[head.num_skipped :]

@@ -40,7 +40,9 @@ _ISO = re.compile(
     r" ?(Z|z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?",
     re.ASCII,
 )
-_COMPACT = re.compile(r"(\d{4})(\d{2})(\d{2})T(\d{2})(\d{2})(\d{2})()(Z|[+-]\d{2}:?\d{2})?", re.ASCII)
+_COMPACT = re.compile(
+    r"(\d{4})(\d{2})(\d{2})T(\d{2})(\d{2})(\d{2})()(Z|[+-]\d{2}:?\d{2})?", re.ASCII
+)
 _NUMBER = re.compile(r"(\d{1,19})(?:\.(\d*))?", re.ASCII)
 _SCIENTIFIC = re.compile(r"\d(?:\.\d{1,18})?[eE]\+?\d{1,2}", re.ASCII)
 
@@ -138,7 +140,11 @@ def find_form(column: Any, *, now: float, name: str) -> str:
         ContractError: No format fits nearly all values, or two formats fit equally well.
     """
     column = plain(column)
-    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type) or pa.types.is_null(column.type):
+    if (
+        pa.types.is_timestamp(column.type)
+        or pa.types.is_date(column.type)
+        or pa.types.is_null(column.type)
+    ):
         return ISO
     if pa.types.is_nested(column.type):
         raise ContractError(f"{name} is of type {column.type}, expected times")
@@ -156,7 +162,9 @@ def find_form(column: Any, *, now: float, name: str) -> str:
         times = [None if number is None else read(*number) for number in numbers]
         num_fitting[form] = sum(time is not None and EARLIEST <= time <= latest for time in times)
     most = max(num_fitting.values())
-    fitting = [form for form, num in num_fitting.items() if num == most >= FITTING_SHARE * len(numbers)]
+    fitting = [
+        form for form, num in num_fitting.items() if num == most >= FITTING_SHARE * len(numbers)
+    ]
     digits = [form for form in fitting if form.startswith("Y")]
     # Counts are valid digits by chance: often if they span a minute, hardly ever if they span a
     # day.
@@ -167,10 +175,13 @@ def find_form(column: Any, *, now: float, name: str) -> str:
         return fitting[0]
     example = f"{name} is {values[0]!r}"
     if fitting:
-        raise ContractError(f"{example}, which can be {' or '.join(fitting)}, expected data.time_format to name one")
+        raise ContractError(
+            f"{example}, which can be {' or '.join(fitting)}, expected data.time_format to name one"
+        )
     spans = _spans_of(texts, numbers)
     raise ContractError(
-        f"{example}, which is not a time between 1990 and tomorrow{spans}; expected ISO 8601 such as "
+        f"{example}, which is not a time between 1990 and tomorrow{spans}; expected ISO 8601 such "
+        "as "
         f"2026-01-31T00:00:00Z, or data.time_format set to one of {', '.join(FORMS)}"
     )
 
@@ -180,7 +191,11 @@ def _spans_of(texts: Sequence[str], numbers: Sequence[tuple[int, float] | None])
     if all(time is None for time in times):
         times = [None if number is None else FORMS["seconds"](*number) for number in numbers]
     known = [time for time in times if time is not None and time < 250_000_000_000_000_000]
-    return f" (read as seconds since 1970: {to_iso(min(known))[:10]} to {to_iso(max(known))[:10]})" if known else ""
+    return (
+        f" (read as seconds since 1970: {to_iso(min(known))[:10]} to {to_iso(max(known))[:10]})"
+        if known
+        else ""
+    )
 
 
 def _plain_text(value: object) -> str:
@@ -193,7 +208,11 @@ def _number(text: str) -> tuple[int, float] | None:
     if _SCIENTIFIC.fullmatch(text):
         digits, number = text.lower().partition("e")[0].replace(".", ""), Decimal(text)
         # A spreadsheet that shows fewer digits than the number has is rounding it.
-        return (int(number), 0.0) if number == int(number) and len(digits) >= len(str(int(number))) else None
+        return (
+            (int(number), 0.0)
+            if number == int(number) and len(digits) >= len(str(int(number)))
+            else None
+        )
     if not (found := _NUMBER.fullmatch(text)):
         return None
     whole, fraction = found.groups()
@@ -220,20 +239,29 @@ class TimeRule:
             missing = np.ones(len(column), bool)
             return Parsed(pa.nulls(len(column), TIME_TYPE), pa.array(missing), pa.array(~missing))
         if pa.types.is_nested(column.type) or str(column.type) in ("float", "halffloat"):
-            return Parsed(pa.nulls(len(column), TIME_TYPE), column.is_null(), column.is_valid())  # not exact
+            return Parsed(
+                pa.nulls(len(column), TIME_TYPE), column.is_null(), column.is_valid()
+            )  # not exact
         if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
             found = _in_micros(column)
             return Parsed(found, column.is_null(), pc.and_not(found.is_null(), column.is_null()))
         encoded = column.dictionary_encode()
         words = encoded.dictionary
-        times, missing = pa.nulls(len(words), TIME_TYPE), pc.is_nan(words) if _is_floating(words) else words.is_null()
+        times, missing = (
+            pa.nulls(len(words), TIME_TYPE),
+            pc.is_nan(words) if _is_floating(words) else words.is_null(),
+        )
         if is_text(words.type):
             missing = missing_texts(words)
             times = _usual_times(words) if self.form == ISO else times
         at = np.flatnonzero(pc.and_not(times.is_null(), missing).to_numpy(zero_copy_only=False))
-        others = pa.array([self._micros(word) for word in words.take(pa.array(at)).to_pylist()], pa.int64())
+        others = pa.array(
+            [self._micros(word) for word in words.take(pa.array(at)).to_pylist()], pa.int64()
+        )
         mask = np.isin(np.arange(len(words)), at)
-        found = pc.replace_with_mask(times, pa.array(mask), others.cast(TIME_TYPE)).take(encoded.indices)
+        found = pc.replace_with_mask(times, pa.array(mask), others.cast(TIME_TYPE)).take(
+            encoded.indices
+        )
         missing = pc.fill_null(missing.take(encoded.indices), True)
         return Parsed(found, missing, pc.and_not(found.is_null(), missing))
 
@@ -251,7 +279,10 @@ def _is_floating(column: Any) -> bool:
     return bool(pa.types.is_floating(column.type))
 
 
-_USUAL = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})?$"
+_USUAL = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T "
+    r"][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})?$"
+)
 
 
 def _usual_times(texts: Any) -> Any:

@@ -39,9 +39,13 @@ def parse_time(name: str, text: str) -> int:
     """
     try:
         # Python 3.10 does not support the Z.
-        return to_micros(datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text))
+        return to_micros(
+            datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+        )
     except ValueError as error:
-        raise ContractError(f"{name} is {text!r}, expected an ISO 8601 time such as 2026-01-31T00:00:00Z") from error
+        raise ContractError(
+            f"{name} is {text!r}, expected an ISO 8601 time such as 2026-01-31T00:00:00Z"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,9 @@ class TimeSpan:
 
     def holds(self, micros: int) -> bool:
         """Return whether the time is in the span."""
-        return (self.start is None or self.start <= micros) and (self.end is None or micros < self.end)
+        return (self.start is None or self.start <= micros) and (
+            self.end is None or micros < self.end
+        )
 
     def overlaps(self, first: int, last: int) -> bool:
         """Return whether a time from `first` to `last`, both inclusive, may be in the span."""
@@ -98,5 +104,7 @@ def parse_day(name: str, text: str) -> date:
     except ValueError as error:
         raise ContractError(f"{name} is {text!r}, expected a date YYYY-MM-DD") from error
     if str(found) != text or found.year == MAXYEAR:  # some times of the last year cannot be written
-        raise ContractError(f"{name} is {text!r}, expected a date YYYY-MM-DD before the year {MAXYEAR}")
+        raise ContractError(
+            f"{name} is {text!r}, expected a date YYYY-MM-DD before the year {MAXYEAR}"
+        )
     return found

@@ -29,7 +29,10 @@ class _RowTexts:
 
     def of(self, at: int, number: int) -> str:
         """Return the row at a position of the chunk."""
-        values = {name: shown_value(column[at]) for name, column in zip(self._rows.schema.names, self._rows.columns)}
+        values = {
+            name: shown_value(column[at])
+            for name, column in zip(self._rows.schema.names, self._rows.columns)
+        }
         return json.dumps(values, default=str)[:2000]
 
 
@@ -64,7 +67,9 @@ class ParquetRows:
         with _reading(path), _connected() as connection:
             found = connection.execute(f"DESCRIBE SELECT * FROM {_table(path)}").fetchall()
         if len(found) != len(names):
-            raise ContractError(f"{path} has {len(names)} columns, but DuckDB reads {len(found)}, expected as many")
+            raise ContractError(
+                f"{path} has {len(names)} columns, but DuckDB reads {len(found)}, expected as many"
+            )
         return cls(path=path, names=tuple(names), _own=tuple(name for name, *_ in found))
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
@@ -106,4 +111,6 @@ class _reading:
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
         if isinstance(error, duckdb.Error | pa.ArrowException):
-            raise ContractError(f"{self._path} is not a readable Parquet file: {first_line(error)}") from error
+            raise ContractError(
+                f"{self._path} is not a readable Parquet file: {first_line(error)}"
+            ) from error

@@ -22,7 +22,9 @@ class UnfitFiles(ContractError):
 
     def __init__(self, reasons: Mapping[Path, str]) -> None:
         first = next(iter(reasons.values()))
-        super().__init__(f"{first}; {len(reasons) - 1} more files are unfit" if len(reasons) > 1 else first)
+        super().__init__(
+            f"{first}; {len(reasons) - 1} more files are unfit" if len(reasons) > 1 else first
+        )
         self.reasons = dict(reasons)
         """Reasons by path."""
 
@@ -47,7 +49,9 @@ class QuarantinedFile(NamedTuple):
         return cls(name, num_rows, reason)
 
 
-def expect_few(unfit: Sequence[QuarantinedFile], num_fit: int, *, what: str, max_fraction: float) -> None:
+def expect_few(
+    unfit: Sequence[QuarantinedFile], num_fit: int, *, what: str, max_fraction: float
+) -> None:
     """Check that few files are unfit.
 
     Args:
@@ -62,8 +66,10 @@ def expect_few(unfit: Sequence[QuarantinedFile], num_fit: int, *, what: str, max
     num_files = len(unfit) + num_fit
     if len(unfit) > max_fraction * num_files:
         raise ContractError(
-            f"{len(unfit)} of {num_files} files {what} are unfit to read ({len(unfit) / num_files:.2%}), expected at "
-            f"most {max_fraction:.2%} (extraction.max_quarantined_file_fraction); the first: {unfit[0].reason}; fix or "
+            f"{len(unfit)} of {num_files} files {what} are unfit to read "
+            f"({len(unfit) / num_files:.2%}), expected at "
+            f"most {max_fraction:.2%} (extraction.max_quarantined_file_fraction); the first: "
+            f"{unfit[0].reason}; fix or "
             "remove them, or allow more"
         )
 

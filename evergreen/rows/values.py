@@ -62,7 +62,9 @@ class ValueRule:
         column = plain(column)
         if pa.types.is_null(column.type):
             missing = pa.array(np.ones(len(column), bool))
-            return Parsed(pa.nulls(len(column), self.type), missing, pa.array(np.zeros(len(column), bool)))
+            return Parsed(
+                pa.nulls(len(column), self.type), missing, pa.array(np.zeros(len(column), bool))
+            )
         if is_text(column.type):
             return self._texts(column)
         if pa.types.is_floating(column.type):
@@ -169,9 +171,11 @@ def _finite(numbers: Any) -> Any:
 
 
 NUMBERS = ValueRule(
-    type=pa.float32(), expected="a finite number with a decimal point, or nothing",
-    of_text=_numbers_of_text, of_typed=_numbers_of_typed,
-)  # fmt: skip
+    type=pa.float32(),
+    expected="a finite number with a decimal point, or nothing",
+    of_text=_numbers_of_text,
+    of_typed=_numbers_of_typed,
+)
 
 
 def _weights(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -183,9 +187,12 @@ def _weights(of: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 WEIGHTS = ValueRule(
-    type=pa.float32(), expected="a finite number of at least 0",
-    of_text=_weights(_numbers_of_text), of_typed=_weights(_numbers_of_typed), is_required=True,
-)  # fmt: skip
+    type=pa.float32(),
+    expected="a finite number of at least 0",
+    of_text=_weights(_numbers_of_text),
+    of_typed=_weights(_numbers_of_typed),
+    is_required=True,
+)
 
 
 # -- labels and positions
@@ -203,16 +210,23 @@ def _label_of_text(text: str) -> int | None:
 
 
 def _labels_of_typed(column: Any) -> Any:
-    numbers = column.cast(pa.float64()) if not pa.types.is_boolean(column.type) else column.cast(pa.int32())
+    numbers = (
+        column.cast(pa.float64())
+        if not pa.types.is_boolean(column.type)
+        else column.cast(pa.int32())
+    )
     numbers = numbers.cast(pa.float64())
     is_label = pc.is_in(numbers, value_set=pa.array([0.0, 1.0]))
     return pc.if_else(is_label, numbers, pa.scalar(None, pa.float64())).cast(pa.int32())
 
 
 LABELS = ValueRule(
-    type=pa.int32(), expected="0, 1, true or false",
-    of_text=_labels_of_text, of_typed=_labels_of_typed, is_required=True,
-)  # fmt: skip
+    type=pa.int32(),
+    expected="0, 1, true or false",
+    of_text=_labels_of_text,
+    of_typed=_labels_of_typed,
+    is_required=True,
+)
 
 
 def _places_of_text(texts: Any) -> Any:
@@ -225,13 +239,18 @@ def _place_of_text(text: str) -> int | None:
 
 
 def _places_of_typed(column: Any) -> Any:
-    return pc.if_else(pc.greater_equal(column, 0), column, pa.scalar(None, column.type)).cast(pa.int32())
+    return pc.if_else(pc.greater_equal(column, 0), column, pa.scalar(None, column.type)).cast(
+        pa.int32()
+    )
 
 
 PLACES = ValueRule(
-    type=pa.int32(), expected="a whole number of 0 or more",
-    of_text=_places_of_text, of_typed=_places_of_typed, is_required=True,
-)  # fmt: skip
+    type=pa.int32(),
+    expected="a whole number of 0 or more",
+    of_text=_places_of_text,
+    of_typed=_places_of_typed,
+    is_required=True,
+)
 
 
 # -- categories
@@ -248,7 +267,11 @@ def _whole_of_text(text: str) -> int | None:
     number = int(sign + digits)
     is_exact = not point or abs(number) < meanings.EXACT_FLOATS
     is_plain = digits == "0" or not digits.startswith("0")
-    return number if is_exact and is_plain and meanings.LEAST_WHOLE <= number < meanings.END_OF_WHOLE else None
+    return (
+        number
+        if is_exact and is_plain and meanings.LEAST_WHOLE <= number < meanings.END_OF_WHOLE
+        else None
+    )
 
 
 def _category_of_text(text: str) -> int | None:
@@ -260,7 +283,9 @@ def _category_of_text(text: str) -> int | None:
 
 
 def _categories_of_text(texts: Any) -> Any:
-    return _mixed(texts, matching(texts, "^(0|-?[1-9][0-9]{0,17})$").cast(pa.int64()), _category_of_text)
+    return _mixed(
+        texts, matching(texts, "^(0|-?[1-9][0-9]{0,17})$").cast(pa.int64()), _category_of_text
+    )
 
 
 def _whole_numbers(column: Any) -> Any:
@@ -270,9 +295,14 @@ def _whole_numbers(column: Any) -> Any:
         is_whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), exact))
         return pc.if_else(is_whole, column, pa.scalar(None, column.type)).cast(pa.int64())
     if pa.types.is_decimal(column.type):
-        numbers = [None if number is None or number != int(number) else int(number) for number in column.to_pylist()]
+        numbers = [
+            None if number is None or number != int(number) else int(number)
+            for number in column.to_pylist()
+        ]
         least, end = meanings.LEAST_WHOLE, meanings.END_OF_WHOLE
-        kept = [None if number is None or not least <= number < end else number for number in numbers]
+        kept = [
+            None if number is None or not least <= number < end else number for number in numbers
+        ]
         is_large = any(number is not None and number >= 2**63 for number in kept)
         return pa.array(kept, pa.uint64() if is_large else pa.int64())
     if not pa.types.is_integer(column.type):
@@ -287,19 +317,29 @@ def _categories_of_typed(column: Any) -> Any:
     if not pa.types.is_uint64(numbers.type):
         return numbers.cast(pa.int64())
     return pa.array(
-        [None if n is None else n if n < 2**63 else category_of(str(n)) for n in numbers.to_pylist()], pa.int64()
+        [
+            None if n is None else n if n < 2**63 else category_of(str(n))
+            for n in numbers.to_pylist()
+        ],
+        pa.int64(),
     )
 
 
 CATEGORIES = ValueRule(
     type=pa.int64(),
-    expected="a whole number of 64 bits, exact and without leading zeros, or nothing (`type: string` takes any text)",
-    of_text=_categories_of_text, of_typed=_categories_of_typed,
-)  # fmt: skip
+    expected="a whole number of 64 bits, exact and without leading zeros, or nothing (`type: "
+    "string` takes any text)",
+    of_text=_categories_of_text,
+    of_typed=_categories_of_typed,
+)
 
 
 def _word_of_text(text: str) -> str | None:
-    if _LONG_FLOAT.fullmatch(text) and abs(float(text)) >= meanings.EXACT_FLOATS or "\ufffd" in text:
+    if (
+        _LONG_FLOAT.fullmatch(text)
+        and abs(float(text)) >= meanings.EXACT_FLOATS
+        or "\ufffd" in text
+    ):
         return None
     return meanings.word_of(text, holds_words=True)
 
@@ -308,7 +348,9 @@ _UNUSUAL_WORD = "(?i)^\\s*(true|false)\\s*$|^[+-]?[0-9]{16,}\\.[0-9]*$|\ufffd"
 
 
 def _words_of_text(texts: Any) -> Any:
-    usual = pc.if_else(pc.match_substring_regex(texts, _UNUSUAL_WORD), pa.scalar(None, texts.type), texts)
+    usual = pc.if_else(
+        pc.match_substring_regex(texts, _UNUSUAL_WORD), pa.scalar(None, texts.type), texts
+    )
     return _mixed(texts, usual, _word_of_text)
 
 
@@ -320,9 +362,11 @@ def _words_of_typed(column: Any) -> Any:
 
 
 WORDS = ValueRule(
-    type=pa.string(), expected="a text in UTF-8, a whole number written exactly, or nothing",
-    of_text=_words_of_text, of_typed=_words_of_typed,
-)  # fmt: skip
+    type=pa.string(),
+    expected="a text in UTF-8, a whole number written exactly, or nothing",
+    of_text=_words_of_text,
+    of_typed=_words_of_typed,
+)
 
 
 def _ids_of_text(texts: Any) -> Any:
@@ -332,9 +376,11 @@ def _ids_of_text(texts: Any) -> Any:
 
 
 REQUEST_IDS = ValueRule(
-    type=pa.string(), expected=f"a text of up to {MAX_ID_CHARACTERS} characters",
-    of_text=_ids_of_text, of_typed=lambda column: _whole_numbers(column).cast(pa.string()),
-)  # fmt: skip
+    type=pa.string(),
+    expected=f"a text of up to {MAX_ID_CHARACTERS} characters",
+    of_text=_ids_of_text,
+    of_typed=lambda column: _whole_numbers(column).cast(pa.string()),
+)
 
 
 # -- lists
@@ -355,7 +401,10 @@ class ListRule:
     @property
     def expected(self) -> str:
         """See `ValueRule.expected`."""
-        return f"elements separated by {self.separator!r} or in JSON brackets, each {self.element.expected}"
+        return (
+            f"elements separated by {self.separator!r} or in JSON brackets, each "
+            f"{self.element.expected}"
+        )
 
     is_required = False
 
@@ -369,7 +418,9 @@ class ListRule:
             column = column.cast(pa.string())
         if is_text(column.type):
             encoded = column.dictionary_encode()
-            parsed = self._lists(pa.array([self._split(text) for text in encoded.dictionary.to_pylist()], _TEXTS))
+            parsed = self._lists(
+                pa.array([self._split(text) for text in encoded.dictionary.to_pylist()], _TEXTS)
+            )
             taken = [each.take(encoded.indices) for each in parsed]
             return Parsed(taken[0], pc.fill_null(taken[1], True), pc.fill_null(taken[2], False))
         if pa.types.is_fixed_size_list(column.type):
@@ -388,7 +439,10 @@ class ListRule:
                 return _python_list(stripped)
         if meanings.is_missing_word(text):
             return []
-        return [part.strip() if self.separator != " " else part for part in stripped.split(self.separator)]
+        return [
+            part.strip() if self.separator != " " else part
+            for part in stripped.split(self.separator)
+        ]
 
     def _lists(self, column: Any) -> Parsed:
         elements = self.element.parse(column.flatten())
@@ -401,7 +455,8 @@ class ListRule:
         is_empty = kept == 0
         offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
         lists = pa.ListArray.from_arrays(
-            pa.array(offsets, mask=np.append(is_empty | is_wrong, False)), elements.values.drop_null()
+            pa.array(offsets, mask=np.append(is_empty | is_wrong, False)),
+            elements.values.drop_null(),
         )
         return Parsed(lists.cast(self.type), pa.array(is_empty & ~is_wrong), pa.array(is_wrong))
 

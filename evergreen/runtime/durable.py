@@ -253,7 +253,9 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
         os.rename(aside, final)
     except Exception as error:
         if replace and (final.exists() or not aside.exists()):
-            raise TemporaryError(f"another process makes {final} too, so this one's work is lost: {error}") from error
+            raise TemporaryError(
+                f"another process makes {final} too, so this one's work is lost: {error}"
+            ) from error
         raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -15,7 +15,13 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import ParamSpec
 
-from evergreen.runtime.errors import ContractError, PermanentError, Preempted, Refused, TemporaryError
+from evergreen.runtime.errors import (
+    ContractError,
+    PermanentError,
+    Preempted,
+    Refused,
+    TemporaryError,
+)
 from evergreen.runtime.plain_text import printable
 
 P = ParamSpec("P")
@@ -74,7 +80,11 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
             finally:
                 sys.stdout.flush()
         except BrokenPipeError as error:
-            return ExitCode.DONE if _reader_has_gone() else _print_error("error", error, ExitCode.FAILED)
+            return (
+                ExitCode.DONE
+                if _reader_has_gone()
+                else _print_error("error", error, ExitCode.FAILED)
+            )
         except Refused as error:
             return _print_error("refused", error, ExitCode.REFUSED)
         except ContractError as error:

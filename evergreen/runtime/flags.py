@@ -45,7 +45,11 @@ class _WithDefaults(argparse.ArgumentDefaultsHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_telling = action.default not in (None, "", (), []) and action.default is not False
-        return super()._get_help_string(action) if is_telling and "default" not in (action.help or "") else action.help
+        return (
+            super()._get_help_string(action)
+            if is_telling and "default" not in (action.help or "")
+            else action.help
+        )
 
 
 def run_flags(**values: object) -> list[str]:

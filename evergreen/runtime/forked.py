@@ -55,7 +55,9 @@ def usual_processes() -> int:
     return min(available_cores(), MAX_PROCESSES)
 
 
-def run_all(function: Callable[[Item], Result], items: Iterable[Item], *, processes: int) -> list[Result]:
+def run_all(
+    function: Callable[[Item], Result], items: Iterable[Item], *, processes: int
+) -> list[Result]:
     """Return the function's results in the order of the items.
 
     One item, or one requested process, runs in this process. Otherwise the items run in processes
@@ -94,7 +96,9 @@ def run_all(function: Callable[[Item], Result], items: Iterable[Item], *, proces
     return results
 
 
-def shares(items: Sequence[Item], number: int, *, weight: Callable[[Item], float] = lambda _: 1) -> list[list[Item]]:
+def shares(
+    items: Sequence[Item], number: int, *, weight: Callable[[Item], float] = lambda _: 1
+) -> list[list[Item]]:
     """Divide the items into at most `number` consecutive shares of nearly equal weight.
 
     No share is empty. Weights are positive, and the default weight of an item is 1. An item belongs
@@ -115,7 +119,9 @@ class _RemoteTraceback(Exception):
     """Text of the traceback of an error in another process."""
 
 
-def _fork_worker(function: Callable[[Any], Any], items: Sequence[Any]) -> tuple[Connection, BaseProcess]:
+def _fork_worker(
+    function: Callable[[Any], Any], items: Sequence[Any]
+) -> tuple[Connection, BaseProcess]:
     """Start a process that runs the items and sends one answer.
 
     Return it with this process's end of its pipe.
@@ -126,7 +132,10 @@ def _fork_worker(function: Callable[[Any], Any], items: Sequence[Any]) -> tuple[
         # Daemon, so that the interpreter's exit does not wait for a process that a signal kept from
         # being registered here.
         process = context.Process(
-            target=_work, args=(function, items, theirs), kwargs={"parent": os.getpid()}, daemon=True
+            target=_work,
+            args=(function, items, theirs),
+            kwargs={"parent": os.getpid()},
+            daemon=True,
         )
         process.start()
     return ours, process
@@ -137,13 +146,16 @@ def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exc
     answers: dict[Connection, tuple[list[Any], Exception | None]] = {}
     while len(answers) < len(workers):
         # Poll with a timeout, so that a signal that arrives just before a wait is handled after it.
-        for connection in wait([each for each in workers if each not in answers], timeout=_WAIT_SECONDS):
+        for connection in wait(
+            [each for each in workers if each not in answers], timeout=_WAIT_SECONDS
+        ):
             assert isinstance(connection, Connection)
             try:
                 results, error, trace = pickle.loads(connection.recv_bytes())
             except (EOFError, OSError) as broken:
                 raise TemporaryError(
-                    f"one of {len(workers)} processes was killed; fewer processes or smaller parts take less memory"
+                    f"one of {len(workers)} processes was killed; fewer processes or smaller parts "
+                    "take less memory"
                 ) from broken
             if error is not None:
                 error.__cause__ = _RemoteTraceback(f"\n{trace}")
@@ -151,7 +163,9 @@ def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exc
     return [answers[connection] for connection in workers]
 
 
-def _work(function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, *, parent: int) -> None:
+def _work(
+    function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, *, parent: int
+) -> None:
     # End this process if the parent is killed. Otherwise it would stay with all its memory.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -101,9 +101,15 @@ class KubeflowServer:
         from kfp.client import Client, ServiceAccountTokenVolumeCredentials
 
         if token_file and not Path(token_file).is_file():
-            raise ContractError(f"token file {token_file} is absent, expected the server's token in it")
+            raise ContractError(
+                f"token file {token_file} is absent, expected the server's token in it"
+            )
         path = token_file or os.environ.get(TOKEN_PATH_VARIABLE, TOKEN_PATH)
-        credentials = ServiceAccountTokenVolumeCredentials(path) if token_file or os.path.exists(path) else None
+        credentials = (
+            ServiceAccountTokenVolumeCredentials(path)
+            if token_file or os.path.exists(path)
+            else None
+        )
         self.host, self.namespace = host, namespace
         with self.requests(), warnings.catch_warnings():
             # kfp warns at every start that it "only works with v2.0.0-beta.2 and later".
@@ -136,7 +142,9 @@ class KubeflowServer:
             # A nested call has translated the error already. Only the action is added.
             raise type(error)(f"{prefix}{error}") from error
         except ApiException as error:
-            temporary = not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
+            temporary = (
+                not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
+            )
             # The server answers 500, code 13, for a deleted version and for an invalid request.
             temporary = temporary and not _REFUSALS.search(str(error.body or ""))
             text = f"{server} answered {error.status} {error.reason}: {str(error.body or '')[:300]}"
@@ -149,20 +157,26 @@ class KubeflowServer:
     def health(self) -> tuple[bool, datetime | None]:
         """Return whether the installation is multi-user, and the server's time or None."""
         with self.requests():
-            answer, _, headers = self.client._healthz_api.healthz_service_get_healthz_with_http_info()
+            answer, _, headers = (
+                self.client._healthz_api.healthz_service_get_healthz_with_http_info()
+            )
             date = headers.get("Date")
             return bool(answer.multi_user), parsedate_to_datetime(date) if date else None
 
     def experiment_id(self, name: str) -> str:
         """Return the id of the experiment, and create the experiment if it is absent."""
         with self.requests():
-            return str(self.client.create_experiment(name, namespace=self.namespace or None).experiment_id)
+            return str(
+                self.client.create_experiment(name, namespace=self.namespace or None).experiment_id
+            )
 
     def find_experiment(self, name: str) -> str | None:
         """Return the id of the experiment, or None if it is absent."""
         with self.requests():
             try:
-                return str(self.client.get_experiment(None, name, self.namespace or None).experiment_id)
+                return str(
+                    self.client.get_experiment(None, name, self.namespace or None).experiment_id
+                )
             except ValueError as error:
                 if not str(error).startswith("No experiment is found"):
                     raise
@@ -179,7 +193,9 @@ class KubeflowServer:
         # The client would also send an empty namespace, which a single-user server refuses.
         scope = {"namespace": self.namespace} if self.namespace else {}
         with self.requests():
-            found = self.client.list_pipelines(filter=_filter_by_name(name), **scope).pipelines or []
+            found = (
+                self.client.list_pipelines(filter=_filter_by_name(name), **scope).pipelines or []
+            )
         if len(found) > 1:
             raise PermanentError(f"{len(found)} pipelines are named {name}, expected one")
         return str(found[0].pipeline_id) if found else None
@@ -197,13 +213,19 @@ class KubeflowServer:
         from `evergreen submit` wins, because a new pipeline also gets a version of its own name.
         """
         with self.requests():
-            answer = self.client.list_pipeline_versions(pipeline_id, page_size=_PAGE, sort_by="created_at desc")
+            answer = self.client.list_pipeline_versions(
+                pipeline_id, page_size=_PAGE, sort_by="created_at desc"
+            )
         found = answer.pipeline_versions
         if not found:
             return None
         tied = [each for each in found if each.created_at == found[0].created_at]
-        newest = next((each for each in tied if (each.description or "").startswith("sha256:")), found[0])
-        return PipelineVersion(pipeline_id, str(newest.pipeline_version_id), str(newest.display_name))
+        newest = next(
+            (each for each in tied if (each.description or "").startswith("sha256:")), found[0]
+        )
+        return PipelineVersion(
+            pipeline_id, str(newest.pipeline_version_id), str(newest.display_name)
+        )
 
     def find_runs(self, experiment_id: str, *, name: str) -> list[Any]:
         """Return the experiment's runs with this display name."""
@@ -211,7 +233,11 @@ class KubeflowServer:
 
     def active_runs(self, experiment_id: str) -> list[Any]:
         """Return the experiment's runs that have not ended."""
-        predicate = {"operation": "IN", "key": "state", "stringValues": {"values": list(ACTIVE_STATES)}}
+        predicate = {
+            "operation": "IN",
+            "key": "state",
+            "stringValues": {"values": list(ACTIVE_STATES)},
+        }
         return self._list_all("runs", experiment_id, json.dumps({"predicates": [predicate]}))
 
     def find_schedules(self, experiment_id: str, *, name: str) -> list[Any]:
@@ -270,9 +296,16 @@ class KubeflowServer:
     def failed_runs(self, experiment_id: str, *, among: int) -> list[FailedRun]:
         """Return the failed runs among the `among` newest runs of an experiment, newest first."""
         with self.requests():
-            answer = self.client.list_runs(experiment_id=experiment_id, page_size=among, sort_by="created_at desc")
+            answer = self.client.list_runs(
+                experiment_id=experiment_id, page_size=among, sort_by="created_at desc"
+            )
         return [
-            FailedRun(name=run.display_name, run_id=run.run_id, text=describe_end(run), link=self.link_to(run.run_id))
+            FailedRun(
+                name=run.display_name,
+                run_id=run.run_id,
+                text=describe_end(run),
+                link=self.link_to(run.run_id),
+            )
             for run in answer.runs or []
             if run.state == "FAILED"
         ]
@@ -348,7 +381,9 @@ def wait(
 
 
 _GROUPS = re.compile(
-    r"executor|root|(exit-handler|condition|for-loop)-\d+(\.onExit)?|.*\(\d+\)|" + PIPELINE_NAME + "-[a-z0-9]+"
+    r"executor|root|(exit-handler|condition|for-loop)-\d+(\.onExit)?|.*\(\d+\)|"
+    + PIPELINE_NAME
+    + "-[a-z0-9]+"
 )
 """Names of tasks that are neither a step nor a driver: groups of tasks, tries of a task, and the
 workflow."""
@@ -386,5 +421,9 @@ def _filter_by_name(name: str) -> str:
     return json.dumps({"predicates": [predicate]})
 
 
-def _request_with_timeout(request: Any, timeout: tuple[float, float], *args: Any, **kwargs: Any) -> Any:
-    return request(*args, **{**kwargs, "_request_timeout": kwargs.get("_request_timeout") or timeout})
+def _request_with_timeout(
+    request: Any, timeout: tuple[float, float], *args: Any, **kwargs: Any
+) -> Any:
+    return request(
+        *args, **{**kwargs, "_request_timeout": kwargs.get("_request_timeout") or timeout}
+    )

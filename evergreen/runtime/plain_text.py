@@ -24,7 +24,9 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(_escaped(each) if unicodedata.category(each) in _DANGEROUS else each for each in text)
+    return "".join(
+        _escaped(each) if unicodedata.category(each) in _DANGEROUS else each for each in text
+    )
 
 
 def _escaped(character: str) -> str:
@@ -78,7 +80,9 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
         line = {
-            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(record.created, timezone.utc).isoformat(
+                timespec="milliseconds"
+            ),
             "severity": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),

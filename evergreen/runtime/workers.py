@@ -58,7 +58,9 @@ class Pickled(NamedTuple):
         """
         content = Path(self.path).read_bytes()
         if hashlib.sha256(content).hexdigest() != self.sha256:
-            raise TemporaryError(f"{self.path} is not what a worker wrote, expected sha256 {self.sha256}")
+            raise TemporaryError(
+                f"{self.path} is not what a worker wrote, expected sha256 {self.sha256}"
+            )
         return pickle.loads(content)
 
 
@@ -86,7 +88,9 @@ def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Work
         if not threads:
             raise TemporaryError(f"Dask scheduler {scheduler} has no worker, expected at least one")
         try:
-            yield Workers(partial(_run_all, client=client, shared=shared), SHARES_PER_THREAD * threads)
+            yield Workers(
+                partial(_run_all, client=client, shared=shared), SHARES_PER_THREAD * threads
+            )
         except KilledWorker as error:
             raise TemporaryError(
                 f"workers of Dask scheduler {scheduler} were killed: {first_line(error)}; smaller "
@@ -94,7 +98,9 @@ def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Work
             ) from error
 
 
-def _run_all(function: Callable[[Any], Any], items: Sequence[Any], *, client: Any, shared: Path) -> list[Any]:
+def _run_all(
+    function: Callable[[Any], Any], items: Sequence[Any], *, client: Any, shared: Path
+) -> list[Any]:
     from distributed.protocol.pickle import dumps
 
     # Pass the function in a file, not in each task's message, because it may hold vocabularies of
@@ -132,6 +138,8 @@ def _client(scheduler: str) -> Iterator[Any]:
             "tcp://host:8786, or nothing for this process"
         ) from error
     except OSError as error:
-        raise TemporaryError(f"Dask scheduler {scheduler} does not answer: {first_line(error)}") from error
+        raise TemporaryError(
+            f"Dask scheduler {scheduler} does not answer: {first_line(error)}"
+        ) from error
     with client:
         yield client

@@ -18,7 +18,13 @@ from evergreen.registry.traffic_plan import DRAIN_SECONDS, Arm, Baseline, Traffi
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from evergreen.serving.canary_policy import CanaryDecision
 from evergreen.serving.intact import golden_rows
-from evergreen.serving.release import ReleaseSettings, check_belonging, check_may_replace, forget, prepare_version
+from evergreen.serving.release import (
+    ReleaseSettings,
+    check_belonging,
+    check_may_replace,
+    forget,
+    prepare_version,
+)
 from evergreen.serving.servers import Triton, bring_up
 from evergreen.serving.site import Site, opened
 from evergreen.serving.switch import stage_version
@@ -64,7 +70,12 @@ NO_CANARY = Step(action=NONE, reason="there is no canary")
 
 
 def start(
-    model: Model, verdict: Verdict, raw: RawDataset, *, settings: ReleaseSettings, share: float = FIRST_SHARE
+    model: Model,
+    verdict: Verdict,
+    raw: RawDataset,
+    *,
+    settings: ReleaseSettings,
+    share: float = FIRST_SHARE,
 ) -> Release:
     """Start a canary and return its release. A model that is live or the canary keeps its release.
 
@@ -86,29 +97,48 @@ def start(
     check_belonging(model, verdict)
     if verdict.decision == FAIL:
         raise ContractError(
-            f"verdict on model {model.model_id} is {FAIL!r}, expected a pass or an inconclusive one for a canary"
+            f"verdict on model {model.model_id} is {FAIL!r}, expected a pass or an inconclusive "
+            "one for a canary"
         )
     settings = settings.serving(model)
     with opened(settings) as site:
         if (live := site.live) is None:
-            raise ContractError(f"model store {site.store} has no live version, expected one beside a canary")
+            raise ContractError(
+                f"model store {site.store} has no live version, expected one beside a canary"
+            )
         if live.model_id == model.model_id:
             return read_release(site.store, live.version)
         at_work, before = canary_at_work(site.store), site.repository.read_plan()
         if at_work is not None and at_work.model_id == model.model_id:
             # A retried start changes nothing, except that a shadow canary begins to serve.
-            if before is not None and before.canary is not None and before.canary_share == 0.0 < share:
-                grow(site, at_work, before, share=share, reason="the shadow canary gets its first share", baseline={})
+            if (
+                before is not None
+                and before.canary is not None
+                and before.canary_share == 0.0 < share
+            ):
+                grow(
+                    site,
+                    at_work,
+                    before,
+                    share=share,
+                    reason="the shadow canary gets its first share",
+                    baseline={},
+                )
             return read_release(site.store, at_work.version)
         if at_work is not None:
-            raise Refused(f"version {at_work.version} is a canary, expected its release or end before another starts")
+            raise Refused(
+                f"version {at_work.version} is a canary, expected its release or end before "
+                "another starts"
+            )
         check_may_replace(site, verdict, settings)
         # A plan that an earlier change failed to reset may still send clients to the previous
         # canary.
         if site.reset_plan("there is no canary"):
             before = site.repository.read_plan()
         if site.repository.canary.whole() and unload(site, before, None).action == DRAINING:
-            raise TemporaryError("clients may still call the previous canary, try again in some seconds")
+            raise TemporaryError(
+                "clients may still call the previous canary, try again in some seconds"
+            )
         done = prepare_version(site, model, verdict, raw=raw, settings=settings)
         plan = TrafficPlan(
             sequence=before.sequence + 1 if before else 1,
@@ -122,11 +152,15 @@ def start(
             reason=verdict.reason,
         )
         _publish_canary(site, done, plan, decision=verdict.decision, settings=settings)
-        logger.info("version %d is the canary, share %g, shadow %g", done.version, share, SHADOW_SHARE)
+        logger.info(
+            "version %d is the canary, share %g, shadow %g", done.version, share, SHADOW_SHARE
+        )
         return done
 
 
-def _publish_canary(site: Site, done: Release, plan: TrafficPlan, *, decision: str, settings: ReleaseSettings) -> None:
+def _publish_canary(
+    site: Site, done: Release, plan: TrafficPlan, *, decision: str, settings: ReleaseSettings
+) -> None:
     """Load the prepared version as the canary on all servers, then publish its traffic plan."""
     version, is_published = done.version, False
     line = site.entry(
@@ -162,9 +196,19 @@ def _publish_canary(site: Site, done: Release, plan: TrafficPlan, *, decision: s
             raise
 
 
-def grow(site: Site, at_work: Promotion, plan: TrafficPlan, *, share: float, reason: str, baseline: Baseline) -> None:
+def grow(
+    site: Site,
+    at_work: Promotion,
+    plan: TrafficPlan,
+    *,
+    share: float,
+    reason: str,
+    baseline: Baseline,
+) -> None:
     """Start a new stage: publish a plan with the new share, and record it in the journal."""
-    site.repository.write_plan(plan.next(canary_share=share, reason=reason, published_at=site.now(), baseline=baseline))
+    site.repository.write_plan(
+        plan.next(canary_share=share, reason=reason, published_at=site.now(), baseline=baseline)
+    )
     site.checkpoint("plan written")
     site.append(replace(at_work, share=share, reason=reason, who=site.settings.who))
     site.checkpoint("journal written")
@@ -187,7 +231,11 @@ def load_everywhere(site: Site, version: int, *, only_missing: bool = False) -> 
 
 
 def unload(
-    site: Site, plan: TrafficPlan | None, at_work: Promotion | None, *, drain_seconds: float = DRAIN_SECONDS
+    site: Site,
+    plan: TrafficPlan | None,
+    at_work: Promotion | None,
+    *,
+    drain_seconds: float = DRAIN_SECONDS,
 ) -> Step:
     """Unload a canary that no plan names, after the clients have read the plan."""
     versions = site.repository.canary.whole()
@@ -204,7 +252,9 @@ def unload(
             return Step(action=DRAINING, reason=reason, wait_seconds=drain_seconds - passed)
     site.remove_canary()
     if at_work is not None:
-        site.append(replace(at_work, action=promotion_journal.CANARY_ENDED, reason=reason, share=None))
+        site.append(
+            replace(at_work, action=promotion_journal.CANARY_ENDED, reason=reason, share=None)
+        )
     version = at_work.version if at_work else next(iter(versions), None)
     logger.info("canary %s is unloaded: %s", version, reason)
     return Step(action=ENDED, reason=reason, version=version)

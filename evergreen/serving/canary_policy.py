@@ -36,7 +36,16 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from evergreen.contracts.checks import AT_LEAST, AT_MOST, FAIL, INCONCLUSIVE, PASS, Check, decide, headline
+from evergreen.contracts.checks import (
+    AT_LEAST,
+    AT_MOST,
+    FAIL,
+    INCONCLUSIVE,
+    PASS,
+    Check,
+    decide,
+    headline,
+)
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics.metrics import (
     auc_difference,
@@ -160,11 +169,15 @@ class CanaryPolicy:
         if not self.shares or list(self.shares) != sorted(set(self.shares)) or self.shares[0] <= 0:
             raise ContractError(f"shares are {self.shares}, expected ascending values above 0")
         if self.shares[-1] >= 1:
-            raise ContractError(f"shares are {self.shares}, expected all below 1: the last step is the release")
+            raise ContractError(
+                f"shares are {self.shares}, expected all below 1: the last step is the release"
+            )
         for names, low, high in _BOUNDS:
             for name in names:
                 if not low < (value := getattr(self, name)) < high:
-                    raise ContractError(f"{name} is {value}, expected more than {low} and less than {high}")
+                    raise ContractError(
+                        f"{name} is {value}, expected more than {low} and less than {high}"
+                    )
 
     @property
     def looks(self) -> tuple[int, ...]:
@@ -255,7 +268,9 @@ class CanaryDecision:
     by_pairs: PairsDecision | None = None
 
     @classmethod
-    def of(cls, by_counts: CountsDecision, by_pairs: PairsDecision | None = None) -> "CanaryDecision":
+    def of(
+        cls, by_counts: CountsDecision, by_pairs: PairsDecision | None = None
+    ) -> "CanaryDecision":
         """Return the decision of all checks: the worst of them decides."""
         checks = [*by_counts.checks, *(by_pairs.checks if by_pairs else ())]
         action = _ACTIONS[decide(checks)]
@@ -263,7 +278,11 @@ class CanaryDecision:
 
 
 def evaluate(
-    pairs: Pairs, counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "a server did not answer"
+    pairs: Pairs,
+    counts: BothCounts | None,
+    policy: CanaryPolicy,
+    *,
+    unread: str = "a server did not answer",
 ) -> CanaryDecision:
     """Decide about the canary from pairs and counters.
 
@@ -273,16 +292,26 @@ def evaluate(
         policy: Rules.
         unread: Reason why the counters could not be read.
     """
-    return CanaryDecision.of(check_counts(counts, policy, unread=unread), check_pairs(pairs, policy))
+    return CanaryDecision.of(
+        check_counts(counts, policy, unread=unread), check_pairs(pairs, policy)
+    )
 
 
-def check_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = "") -> CountsDecision:
+def check_counts(
+    counts: BothCounts | None, policy: CanaryPolicy, *, unread: str = ""
+) -> CountsDecision:
     """Check errors and latency. `unread` is the reason if there are no counters."""
     if counts is None:
-        unknown = Check(name="failure rate", result=INCONCLUSIVE, detail=f"errors and latency are unknown: {unread}")
+        unknown = Check(
+            name="failure rate",
+            result=INCONCLUSIVE,
+            detail=f"errors and latency are unknown: {unread}",
+        )
         return CountsDecision(checks=(unknown,))
     stable, canary = counts.stable, counts.canary
-    requests = _check_minimum("requests of each arm", min(canary.requests, stable.requests), policy.min_requests)
+    requests = _check_minimum(
+        "requests of each arm", min(canary.requests, stable.requests), policy.min_requests
+    )
     if requests.result != PASS:
         return CountsDecision(checks=(requests,), counts=counts)
     allowed = min(stable.failure / stable.requests + policy.error_margin, 1.0)
@@ -293,10 +322,13 @@ def check_counts(counts: BothCounts | None, policy: CanaryPolicy, *, unread: str
         limit=allowed,
         bound=AT_MOST,
         result=FAIL if p_value < policy.error_alpha else PASS,
-        detail=f"{canary.failure:.0f} of {canary.requests:.0f} requests failed (p-value {p_value:.2g})",
+        detail=f"{canary.failure:.0f} of {canary.requests:.0f} requests failed (p-value "
+        f"{p_value:.2g})",
     )
     ratio, latency = _check_latency(counts, policy)
-    return CountsDecision(checks=(failures, latency), counts=counts, error_p_value=p_value, latency_ratio=ratio)
+    return CountsDecision(
+        checks=(failures, latency), counts=counts, error_p_value=p_value, latency_ratio=ratio
+    )
 
 
 def _check_minimum(name: str, value: float, minimum: float) -> Check:
@@ -305,19 +337,27 @@ def _check_minimum(name: str, value: float, minimum: float) -> Check:
 
 
 def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | None, Check]:
-    """Return the ratio of the mean times and its check, or None and the check that is missing requests."""
+    """Return the ratio of the mean times and its check.
+
+    With too few requests the ratio is None, and the check names the missing requests.
+    """
     stable, canary = counts.stable, counts.canary
     timed, enough = min(stable.computed, canary.computed), STEADY_MEAN * policy.min_requests
     few = _check_minimum("computed requests of each arm", timed, policy.min_requests)
     if few.result != PASS or not canary.mean_ms or not stable.mean_ms:
         return None, replace(few, result=INCONCLUSIVE)
     ratio = canary.mean_ms / stable.mean_ms
-    result, detail = PASS, f"mean time in the model is {canary.mean_ms:.3g} ms, stable's {stable.mean_ms:.3g} ms"
+    result, detail = (
+        PASS,
+        f"mean time in the model is {canary.mean_ms:.3g} ms, stable's {stable.mean_ms:.3g} ms",
+    )
     if ratio > policy.max_latency_ratio:
         result = FAIL if timed >= enough else INCONCLUSIVE
         detail += f", after {timed:.0f} requests of an arm, of {enough} that can abort"
     limit = policy.max_latency_ratio
-    check = Check(name="latency ratio", value=ratio, limit=limit, bound=AT_MOST, result=result, detail=detail)
+    check = Check(
+        name="latency ratio", value=ratio, limit=limit, bound=AT_MOST, result=result, detail=detail
+    )
     return ratio, check
 
 
@@ -334,7 +374,9 @@ def check_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsDecision:
     undecided = decide(checks) == INCONCLUSIVE
     if undecided and look == policy.max_looks:
         name, detail = "looks without a decision", "that was the last look"
-        checks.append(Check(name=name, value=look, limit=look - 1, bound=AT_MOST, result=FAIL, detail=detail))
+        checks.append(
+            Check(name=name, value=look, limit=look - 1, bound=AT_MOST, result=FAIL, detail=detail)
+        )
         undecided = False
     return PairsDecision(
         checks=tuple(checks),
@@ -350,7 +392,7 @@ def check_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsDecision:
 def _check_differences(
     auc: ArmDifference | None, log_loss: ArmDifference | None, policy: CanaryPolicy, *, look: int
 ) -> list[Check]:
-    """Check both metrics at a look: a significant loss fails, and no loss beyond the margin passes."""
+    """Check both metrics at a look: a significant loss fails, none beyond the margin passes."""
     z = NormalDist().inv_cdf(1 - policy.growth_level(look))
     table = (
         ("AUC against stable", auc, 1, -policy.auc_margin),
@@ -372,12 +414,17 @@ def _check_differences(
             continue
         p_value, width = found.loss_p_value(sign), _Z_95 * found.error
         if p_value < policy.level:
-            result, detail = FAIL, f"{check.detail} (p-value {p_value:.2g}, level {policy.level:.2g})"
+            result, detail = (
+                FAIL,
+                f"{check.detail} (p-value {p_value:.2g}, level {policy.level:.2g})",
+            )
         else:
             is_within = sign * found.value - z * found.error > sign * limit
             result, detail = PASS if is_within else INCONCLUSIVE, check.detail
         low, high = found.value - width, found.value + width
-        checks.append(replace(check, value=found.value, low=low, high=high, result=result, detail=detail))
+        checks.append(
+            replace(check, value=found.value, low=low, high=high, result=result, detail=detail)
+        )
     return checks
 
 
@@ -394,4 +441,6 @@ def measure_differences(pairs: Pairs) -> tuple[ArmDifference, ArmDifference] | N
     deviation = grouped_deviation((more, group_numbers(pairs.groups, len(pairs))))
     if auc is None or deviation is None:
         return None
-    return ArmDifference(auc.auc, auc.standard_error), ArmDifference(float(more.mean()), deviation.standard_error)
+    return ArmDifference(auc.auc, auc.standard_error), ArmDifference(
+        float(more.mean()), deviation.standard_error
+    )

@@ -52,7 +52,9 @@ def golden_rows(repository: ModelRepository, store: Path, version: int) -> Golde
         for problem in problems:
             logger.warning("%s; another copy is used", problem)
         return found
-    raise ContractError(f"no copy of the golden rows of version {version} is intact: {'; '.join(problems)}")
+    raise ContractError(
+        f"no copy of the golden rows of version {version} is intact: {'; '.join(problems)}"
+    )
 
 
 def check_kept(store: Path, release: Release) -> None:
@@ -90,7 +92,9 @@ def find_corrupt(folders: VersionFolders, store: Path, version: int) -> list[str
     return problems
 
 
-def heal(folders: VersionFolders, store: Path, version: int, *, options: ServingOptions) -> list[str]:
+def heal(
+    folders: VersionFolders, store: Path, version: int, *, options: ServingOptions
+) -> list[str]:
     """Replace the corrupt files of a version by intact copies.
 
     The caller holds the repository's lock.
@@ -114,12 +118,16 @@ def heal(folders: VersionFolders, store: Path, version: int, *, options: Serving
     return healed + _heal_published(folders, store, release, options=options)
 
 
-def _heal_published(folders: VersionFolders, store: Path, release: Release, *, options: ServingOptions) -> list[str]:
+def _heal_published(
+    folders: VersionFolders, store: Path, release: Release, *, options: ServingOptions
+) -> list[str]:
     version = release.version
     record, problem = _record_of(folders, release)
     found = folders.hashes(version)
     recorded = {file.name: file for file in record.files} if record else {}
-    problems = [problem] if problem else _corrupt_files(folders, version, recorded.values(), found=found)
+    problems = (
+        [problem] if problem else _corrupt_files(folders, version, recorded.values(), found=found)
+    )
     if not problems:
         return []
     try:
@@ -132,7 +140,9 @@ def _heal_published(folders: VersionFolders, store: Path, release: Release, *, o
     # Keep intact code that another release of Evergreen wrote. Replace corrupt code by the current
     # code.
     is_code_intact = own is not None and found.get(CODE_FILE) == own.sha256
-    files = [own if own and is_code_intact and file.name == CODE_FILE else file for file in fresh.files]
+    files = [
+        own if own and is_code_intact and file.name == CODE_FILE else file for file in fresh.files
+    ]
     corrupt = [file.name for file in files if found.get(file.name) != file.sha256]
     for name in corrupt:
         folders.replace(version, name, made[name])
@@ -162,7 +172,9 @@ def _heal_stored(folders: VersionFolders, store: Path, release: Release) -> list
     return healed
 
 
-def _record_of(folders: VersionFolders, release: Release) -> tuple[VersionRecord | None, str | None]:
+def _record_of(
+    folders: VersionFolders, release: Release
+) -> tuple[VersionRecord | None, str | None]:
     """Return the version's record, or None and an error if it is not of the released graph."""
     try:
         record = folders.record(release.version)
@@ -187,7 +199,8 @@ def _corrupt_files(
     folders: VersionFolders, version: int, files: Iterable[FileRecord], *, found: Mapping[str, str]
 ) -> list[str]:
     return [
-        f"{folders.uri}/{version}/{file.name} has sha256 {found.get(file.name)}, expected {file.sha256}"
+        f"{folders.uri}/{version}/{file.name} has sha256 {found.get(file.name)}, expected "
+        f"{file.sha256}"
         for file in files
         if found.get(file.name) != file.sha256
     ]

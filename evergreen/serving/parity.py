@@ -53,7 +53,9 @@ class GoldenRows:
 
     def sample(self, num_rows: int = NUM_GOLDEN_ROWS) -> "GoldenRows":
         """Return at most `num_rows` of the rows, evenly spaced."""
-        return self.take(np.unique(np.linspace(0, len(self) - 1, min(num_rows, len(self))).astype(np.int64)))
+        return self.take(
+            np.unique(np.linspace(0, len(self) - 1, min(num_rows, len(self))).astype(np.int64))
+        )
 
     def take(self, at: NDArray[np.int64] | slice) -> "GoldenRows":
         """Return the rows at these positions."""
@@ -63,7 +65,10 @@ class GoldenRows:
     def values(self, row: int) -> dict[str, float | int | None]:
         """Return the raw values of one row by column. None = missing."""
         dense, categorical = self.dense[row].tolist(), self.categorical[row].tolist()
-        found = {name: None if np.isnan(value) else value for name, value in zip(self.features.numeric, dense)}
+        found = {
+            name: None if np.isnan(value) else value
+            for name, value in zip(self.features.numeric, dense)
+        }
         return found | {
             name: None if value == MISSING_CATEGORY else value
             for name, value in zip(self.features.place_names, categorical)
@@ -87,9 +92,13 @@ class GoldenRows:
         """
         arrays = _read_arrays(path, "golden rows", (*_ARRAYS, _FEATURES))
         try:
-            features = read_mapping(Features, json.loads(str(arrays.pop(_FEATURES))), path=_FEATURES)
+            features = read_mapping(
+                Features, json.loads(str(arrays.pop(_FEATURES))), path=_FEATURES
+            )
         except (ValueError, TypeError) as error:
-            raise ContractError(f"golden rows {path} have no features: {first_line(error)}") from error
+            raise ContractError(
+                f"golden rows {path} have no features: {first_line(error)}"
+            ) from error
         found = {name: (str(array.dtype), array.shape) for name, array in arrays.items()}
         num_rows = arrays["expected"].size
         expected = {
@@ -98,7 +107,9 @@ class GoldenRows:
             "expected": ("float32", (num_rows,)),
         }
         if found != expected or num_rows == 0:
-            raise ContractError(f"golden rows {path} are {found}, expected {expected}, at least one row")
+            raise ContractError(
+                f"golden rows {path} are {found}, expected {expected}, at least one row"
+            )
         return cls(features=features, **arrays)
 
 
@@ -123,7 +134,8 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
     scores = _read_arrays(path, "scores", ("candidate",))["candidate"].astype(np.float32).ravel()
     if len(scores) != raw.num_holdout_rows or len(scores) == 0:
         raise ContractError(
-            f"scores {path} hold {len(scores)} rows, expected {raw.num_holdout_rows} as in the holdout, and at least 1"
+            f"scores {path} hold {len(scores)} rows, expected {raw.num_holdout_rows} as in the "
+            "holdout, and at least 1"
         )
     features = raw.recommender.features
     dense, categorical, count = [], [], 0
@@ -136,10 +148,15 @@ def read_held_out(raw: RawDataset, verdict: Verdict, *, max_rows: int = MAX_ROWS
         if count >= max_rows:
             break
     if count < min(len(scores), max_rows):
-        raise ContractError(f"{raw.holdout_uri} has {count} holdout rows, expected {len(scores)} as scored")
+        raise ContractError(
+            f"{raw.holdout_uri} has {count} holdout rows, expected {len(scores)} as scored"
+        )
     taken = min(len(scores), max_rows)
     rows = GoldenRows(
-        features=features, dense=np.concatenate(dense), categorical=np.concatenate(categorical), expected=scores
+        features=features,
+        dense=np.concatenate(dense),
+        categorical=np.concatenate(categorical),
+        expected=scores,
     )
     return rows.take(slice(taken))
 
@@ -164,7 +181,9 @@ def open_graph(graph: Path) -> Any:
         raise ContractError(f"graph {graph} cannot be opened: {first_line(error)}") from error
 
 
-def score(session: Any, rows: GoldenRows, *, batch_rows: int = MAX_BATCH_ROWS) -> NDArray[np.float32]:
+def score(
+    session: Any, rows: GoldenRows, *, batch_rows: int = MAX_BATCH_ROWS
+) -> NDArray[np.float32]:
     """Return the graph's probabilities [n] of `rows`, computed in batches of `batch_rows`."""
     parts = [np.zeros(0, np.float32)]
     for start in range(0, len(rows), batch_rows):
@@ -186,7 +205,9 @@ def prove_parity(session: Any, rows: GoldenRows) -> float:
     largest = check_scores(score(session, rows), rows, source="graph")
     sample = rows.sample()
     for batch_rows in (1, 7):
-        check_scores(score(session, sample, batch_rows=batch_rows), sample, source="graph in small batches")
+        check_scores(
+            score(session, sample, batch_rows=batch_rows), sample, source="graph in small batches"
+        )
     return largest
 
 
@@ -197,7 +218,9 @@ def check_scores(scores: NDArray[np.float32], rows: GoldenRows, *, source: str) 
         ContractError: as in `prove_parity`. The message begins with `source`.
     """
     if scores.shape != rows.expected.shape:
-        raise ContractError(f"{source} gave scores of shape {scores.shape}, expected {rows.expected.shape}")
+        raise ContractError(
+            f"{source} gave scores of shape {scores.shape}, expected {rows.expected.shape}"
+        )
     differences = np.abs(scores.astype(np.float64) - rows.expected.astype(np.float64))
     # NaN compares false with every tolerance, and must count as the worst difference.
     worst = int(np.argmax(np.where(np.isnan(differences), np.inf, differences)))

@@ -69,7 +69,12 @@ class StaleVerdict(Refused):
 
 
 def release(
-    model: Model, verdict: Verdict, raw: RawDataset, *, settings: ReleaseSettings, override: str | None = None
+    model: Model,
+    verdict: Verdict,
+    raw: RawDataset,
+    *,
+    settings: ReleaseSettings,
+    override: str | None = None,
 ) -> Release:
     """Release `model`, and return its manifest. If it is already live, return its existing release.
 
@@ -92,18 +97,26 @@ def release(
     """
     check_belonging(model, verdict)
     if not verdict.accepted and override is None:
-        raise ContractError(f"verdict on model {model.model_id} is {verdict.decision!r}, expected an accepted one")
+        raise ContractError(
+            f"verdict on model {model.model_id} is {verdict.decision!r}, expected an accepted one"
+        )
     settings = settings.serving(model)
     with opened(settings) as site:
         live = site.live
-        if live is not None and live.model_id == model.model_id and live.version in site.repository.versions():
+        if (
+            live is not None
+            and live.model_id == model.model_id
+            and live.version in site.repository.versions()
+        ):
             return _confirm(site, live, settings)
         check_may_replace(site, verdict, settings, override=override)
         done = prepare_version(site, model, verdict, raw=raw, settings=settings)
         line = site.entry(
             promotion_journal.PROMOTE if override else promotion_journal.RELEASE,
             done,
-            reason=done.reason if override is None else f"{override}; the verdict was: {verdict.reason}",
+            reason=done.reason
+            if override is None
+            else f"{override}; the verdict was: {verdict.reason}",
             trigger_id=settings.trigger_id,
             decision=verdict.decision,
         )
@@ -124,7 +137,9 @@ def _confirm(site: Site, live: Promotion, settings: ReleaseSettings) -> Release:
     A retried step must not release the model twice, but it repeats the cleanup.
     """
     golden = golden_rows(site.repository, site.store, live.version)
-    site.fleet.for_each(partial(probe, name=site.names.model, version=live.version, golden=golden, named=False))
+    site.fleet.for_each(
+        partial(probe, name=site.names.model, version=live.version, golden=golden, named=False)
+    )
     _tidy(site, settings, live)
     logger.info("model %s is live already as version %d", live.model_id, live.version)
     return read_release(site.store, live.version)
@@ -136,12 +151,18 @@ def _tidy(site: Site, settings: ReleaseSettings, line: Promotion) -> None:
     A failure does not affect the release.
     """
     try:
-        kept = {line.version, line.previous_version or line.version, *site.repository.canary.whole()}
+        kept = {
+            line.version,
+            line.previous_version or line.version,
+            *site.repository.canary.whole(),
+        }
         removed = site.repository.prune(kept, num_kept=settings.num_kept)
         site.checkpoint("pruned")
         logger.info("removed versions %s", removed)
         place = ServingPlace(
-            repository_uri=site.repository.uri, triton_urls=list(settings.triton_urls), server=settings.options.server
+            repository_uri=site.repository.uri,
+            triton_urls=list(settings.triton_urls),
+            server=settings.options.server,
         )
         write_serving_place(site.store, place)
     except (ContractError, TemporaryError, PermanentError, OSError) as error:
@@ -155,10 +176,14 @@ def check_belonging(model: Model, verdict: Verdict) -> None:
         ContractError: the verdict is about another model.
     """
     if verdict.candidate_model_id != model.model_id:
-        raise ContractError(f"verdict is about model {verdict.candidate_model_id}, expected {model.model_id}")
+        raise ContractError(
+            f"verdict is about model {verdict.candidate_model_id}, expected {model.model_id}"
+        )
 
 
-def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *, override: str | None = None) -> None:
+def check_may_replace(
+    site: Site, verdict: Verdict, settings: ReleaseSettings, *, override: str | None = None
+) -> None:
     """Check that the candidate may replace the live version, before anything is built.
 
     A verdict compares the candidate with one champion. If two runs overlap and another model went
@@ -175,7 +200,9 @@ def check_may_replace(site: Site, verdict: Verdict, settings: ReleaseSettings, *
             back earlier.
         StaleVerdict: the live model is not the champion of the verdict.
     """
-    if (verdict.decision != PASS or override is not None) and (canary := canary_at_work(site.store)):
+    if (verdict.decision != PASS or override is not None) and (
+        canary := canary_at_work(site.store)
+    ):
         raise Refused(
             f"version {canary.version} is a running canary, expected a candidate that passes the "
             "gate, or the canary released or ended first"
@@ -265,7 +292,9 @@ def next_version(store: Path, repository: ModelRepository) -> int:
     Intents in the journal count too.
     """
     journal = [entry.version for entry in promotion_journal.read_entries(store)]
-    manifests = [int(path.stem) for path in (store / "releases").glob("*.json") if path.stem.isdigit()]
+    manifests = [
+        int(path.stem) for path in (store / "releases").glob("*.json") if path.stem.isdigit()
+    ]
     graphs = [int(path.name) for path in (store / "graphs").glob("*") if path.name.isdigit()]
     return 1 + max([0, *repository.taken_numbers(), *journal, *manifests, *graphs])
 

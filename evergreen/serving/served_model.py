@@ -41,7 +41,9 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self._inputs = [tensor["name"] for tensor in config["input"]]
         self._output = config["output"][0]["name"]
-        self._floats = [tensor["name"] for tensor in config["input"] if tensor["data_type"] == "TYPE_FP32"]
+        self._floats = [
+            tensor["name"] for tensor in config["input"] if tensor["data_type"] == "TYPE_FP32"
+        ]
         with ThreadPoolExecutor(1, initializer=os.nice, initargs=(LOADING_NICENESS,)) as loader:
             self._session = loader.submit(_open_graph).result()
 
@@ -55,10 +57,16 @@ class TritonPythonModel:
         faults = [self._fault(each) for each in tensors]
         good = [each for each, fault in zip(tensors, faults) if fault is None]
         answers = iter(self._answers(good, self._joined(good)) if good else [])
-        return [_refusal(f, pb_utils.TritonError.INVALID_ARG) if f is not None else next(answers) for f in faults]
+        return [
+            _refusal(f, pb_utils.TritonError.INVALID_ARG) if f is not None else next(answers)
+            for f in faults
+        ]
 
     def _tensors(self, request: Any) -> Tensors:
-        return {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self._inputs}
+        return {
+            name: pb_utils.get_input_tensor_by_name(request, name).as_numpy()
+            for name in self._inputs
+        }
 
     def _joined(self, tensors: list[Tensors]) -> Tensors:
         if len(tensors) == 1:
@@ -71,7 +79,10 @@ class TritonPythonModel:
             if infinite.any():
                 row, column = np.argwhere(infinite)[0]
                 value = tensors[name][row, column]
-                return f"{name}[{row}, {column}] is {value}, expected a finite value, or NaN for missing"
+                return (
+                    f"{name}[{row}, {column}] is {value}, expected a finite value, or NaN for "
+                    "missing"
+                )
         return None
 
     def _answers(self, tensors: list[Tensors], batch: Tensors) -> list[Any]:
@@ -81,12 +92,19 @@ class TritonPythonModel:
         except Exception as error:
             # The error contains paths of this machine, so it goes to the server's log and not to
             # clients.
-            pb_utils.Logger.log_error(f"graph failed on a batch of {len(tensors)} requests: {error}")
-            return [_refusal("the model failed on this batch", pb_utils.TritonError.INTERNAL) for _ in tensors]
+            pb_utils.Logger.log_error(
+                f"graph failed on a batch of {len(tensors)} requests: {error}"
+            )
+            return [
+                _refusal("the model failed on this batch", pb_utils.TritonError.INTERNAL)
+                for _ in tensors
+            ]
         responses, start = [], 0
         for each in tensors:
             end = start + len(each[self._inputs[0]])
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor(self._output, scores[start:end])]))
+            responses.append(
+                pb_utils.InferenceResponse([pb_utils.Tensor(self._output, scores[start:end])])
+            )
             start = end
         return responses
 
@@ -112,7 +130,9 @@ def _check_hashes() -> None:
                 while chunk := content.read(1 << 20):
                     digest.update(chunk)
             if (found := digest.hexdigest()) != file["sha256"]:
-                raise ValueError(f"{file['name']} has sha256 {found}, expected {file['sha256']} as released")
+                raise ValueError(
+                    f"{file['name']} has sha256 {found}, expected {file['sha256']} as released"
+                )
 
 
 def _refusal(message: str, code: Any) -> Any:

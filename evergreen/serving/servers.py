@@ -79,11 +79,17 @@ class TritonAccess:
     def __post_init__(self) -> None:
         for path in filter(None, (self.ca, self.certificate, self.key, self.token_file)):
             if not Path(path).is_file():
-                raise ContractError(f"{path} is not a file, expected a PEM or token file for Triton")
+                raise ContractError(
+                    f"{path} is not a file, expected a PEM or token file for Triton"
+                )
         if (self.certificate or self.key or self.name) and not self.ca:
-            raise ContractError("a certificate, a key or a name for Triton is given without a CA, expected it too")
+            raise ContractError(
+                "a certificate, a key or a name for Triton is given without a CA, expected it too"
+            )
         if bool(self.certificate) != bool(self.key):
-            raise ContractError("a certificate or a key for Triton is given alone, expected both or neither")
+            raise ContractError(
+                "a certificate or a key for Triton is given alone, expected both or neither"
+            )
 
     def credentials(self) -> Any:
         """Return the gRPC channel credentials, or None for plain text."""
@@ -92,7 +98,9 @@ class TritonAccess:
         import grpc
 
         files = (self.ca, self.key, self.certificate)
-        return grpc.ssl_channel_credentials(*(Path(path).read_bytes() if path else None for path in files))
+        return grpc.ssl_channel_credentials(
+            *(Path(path).read_bytes() if path else None for path in files)
+        )
 
     def show_token(self, request: Any) -> None:
         """Add the token to a call of tritonclient.
@@ -103,7 +111,9 @@ class TritonAccess:
         try:
             token = Path(self.token_file).read_text().strip()
         except (OSError, ValueError) as error:
-            raise TemporaryError(f"token file {self.token_file} cannot be read: {first_line(error)}") from error
+            raise TemporaryError(
+                f"token file {self.token_file} cannot be read: {first_line(error)}"
+            ) from error
         request.headers = {**(request.headers or {}), "authorization": f"Bearer {token}"}
 
 
@@ -143,7 +153,9 @@ class Triton:
             )
             if access.token_file:
                 shows = {"__call__": lambda _, request: access.show_token(request)}
-                self._client.register_plugin(type("ShowsToken", (grpc_client.InferenceServerClientPlugin,), shows)())
+                self._client.register_plugin(
+                    type("ShowsToken", (grpc_client.InferenceServerClientPlugin,), shows)()
+                )
 
     def close(self) -> None:
         """Close the connection."""
@@ -182,10 +194,17 @@ class Triton:
     def is_ready(self, name: str, version: int) -> bool:
         """Return whether the server reports the version as ready."""
         with self._translated(f"readiness of {name}"):
-            return bool(self._client.is_model_ready(name, str(version), client_timeout=CALL_SECONDS))
+            return bool(
+                self._client.is_model_ready(name, str(version), client_timeout=CALL_SECONDS)
+            )
 
     def infer(
-        self, name: str, dense: NDArray[np.float32], categorical: NDArray[np.int64], *, version: int | None = None
+        self,
+        name: str,
+        dense: NDArray[np.float32],
+        categorical: NDArray[np.int64],
+        *,
+        version: int | None = None,
     ) -> tuple[NDArray[np.float32], int]:
         """Score rows, and return the probabilities [n] and the version that computed them.
 
@@ -201,7 +220,10 @@ class Triton:
             inputs[-1].set_data_from_numpy(np.ascontiguousarray(rows))
         with self._translated(f"inference on {name}"):
             answer: Any = self._client.infer(
-                name, inputs, model_version="" if version is None else str(version), client_timeout=CALL_SECONDS
+                name,
+                inputs,
+                model_version="" if version is None else str(version),
+                client_timeout=CALL_SECONDS,
             )
             return self._read_reply(name, answer)
 
@@ -242,9 +264,13 @@ class Triton:
             if any(name in status for name in _TEMPORARY):
                 raise TemporaryError(message) from error
             raise PermanentError(message) from error
-        except Exception as error:  # tritonclient raises various exception types for a malformed reply
+        except (
+            Exception
+        ) as error:  # tritonclient raises various exception types for a malformed reply
             found = f"{type(error).__name__}: {first_line(error)}"
-            raise PermanentError(f"triton {self.url}: {call} got a malformed reply: {found}") from error
+            raise PermanentError(
+                f"triton {self.url}: {call} got a malformed reply: {found}"
+            ) from error
 
 
 Connect = Callable[[str], Triton]
@@ -278,7 +304,9 @@ class Patience:
             self.sleep(self.poll_seconds)
         return given
 
-    def until_done(self, act: Callable[[], T], seconds: float, *, but: type[TemporaryError] | tuple[()] = ()) -> T:
+    def until_done(
+        self, act: Callable[[], T], seconds: float, *, but: type[TemporaryError] | tuple[()] = ()
+    ) -> T:
         """Call `act` until it succeeds, and return its value.
 
         Args:
@@ -304,11 +332,14 @@ def wait_until_ready(server: Triton, name: str, version: int, *, patience: Patie
     """
     if not patience.until(lambda: server.is_ready(name, version), patience.ready_seconds):
         raise TemporaryError(
-            f"version {version} of {name} on triton {server.url} is not ready after {patience.ready_seconds} s"
+            f"version {version} of {name} on triton {server.url} is not ready after "
+            f"{patience.ready_seconds} s"
         )
 
 
-def bring_up(server: Triton, name: str, *, version: int, golden: GoldenRows, patience: Patience) -> None:
+def bring_up(
+    server: Triton, name: str, *, version: int, golden: GoldenRows, patience: Patience
+) -> None:
     """Load the model on the server, wait until the version is ready, and probe it with golden rows.
 
     Raises:
@@ -319,7 +350,9 @@ def bring_up(server: Triton, name: str, *, version: int, golden: GoldenRows, pat
     probe(server, name, version=version, golden=golden)
 
 
-def probe(server: Triton, name: str, *, version: int, golden: GoldenRows, named: bool = True) -> None:
+def probe(
+    server: Triton, name: str, *, version: int, golden: GoldenRows, named: bool = True
+) -> None:
     """Check that the server returns the expected scores for the golden rows.
 
     Args:
@@ -336,9 +369,13 @@ def probe(server: Triton, name: str, *, version: int, golden: GoldenRows, named:
     # Shuffle the rows, so that the model answers: a response cache recognizes requests by their
     # bytes.
     rows = golden.take(np.random.default_rng().permutation(len(golden)))
-    scores, answered = server.infer(name, rows.dense, rows.categorical, version=version if named else None)
+    scores, answered = server.infer(
+        name, rows.dense, rows.categorical, version=version if named else None
+    )
     if answered != version:
-        raise PermanentError(f"triton {server.url} answered {name} from version {answered}, expected {version}")
+        raise PermanentError(
+            f"triton {server.url} answered {name} from version {answered}, expected {version}"
+        )
     try:
         check_scores(scores, rows, source=f"version {version} of {name} on {server.url}")
     except ContractError as error:
@@ -376,7 +413,9 @@ def parse_urls(text: str) -> tuple[str, ...]:
     for url in urls:
         host, _, port = url.removeprefix(DNS).rpartition(":")
         if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ContractError(f"triton url is {url!r}, expected host:grpc_port or {DNS}name:grpc_port")
+            raise ContractError(
+                f"triton url is {url!r}, expected host:grpc_port or {DNS}name:grpc_port"
+            )
     return urls
 
 
@@ -415,9 +454,19 @@ class Fleet:
     """
 
     def __init__(
-        self, urls: Sequence[str], connect: Connect, *, patience: Patience, resolve: Resolve = resolve
+        self,
+        urls: Sequence[str],
+        connect: Connect,
+        *,
+        patience: Patience,
+        resolve: Resolve = resolve,
     ) -> None:
-        self._urls, self._connect, self._patience, self._resolve = list(urls), connect, patience, resolve
+        self._urls, self._connect, self._patience, self._resolve = (
+            list(urls),
+            connect,
+            patience,
+            resolve,
+        )
         self._servers: dict[str, Triton] = {}
         try:
             addresses(self._urls, resolve)
@@ -432,7 +481,9 @@ class Fleet:
         """Connections that are open now."""
         return list(self._servers.values())
 
-    def for_each(self, act: Callable[[Triton], object], servers: Sequence[Triton] | None = None) -> None:
+    def for_each(
+        self, act: Callable[[Triton], object], servers: Sequence[Triton] | None = None
+    ) -> None:
         """Call `act` on one server after another, and skip replicas that have left.
 
         The calls are sequential, because a load occupies a replica's cores. With three servers on
@@ -518,7 +569,9 @@ class Fleet:
             if found or not starting:
                 return found
             if self._patience.clock() >= deadline:
-                logger.warning("skipped, because nothing listens there: %s", ", ".join(sorted(starting)))
+                logger.warning(
+                    "skipped, because nothing listens there: %s", ", ".join(sorted(starting))
+                )
                 return []
             self._patience.sleep(self._patience.poll_seconds)
 
@@ -526,7 +579,9 @@ class Fleet:
         """Return whether no name lists `address` any more, after at most `leave_seconds`."""
         if address in self._urls:
             return False
-        return self._patience.until(lambda: address not in self._listed(), self._patience.leave_seconds)
+        return self._patience.until(
+            lambda: address not in self._listed(), self._patience.leave_seconds
+        )
 
     def _disconnect(self, address: str) -> None:
         with suppress(TemporaryError, PermanentError):

@@ -101,7 +101,9 @@ class SiteSettings:
         """
         name = self.recommender or served_name(self.store)
         if name is None:
-            raise ContractError(f"model store {self.store} has no release and no recommender, expected one of them")
+            raise ContractError(
+                f"model store {self.store} has no release and no recommender, expected one of them"
+            )
         holder = f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
         # Triton runs as another user, so the files must be readable for everyone.
         objects = open_objects(self.repository, readable=True)
@@ -233,13 +235,17 @@ class Site:
     @contextmanager
     def announced(self, intent: Promotion) -> Iterator[Promotion]:
         """Append `intent` to the journal before the body, and withdraw it if the body fails."""
-        intent = self.append(replace(intent, action=promotion_journal.INTENT, config=self.repository.read_config()))
+        intent = self.append(
+            replace(intent, action=promotion_journal.INTENT, config=self.repository.read_config())
+        )
         try:
             self.checkpoint("intent written")
             yield intent
         except BaseException as error:
             if self.needs_recovery:
-                logger.error("the next deployment has to withdraw the intent of version %d", intent.version)
+                logger.error(
+                    "the next deployment has to withdraw the intent of version %d", intent.version
+                )
             else:
                 self.withdraw(intent, f"{type(error).__name__}: {error}")
             raise
@@ -251,7 +257,9 @@ class Site:
         """
         reason = "; ".join([reason, *self.lost])
         try:
-            self.append(replace(intent, action=promotion_journal.WITHDRAWN, reason=reason, config=None))
+            self.append(
+                replace(intent, action=promotion_journal.WITHDRAWN, reason=reason, config=None)
+            )
         except (OSError, ContractError, TemporaryError, PermanentError) as error:
             logger.error("the journal in %s cannot be written: %s", self.store, error)
 
@@ -296,7 +304,9 @@ def reset_plan(settings: SiteSettings, repository: ModelRepository, reason: str)
         return False
     # A plan without a canary keeps its time, because no client has to be drained.
     published_at = plan.published_at if plan.canary is None else settings.clock().isoformat()
-    repository.write_plan(plan.without_canary(stable=stable, published_at=published_at, reason=reason))
+    repository.write_plan(
+        plan.without_canary(stable=stable, published_at=published_at, reason=reason)
+    )
     logger.info("the traffic plan names version %d alone: %s", live.version, reason)
     return True
 
@@ -318,7 +328,9 @@ def opened(settings: SiteSettings) -> Iterator[Site]:
             # Repair the files before connecting: a server that starts meanwhile must read the
             # configuration of the live version.
             _repair_repository(repository, interrupted)
-        fleet = Fleet(settings.triton_urls, settings.connect, patience=patience, resolve=settings.resolve)
+        fleet = Fleet(
+            settings.triton_urls, settings.connect, patience=patience, resolve=settings.resolve
+        )
         stack.enter_context(closing(fleet))
         site = Site(settings=settings, repository=repository, fleet=fleet, recovered=interrupted)
         if interrupted:
@@ -331,7 +343,11 @@ def _repair_repository(repository: ModelRepository, intent: Promotion) -> None:
 
     The caller holds the lock.
     """
-    logger.warning("the deployment of version %d by %s was interrupted, rolling back", intent.version, intent.who)
+    logger.warning(
+        "the deployment of version %d by %s was interrupted, rolling back",
+        intent.version,
+        intent.who,
+    )
     if repository.read_config() != intent.config:
         repository.write_config(intent.config)
     repository.discard_candidate()
@@ -355,19 +371,27 @@ def _finish_recovery(site: Site, intent: Promotion) -> None:
     site.fleet.for_each(restore)
     if problems:
         raise TemporaryError(
-            f"the interrupted deployment of version {intent.version} cannot be rolled back: {'; '.join(problems)}"
+            f"the interrupted deployment of version {intent.version} cannot be rolled back: "
+            f"{'; '.join(problems)}"
         )
     if intent.share is not None:
         site.undo_canary_start(intent)
-    known = [*promotion_journal.read_journal(site.store), promotion_journal.canary_at_work(site.store)]
+    known = [
+        *promotion_journal.read_journal(site.store),
+        promotion_journal.canary_at_work(site.store),
+    ]
     if intent.version not in {entry.version for entry in known if entry is not None}:
         site.repository.withdraw(intent.version)
     site.withdraw(intent, f"the deployment by {intent.who} was interrupted")
     live = f"version {fallback.version} is live" if fallback else "nothing is live"
-    logger.warning("the interrupted deployment of version %d is withdrawn, %s", intent.version, live)
+    logger.warning(
+        "the interrupted deployment of version %d is withdrawn, %s", intent.version, live
+    )
 
 
-def restore_server(site: Site, server: Triton, config: str | None, *, fallback: Fallback | None) -> str | None:
+def restore_server(
+    site: Site, server: Triton, config: str | None, *, fallback: Fallback | None
+) -> str | None:
     """Make one server load the restored configuration, and probe it.
 
     Returns an error message, or None if the server serves the restored version.
@@ -399,7 +423,9 @@ def add_site_flags(parser: argparse.ArgumentParser) -> None:
         help="host:grpc_port or dns:///name:grpc_port of the running servers, comma-separated; "
         "empty = none; default: those of the last release",
     )
-    parser.add_argument("--who", default="", help="person who makes the change, for the journal; default: user@host")
+    parser.add_argument(
+        "--who", default="", help="person who makes the change, for the journal; default: user@host"
+    )
     add_flags(parser, TritonAccess, prefix=ACCESS_FLAGS, variables=ACCESS_VARIABLES)
 
 
@@ -424,11 +450,15 @@ def site_of(arguments: argparse.Namespace) -> SiteSettings:
     for url in place.triton_urls if place and urls == "" else ():
         with suppress(TemporaryError), closing(connect(url)) as server:
             server.check_live()
-            logger.warning("%s answers but is not in --triton-urls, so it keeps serving its version", url)
+            logger.warning(
+                "%s answers but is not in --triton-urls, so it keeps serving its version", url
+            )
     return SiteSettings(
         store=store,
         repository=arguments.repository or (place.repository_uri if place else ""),
-        triton_urls=parse_urls(urls) if urls is not None else tuple(place.triton_urls if place else ()),
+        triton_urls=parse_urls(urls)
+        if urls is not None
+        else tuple(place.triton_urls if place else ()),
         who=arguments.who or whoami(),
         connect=connect,
     )

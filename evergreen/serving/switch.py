@@ -36,7 +36,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def make_live(site: Site, target: Release, line: Promotion, *, options: ServingOptions) -> Promotion:
+def make_live(
+    site: Site, target: Release, line: Promotion, *, options: ServingOptions
+) -> Promotion:
     """Make `target` live on every server, and return its journal entry.
 
     The graph and the golden rows of `target` must be in the registry or still in the repository.
@@ -80,7 +82,11 @@ def make_live(site: Site, target: Release, line: Promotion, *, options: ServingO
         # The canary's next step retries this.
         site.reset_plan(written.reason)
     except (ContractError, TemporaryError, PermanentError) as error:
-        logger.warning("version %d is live, but the traffic plan could not be reset: %s", written.version, error)
+        logger.warning(
+            "version %d is live, but the traffic plan could not be reset: %s",
+            written.version,
+            error,
+        )
     return written
 
 
@@ -103,13 +109,17 @@ def stage_version(site: Site, target: Release, options: ServingOptions) -> None:
     """
     version, folder = target.version, graph_folder(site.store, target.version)
     if not (folder / GOLDEN_FILE).exists():
-        raise ContractError(f"version {version} is no longer in the repository, and {folder} contains no copy of it")
+        raise ContractError(
+            f"version {version} is no longer in the repository, and {folder} contains no copy of it"
+        )
     check_kept(site.store, target)
     golden = GoldenRows.load(folder / GOLDEN_FILE)
 
     def rehearse(server: Triton) -> None:
         try:
-            bring_up(server, site.names.candidate, version=version, golden=golden, patience=site.patience)
+            bring_up(
+                server, site.names.candidate, version=version, golden=golden, patience=site.patience
+            )
         except (TemporaryError, PermanentError):
             with suppress(TemporaryError, PermanentError):
                 server.unload(site.names.candidate)
@@ -128,7 +138,9 @@ def stage_version(site: Site, target: Release, options: ServingOptions) -> None:
     site.checkpoint("folder published")
 
 
-def switch(site: Site, version: int, *, config: str, golden: GoldenRows, record: Callable[[], T]) -> T:
+def switch(
+    site: Site, version: int, *, config: str, golden: GoldenRows, record: Callable[[], T]
+) -> T:
     """Switch every server to `config`, probe `version`, and return the result of `record`.
 
     Args:
@@ -184,7 +196,9 @@ def _restore(site: Site, config: str | None, fallback: Fallback | None) -> list[
         # Servers that were not notified yet still serve the previous version.
         return [f"the configuration could not be restored: {error}"]
     problems = [
-        problem for server in site.fleet.servers if (problem := restore_server(site, server, config, fallback=fallback))
+        problem
+        for server in site.fleet.servers
+        if (problem := restore_server(site, server, config, fallback=fallback))
     ]
     for problem in problems:
         logger.error("%s", problem)

@@ -106,7 +106,9 @@ def cell_sums(cells: Ints, requests: Ints, *, totals: Ints, column_of: Ints) -> 
     of_request, of_cell = np.divmod(keys, num_cells)
     parts = (rows, rows * rows, rows * totals[of_request, column_of[of_cell]])
     # Float sums are exact up to 2^53.
-    return np.stack([np.bincount(of_cell, part, num_cells) for part in parts], axis=1).astype(np.int64)
+    return np.stack([np.bincount(of_cell, part, num_cells) for part in parts], axis=1).astype(
+        np.int64
+    )
 
 
 # -- profiles
@@ -158,10 +160,19 @@ class ColumnProfile:
             sums = self.sums + other.sums
         else:
             values = np.union1d(self.values, other.values)
-            sums = find_sums(values, self.values, self.sums) + find_sums(values, other.values, other.sums)
+            sums = find_sums(values, self.values, self.sums) + find_sums(
+                values, other.values, other.sums
+            )
             values, sums, dropped = most_frequent(values, sums, LISTED)
             floor = dropped + self.floor + other.floor
-        added = ("present", "present_sizes", "present_requests", "missing", "place_squares", "place_products")
+        added = (
+            "present",
+            "present_sizes",
+            "present_requests",
+            "missing",
+            "place_squares",
+            "place_products",
+        )
         both = {name: getattr(self, name) + getattr(other, name) for name in added}
         return ColumnProfile(values=values, sums=sums, floor=floor, **both)
 
@@ -172,7 +183,12 @@ def histogram_profile(counts: Ints) -> ColumnProfile:
     sums[:, 0] = counts
     present = int(counts.sum())
     return ColumnProfile(
-        values=None, sums=sums, present=present, present_sizes=0, present_requests=0, missing=RowTotal()
+        values=None,
+        sums=sums,
+        present=present,
+        present_sizes=0,
+        present_requests=0,
+        missing=RowTotal(),
     )
 
 
@@ -185,7 +201,9 @@ def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
         sums: Their sums, [k, 3].
     """
     found = np.zeros((len(wanted), 3), np.int64)
-    _, at_wanted, at_values = np.intersect1d(wanted, values, assume_unique=True, return_indices=True)
+    _, at_wanted, at_values = np.intersect1d(
+        wanted, values, assume_unique=True, return_indices=True
+    )
     found[at_wanted] = sums[at_values]
     return found
 

@@ -31,7 +31,13 @@ from numpy.typing import NDArray
 from scipy import special
 
 from evergreen.contracts.words import ShownValues
-from evergreen.statistics.column_profile import ColumnProfile, Ints, RowTotal, TableProfile, find_sums
+from evergreen.statistics.column_profile import (
+    ColumnProfile,
+    Ints,
+    RowTotal,
+    TableProfile,
+    find_sums,
+)
 from evergreen.statistics.two_sample import (
     MIN_EXPECTED,
     Clustered,
@@ -229,17 +235,28 @@ class ComparedColumn:
         if not self.changes or newest.changes:
             return False
         pairs = [(self.tests.find(name), newest.tests.find(name)) for name in self.changes]
-        return all(change and new and new.detectable <= abs(change.effect.value) for change, new in pairs)
+        return all(
+            change and new and new.detectable <= abs(change.effect.value) for change, new in pairs
+        )
 
     def entry(self, name: str, *, learned: bool = False) -> ColumnDrift:
         """Return the result of the column under its `name`."""
         found = {test.name: test for test in self.tests.tests}
         # Adjusted p-values are often equal, mostly 1. The smaller unadjusted one then decides.
         decisive = min(
-            self.changes or self.q_values, key=lambda test: (self.q_values[test], found[test].p_value), default=None
+            self.changes or self.q_values,
+            key=lambda test: (self.q_values[test], found[test].p_value),
+            default=None,
         )
-        values, mean, (outliers_now, outliers_before) = found.get(VALUES), found.get(MEAN), self.tests.outliers or _NONE
-        excesses = [abs(found[each].effect.value) / max(found[each].floor, _LEAST_FLOOR) for each in self.changes]
+        values, mean, (outliers_now, outliers_before) = (
+            found.get(VALUES),
+            found.get(MEAN),
+            self.tests.outliers or _NONE,
+        )
+        excesses = [
+            abs(found[each].effect.value) / max(found[each].floor, _LEAST_FLOOR)
+            for each in self.changes
+        ]
         now, before = self.now, self.before
         return ColumnDrift(
             feature=name,
@@ -297,7 +314,10 @@ def compare_tables(
         outliers: Bounds of the outliers. None = outliers are not separated.
         shown: Texts for the display of categories. None = no value is named.
     """
-    names, rate = [name for name in now.columns if name in before.columns], thresholds.false_discovery_rate
+    names, rate = (
+        [name for name in now.columns if name in before.columns],
+        thresholds.false_discovery_rate,
+    )
     more = (mean_drift is not None) + (outliers is not None)
     num_tests = sum(2 if now.columns[name].values is not None else 2 + more for name in names)
     tests = {
@@ -327,7 +347,11 @@ def compare_tables(
             before=before.columns[name],
             tests=tests[name],
             q_values=q_values[name],
-            changes=tuple(t.name for t in tests[name].tests if t.matters and q_values[name].get(t.name, 1.0) <= rate),
+            changes=tuple(
+                t.name
+                for t in tests[name].tests
+                if t.matters and q_values[name].get(t.name, 1.0) <= rate
+            ),
         )
         for name in names
     }
@@ -385,7 +409,9 @@ class _Comparison:
 
         Its degrees of freedom are the smaller sample's independent rows minus one.
         """
-        n, m = (column.rows if name == MISSING else column.present for column in (self.now, self.before))
+        n, m = (
+            column.rows if name == MISSING else column.present for column in (self.now, self.before)
+        )
         # A decrease of outliers is not a fault.
         size = effect.value if name == OUTLIERS else abs(effect.value)
         return ColumnTest(
@@ -399,7 +425,10 @@ class _Comparison:
         )
 
     def _test_missing(self) -> ColumnTest:
-        parts = (_part_with_column(self.now, self.tables[0]), _part_with_column(self.before, self.tables[1]))
+        parts = (
+            _part_with_column(self.now, self.tables[0]),
+            _part_with_column(self.before, self.tables[1]),
+        )
         n, m = parts[0].rows, parts[1].rows
         a, b = self.now.missing.rows, self.before.missing.rows
         design = design_of_totals(self.now.missing, self.before.missing, parts)
@@ -409,7 +438,9 @@ class _Comparison:
             proportion(a, n, b=b, m=m, design=design),
             share_change(a, n, b=b, m=m, design=design) or _NO_EFFECT,
             floor=self.thresholds.missing_drift,
-            detectable=detectable_share(share, n=least, m=max(m, 1), design=design, level=self.level),
+            detectable=detectable_share(
+                share, n=least, m=max(m, 1), design=design, level=self.level
+            ),
             design=design,
         )
 
@@ -427,7 +458,9 @@ class _Comparison:
             design=mean,
         )
 
-    def _test_outliers(self, inner: slice, designs: Floats, mean: float) -> tuple[ColumnTest, tuple[float, float]]:
+    def _test_outliers(
+        self, inner: slice, designs: Floats, mean: float
+    ) -> tuple[ColumnTest, tuple[float, float]]:
         """Test the share of values outside the inner buckets.
 
         The design effect is the largest of the outer buckets.
@@ -458,7 +491,11 @@ class _Comparison:
             means.append(mean)
             weighed += variance * column.present
             if column.present_requests >= 2:
-                squares = column.place_squares - 2 * mean * column.place_products + mean**2 * column.present_sizes
+                squares = (
+                    column.place_squares
+                    - 2 * mean * column.place_products
+                    + mean**2 * column.present_sizes
+                )
                 squares *= column.present_requests / (column.present_requests - 1)
                 beyond += squares - variance * column.present
                 possible += variance * (column.present_sizes - column.present)
@@ -467,7 +504,11 @@ class _Comparison:
         correlation = np.array([min(max(beyond / possible, 0.0), 1.0) if possible > 0 else 1.0])
         design = float(comparison_design(correlation, *samples)[0])
         error = math.sqrt(design * (1 / n + 1 / m))
-        shift = (means[0] - means[1]) / deviation if deviation else (0.0 if means[0] == means[1] else math.inf)
+        shift = (
+            (means[0] - means[1]) / deviation
+            if deviation
+            else (0.0 if means[0] == means[1] else math.inf)
+        )
         return self._make_test(
             MEAN,
             float(special.chdtrc(1, min((shift / error) ** 2, 1e6))),
@@ -486,18 +527,24 @@ class _Comparison:
         n, m = self.now.present, self.before.present
         difference = (divergence(a, b, designs) or _NO_EFFECT).value
         share_now, share_before = a / n, b / m
-        relative = np.maximum(self.thresholds.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE)
+        relative = np.maximum(
+            self.thresholds.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE
+        )
         floors = np.minimum(self.thresholds.categorical_drift, relative)
         # The last cell has all other values, so that a relative change of it is no change of one
         # value.
         floors[-1] = self.thresholds.categorical_drift
         floors = np.maximum(floors, _LEAST_FLOOR)
-        ratios = np.where(np.append(own, a[-1] + b[-1] > 0), np.abs(share_now - share_before) / floors, -1.0)
+        ratios = np.where(
+            np.append(own, a[-1] + b[-1] > 0), np.abs(share_now - share_before) / floors, -1.0
+        )
         worst = int(ratios.argmax())
         change, floor, moved, reach = _NO_EFFECT, self.thresholds.categorical_drift, None, 1.0
         if ratios[worst] >= 0:
             design, floor = float(designs[worst]), float(floors[worst])
-            change = _without_sign(share_change(int(a[worst]), n, b=int(b[worst]), m=m, design=design) or _NO_EFFECT)
+            change = _without_sign(
+                share_change(int(a[worst]), n, b=int(b[worst]), m=m, design=design) or _NO_EFFECT
+            )
             moved = MovedValue(
                 value=OTHERS if worst == len(values) else self.text_of(int(values[worst])),
                 share_before=float(share_before[worst]),
@@ -505,7 +552,9 @@ class _Comparison:
             )
             share = float((a + b)[worst] / (n + m))
             reach = detectable_share(share, n=n, m=m, design=design, level=self.level)
-        test = self._make_test(VALUES, homogeneity(a, b, designs), change, floor=floor, detectable=reach, design=mean)
+        test = self._make_test(
+            VALUES, homogeneity(a, b, designs), change, floor=floor, detectable=reach, design=mean
+        )
         if difference >= max(self.thresholds.numeric_drift, _LEAST_FLOOR):
             test = replace(test, matters=True)
         new = _count_new(a[:-1], b[:-1], designs[:-1], ratio=n / m, floor=self.before.floor)
@@ -521,7 +570,9 @@ def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfil
     return replace(table, rows=column.rows, requests=requests, sizes=sizes)
 
 
-def design_of_totals(now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]) -> float:
+def design_of_totals(
+    now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]
+) -> float:
     """Return the design effect of the difference between two shares of all rows."""
     samples = [
         Clustered(
@@ -561,7 +612,10 @@ def _choose_cells(
     values, sums = values[known], [each[known] for each in sums]
     frequent, expected = _are_frequent(_cells_of(now, sums[0]), _cells_of(before, sums[1]))
     order = np.lexsort((values, np.where(frequent, -expected, 0.0)))
-    samples = (_cells_of(now, sums[0][order], others=1), _cells_of(before, sums[1][order], others=1))
+    samples = (
+        _cells_of(now, sums[0][order], others=1),
+        _cells_of(before, sums[1][order], others=1),
+    )
     return values[order], samples, frequent[order]
 
 
@@ -620,4 +674,6 @@ def _cell_designs(now: Clustered, before: Clustered) -> tuple[Floats, float]:
     correlation, _ = correlations((now, before))
     designs = comparison_design(correlation, now, before)
     both = now.counts + before.counts
-    return designs, mean_design(both, designs)[0] if len(designs) > 1 and both.max() < both.sum() else float(designs[0])
+    return designs, mean_design(both, designs)[0] if len(
+        designs
+    ) > 1 and both.max() < both.sum() else float(designs[0])

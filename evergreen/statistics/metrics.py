@@ -51,12 +51,15 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
     label_array, score_array = np.asarray(labels), np.asarray(scores, dtype=np.float64)
     if label_array.shape != score_array.shape or label_array.ndim != 1:
         raise ContractError(
-            f"labels and scores have shapes {label_array.shape} and {score_array.shape}, expected one length"
+            f"labels and scores have shapes {label_array.shape} and {score_array.shape}, expected "
+            "one length"
         )
     if not ((label_array == 0) | (label_array == 1)).all():
         raise ContractError("labels hold values other than 0 and 1")
     if not np.isfinite(score_array).all():
-        raise ContractError(f"{np.count_nonzero(~np.isfinite(score_array))} scores are NaN or infinite")
+        raise ContractError(
+            f"{np.count_nonzero(~np.isfinite(score_array))} scores are NaN or infinite"
+        )
     return label_array.astype(bool), score_array
 
 
@@ -66,7 +69,9 @@ def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[
     Equal ones count half.
     """
     ordered = np.sort(against)
-    wins: NDArray[np.float64] = (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, "right")) / 2.0
+    wins: NDArray[np.float64] = (
+        np.searchsorted(ordered, values) + np.searchsorted(ordered, values, "right")
+    ) / 2.0
     return wins
 
 
@@ -96,7 +101,9 @@ def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     return float(_wins(score[click], score[~click]).sum()) / (num_clicks * num_others)
 
 
-def _placements(click: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+def _placements(
+    click: NDArray[np.bool_], score: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], ...]:
     """Return each click's share of non-clicks below it, and vice versa for each non-click."""
     num_clicks, num_others = int(click.sum()), int((~click).sum())
     # One sort is enough. Tied scores get equal numbers: half of the tied rows count.
@@ -105,7 +112,9 @@ def _placements(click: NDArray[np.bool_], score: NDArray[np.float64]) -> tuple[N
     clicks_in = np.add.reduceat(click[order].astype(np.int64), firsts)
     clicks_to, others_to = np.cumsum(clicks_in), np.cumsum(sizes - clicks_in)
     below = np.empty((2, len(score)))
-    below[:, order] = np.repeat([others_to - (sizes - clicks_in) / 2.0, clicks_to - clicks_in / 2.0], sizes, axis=1)
+    below[:, order] = np.repeat(
+        [others_to - (sizes - clicks_in) / 2.0, clicks_to - clicks_in / 2.0], sizes, axis=1
+    )
     return below[0, click] / num_others, 1.0 - below[1, ~click] / num_clicks
 
 
@@ -179,7 +188,9 @@ def group_numbers(groups: ArrayLike, num_rows: int) -> NDArray[np.int64]:
     """
     named = np.asarray(groups)
     if named.shape != (num_rows,):
-        raise ContractError(f"groups have shape {named.shape}, expected one for each of {num_rows} rows")
+        raise ContractError(
+            f"groups have shape {named.shape}, expected one for each of {num_rows} rows"
+        )
     numbers: NDArray[np.int64] = np.unique(named, return_inverse=True)[1].reshape(-1)
     return numbers
 
@@ -226,7 +237,10 @@ def auc_difference(
     group = group_numbers(groups, len(click))
     if click.all() or not click.any():
         return None
-    (won, lost), (won_reference, lost_reference) = _placements(click, score), _placements(click, other)
+    (won, lost), (won_reference, lost_reference) = (
+        _placements(click, score),
+        _placements(click, other),
+    )
     won_more, lost_more = won - won_reference, lost - lost_reference
     difference = float(won_more.mean())
     deviation = grouped_deviation((won_more, group[click]), (lost_more, group[~click]))
@@ -234,7 +248,9 @@ def auc_difference(
         return None
     error, half = deviation.standard_error, deviation.half_width
     p_value = student_p_value(difference / error, deviation.degrees) if error else 1.0
-    return AucDifference(difference, *deviation, low=difference - half, high=difference + half, p_value=p_value)
+    return AucDifference(
+        difference, *deviation, low=difference - half, high=difference + half, p_value=p_value
+    )
 
 
 def row_log_losses(labels: ArrayLike, scores: ArrayLike) -> NDArray[np.float64]:
@@ -266,7 +282,9 @@ def row_weighted(values: NDArray[np.float64], weights: ArrayLike | None) -> NDAr
     return weighted
 
 
-def log_loss(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
+def log_loss(
+    labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None
+) -> float | None:
     """Return the weighted mean of `row_log_losses`, or None without rows or weights above 0."""
     losses = row_weighted(row_log_losses(labels, scores), weights)
     return float(losses.mean()) if len(losses) else None
@@ -278,7 +296,9 @@ def click_rate(labels: ArrayLike, *, weights: ArrayLike | None = None) -> float 
     return float(clicks.mean()) if len(clicks) else None
 
 
-def normalized_entropy(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
+def normalized_entropy(
+    labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None
+) -> float | None:
     """Return the log loss divided by the entropy of the click rate, or None with one class.
 
     See He et al. 2014.
@@ -289,18 +309,25 @@ def normalized_entropy(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLi
     return loss / float(-rate * np.log(rate) - (1 - rate) * np.log1p(-rate))
 
 
-def calibration(labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
+def calibration(
+    labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None
+) -> float | None:
     """Return predicted clicks divided by observed clicks, both weighted, or None without a click.
 
     A calibrated model has 1.
     """
     click, score = _checked(labels, scores)
     if weights is not None:
-        click, score = click * np.asarray(weights, np.float64), score * np.asarray(weights, np.float64)
+        click, score = (
+            click * np.asarray(weights, np.float64),
+            score * np.asarray(weights, np.float64),
+        )
     return float(score.sum() / click.sum()) if click.any() else None
 
 
-def expected_calibration_error(labels: ArrayLike, scores: ArrayLike, *, bins: int = ECE_BINS) -> float | None:
+def expected_calibration_error(
+    labels: ArrayLike, scores: ArrayLike, *, bins: int = ECE_BINS
+) -> float | None:
     """Return the mean distance of predicted and observed click rate over bins of equal mass.
 
     It is the sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et al.
@@ -449,7 +476,10 @@ def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
     for halvings in range(11):
         # From almost 1 down to just above the allowed rate.
         rate = min(allowed + (1 - allowed) * 0.5**halvings, 0.999)
-        logs.append(failures * math.log(rate / allowed) + (requests - failures) * math.log((1 - rate) / (1 - allowed)))
+        logs.append(
+            failures * math.log(rate / allowed)
+            + (requests - failures) * math.log((1 - rate) / (1 - allowed))
+        )
     largest = max(logs)
     log_mean = largest + math.log(sum(math.exp(value - largest) for value in logs) / len(logs))
     return math.exp(min(-log_mean, 0.0))

@@ -197,9 +197,14 @@ class ProfileCounter:
         # split within requests would make the halves dependent.
         requests = BatchRequests(batch, self.rows if first_row is None else first_row)
         numeric = raw_rows.feature_matrix(batch, self._numeric, "float32", missing=np.nan)
-        plain = raw_rows.feature_matrix(batch, self._plain, "int64", missing=MISSING_CATEGORY)[requests.order]
+        plain = raw_rows.feature_matrix(batch, self._plain, "int64", missing=MISSING_CATEGORY)[
+            requests.order
+        ]
         options = map(self.features.list_options_of, self._lists)
-        matrices = [raw_rows.list_matrix(batch.column(name), each) for name, each in zip(self._lists, options)]
+        matrices = [
+            raw_rows.list_matrix(batch.column(name), each)
+            for name, each in zip(self._lists, options)
+        ]
         lists = [each[requests.order] for each in matrices]
         lengths = [(each != MISSING_CATEGORY).sum(axis=1, keepdims=True) for each in lists]
         dense = np.concatenate([numeric[requests.order], *lengths], axis=1, dtype=np.float32)
@@ -211,15 +216,21 @@ class ProfileCounter:
         with_value = requests.sums(num_values)
         label = batch.column(raw_rows.LABEL).fill_null(0).to_numpy(zero_copy_only=False)
         clicks = requests.sums(label[requests.order] == 1)[:, None]
-        self._add_rows(requests, with_value=with_value, without=requests.sums(misses), clicks=clicks)
+        self._add_rows(
+            requests, with_value=with_value, without=requests.sums(misses), clicks=clicks
+        )
         self._add_dense(dense, requests, with_value[:, : len(self._dense)])
         for i, name in enumerate(self._categorical):
             column = len(self._dense) + i
             values = categorical[i][categorical[i] != MISSING_CATEGORY]
             of_value = np.repeat(requests.of_row, num_values[:, column])
-            self._add_values(name, values, of_value, with_value=with_value[:, column], halves=requests.halves)
+            self._add_values(
+                name, values, of_value, with_value=with_value[:, column], halves=requests.halves
+            )
 
-    def _add_rows(self, requests: BatchRequests, *, with_value: Ints, without: Ints, clicks: Ints) -> None:
+    def _add_rows(
+        self, requests: BatchRequests, *, with_value: Ints, without: Ints, clicks: Ints
+    ) -> None:
         for half, part in enumerate(requests.halves):
             sizes, found = requests.sizes[part, None], with_value[part]
             self._sums["rows"][half] += [sizes.sum(), len(sizes), (sizes**2).sum()]
@@ -229,7 +240,9 @@ class ProfileCounter:
                 [found.sum(axis=0), (found**2).sum(axis=0), (found > 0).sum(axis=0)], axis=1
             )
 
-    def _add_dense(self, dense: NDArray[np.float32], requests: BatchRequests, with_value: Ints) -> None:
+    def _add_dense(
+        self, dense: NDArray[np.float32], requests: BatchRequests, with_value: Ints
+    ) -> None:
         present, buckets = ~np.isnan(dense), bucket_of(DENSE_EDGES, dense)
         places = requests.sums(np.where(present, buckets, 0))
         cells = buckets + np.arange(len(self._dense)) * NUM_BUCKETS
@@ -245,7 +258,13 @@ class ProfileCounter:
             )
 
     def _add_values(
-        self, name: str, values: Ints, requests: Ints, *, with_value: Ints, halves: tuple[slice, slice]
+        self,
+        name: str,
+        values: Ints,
+        requests: Ints,
+        *,
+        with_value: Ints,
+        halves: tuple[slice, slice],
     ) -> None:
         """Count the values of a column.
 
@@ -306,14 +325,21 @@ class ProfileCounter:
         try:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 found = {name: arrays[name] for name in expected}
-        except Exception as error:  # NumPy, zipfile and zlib report a corrupt archive by a dozen types.
-            raise ContractError(f"counts of a worker cannot be read: {first_line(error)}") from error
+        except (
+            Exception
+        ) as error:  # NumPy, zipfile and zlib report a corrupt archive by a dozen types.
+            raise ContractError(
+                f"counts of a worker cannot be read: {first_line(error)}"
+            ) from error
         for name, sums in other._sums.items():
             sums += _counts_like(found[name], name, sums.shape)
         for i, name in enumerate(self._categorical):
             for half, counts in enumerate(other._values[name]):
                 values = _counts_like(found[f"values {i} {half}"], name, (None,))
-                counts.values, counts.lost = values, int(_counts_like(found[f"lost {i} {half}"], name, ()))
+                counts.values, counts.lost = (
+                    values,
+                    int(_counts_like(found[f"lost {i} {half}"], name, ())),
+                )
                 counts.sums = _counts_like(found[f"sums {i} {half}"], name, (len(values), 3))
         self.merge(other)
 
@@ -321,13 +347,18 @@ class ProfileCounter:
         arrays: dict[str, Any] = dict(self._sums)
         for i, name in enumerate(self._categorical):
             for half, counts in enumerate(self._values[name]):
-                arrays[f"values {i} {half}"], arrays[f"sums {i} {half}"] = counts.values, counts.sums
+                arrays[f"values {i} {half}"], arrays[f"sums {i} {half}"] = (
+                    counts.values,
+                    counts.sums,
+                )
                 arrays[f"lost {i} {half}"] = np.int64(counts.lost)
         return arrays
 
     # -- results
 
-    def profile(self, *, digest: str = "", first_event_time: str = "", last_event_time: str = "") -> TableProfile:
+    def profile(
+        self, *, digest: str = "", first_event_time: str = "", last_event_time: str = ""
+    ) -> TableProfile:
         """Return the profile of all rows. The arguments are those of the rows' `RawDataset`."""
         listed = {}
         for name, halves in self._values.items():
@@ -337,7 +368,9 @@ class ProfileCounter:
             values, sums, dropped = most_frequent(both.values, both.sums, LISTED)
             listed[name] = (values, sums, dropped + both.lost)
         found = self._profile(slice(None), listed)
-        return replace(found, digest=digest, first_event_time=first_event_time, last_event_time=last_event_time)
+        return replace(
+            found, digest=digest, first_event_time=first_event_time, last_event_time=last_event_time
+        )
 
     def reference(self) -> TrainingReference:
         """Return the reference for served rows: the fair half in the cells of the choosing half."""
@@ -349,7 +382,9 @@ class ProfileCounter:
         return TrainingReference(
             rows=self.rows,
             profile=self._profile(slice(FAIR, FAIR + 1), listed),
-            bounds={name: inner_buckets(buckets) for name, buckets in zip(self._dense, choosing_buckets)},
+            bounds={
+                name: inner_buckets(buckets) for name, buckets in zip(self._dense, choosing_buckets)
+            },
             numeric=self.features.numeric,
             categorical=self.features.categorical,
             lists={name: self.features.list_options_of(name).max for name in self.features.lists},
@@ -384,7 +419,9 @@ class ProfileCounter:
             )
         rows, requests, sizes = sums["rows"].tolist()
         clicks = RowTotal(*sums["clicks"][0].tolist())
-        return TableProfile(rows=rows, requests=requests, sizes=sizes, clicks=clicks, columns=columns)
+        return TableProfile(
+            rows=rows, requests=requests, sizes=sizes, clicks=clicks, columns=columns
+        )
 
 
 def _counts_like(found: NDArray[Any], name: str, shape: tuple[int | None, ...]) -> Ints:
@@ -393,9 +430,13 @@ def _counts_like(found: NDArray[Any], name: str, shape: tuple[int | None, ...]) 
     Raises:
         ContractError: The array does not have whole numbers in this shape.
     """
-    fits = len(found.shape) == len(shape) and all(n in (None, m) for n, m in zip(shape, found.shape))
+    fits = len(found.shape) == len(shape) and all(
+        n in (None, m) for n, m in zip(shape, found.shape)
+    )
     if found.dtype != np.int64 or not fits:
-        raise ContractError(f"counts of {name} are {found.dtype} {found.shape}, expected int64 {shape}")
+        raise ContractError(
+            f"counts of {name} are {found.dtype} {found.shape}, expected int64 {shape}"
+        )
     return found
 
 

@@ -21,7 +21,12 @@ from evergreen.statistics.column_profile import DENSE_EDGES, ColumnProfile, RowT
 
 
 def write_profiles(
-    path: Path, profiles: Sequence[TableProfile], *, kind: str, version: int, more: Mapping[str, Any] | None = None
+    path: Path,
+    profiles: Sequence[TableProfile],
+    *,
+    kind: str,
+    version: int,
+    more: Mapping[str, Any] | None = None,
 ) -> None:
     """Write profiles to a file atomically.
 
@@ -32,7 +37,13 @@ def write_profiles(
         version: Format version of the kind.
         more: Further JSON values of the kind.
     """
-    head = {"kind": kind, "format_version": version, "dense_edges": DENSE_EDGES.tolist(), "windows": [], **(more or {})}
+    head = {
+        "kind": kind,
+        "format_version": version,
+        "dense_edges": DENSE_EDGES.tolist(),
+        "windows": [],
+        **(more or {}),
+    }
     arrays: dict[str, Any] = {}
     for number, profile in enumerate(profiles):
         columns = {name: _plain_fields(column) for name, column in profile.columns.items()}
@@ -48,11 +59,15 @@ def write_profiles(
 
 def _plain_fields(profile: ColumnProfile | TableProfile) -> dict[str, Any]:
     """Return the fields that JSON can represent directly."""
-    names = [field.name for field in fields(profile) if field.name not in ("columns", "values", "sums")]
+    names = [
+        field.name for field in fields(profile) if field.name not in ("columns", "values", "sums")
+    ]
     return {name: getattr(profile, name) for name in names}
 
 
-def read_profiles(path: Path, *, kind: str, version: int) -> tuple[tuple[TableProfile, ...], dict[str, Any]]:
+def read_profiles(
+    path: Path, *, kind: str, version: int
+) -> tuple[tuple[TableProfile, ...], dict[str, Any]]:
     """Return the profiles in a file, and its head.
 
     Raises:
@@ -64,24 +79,41 @@ def read_profiles(path: Path, *, kind: str, version: int) -> tuple[tuple[TablePr
         head = json.loads(arrays["head"].tobytes())
         if (head["kind"], head["format_version"]) != (kind, version):
             raise ContractError(
-                f"{path} is {head['kind']} version {head['format_version']}, expected {kind} version {version}"
+                f"{path} is {head['kind']} version {head['format_version']}, expected {kind} "
+                f"version {version}"
             )
         edges = np.array(head["dense_edges"])
         # Versions of NumPy compute powers with different last digits.
         if edges.shape != DENSE_EDGES.shape or not np.allclose(edges, DENSE_EDGES, rtol=1e-9):
-            raise ContractError(f"{path} counts numeric columns between other edges than this version's")
-        return tuple(_make_profile(each, arrays, number) for number, each in enumerate(head["windows"])), head
+            raise ContractError(
+                f"{path} counts numeric columns between other edges than this version's"
+            )
+        return tuple(
+            _make_profile(each, arrays, number) for number, each in enumerate(head["windows"])
+        ), head
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+    ) as error:
         raise ContractError(f"{path} holds no {kind}: {error!r}") from error
 
 
-def _make_profile(head: dict[str, Any], arrays: dict[str, NDArray[Any]], number: int) -> TableProfile:
+def _make_profile(
+    head: dict[str, Any], arrays: dict[str, NDArray[Any]], number: int
+) -> TableProfile:
     columns = {}
     for name, known in head.pop("columns").items():
         values, sums = arrays.get(f"{number}/{name}/values"), arrays[f"{number}/{name}/sums"]
         if sums.shape != (len(DENSE_EDGES) - 1 if values is None else len(values), 3):
             raise ValueError(f"sums of {name} have shape {sums.shape}, expected 3 for each cell")
-        columns[name] = ColumnProfile(values=values, sums=sums, missing=RowTotal(*known.pop("missing")), **known)
+        columns[name] = ColumnProfile(
+            values=values, sums=sums, missing=RowTotal(*known.pop("missing")), **known
+        )
     return TableProfile(clicks=RowTotal(*head.pop("clicks")), columns=columns, **head)

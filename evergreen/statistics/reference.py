@@ -117,7 +117,9 @@ class TrainingReference:
             numeric=tuple(name for name in every.numeric if name in known),
             categorical=tuple(name for name in every.categorical if name in known),
             lists=tuple(name for name in every.lists if name in known),
-            list_options={name: options for name, options in every.list_options.items() if name in known},
+            list_options={
+                name: options for name, options in every.list_options.items() if name in known
+            },
         )
 
     def write(self, path: Path) -> None:
@@ -125,7 +127,10 @@ class TrainingReference:
 
         Equal references give equal bytes.
         """
-        more = {name: getattr(self, name) for name in ("rows", "bounds", "numeric", "categorical", "lists")}
+        more = {
+            name: getattr(self, name)
+            for name in ("rows", "bounds", "numeric", "categorical", "lists")
+        }
         write_profiles(path, [self.profile], kind=_KIND, version=_VERSION, more=more)
 
 
@@ -146,7 +151,9 @@ def read_reference(path: Path, *, scores: Path | None = None) -> TrainingReferen
         found = TrainingReference(
             rows=int(head["rows"]),
             profile=profile,
-            bounds={name: (int(first), int(stop)) for name, (first, stop) in head["bounds"].items()},
+            bounds={
+                name: (int(first), int(stop)) for name, (first, stop) in head["bounds"].items()
+            },
             numeric=tuple(head["numeric"]),
             categorical=tuple(head["categorical"]),
             lists=dict(head["lists"]),
@@ -154,7 +161,11 @@ def read_reference(path: Path, *, scores: Path | None = None) -> TrainingReferen
         _check_columns(found)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ContractError(f"{path} holds no {_KIND}: {error!r}") from error
-    return replace(found, scores=_read_scores(scores)) if scores is not None and scores.exists() else found
+    return (
+        replace(found, scores=_read_scores(scores))
+        if scores is not None and scores.exists()
+        else found
+    )
 
 
 def _check_columns(found: TrainingReference) -> None:
@@ -175,13 +186,18 @@ def _check_columns(found: TrainingReference) -> None:
 
 
 def _read_scores(path: Path) -> ScoreHistogram:
-    document = parse_document(read_content(path), kind=_SCORES, version=_SCORES_VERSION, source=str(path))
+    document = parse_document(
+        read_content(path), kind=_SCORES, version=_SCORES_VERSION, source=str(path)
+    )
     try:
         histogram = ScoreHistogram(
-            edges=np.array(document["edges"], np.float64), counts=np.array(document["counts"], np.int64)
+            edges=np.array(document["edges"], np.float64),
+            counts=np.array(document["counts"], np.int64),
         )
     except (KeyError, TypeError, OverflowError, ValueError) as error:
         raise ContractError(f"{path} is no histogram of scores: {error!r}") from error
     if len(histogram.counts) != len(histogram.edges) - 1:
-        raise ContractError(f"{path} has {len(histogram.counts)} counts, expected {len(histogram.edges) - 1}")
+        raise ContractError(
+            f"{path} has {len(histogram.counts)} counts, expected {len(histogram.edges) - 1}"
+        )
     return histogram

@@ -65,7 +65,9 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     return min(1.0, 2 * min(overall, one * len(a)))
 
 
-def taken_together(now: Counts, before: Counts, design: float | Floats) -> tuple[Counts, Counts, Floats]:
+def taken_together(
+    now: Counts, before: Counts, design: float | Floats
+) -> tuple[Counts, Counts, Floats]:
     """Return both samples' rows and the design effects after merging neighbouring cells, each [g].
 
     A merged cell expects `MIN_EXPECTED` rows in the smaller sample. Neither sample may be empty.
@@ -108,7 +110,11 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
     """
     if not n or not m:
         return None
-    return float(special.chdtrc(1, _deviances(np.array([a]), n, b=np.array([b]), m=m, design=design)[0] / design))
+    return float(
+        special.chdtrc(
+            1, _deviances(np.array([a]), n, b=np.array([b]), m=m, design=design)[0] / design
+        )
+    )
 
 
 def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) -> Floats:
@@ -120,7 +126,12 @@ def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) 
     beyond = a - n * share
     moved = np.sign(beyond) * np.minimum(np.asarray(design) / 2, np.abs(beyond))
     now, before = a - moved, b + moved
-    parts = [(now, n * share), (n - now, n * (1 - share)), (before, m * share), (m - before, m * (1 - share))]
+    parts = [
+        (now, n * share),
+        (n - now, n * (1 - share)),
+        (before, m * share),
+        (m - before, m * (1 - share)),
+    ]
     total = np.zeros(len(a))
     for observed, expected in parts:
         held = observed > 0
@@ -233,7 +244,10 @@ def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple
         now: First sample.
         before: Second sample.
     """
-    sizes = (now.mean_rows() or before.mean_rows() or 1.0, before.mean_rows() or now.mean_rows() or 1.0)
+    sizes = (
+        now.mean_rows() or before.mean_rows() or 1.0,
+        before.mean_rows() or now.mean_rows() or 1.0,
+    )
     least = [
         float(np.clip(beyond.sum() / max(possible.sum(), 1e-12), 0, 1))
         for beyond, possible in (_agreement(now), _agreement(before))
@@ -344,7 +358,9 @@ def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | N
     before = (b / m * size_before + 1) / (size_before + 2)
     error = math.sqrt(now * (1 - now) / (size_now + 2) + before * (1 - before) / (size_before + 2))
     value, middle = a / n - b / m, now - before
-    return Effect(value, max(-1.0, min(value, middle - _Z * error)), min(1.0, max(value, middle + _Z * error)))
+    return Effect(
+        value, max(-1.0, min(value, middle - _Z * error)), min(1.0, max(value, middle + _Z * error))
+    )
 
 
 def detectable_share(share: float, *, n: int, m: int, design: float, level: float) -> float:

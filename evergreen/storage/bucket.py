@@ -28,7 +28,16 @@ from google.cloud.storage.retry import DEFAULT_RETRY
 
 from evergreen.runtime.durable import flushed_to_disk
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError, first_line
-from evergreen.storage.objects import ABSENT, Changed, Differs, ObjectInfo, Stored, check_name, file_crc32c, opened
+from evergreen.storage.objects import (
+    ABSENT,
+    Changed,
+    Differs,
+    ObjectInfo,
+    Stored,
+    check_name,
+    file_crc32c,
+    opened,
+)
 
 try:
     from google.cloud.storage import exceptions as transfers
@@ -87,9 +96,9 @@ class BucketObjects:
         self._chunk_bytes = chunk_bytes
         self._call = {
             "timeout": call_seconds,
-            "retry": DEFAULT_RETRY.with_delay(initial=first_delay_seconds, maximum=10.0, multiplier=2.0).with_timeout(
-                retry_seconds
-            ),
+            "retry": DEFAULT_RETRY.with_delay(
+                initial=first_delay_seconds, maximum=10.0, multiplier=2.0
+            ).with_timeout(retry_seconds),
         }
         self._translated = partial(translated, bucket=self._name)
         with self._translated(self.uri):
@@ -120,7 +129,9 @@ class BucketObjects:
                 return Stored(content.getvalue(), int(blob.generation))
             if expected is not None:
                 problem = f"corrupt (CRC32C {found}, expected {expected})"
-        raise TemporaryError(f"{self.uri}/{name} was {problem} while it was read, {_READ_ATTEMPTS} times")
+        raise TemporaryError(
+            f"{self.uri}/{name} was {problem} while it was read, {_READ_ATTEMPTS} times"
+        )
 
     def fetch(self, wanted: ObjectInfo, part: Path) -> None:
         """See `Objects.fetch`."""
@@ -137,7 +148,9 @@ class BucketObjects:
                 found = f"CRC32C {checksum}, {size} bytes"
                 logger.warning("%s arrived corrupt (%s): the download starts again", thing, found)
                 file.truncate(0)
-        raise TemporaryError(f"{thing} was corrupt ({found}), expected CRC32C {wanted.crc32c}, {wanted.size} bytes")
+        raise TemporaryError(
+            f"{thing} was corrupt ({found}), expected CRC32C {wanted.crc32c}, {wanted.size} bytes"
+        )
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
         """See `Objects.write`."""
@@ -183,14 +196,20 @@ class BucketObjects:
                 logger.info("%s/%s: another writer came first", self.uri, name)
             except PermanentError as error:
                 # Bytes that were corrupted on the way can arrive intact at the next try.
-                if isinstance(error.__cause__, refusals.BadRequest) and "crc32c" in str(error).lower():
+                if (
+                    isinstance(error.__cause__, refusals.BadRequest)
+                    and "crc32c" in str(error).lower()
+                ):
                     raise TemporaryError(str(error)) from error
                 raise
             stored = self._kept(name)
         if stored is None:
             raise TemporaryError(f"{self.uri}/{name} was removed while it was uploaded")
         if stored != sent:
-            found = f"(CRC32C {stored[0]}, {stored[1]} bytes), expected those of {path} ({sent[0]}, {sent[1]} bytes)"
+            found = (
+                f"(CRC32C {stored[0]}, {stored[1]} bytes), expected those of {path} "
+                f"({sent[0]}, {sent[1]} bytes)"
+            )
             raise Differs(f"{self.uri}/{name} is there with other bytes {found}")
         return is_new
 
@@ -203,10 +222,20 @@ class BucketObjects:
         with self._translated(f"{self.uri}/{prefix}"):
             blobs = self._client.list_blobs(self._bucket, prefix=self._root + prefix, **self._call)
             found = [
-                ObjectInfo(b.name[len(self._root) :], int(b.size), int(b.generation), b.crc32c, b.updated.timestamp())
+                ObjectInfo(
+                    b.name[len(self._root) :],
+                    int(b.size),
+                    int(b.generation),
+                    b.crc32c,
+                    b.updated.timestamp(),
+                )
                 for b in blobs
             ]
-        return sorted(each for each in found if not any(part[:1] in ("", ".") for part in each.name.split("/")))
+        return sorted(
+            each
+            for each in found
+            if not any(part[:1] in ("", ".") for part in each.name.split("/"))
+        )
 
     def delete(self, name: str, *, if_generation: int | None = None) -> None:
         """See `Objects.delete`."""
@@ -223,7 +252,9 @@ class BucketObjects:
         check_name(target, self.uri)
         moved = self.list(f"{source}/")
         if not moved:
-            raise ContractError(f"{self.uri}/{source} is absent, expected a folder to move to {target}")
+            raise ContractError(
+                f"{self.uri}/{source} is absent, expected a folder to move to {target}"
+            )
         if self.list(f"{target}/"):
             raise ContractError(f"{self.uri}/{target} exists already, expected nothing there")
         for each in moved:
@@ -254,13 +285,21 @@ class BucketObjects:
         try:
             with self._translated(f"{self.uri}/{wanted.name}"):
                 try:
-                    blob.download_to_file(file, start=before or None, raw_download=True, checksum=None, **self._call)
+                    blob.download_to_file(
+                        file, start=before or None, raw_download=True, checksum=None, **self._call
+                    )
                 except (refusals.NotFound, refusals.RequestRangeNotSatisfiable) as error:
                     self._check_bucket()
-                    problem = f"{self.uri}/{wanted.name} is no longer at generation {wanted.generation}"
-                    raise Changed(f"{problem}: it was replaced or removed after it was listed") from error
+                    problem = (
+                        f"{self.uri}/{wanted.name} is no longer at generation {wanted.generation}"
+                    )
+                    raise Changed(
+                        f"{problem}: it was replaced or removed after it was listed"
+                    ) from error
             if file.tell() == before:
-                raise TemporaryError(f"{self.uri}/{wanted.name}: the answer ends at byte {before} of {wanted.size}")
+                raise TemporaryError(
+                    f"{self.uri}/{wanted.name}: the answer ends at byte {before} of {wanted.size}"
+                )
         except Changed:
             raise
         except TemporaryError as error:
@@ -297,7 +336,9 @@ class BucketObjects:
         with self._translated(f"{self.uri}/{target}"):
             try:
                 while True:
-                    token, _, _ = blob.rewrite(source, token=token, if_generation_match=ABSENT, **self._call)
+                    token, _, _ = blob.rewrite(
+                        source, token=token, if_generation_match=ABSENT, **self._call
+                    )
                     if token is None:
                         return int(blob.generation)
             except refusals.PreconditionFailed:
@@ -307,7 +348,9 @@ class BucketObjects:
                 return generation
             except refusals.NotFound as error:
                 self._check_bucket()
-                raise ContractError(f"{source.name} is absent in bucket {self._name}, expected an object") from error
+                raise ContractError(
+                    f"{source.name} is absent in bucket {self._name}, expected an object"
+                ) from error
 
     def _signed_generation(self, name: str, signature: str) -> int | None:
         """Return the object's generation if it carries `signature`, else None."""
@@ -351,17 +394,29 @@ def translated(thing: str, bucket: str) -> Iterator[None]:
     try:
         yield
     except refusals.RetryError as error:
-        raise TemporaryError(f"{thing}: given up after retries ({_service_message(error.cause or error)})") from error
+        raise TemporaryError(
+            f"{thing}: given up after retries ({_service_message(error.cause or error)})"
+        ) from error
     except refusals.GoogleAPICallError as error:
         raise _refusal(error, thing, bucket) from error
     except auth.DefaultCredentialsError as error:
-        raise PermanentError(f"{thing}: no credentials for bucket {bucket} ({first_line(error)})") from error
+        raise PermanentError(
+            f"{thing}: no credentials for bucket {bucket} ({first_line(error)})"
+        ) from error
     except auth.GoogleAuthError as error:
         kind = TemporaryError if error.retryable else PermanentError
         raise kind(f"{thing}: cannot sign in for bucket {bucket} ({first_line(error)})") from error
-    except (transfers.InvalidResponse, transfers.DataCorruption, urllib3.exceptions.HTTPError) as error:
+    except (
+        transfers.InvalidResponse,
+        transfers.DataCorruption,
+        urllib3.exceptions.HTTPError,
+    ) as error:
         raise TemporaryError(f"{thing}: {first_line(error)}") from error
-    except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError) as error:
+    except (
+        requests.ConnectionError,
+        requests.Timeout,
+        requests.exceptions.ChunkedEncodingError,
+    ) as error:
         raise TemporaryError(f"{thing}: {first_line(error)}") from error
     except (ConnectionError, TimeoutError) as error:
         raise TemporaryError(f"{thing}: {first_line(error)}") from error
@@ -377,7 +432,8 @@ def _refusal(error: refusals.GoogleAPICallError, thing: str, bucket: str) -> Exc
         return Changed(f"{thing} is not at the generation expected: another writer came first")
     if isinstance(error, (refusals.Forbidden, refusals.Unauthorized)):
         return PermanentError(
-            f"{thing}: refused ({message}); whoever runs this needs {ROLE} on bucket {bucket}, and room"
+            f"{thing}: refused ({message}); whoever runs this needs {ROLE} on bucket {bucket}, and "
+            "room"
         )
     if isinstance(error, refusals.NotFound):
         return PermanentError(f"{thing}: absent ({message}); expected bucket {bucket} to exist")

@@ -20,13 +20,36 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-from evergreen.runtime.durable import READABLE, UNFINISHED, flushed_to_disk, fsync_path, own_umask, whole_file
+from evergreen.runtime.durable import (
+    READABLE,
+    UNFINISHED,
+    flushed_to_disk,
+    fsync_path,
+    own_umask,
+    whole_file,
+)
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
-from evergreen.storage.objects import ABSENT, Changed, Differs, ObjectInfo, Stored, check_name, opened
+from evergreen.storage.objects import (
+    ABSENT,
+    Changed,
+    Differs,
+    ObjectInfo,
+    Stored,
+    check_name,
+    opened,
+)
 
 _LOCK_FILE = ".objects.lock"
 _CHUNK_BYTES = 1 << 20
-_TEMPORARY = (errno.EINTR, errno.EAGAIN, errno.EBUSY, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE)
+_TEMPORARY = (
+    errno.EINTR,
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EMFILE,
+    errno.ENFILE,
+)
 """Errors that can pass without a change of the input, for example those of a network file
 system."""
 
@@ -65,13 +88,20 @@ class FolderObjects:
         try:
             with open(source, "rb") as file, flushed_to_disk(open(part, "wb")) as copy:
                 if (found := _generation(os.fstat(file.fileno()))) != wanted.generation:
-                    raise Changed(f"{source} is at generation {found}, expected {wanted.generation}: it was replaced")
+                    raise Changed(
+                        f"{source} is at generation {found}, expected {wanted.generation}: it was "
+                        "replaced"
+                    )
                 shutil.copyfileobj(file, copy, _CHUNK_BYTES)
             if not _are_equal(source, part):
-                raise TemporaryError(f"{part} reads back otherwise than it was copied from {source}")
+                raise TemporaryError(
+                    f"{part} reads back otherwise than it was copied from {source}"
+                )
         except OSError as error:
             if not source.is_file():
-                raise Changed(f"{source} is absent, expected what was listed: it was removed") from error
+                raise Changed(
+                    f"{source} is absent, expected what was listed: it was removed"
+                ) from error
             raise _translated(error, Path(error.filename or part)) from error
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
@@ -93,7 +123,9 @@ class FolderObjects:
                     _fill(copy, source, now)
                     os.fsync(copy.fileno())
                     if not _are_equal(Path(copy.name), path):
-                        raise TemporaryError(f"{final} reads back otherwise than it was written from {path}")
+                        raise TemporaryError(
+                            f"{final} reads back otherwise than it was written from {path}"
+                        )
             elif not _are_equal(final, path):
                 raise Differs(f"{final} is there with other bytes than {path}")
             # Flush the parent folders too. A killed writer can have created them without a flush.
@@ -142,7 +174,9 @@ class FolderObjects:
                     except OSError as error:
                         _raise_unless_absent(error)
                         continue
-                    found.append(ObjectInfo(name, status.st_size, _generation(status), None, status.st_mtime))
+                    found.append(
+                        ObjectInfo(name, status.st_size, _generation(status), None, status.st_mtime)
+                    )
         return sorted(found)
 
     def delete(self, name: str, *, if_generation: int | None = None) -> None:
@@ -182,7 +216,9 @@ class FolderObjects:
             return
         found = _generation(path.stat()) if path.is_file() else ABSENT
         if found != generation:
-            raise Changed(f"{path} is at generation {found}, expected {generation}: another writer came first")
+            raise Changed(
+                f"{path} is at generation {found}, expected {generation}: another writer came first"
+            )
 
     def _sweep(self) -> None:
         """Remove unfinished files of a killed writer.
@@ -190,7 +226,9 @@ class FolderObjects:
         Only the holder of the lock may write here.
         """
         if not self._is_swept:
-            for path in [p for p in self.root.rglob(".*") if UNFINISHED.fullmatch(p.name) and p.is_file()]:
+            for path in [
+                p for p in self.root.rglob(".*") if UNFINISHED.fullmatch(p.name) and p.is_file()
+            ]:
                 path.unlink()
                 self._tidy(path.parent)
             self._is_swept = True

@@ -77,7 +77,11 @@ class Lease:
             self._write(ABSENT if found is None else found.generation)
         except Changed as error:
             winner = self._objects.read(self._name)
-            holder = self._holder_message(self._parse(winner.content)) if winner else "another was faster"
+            holder = (
+                self._holder_message(self._parse(winner.content))
+                if winner
+                else "another was faster"
+            )
             raise TemporaryError(holder) from error
 
     def renew(self) -> None:
@@ -114,14 +118,18 @@ class Lease:
             try:
                 self._objects.delete(self._name, if_generation=self._generation)
             except (TemporaryError, PermanentError) as error:
-                logger.warning("the lease %s/%s was not given back: %s", self._objects.uri, self._name, error)
+                logger.warning(
+                    "the lease %s/%s was not given back: %s", self._objects.uri, self._name, error
+                )
             self._generation, self._ends = None, 0.0
 
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Renew an acquired lease from a separate thread, and release it at the end."""
         stop = threading.Event()
-        renewing = threading.Thread(target=self._keep_renewing, args=(stop,), name="lease", daemon=True)
+        renewing = threading.Thread(
+            target=self._keep_renewing, args=(stop,), name="lease", daemon=True
+        )
         renewing.start()
         try:
             yield
@@ -150,17 +158,23 @@ class Lease:
     def _parse(self, content: bytes) -> Taken:
         try:
             document = json.loads(content)
-            return Taken(str(document["holder"]), str(document["token"]), float(document["expires_at"]))
+            return Taken(
+                str(document["holder"]), str(document["token"]), float(document["expires_at"])
+            )
         except (ValueError, TypeError, KeyError) as error:
             raise PermanentError(
-                f"{self._objects.uri}/{self._name} is no lease ({error!r}); remove it if no deployment is at work"
+                f"{self._objects.uri}/{self._name} is no lease ({error!r}); remove it if no "
+                "deployment is at work"
             ) from error
 
     def _holder_message(self, taken: Taken) -> str:
         return f"{self._objects.uri} is held by {taken.holder} until {_text(taken.expires_at)}"
 
     def _lost_message(self) -> str:
-        return f"{self._holder} no longer holds {self._objects.uri}: its lease ended or another took it over"
+        return (
+            f"{self._holder} no longer holds {self._objects.uri}: its lease ended or another "
+            "took it over"
+        )
 
 
 def _text(seconds: float) -> str:

@@ -199,7 +199,9 @@ def check_name(name: str, uri: str) -> str:
     """
     parts = name.split("/")
     if any(not part or part.startswith(".") for part in parts):
-        raise ContractError(f"object is {name!r}, expected a name below {uri} without empty or hidden parts")
+        raise ContractError(
+            f"object is {name!r}, expected a name below {uri} without empty or hidden parts"
+        )
     if any(ord(character) < 32 or ord(character) == 127 for character in name):
         raise ContractError(f"object is {name!r}, expected a name without control characters")
     try:
@@ -208,7 +210,8 @@ def check_name(name: str, uri: str) -> str:
         raise ContractError(f"object is {name!r}, expected a name that UTF-8 can write") from error
     if max(sizes) > MAX_PART_BYTES or sum(sizes) + len(sizes) - 1 > MAX_NAME_BYTES:
         raise ContractError(
-            f"object is {name!r}, expected at most {MAX_NAME_BYTES} bytes, {MAX_PART_BYTES} between two slashes"
+            f"object is {name!r}, expected at most {MAX_NAME_BYTES} bytes, {MAX_PART_BYTES} "
+            "between two slashes"
         )
     return name
 

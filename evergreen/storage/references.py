@@ -1,8 +1,4 @@
-"""Copies of manifests that a later step reads without being handed them, each proven by its SHA-256.
-
-Joins a step to those before the one that it takes its input from. A manifest carries a `Reference` to them, so one edge
-between two steps suffices in the pipeline's graph. What the manifests say is `evergreen.contracts.manifests`'.
-"""
+"""References from one manifest to another: its URI and its hash, which the reader verifies."""
 
 import hashlib
 from pathlib import Path
@@ -27,7 +23,9 @@ def refer(path: Path) -> Reference:
     Raises:
         ContractError: The file cannot be read.
     """
-    return Reference(uri=path.absolute().as_uri(), sha256=hashlib.sha256(read_content(path)).hexdigest())
+    return Reference(
+        uri=path.absolute().as_uri(), sha256=hashlib.sha256(read_content(path)).hexdigest()
+    )
 
 
 def read_reference(reference: Reference | None, kind: type[M], *, source: str) -> M:
@@ -39,12 +37,18 @@ def read_reference(reference: Reference | None, kind: type[M], *, source: str) -
         source: What carries the reference, for errors.
 
     Raises:
-        ContractError: There is no reference, or the file is absent, changed, or no manifest of that kind.
+        ContractError: There is no reference, or the file is absent, changed, or no manifest of that
+            kind.
     """
     if reference is None:
-        raise ContractError(f"{source} names no {kind.__name__} manifest, expected the one of its run")
+        raise ContractError(
+            f"{source} names no {kind.__name__} manifest, expected the one of its run"
+        )
     path = local_path(reference.uri)
     content = read_content(path)
     if (found := hashlib.sha256(content).hexdigest()) != reference.sha256:
-        raise ContractError(f"{path} has sha256 {found}, expected {reference.sha256} as {source} says: it was changed")
+        raise ContractError(
+            f"{path} has sha256 {found}, expected {reference.sha256} as {source} says: it was "
+            "changed"
+        )
     return kind.loads(content, source=str(path))

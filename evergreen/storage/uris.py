@@ -18,7 +18,7 @@ def is_bucket_uri(uri: str) -> bool:
 
     >>> is_bucket_uri("gs://bucket/lake"), is_bucket_uri("file:///data/lake"), is_bucket_uri("/data/lake")
     (True, False, False)
-    """
+    """  # noqa: E501
     return uri.startswith("gs://")
 
 
@@ -33,7 +33,11 @@ def local_path(uri: str) -> Path:
     ('/data/a b', '/data/a b')
     """
     parsed = urlparse(uri)
-    if parsed.scheme == "file" and parsed.netloc in ("", "localhost") and parsed.path.startswith("/"):
+    if (
+        parsed.scheme == "file"
+        and parsed.netloc in ("", "localhost")
+        and parsed.path.startswith("/")
+    ):
         return Path(unquote(parsed.path))
     if not parsed.scheme and uri.startswith("/"):
         return Path(uri)
@@ -65,7 +69,9 @@ def typed_folder(text: str, flag: str) -> Path:
     """
     folder = local_path(typed_uri(text))
     if not folder.is_dir():
-        raise ContractError(f"{flag} is {text!r}, but {folder} is no folder, expected one that is there")
+        raise ContractError(
+            f"{flag} is {text!r}, but {folder} is no folder, expected one that is there"
+        )
     return folder
 
 
@@ -89,7 +95,8 @@ def open_objects(uri: str, *, readable: bool = False) -> Objects:
                 from evergreen.storage.bucket import BucketObjects
             except ModuleNotFoundError as error:
                 raise ContractError(
-                    f"{uri} needs {error.name}, expected it to be installed, as it is by evergreen-client[gcs]"
+                    f"{uri} needs {error.name}, expected it to be installed, as it is by "
+                    "evergreen-client[gcs]"
                 ) from error
 
         return BucketObjects(uri)

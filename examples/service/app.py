@@ -65,7 +65,9 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
     @app.exception_handler(TemporaryError)
     @app.exception_handler(PermanentError)
     async def report_failure(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, status_code=503 if isinstance(error, TemporaryError) else 502)
+        return JSONResponse(
+            {"detail": str(error)}, status_code=503 if isinstance(error, TemporaryError) else 502
+        )
 
     @app.get("/recommend")
     async def recommend(user: str, k: int = Query(default=5, ge=1, le=100)) -> dict[str, Any]:
@@ -77,7 +79,11 @@ def create_app(server: str, *, recommender: Recommender, log: str, items: pa.Tab
             {"position": int(position), "item": int(item), "score": float(score)}
             for position, item, score in zip(ranking.positions, ranking.candidates, ranking.scores)
         ]
-        return {"request_id": ranking.request_id, "model_version": ranking.model_version, "items": found}
+        return {
+            "request_id": ranking.request_id,
+            "model_version": ranking.model_version,
+            "items": found,
+        }
 
     @app.post("/click", status_code=202)
     async def click(click: Click) -> None:

@@ -92,7 +92,11 @@ def write_clicks(path: Path, *, rows: int, seed: int) -> dict[str, Any]:
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path)
     clicked = table["clicked"].to_numpy()
-    return {"rows": len(clicked), "clicks": int(clicked.sum()), "best_auc": roc_auc(clicked, probability)}
+    return {
+        "rows": len(clicked),
+        "clicks": int(clicked.sum()),
+        "best_auc": roc_auc(clicked, probability),
+    }
 
 
 def draw(rows: int, seed: int) -> tuple[Any, NDArray[np.float64]]:
@@ -125,7 +129,9 @@ def draw(rows: int, seed: int) -> tuple[Any, NDArray[np.float64]]:
     times = _START + np.sort(random.random(requests)) * _SECONDS
     table = pa.table(
         {
-            "impression_id": pa.array([f"page-{number:07d}" for number in range(requests)]).take(page),
+            "impression_id": pa.array([f"page-{number:07d}" for number in range(requests)]).take(
+                page
+            ),
             "slot": pa.array(slot, pa.int32()),
             "ts": pa.array((times[page] * 1e6).astype(np.int64), pa.timestamp("us", tz="UTC")),
             "clicked": pa.array(clicked),
@@ -158,7 +164,12 @@ def _likeness(shop: Shop, looked_at: list[NDArray[np.int64]]) -> NDArray[np.floa
 
     It is the mean share of the item's genres in the viewed items, or 0 without viewed items.
     """
-    seen = np.stack([shop.genres[items].mean(axis=0) if len(items) else np.zeros(len(GENRES)) for items in looked_at])
+    seen = np.stack(
+        [
+            shop.genres[items].mean(axis=0) if len(items) else np.zeros(len(GENRES))
+            for items in looked_at
+        ]
+    )
     return seen @ shop.genres.T / shop.genres.sum(axis=1)
 
 

@@ -31,7 +31,14 @@ from evergreen.config.release import BakingSettings
 from evergreen.contracts.baking import BAD, BAKES, WELL
 from evergreen.contracts.checks import BELOW, FAIL, INCONCLUSIVE, PASS, Check, decide, headline
 from monitoring.policies.betting import EProcess
-from monitoring.policies.policy import Action, Decision, Evidence, MaturedRows, PolicyMemory, without_oldest
+from monitoring.policies.policy import (
+    Action,
+    Decision,
+    Evidence,
+    MaturedRows,
+    PolicyMemory,
+    without_oldest,
+)
 
 BAKING = "baking"
 """Name of the policy."""
@@ -43,17 +50,28 @@ sum is far from normal."""
 STUCK_ROWS = 1_000
 """Rows of one and the same score that show that the model does not look at its input."""
 SUSPICION = 3.0
-"""Evidence of a test from which on a version is not called well: it goes on baking until there is less or enough. That
-of a version within its limits begins at 1 and falls."""
+"""Evidence of a test from which on a version is not called well: it goes on baking until there is
+less or enough. That of a version within its limits begins at 1 and falls."""
 TUNED_SQUARES = 50.0
 """Sum of squares at which `mixture_evidence` is sharpest: about as many clicks."""
 _NOTHING: Mapping[str, Any] = {"state": BAKES, "rows": 0, "evidence": None, "least_auc": None}
 """State of a version before its first row."""
-_NO_WINDOW = {"auc": None, "auc_low": None, "auc_high": None, "rows": 0, "clicks": 0, "window_version": None}
+_NO_WINDOW = {
+    "auc": None,
+    "auc_low": None,
+    "auc_high": None,
+    "rows": 0,
+    "clicks": 0,
+    "window_version": None,
+}
 """Numbers in place of those of another version's window."""
 _OF_TESTS = ("auc", "sums", "low", "high")
 """Parts of a version's memory that only its tests need."""
-_UNDER, _OVER, _RATE = "more clicks than predicted", "fewer clicks than predicted", "a lower click rate"
+_UNDER, _OVER, _RATE = (
+    "more clicks than predicted",
+    "fewer clicks than predicted",
+    "a lower click rate",
+)
 
 
 def mixture_evidence(total: float, squares: float) -> float:
@@ -113,14 +131,25 @@ class BakingPolicy:
 
     def _begin(self, evidence: Evidence) -> dict[str, Any]:
         gate, before = evidence.baseline, evidence.predecessor
-        has_predecessor = before is not None or (gate is not None and gate.previous_version is not None)
+        has_predecessor = before is not None or (
+            gate is not None and gate.previous_version is not None
+        )
         is_judged = has_predecessor and self._settings.bake_rows > 0
-        state: dict[str, Any] = {"state": BAKES if is_judged else WELL, "rows": 0, "sums": {}, "evidence": None}
-        state["reason"] = "" if is_judged else "nothing to go back to is known, or live traffic is not judged"
+        state: dict[str, Any] = {
+            "state": BAKES if is_judged else WELL,
+            "rows": 0,
+            "sums": {},
+            "evidence": None,
+        }
+        state["reason"] = (
+            "" if is_judged else "nothing to go back to is known, or live traffic is not judged"
+        )
         state["since"] = _since(evidence)
         promised = gate.low if gate else None
         lows = [each for each in (promised, before.auc_low if before else None) if each is not None]
-        state["least_auc"] = max(min(lows) - self._settings.max_auc_loss, 0.01) if promised is not None else None
+        state["least_auc"] = (
+            max(min(lows) - self._settings.max_auc_loss, 0.01) if promised is not None else None
+        )
         rate = before.click_rate if before else None
         state["least_rate"] = self._settings.min_click_rate_ratio * rate if rate else None
         return state
@@ -138,8 +167,10 @@ class BakingPolicy:
             found[f"evidence of an AUC below {least:.3f}"] = process.value
         state["sums"] = self._add_terms(rows, state)
         names = {
-            _UNDER: f"evidence of more than {settings.max_calibration_ratio:g} times the clicks that are predicted",
-            _OVER: f"evidence of less than 1/{settings.max_calibration_ratio:g} of the clicks that are predicted",
+            _UNDER: f"evidence of more than {settings.max_calibration_ratio:g} times the clicks "
+            "that are predicted",
+            _OVER: f"evidence of less than 1/{settings.max_calibration_ratio:g} of the clicks that "
+            "are predicted",
             _RATE: f"evidence of a click rate below {state['least_rate'] or 0.0:.4g}",
         }
         for name, (total, squares, expected) in state["sums"].items():
@@ -147,18 +178,31 @@ class BakingPolicy:
                 found[names[name]] = mixture_evidence(total, squares)
         checks = [_check(name, min(value, 1e9), enough) for name, value in found.items()]
         state["evidence"] = max((min(value, 1e9) for value in found.values()), default=None)
-        low, high = min(state.get("low", 1.0), float(rows.scores.min())), max(state.get("high", 0.0), rows.scores.max())
+        low, high = (
+            min(state.get("low", 1.0), float(rows.scores.min())),
+            max(state.get("high", 0.0), rows.scores.max()),
+        )
         state["low"], state["high"] = low, float(high)
         text = f"model version {evidence.version}, {state['rows']} matured rows since its release"
         if low == high and state["rows"] >= STUCK_ROWS:
             checks.append(
-                Check(name="rows of one score", value=state["rows"], limit=STUCK_ROWS, bound=BELOW, result=FAIL)
+                Check(
+                    name="rows of one score",
+                    value=state["rows"],
+                    limit=STUCK_ROWS,
+                    bound=BELOW,
+                    result=FAIL,
+                )
             )
         reason = f"{headline(checks)}: {text}"
         if decide(checks) == FAIL:
             return {**state, "state": BAD, "reason": reason}
         served = evidence.time - min(state.get("since", evidence.time), _since(evidence))
-        if state["rows"] >= settings.bake_rows and served >= settings.bake_seconds and decide(checks) == PASS:
+        if (
+            state["rows"] >= settings.bake_rows
+            and served >= settings.bake_seconds
+            and decide(checks) == PASS
+        ):
             return {**state, "state": WELL, "reason": f"{reason}, {served:.0f} s"}
         return {**state, "reason": f"{reason} of {settings.bake_rows}, {served:.0f} s"}
 
@@ -182,7 +226,11 @@ class BakingPolicy:
         added = {}
         for name, (excess, weight) in terms.items():
             total, squares, number = state["sums"].get(name, (0.0, 0.0, 0.0))
-            added[name] = [total + float(excess.sum()), squares + float((excess**2).sum()), number + weight]
+            added[name] = [
+                total + float(excess.sum()),
+                squares + float((excess**2).sum()),
+                number + weight,
+            ]
         return added
 
     def _decision(self, evidence: Evidence, state: Mapping[str, Any]) -> Decision:
@@ -195,7 +243,12 @@ class BakingPolicy:
             "rows_baked": state["rows"],
             "evidence": state["evidence"],
         }
-        return Decision(policy=self.name, action=actions[state["state"]], reason=state["reason"], numbers=numbers)
+        return Decision(
+            policy=self.name,
+            action=actions[state["state"]],
+            reason=state["reason"],
+            numbers=numbers,
+        )
 
 
 def _check(name: str, evidence: float, enough: float) -> Check:

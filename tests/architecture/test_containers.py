@@ -53,7 +53,10 @@ def test_images_are_no_larger_than_their_ceilings(podman, images):
     assert all(size <= CEILINGS_MB[lock(image)] for image, size in sizes.items())
     # One environment is one layer, the second one, over the base's layer.
     for locked in CEILINGS_MB:
-        assert len({found[image]["RootFS"]["Layers"][1] for image in PLAIN if lock(image) == locked}) == 1
+        assert (
+            len({found[image]["RootFS"]["Layers"][1] for image in PLAIN if lock(image) == locked})
+            == 1
+        )
 
 
 @pytest.mark.parametrize("image", sorted(PLAIN))
@@ -78,13 +81,19 @@ def turn(folder: Path, lake: Path) -> dict:
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": folders.artifacts, "logs": folders.logs, "source": REPOSITORY}
     try:
-        runner.run_pipeline(package, arguments, places=places, name="tiny", pythons=pythons, **paths)
+        runner.run_pipeline(
+            package, arguments, places=places, name="tiny", pythons=pythons, **paths
+        )
     except runner.PipelineFailed as error:
-        logs = (f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(folders.logs.glob("*.log")))
+        logs = (
+            f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(folders.logs.glob("*.log"))
+        )
         pytest.fail("\n".join([str(error)[-500:], *logs]))
     outcome = find_outcome(folders.store, "tiny")
     (graph,) = folders.repository.rglob("*.onnx")
-    weights = {item.name: numpy_helper.to_array(item) for item in onnx.load(graph).graph.initializer}
+    weights = {
+        item.name: numpy_helper.to_array(item) for item in onnx.load(graph).graph.initializer
+    }
     (raw,) = folders.artifacts.rglob("raw_dataset")
     (metrics,) = folders.artifacts.rglob("evaluation/metrics")
     dataset = RawDataset.read(raw)
@@ -103,12 +112,25 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     volume.chmod(0o755)
     give_to_user(volume)
     mount = f"--volume={volume}:{volume}"
-    command = ["podman", "run", "--rm", *CONFINED, "--network=none", mount, images["inference_client"], *simulate]
+    command = [
+        "podman",
+        "run",
+        "--rm",
+        *CONFINED,
+        "--network=none",
+        mount,
+        images["inference_client"],
+        *simulate,
+    ]
     subprocess.run(command, env=podman("run"), check=True)
     outside = turn(volume / "outside", lake)
     steps = []
-    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)  # set by the pipeline, not by the test
-    monkeypatch.setattr(runner, "_run_step", in_containers(podman, images, steps, "--network=none", mount))
+    monkeypatch.delenv(
+        "ORT_DISABLE_TELEMETRY", raising=False
+    )  # set by the pipeline, not by the test
+    monkeypatch.setattr(
+        runner, "_run_step", in_containers(podman, images, steps, "--network=none", mount)
+    )
     # KFP creates the folders of a task's outputs as root beforehand. On a cluster the volume's
     # group may write.
     previous = os.umask(0)
@@ -123,7 +145,9 @@ def test_compiled_pipeline_comes_to_same_in_containers(podman, images, volume, m
     assert inside["metrics"] == pytest.approx(outside["metrics"], rel=1e-4)
     assert inside["weights"].keys() == outside["weights"].keys()
     for name, weights in inside["weights"].items():
-        np.testing.assert_allclose(weights, outside["weights"][name], rtol=1e-3, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(
+            weights, outside["weights"][name], rtol=1e-3, atol=1e-5, err_msg=name
+        )
     writers = {path.stat().st_uid for path in (volume / "inside" / "store").rglob("*")}
     assert writers == {USER}
 
@@ -140,7 +164,7 @@ statistics, schema, in_force = (Path(word) for word in sys.argv[1:])
 statistics, schema, in_force = read_statistics(statistics), read_schema(schema), read_schema(in_force)
 told = {"statistics": statistics, "schema": schema, "anomalies": check_statistics(statistics, in_force)}
 print(json.dumps({"version": tfdv.__version__, **{name: MessageToDict(each) for name, each in told.items()}}))
-"""
+"""  # noqa: E501
 """Program that prints TFDV's version, and TFDV's messages of a run field by field."""
 
 
@@ -149,7 +173,9 @@ def leaves(value, path="") -> dict:
     if not isinstance(value, dict | list):
         return {path: value}
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
-    return {name: leaf for key, each in pairs for name, leaf in leaves(each, f"{path}/{key}").items()}
+    return {
+        name: leaf for key, each in pairs for name, leaf in leaves(each, f"{path}/{key}").items()
+    }
 
 
 def assert_alike(found: dict, expected: dict, *, rel: float) -> None:
@@ -188,8 +214,14 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
     """
     work = seen / "work" / run / "validation"
     flags = {"run": run, "store": (seen / "store").as_uri(), "work": (seen / "work").as_uri()}
-    flags |= {"raw-dataset": seen / f"{run}.json", "output": seen / f"{run}.report.json", "html": seen / f"{run}.html"}
-    done = python("-m", "components.validation", *(f"--{name}={value}" for name, value in flags.items()))
+    flags |= {
+        "raw-dataset": seen / f"{run}.json",
+        "output": seen / f"{run}.report.json",
+        "html": seen / f"{run}.html",
+    }
+    done = python(
+        "-m", "components.validation", *(f"--{name}={value}" for name, value in flags.items())
+    )
     assert done.returncode in (0, 1), done.stderr[-3000:]
     in_force = seen / "work" / "r1" / "validation" / "schema.pbtxt"
     told = python("-c", TELL, work / "statistics.pb", work / "schema.pbtxt", in_force)
@@ -200,18 +232,33 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
 
 def test_newer_tfdv_of_image_judges_as_older_one_of_laptop(podman, images, volume, raw_table):
     laptop, image = volume / "laptop", volume / "image"
-    for run, rows, parent in (("r1", raw_table(3000), None), ("r2", spoiled(raw_table(2000, seed=1)), "m1")):
+    for run, rows, parent in (
+        ("r1", raw_table(3000), None),
+        ("r2", spoiled(raw_table(2000, seed=1)), "m1"),
+    ):
         (laptop / run).mkdir(parents=True)
         pq.write_table(rows, laptop / run / "part-0.parquet", row_group_size=700)
-        replace(make_dataset(laptop / run, len(rows)), parent_model_id=parent).write(laptop / f"{run}.json")
+        replace(make_dataset(laptop / run, len(rows)), parent_model_id=parent).write(
+            laptop / f"{run}.json"
+        )
     (laptop / "store").mkdir()
     variables = {"cwd": REPOSITORY, "env": {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}}
-    mount = [f"--volume={image}:{laptop}", "--network=none", "--entrypoint=python", images["validation"]]
-    programs = {laptop: [python_of("validation", REPOSITORY)], image: ["podman", "run", "--rm", *CONFINED, *mount]}
+    mount = [
+        f"--volume={image}:{laptop}",
+        "--network=none",
+        "--entrypoint=python",
+        images["validation"],
+    ]
+    programs = {
+        laptop: [python_of("validation", REPOSITORY)],
+        image: ["podman", "run", "--rm", *CONFINED, *mount],
+    }
 
     def runner(folder: Path):
         settings = variables if folder == laptop else {"env": podman("run")}
-        return lambda *words: subprocess.run([*programs[folder], *words], capture_output=True, text=True, **settings)
+        return lambda *words: subprocess.run(
+            [*programs[folder], *words], capture_output=True, text=True, **settings
+        )
 
     volume.chmod(0o755)
     for run in ("r1", "r2"):
@@ -226,5 +273,7 @@ def test_newer_tfdv_of_image_judges_as_older_one_of_laptop(podman, images, volum
         assert_alike(its_report, report, rel=1e-9)
         assert its_page == page
         if run == "r1":
-            release_validated(laptop / "store", "m1", ValidationReport.read(laptop / "r1.report.json"))
+            release_validated(
+                laptop / "store", "m1", ValidationReport.read(laptop / "r1.report.json")
+            )
     assert older["anomalies"]["anomalyInfo"].keys() == {"label", "I3", "I5", "I7"}

@@ -72,19 +72,33 @@ def test_files_agree_with_published_schema(schema, paths):
 
 def test_cloud_build_is_told_nothing_that_it_does_not_know():
     """The published schema is closed for steps and options, but not for the file's top level."""
-    package = pytest.importorskip("check_jsonschema", reason="check-jsonschema is not in this environment")
+    package = pytest.importorskip(
+        "check_jsonschema", reason="check-jsonschema is not in this environment"
+    )
     schema = Path(package.__file__).parent / "builtin_schemas" / "vendor" / "cloudbuild.json"
     assert load("cloudbuild.yaml").keys() <= json.loads(schema.read_text())["properties"].keys()
 
 
 def test_zizmor_finds_no_weakness_in_workflows():
-    command = [tool("zizmor"), "--offline", "--no-progress", "--color", "never", REPOSITORY / ".github"]
+    command = [
+        tool("zizmor"),
+        "--offline",
+        "--no-progress",
+        "--color",
+        "never",
+        REPOSITORY / ".github",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout
 
 
 def test_every_action_of_others_is_pinned_by_commit():
-    lines = [line.strip() for path in WORKFLOWS for line in path.read_text().splitlines() if "uses: " in line]
+    lines = [
+        line.strip()
+        for path in WORKFLOWS
+        for line in path.read_text().splitlines()
+        if "uses: " in line
+    ]
     others = [line.removeprefix("- ") for line in lines if "uses: ./" not in line]
     assert others
     assert [line for line in others if not PINNED.fullmatch(line)] == []
@@ -101,20 +115,36 @@ def test_jobs_may_read_code_and_prove_who_they_are_and_hold_no_secret():
 
 
 def test_release_goes_through_tests_images_and_sample_before_promotion():
-    needs = {name.partition("/")[2]: job.get("needs") for name, job in jobs().items() if name.startswith("release/")}
+    needs = {
+        name.partition("/")[2]: job.get("needs")
+        for name, job in jobs().items()
+        if name.startswith("release/")
+    }
     assert needs == {"test": None, "images": "test", "sample": "images", "promote": "sample"}
     assert jobs()["release/promote"]["environment"] == "production"
     build = load("cloudbuild.yaml")["steps"]
-    assert [step["id"] for step in build] == ["test", "plan", "images", "token", "sample", "roll-out", "promote"]
+    assert [step["id"] for step in build] == [
+        "test",
+        "plan",
+        "images",
+        "token",
+        "sample",
+        "roll-out",
+        "promote",
+    ]
     # A step without `waitFor` waits for all previous steps.
     assert {step["id"]: step["waitFor"] for step in build if "waitFor" in step} == {
-        "token": ["images"], "sample": ["images"], "roll-out": ["sample", "token"],
-    }  # fmt: skip
+        "token": ["images"],
+        "sample": ["images"],
+        "roll-out": ["sample", "token"],
+    }
 
 
 def test_every_image_is_built_once_by_github_and_by_cloud_build():
     matrix = jobs()["release/images"]["strategy"]["matrix"]["include"]
-    assert sorted(name for entry in matrix for name in entry["images"].split()) == sorted(DOCKERFILES)
+    assert sorted(name for entry in matrix for name in entry["images"].split()) == sorted(
+        DOCKERFILES
+    )
     without_nvidias = load("cloudbuild.yaml")["substitutions"]["_IMAGES"].split()
     assert sorted(without_nvidias) == sorted(set(DOCKERFILES) - set(STEP_OF_VARIANT))
 
@@ -132,7 +162,9 @@ def test_skaffold_builds_same_images_from_same_files():
     assert {artifact["context"] for artifact in artifacts} == {"."}
     for part in [config, *config["profiles"]]:
         for folder in part.get("manifests", {}).get("kustomize", {}).get("paths", []):
-            assert registry_of(Path(folder).name) == registry, "skaffold would not find its images there"
+            assert registry_of(Path(folder).name) == registry, (
+                "skaffold would not find its images there"
+            )
 
 
 def registry_of(overlay: str) -> str:
@@ -156,7 +188,13 @@ def test_every_image_that_compiled_pipeline_names_is_built(backend, tmp_path):
     output = tmp_path / "pipeline.yaml"
     placement = REPOSITORY / "k8s" / "overlays" / "gke" / "placement.yaml"
     flags = {"placement": placement, "backend": backend, "tag": REVISION, "output": output}
-    words = [sys.executable, "-m", "cli", "compile", *(f"--{name}={value}" for name, value in flags.items())]
+    words = [
+        sys.executable,
+        "-m",
+        "cli",
+        "compile",
+        *(f"--{name}={value}" for name, value in flags.items()),
+    ]
     subprocess.run(words, check=True, cwd=REPOSITORY, capture_output=True, timeout=120)
     found = images_of(output.read_text())
     assert len(found) >= 7
@@ -165,10 +203,14 @@ def test_every_image_that_compiled_pipeline_names_is_built(backend, tmp_path):
 
 def commands() -> list[str]:
     """Return every shell text of the workflows and of Cloud Build, as the shell receives it."""
-    found = [step["run"] for job in jobs().values() for step in job.get("steps", []) if "run" in step]
+    found = [
+        step["run"] for job in jobs().values() for step in job.get("steps", []) if "run" in step
+    ]
     for step in load("cloudbuild.yaml")["steps"]:
         flags, *rest = step.get("args", [""])
-        found += [rest[0].replace("$$", "$")] if flags == "-euc" else [" ".join(step.get("args", []))]
+        found += (
+            [rest[0].replace("$$", "$")] if flags == "-euc" else [" ".join(step.get("args", []))]
+        )
     return found
 
 
@@ -225,7 +267,12 @@ def script(checkout: Path, *words: str, **variables: str) -> subprocess.Complete
         **variables,
     }
     return subprocess.run(
-        [checkout / words[0], *words[1:]], env=environment, capture_output=True, text=True, timeout=200, cwd="/"
+        [checkout / words[0], *words[1:]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd="/",
     )
 
 
@@ -264,13 +311,18 @@ def test_candidate_is_tried_apart_and_promoted_with_clusters_folders_alone(check
     assert given == {
         "recommender": "file:///evergreen/sample/store",
         "settings": "gate.min_auc=0.0 gate.max_calibration_factor=1000",
-    }  # fmt: skip
+    }
     assert REVISION in kfp.uploads[-1].decode()
 
     done = script(checkout, ".ci/promote", **server)
     assert done.returncode == 0, done.stderr
-    assert [pipeline["display_name"] for pipeline in kfp.pipelines] == ["evergreen-candidate", "evergreen-retraining"]
-    assert REVISION in {each["display_name"] for each in kfp.versions if each["pipeline_id"] == "p2"}
+    assert [pipeline["display_name"] for pipeline in kfp.pipelines] == [
+        "evergreen-candidate",
+        "evergreen-retraining",
+    ]
+    assert REVISION in {
+        each["display_name"] for each in kfp.versions if each["pipeline_id"] == "p2"
+    }
     (promoted := tmp_path / "promoted.yaml").write_bytes(kfp.uploads[-1])
     assert not read_places(promoted).items() & apart.items()
     assert with_places(promoted, places) == with_places(tried, {}), "all else is what was tried"
@@ -283,13 +335,18 @@ def digests_of(images: set[str], folder: Path) -> dict[str, str]:
     Returns:
         The digest reference of each image by its tag.
     """
-    named = {image: f"{image.rpartition(':')[0]}@sha256:{index:064x}" for index, image in enumerate(sorted(images))}
+    named = {
+        image: f"{image.rpartition(':')[0]}@sha256:{index:064x}"
+        for index, image in enumerate(sorted(images))
+    }
     (folder / "images.txt").write_text("".join(f"{name}\n" for name in named.values()))
     return named
 
 
 def test_candidate_of_build_with_digests_runs_images_by_digest(checkout, kfp, tmp_path):
-    named = digests_of({f"{registry_of('gke')}/{image_name(name)}:{REVISION}" for name in DOCKERFILES}, tmp_path)
+    named = digests_of(
+        {f"{registry_of('gke')}/{image_name(name)}:{REVISION}" for name in DOCKERFILES}, tmp_path
+    )
     done = script(checkout, ".ci/sample", KFP_HOST=kfp.url, DIGESTS=str(tmp_path / "images.txt"))
     assert done.returncode == 0, done.stderr
     used = set(re.findall(r"image: (\S+)", kfp.uploads[-1].decode()))
@@ -350,7 +407,9 @@ def test_roll_out_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, 
     done = script(checkout, ".ci/roll-out", PATH=path)
     assert done.returncode == 0, done.stderr
     told = [line.split()[1:] for line in notes.read_text().splitlines()]
-    assert told[0][:5] == ["--namespace", "evergreen", "get", "deployment", "triton"], "asked before the new pods come"
+    assert told[0][:5] == ["--namespace", "evergreen", "get", "deployment", "triton"], (
+        "asked before the new pods come"
+    )
     assert told[1] == ["apply", "-k", "k8s/overlays/gke"]
     assert told[2][:5] == ["--namespace", "evergreen", "rollout", "status", "deployment"]
     selector = told[2][told[2].index("--selector") + 1]
@@ -360,18 +419,26 @@ def test_roll_out_sets_revision_of_each_own_image_and_waits_if_it_can(checkout, 
     assert {image.rpartition(":")[2] for image in ours} == {REVISION}
 
 
-def test_roll_out_of_build_with_digests_names_every_own_image_by_digest(checkout, kubectl, tmp_path):
+def test_roll_out_of_build_with_digests_names_every_own_image_by_digest(
+    checkout, kubectl, tmp_path
+):
     path, notes = kubectl
     (notes.parent / "ready").write_text("")
     overlay = checkout / "k8s" / "overlays" / "gke"
     settings = overlay / "cluster.env"
-    settings.write_text(re.sub("^TAG=.*", f"TAG={REVISION}", settings.read_text().replace("my-", "our-"), flags=re.M))
+    settings.write_text(
+        re.sub(
+            "^TAG=.*", f"TAG={REVISION}", settings.read_text().replace("my-", "our-"), flags=re.M
+        )
+    )
     rendered = render(overlay)
     (tmp_path / "kustomized").write_text(rendered)
     named = digests_of({image for image in images_of(rendered) if "/evergreen-" in image}, tmp_path)
     done = script(checkout, ".ci/roll-out", PATH=path, DIGESTS=str(tmp_path / "images.txt"))
     assert done.returncode == 0, done.stderr
-    assert images_of((tmp_path / "applied").read_text()) == {named.get(image, image) for image in images_of(rendered)}
+    assert images_of((tmp_path / "applied").read_text()) == {
+        named.get(image, image) for image in images_of(rendered)
+    }
     (tmp_path / "images.txt").write_text("\n".join(list(named.values())[1:]))
     (tmp_path / "applied").unlink()
     done = script(checkout, ".ci/roll-out", PATH=path, DIGESTS=str(tmp_path / "images.txt"))
@@ -410,9 +477,17 @@ def test_tunnel_leads_to_api_and_ends_with_command(checkout, kubectl):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    done = script(checkout, ".ci/with-kfp", "sh", "-c", "echo $KFP_HOST; exit 7", PATH=path, KFP_PORT=port)
+    done = script(
+        checkout, ".ci/with-kfp", "sh", "-c", "echo $KFP_HOST; exit 7", PATH=path, KFP_PORT=port
+    )
     assert (done.returncode, done.stdout.strip()) == (7, f"http://127.0.0.1:{port}"), done.stderr
     (line,) = notes.read_text().splitlines()
     pid, *told = line.split()
-    assert told == ["--namespace", "kubeflow", "port-forward", "service/ml-pipeline", f"{port}:8888"]
+    assert told == [
+        "--namespace",
+        "kubeflow",
+        "port-forward",
+        "service/ml-pipeline",
+        f"{port}:8888",
+    ]
     wait_for(lambda: not runs(pid), "the end of the tunnel")

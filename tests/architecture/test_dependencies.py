@@ -10,7 +10,10 @@ from tests.support.paths import REPOSITORY
 
 
 def test_page_gives_every_named_package_reason_and_replacement():
-    text, folder = (REPOSITORY / "docs" / "dependencies.md").read_text(), REPOSITORY / "requirements"
+    text, folder = (
+        (REPOSITORY / "docs" / "dependencies.md").read_text(),
+        REPOSITORY / "requirements",
+    )
     page = re.findall(r"^\| ([a-z0-9-]+) \| (?!why).+ \| .+ \|$", text, re.M)
     files = [*folder.glob("*.in"), *folder.glob("*.txt")]
     lines = [line for path in files for line in path.read_text().splitlines()]
@@ -21,7 +24,11 @@ def test_page_gives_every_named_package_reason_and_replacement():
 
 @pytest.mark.parametrize(
     ("knows", "said"),
-    [("pypi", "asked of pypi"), ("osv", "asked of osv"), ("neither", "no service was reached: none of")],
+    [
+        ("pypi", "asked of pypi"),
+        ("osv", "asked of osv"),
+        ("neither", "no service was reached: none of"),
+    ],
 )
 def test_audit_prints_report_of_service_that_answers_or_that_none_did(tmp_path, knows, said):
     shutil.copytree(REPOSITORY / ".ci", tmp_path / ".ci")
@@ -37,7 +44,9 @@ echo "an-old-package 1.0 CVE-2026-0001" > "$2"
 exit 1
 """)
     double.chmod(0o755)
-    done = subprocess.run([tmp_path / ".ci" / "audit"], capture_output=True, text=True, timeout=60, cwd="/")
+    done = subprocess.run(
+        [tmp_path / ".ci" / "audit"], capture_output=True, text=True, timeout=60, cwd="/"
+    )
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
     assert ("CVE-2026-0001" in done.stdout) == (knows != "neither")

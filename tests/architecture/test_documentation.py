@@ -26,8 +26,10 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
 SPEED = re.compile(
-    rf"({NUMBER})(?: (?:to|and|or|against) ({NUMBER}))? (?:rows/s|rows per (?:\w+ )?second|requests/s\b"
-    rf"|times (?:as (?:fast|long)|faster|slower|quicker|longer|cheaper|lower|the (?:processor|wall)))"
+    rf"({NUMBER})(?: (?:to|and|or|against) ({NUMBER}))? (?:rows/s|rows per (?:\w+ "
+    r")?second|requests/s\b"
+    r"|times (?:as (?:fast|long)|faster|slower|quicker|longer|cheaper|lower|the "
+    r"(?:processor|wall)))"
     r"|\b(\d[\d,]*\.\d+) m?s\b"
 )
 """Pattern of measured speed: rates, multiples of another time, and times with decimals. A setting
@@ -41,18 +43,28 @@ def anchors(page: Path) -> set[str]:
     They are in lower case, with spaces as hyphens and other marks dropped.
     """
     texts = HEADING.findall(FENCED.sub("", page.read_text()))
-    return {re.sub(r"[^\w\- ]", "", text.lower().replace("`", "")).replace(" ", "-") for text in texts}
+    return {
+        re.sub(r"[^\w\- ]", "", text.lower().replace("`", "")).replace(" ", "-") for text in texts
+    }
 
 
 def commands(page: Path) -> str:
     """Return the code on a page: fenced, indented, or in backticks."""
     text = page.read_text()
-    return "\n".join([*re.findall(r"`([^`\n]+)`", text), *FENCED.findall(text), *re.findall(r"^    (.*)$", text, re.M)])
+    return "\n".join(
+        [
+            *re.findall(r"`([^`\n]+)`", text),
+            *FENCED.findall(text),
+            *re.findall(r"^    (.*)$", text, re.M),
+        ]
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_links_lead_to_files_and_headings_that_are_there(page):
-    for target in (first or second for first, second in LINK.findall(FENCED.sub("", page.read_text()))):
+    for target in (
+        first or second for first, second in LINK.findall(FENCED.sub("", page.read_text()))
+    ):
         if "://" in target or target.startswith("mailto:"):
             continue
         path, _, anchor = target.partition("#")
@@ -64,7 +76,9 @@ def test_links_lead_to_files_and_headings_that_are_there(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_make_targets_exist(page):
     text = commands(page)
-    targets = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    )
     targets |= {f"benchmark-{name}" for name in PLANS}
     for target in re.findall(r"(?:^|[;&`|]\s*)make ([a-z][a-z-]+)", text, re.MULTILINE):
         assert target in targets, f"make {target}"
@@ -79,7 +93,9 @@ def unsourced(text: str, results: dict[str, str]) -> list[str]:
     prose = re.sub(r"^    .*$|`[^`\n]+`", "", FENCED.sub("", text), flags=re.MULTILINE)
     found = []
     for paragraph in re.split(r"\n\s*\n(?!\|)", prose):
-        linked = " ".join(results.get(name, "") for name in re.findall(r"performance\.md#([\w-]+)", paragraph))
+        linked = " ".join(
+            results.get(name, "") for name in re.findall(r"performance\.md#([\w-]+)", paragraph)
+        )
         known = set(re.findall(NUMBER, linked))
         numbers = [number for figures in SPEED.findall(paragraph) for number in figures if number]
         found += [number for number in numbers if number not in known and not OLD.search(paragraph)]
@@ -91,7 +107,11 @@ def unsourced(text: str, results: dict[str, str]) -> list[str]:
     [
         ("It learns 215,000 rows/s.\n\n[Measured](performance.md#training).", ["215,000"]),
         ("It learns 215,000 to 9 rows/s ([measured](performance.md#training)).", ["9"]),
-        ("Not measured again since 2026-11-24:\n\n| it | takes |\n| this | 1.5 ms, 2 times as long |", []),
+        (
+            "Not measured again since 2026-11-24:\n\n| it | takes |\n| this | 1.5 ms, 2 times as "
+            "long |",
+            [],
+        ),
         ("It waits 5 s.\n\n    done in 1.5 s\n\n`1.5 ms`", []),
     ],
 )
@@ -103,9 +123,13 @@ def test_figure_without_source_is_found(text, expected):
 def test_figures_of_speed_are_on_page_of_performance_or_said_to_be_old(page):
     if page in (performance.PAGE, REPOSITORY / "CHANGELOG.md"):
         return
-    results = {each["benchmark"]: performance.section(each) for each in performance.kept_documents()}
+    results = {
+        each["benchmark"]: performance.section(each) for each in performance.kept_documents()
+    }
     assert unsourced(page.read_text(), results) == []
 
 
 def test_page_of_performance_is_what_kept_results_say():
-    assert performance.PAGE.read_text() == performance.page(performance.kept_documents()), "make performance"
+    assert performance.PAGE.read_text() == performance.page(performance.kept_documents()), (
+        "make performance"
+    )

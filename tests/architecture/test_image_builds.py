@@ -37,7 +37,9 @@ SCRIPT = f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", NOTING])} "$0" "$@
 
 def git(folder: Path, *words: str) -> str:
     identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    done = subprocess.run([GIT, *identity, *words], cwd=folder, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [GIT, *identity, *words], cwd=folder, check=True, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
@@ -60,11 +62,17 @@ def original(tmp_path_factory):
     git(folder, "commit", "-qm", "as it is")
     (folder / ".git" / "info" / "exclude").write_text("*.key\n*.parquet\n")
     for planted in (
-        "service-account.key", "components/secret.key", ".venvs/driver/pyvenv.cfg", "build/data.parquet",
-        "evergreen/contracts/__pycache__/old.cpython-311.pyc", "monitoring/__pycache__/deep/old.pyc",
-        "components/build/lib/old.py", "components/training/build/old.py", "monitoring/.ruff_cache/1/old.py",
+        "service-account.key",
+        "components/secret.key",
+        ".venvs/driver/pyvenv.cfg",
+        "build/data.parquet",
+        "evergreen/contracts/__pycache__/old.cpython-311.pyc",
+        "monitoring/__pycache__/deep/old.pyc",
+        "components/build/lib/old.py",
+        "components/training/build/old.py",
+        "monitoring/.ruff_cache/1/old.py",
         "inference_client/rows.parquet",
-    ):  # fmt: skip
+    ):
         (folder / planted).parent.mkdir(parents=True, exist_ok=True)
         (folder / planted).write_text("not for an image")
     return folder
@@ -121,7 +129,11 @@ def test_every_image_is_built_from_its_dockerfile_and_named_by_revision(tree, en
         path: [f"{REGISTRY}/{image_name(name)}:{revision}"] for name, path in DOCKERFILES.items()
     }
     for command in builds:
-        assert flags(command, "--build-arg") == [f"VERSION={revision}", f"REVISION={revision}", "SOURCE=unknown"]
+        assert flags(command, "--build-arg") == [
+            f"VERSION={revision}",
+            f"REVISION={revision}",
+            "SOURCE=unknown",
+        ]
         assert command[-1] == "."
     assert not [command for command in told() if command[1] == "push"]
 
@@ -167,13 +179,23 @@ def test_podman_is_told_that_name_without_registry_is_local_one(tree, engines):
 
 def test_digests_of_docker_are_those_of_repository_that_was_pushed_to(tree, engines, monkeypatch):
     told, digest = engines("docker"), f"sha256:{'2' * 64}"
-    known = [f"elsewhere/evergreen-monitoring@sha256:{'1' * 64}", f"{REGISTRY}/evergreen-monitoring@{digest}"]
+    known = [
+        f"elsewhere/evergreen-monitoring@sha256:{'1' * 64}",
+        f"{REGISTRY}/evergreen-monitoring@{digest}",
+    ]
     words = ["monitoring", "--registry", REGISTRY, "--push", "--tag", "v1"]
     assert build_images.main(words) == 3  # pushed, but the engine has no digest
     monkeypatch.setenv("ENGINE_KNOWS", json.dumps(known))
     assert build_images.main(words) == 0
-    assert told()[-1][1:] == ["image", "inspect", *told()[-1][3:5], f"{REGISTRY}/evergreen-monitoring:v1"]
-    assert (tree / "build" / "images.txt").read_text() == f"{REGISTRY}/evergreen-monitoring@{digest}\n"
+    assert told()[-1][1:] == [
+        "image",
+        "inspect",
+        *told()[-1][3:5],
+        f"{REGISTRY}/evergreen-monitoring:v1",
+    ]
+    assert (
+        tree / "build" / "images.txt"
+    ).read_text() == f"{REGISTRY}/evergreen-monitoring@{digest}\n"
 
 
 @pytest.fixture
@@ -192,7 +214,8 @@ def test_digests_of_podman_are_those_that_registry_has(tree, podman_storage, tmp
     port = free_port()
     files = {
         "registry.yml": "version: 0.1\nlog: {level: error}\n"
-        f"storage: {{filesystem: {{rootdirectory: '{tmp_path}/registry'}}}}\nhttp: {{addr: '{LOOPBACK}:{port}'}}\n",
+        f"storage: {{filesystem: {{rootdirectory: '{tmp_path}/registry'}}}}\nhttp: {{addr: "
+        f"'{LOOPBACK}:{port}'}}\n",
         "registries.conf": f'[[registry]]\nlocation = "{LOOPBACK}:{port}"\ninsecure = true\n',
     }
     for name, text in files.items():
@@ -208,9 +231,14 @@ def test_digests_of_podman_are_those_that_registry_has(tree, podman_storage, tmp
         (line,) = (tree / "build" / "images.txt").read_text().splitlines()
         image, digest = line.split("@")
         assert image == f"{LOOPBACK}:{port}/e/evergreen-monitoring"
-        url, accept = f"{address}e/evergreen-monitoring/manifests/", "application/vnd.oci.image.manifest.v1+json"
+        url, accept = (
+            f"{address}e/evergreen-monitoring/manifests/",
+            "application/vnd.oci.image.manifest.v1+json",
+        )
         for name in ("v1", digest):
-            with DIRECT.open(urllib.request.Request(url + name, headers={"Accept": accept}), timeout=60) as answer:
+            with DIRECT.open(
+                urllib.request.Request(url + name, headers={"Accept": accept}), timeout=60
+            ) as answer:
                 assert answer.headers["Docker-Content-Digest"] == digest
 
 
@@ -231,7 +259,9 @@ def test_failed_build_pushes_nothing(tree, engines, monkeypatch, capsys):
 def test_address_of_private_index_is_passed_on_without_being_written_down(tree, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "https://user:word@index.example/simple")
     for name in DOCKERFILES:
-        command = build_images.build_command("docker", name, "x:1", tag="1", revision="1", source="s")
+        command = build_images.build_command(
+            "docker", name, "x:1", tag="1", revision="1", source="s"
+        )
         assert ("PIP_INDEX_URL" in flags(command, "--build-arg")) == (environment(name) is not None)
         assert "user:word" not in shlex.join(command)
         # An ARG that no stage declares would be an error, and one in the last stage would be
@@ -256,7 +286,16 @@ def test_dry_run_prints_script_that_does_same(tree, engines, capsys):
 def test_make_hands_its_variables_on(tree):
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
-    words = ["make", "-s", "images", "DRY_RUN=1", "REVISION=abc", "PUSH=1", "IMAGES=monitoring", "TAG=v1"]
+    words = [
+        "make",
+        "-s",
+        "images",
+        "DRY_RUN=1",
+        "REVISION=abc",
+        "PUSH=1",
+        "IMAGES=monitoring",
+        "TAG=v1",
+    ]
     words += [f"PYTHON={shlex.quote(sys.executable)}", f"REGISTRY={REGISTRY}"]
     done = subprocess.run(words, cwd=tree, capture_output=True, text=True, check=True)
     build, push = done.stdout.splitlines()
@@ -269,13 +308,26 @@ CODE = ("evergreen/", "components/", "controller/", "demo/", "inference_client/"
 
 def laid_out(name: str, root: Path, context: Path) -> set[str]:
     """Return the project's files in the image."""
-    return {path.relative_to(root).as_posix() for path in lay_out(name, root, context).rglob("*") if path.is_file()}
+    return {
+        path.relative_to(root).as_posix()
+        for path in lay_out(name, root, context).rglob("*")
+        if path.is_file()
+    }
 
 
-def test_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(tree, podman_storage, tmp_path):
+def test_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(
+    tree, podman_storage, tmp_path
+):
     context, committed = tmp_path / "context", set(git(tree, "ls-files").splitlines())
     (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY . /\n")
-    command = ["podman", "build", "-q", f"--output=type=local,dest={context}", f"--file={tmp_path}/Dockerfile", tree]
+    command = [
+        "podman",
+        "build",
+        "-q",
+        f"--output=type=local,dest={context}",
+        f"--file={tmp_path}/Dockerfile",
+        tree,
+    ]
     subprocess.run(command, check=True)
     sent = {path.relative_to(context).as_posix() for path in context.rglob("*") if path.is_file()}
     others = {path for path in sent if not path.startswith(CODE)}
@@ -283,8 +335,14 @@ def test_engine_sees_what_images_copy_and_nothing_that_lies_beside_it(tree, podm
     assert sent <= committed
     for name in DOCKERFILES:
         for stage in stages(name):
-            assert all((context / source).exists() for origin, source, _ in stage.copies() if not origin)
+            assert all(
+                (context / source).exists() for origin, source, _ in stage.copies() if not origin
+            )
         here = laid_out(name, tmp_path / f"{name}-here", tree)
-        ours = {path for path in here if not path.startswith("app/") or path.removeprefix("app/") in committed}
+        ours = {
+            path
+            for path in here
+            if not path.startswith("app/") or path.removeprefix("app/") in committed
+        }
         ours = {path for path in ours if not Path(path).name.startswith("Dockerfile")}
         assert laid_out(name, tmp_path / f"{name}-sent", context) == ours

@@ -18,7 +18,13 @@ import pytest
 
 from demo.environments import python_of
 from evergreen.runtime.onnx_runtime import SILENT
-from pipelines.images import DOCKERFILES, ENVIRONMENT_OF_STEP, STEP_OF_VARIANT, TRAINING_IMAGES, image_name
+from pipelines.images import (
+    DOCKERFILES,
+    ENVIRONMENT_OF_STEP,
+    STEP_OF_VARIANT,
+    TRAINING_IMAGES,
+    image_name,
+)
 from tests.support.dockerfiles import VENV, entrypoint, environment, lay_out, lock, module, stages
 from tests.support.paths import REPOSITORY
 from tests.support.sources import HEAVY, imports_of, told_after
@@ -27,9 +33,26 @@ STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
 """Images with one of the project's locks. The others are NVIDIA's with the project's code."""
-OURS = ("evergreen", "components", "controller", "monitoring", "inference_client", "pipelines", "cli", "demo", "tools")
+OURS = (
+    "evergreen",
+    "components",
+    "controller",
+    "monitoring",
+    "inference_client",
+    "pipelines",
+    "cli",
+    "demo",
+    "tools",
+)
 IN_SLIM_BASE = {
-    *("libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2"),
+    *(
+        "libc.so.6",
+        "libm.so.6",
+        "libdl.so.2",
+        "librt.so.1",
+        "libpthread.so.0",
+        "ld-linux-x86-64.so.2",
+    ),
     *("libgcc_s.so.1", "libstdc++.so.6", "libz.so.1"),
 }
 """glibc, GCC's run-time libraries and zlib. Debian marks their packages as required, or apt depends
@@ -61,17 +84,25 @@ def python_path(name: str) -> str:
 
 def test_every_dockerfile_of_repository_is_image_that_is_built():
     # Hidden folders and build/ contain ignored files.
-    folders = [p for p in REPOSITORY.iterdir() if p.is_dir() and p.name[0] != "." and p.name != "build"]
+    folders = [
+        p for p in REPOSITORY.iterdir() if p.is_dir() and p.name[0] != "." and p.name != "build"
+    ]
     found = [p for folder in folders for p in folder.rglob("Dockerfile*")]
-    assert sorted(p.relative_to(REPOSITORY).as_posix() for p in found) == sorted(DOCKERFILES.values())
-    assert set(TRAINING_IMAGES.values()) | set(STEP_OF_VARIANT) | set(ENVIRONMENT_OF_STEP) <= set(DOCKERFILES)
+    assert sorted(p.relative_to(REPOSITORY).as_posix() for p in found) == sorted(
+        DOCKERFILES.values()
+    )
+    assert set(TRAINING_IMAGES.values()) | set(STEP_OF_VARIANT) | set(ENVIRONMENT_OF_STEP) <= set(
+        DOCKERFILES
+    )
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_hadolint_finds_nothing(name):
     if not HADOLINT.exists():
         pytest.skip("hadolint is not in this environment")
-    done = subprocess.run([HADOLINT, REPOSITORY / DOCKERFILES[name]], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [HADOLINT, REPOSITORY / DOCKERFILES[name]], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
@@ -82,7 +113,11 @@ def test_image_holds_every_module_of_ours_that_its_code_may_import(name, image):
     for source in folder.rglob("*.py"):
         for name in imports_of(ast.parse(source.read_text())):
             path = folder.joinpath(*name.split("."))
-            if name.split(".")[0] in OURS and not path.is_dir() and not path.with_suffix(".py").exists():
+            if (
+                name.split(".")[0] in OURS
+                and not path.is_dir()
+                and not path.with_suffix(".py").exists()
+            ):
                 missing.add(name)
     assert not missing
 
@@ -103,7 +138,10 @@ def test_image_holds_no_package_of_ours_that_its_code_never_imports(name, image)
 @pytest.mark.parametrize("name", IMAGES)
 def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
     root = image(name)
-    code = f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('{module(name)}', None, '__main__', True)"
+    code = (
+        f"import runpy, sys; sys.argv[1:] = ['--help']; runpy.run_module('{module(name)}', "
+        "None, '__main__', True)"
+    )
     path = root / python_path(name).lstrip("/")
     told = "[sorted(sys.modules), sys.modules['evergreen'].__file__]"
     (loaded, package), printed = told_after(code, told, folder=root, python_path=path)
@@ -114,7 +152,9 @@ def test_image_starts_its_program_and_helps_without_heavy_import(name, image):
 
 def draws_pages(name: str) -> bool:
     """Return whether the image's own code, besides the core, renders pages."""
-    sources = {source for origin, source, _ in stages(name)[-1].copies() if not origin} - {"evergreen"}
+    sources = {source for origin, source, _ in stages(name)[-1].copies() if not origin} - {
+        "evergreen"
+    }
     files = [path for source in sources for path in (REPOSITORY / source).rglob("*.py")]
     return any("from evergreen.reports" in path.read_text() for path in files)
 
@@ -126,28 +166,43 @@ DRAWN = [name for name in IMAGES if draws_pages(name)]
 @pytest.mark.parametrize("name", DRAWN)
 def test_image_renders_pages_from_templates_it_contains_with_locked_jinja(name, image):
     root = image(name)
-    code = "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
-    drawn, _ = told_after(code, "page", folder=root, python_path=root / python_path(name).lstrip("/"))
+    code = (
+        "from evergreen.reports.page import refusal_page\n page = refusal_page('a step', '<why>')"
+    )
+    drawn, _ = told_after(
+        code, "page", folder=root, python_path=root / python_path(name).lstrip("/")
+    )
     assert "<h1>a step refused" in drawn
     assert "&lt;why&gt;" in drawn
     locked = (REPOSITORY / "requirements" / f"{lock(name)}.lock").read_text()
     assert {"jinja2", "markupsafe"} <= set(re.findall(r"^([a-z0-9-]+)==", locked, re.MULTILINE))
-    suffixes = {path.suffix for path in (REPOSITORY / "evergreen" / "reports").rglob("*.*")} - {".pyc"}
-    seen = re.findall(r"^!evergreen/\*\*/\*(\.\w+)$", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE)
+    suffixes = {path.suffix for path in (REPOSITORY / "evergreen" / "reports").rglob("*.*")} - {
+        ".pyc"
+    }
+    seen = re.findall(
+        r"^!evergreen/\*\*/\*(\.\w+)$", (REPOSITORY / ".dockerignore").read_text(), re.MULTILINE
+    )
     assert suffixes <= set(seen)
 
 
 @pytest.mark.parametrize("name", OURS_ALONE)
 def test_image_installs_its_lock_in_stage_that_is_left_behind(name):
     build, shipped = stages(name)
-    torch = [("", "requirements/torch.txt", "/tmp/torch.txt")] if environment(name) == "training" else []
-    assert build.copies() == [("", f"requirements/{lock(name)}.lock", "/tmp/requirements.lock"), *torch]
+    torch = (
+        [("", "requirements/torch.txt", "/tmp/torch.txt")]
+        if environment(name) == "training"
+        else []
+    )
+    assert build.copies() == [
+        ("", f"requirements/{lock(name)}.lock", "/tmp/requirements.lock"),
+        *torch,
+    ]
     assert (REPOSITORY / build.copies()[0][1]).is_file()
     (install,) = build.all("RUN")
     assert f"python -m venv --without-pip {VENV} " in install
     assert (
-        f"pip --python {VENV}/bin/python install --no-cache-dir --no-deps --require-hashes -r /tmp/requirements.lock"
-        in install
+        f"pip --python {VENV}/bin/python install --no-cache-dir --no-deps --require-hashes -r "
+        "/tmp/requirements.lock" in install
     )
     assert ("build", VENV, VENV) in shipped.copies()
     assert shipped.all("RUN") == ["python -m compileall -q /app"], "no container may write bytecode"
@@ -158,8 +213,12 @@ def test_images_of_one_lock_share_their_layers_up_to_code():
     beginnings = defaultdict(set)
     for name in OURS_ALONE:
         build, shipped = stages(name)
-        beginnings[lock(name)].add((build.base, *build.instructions, shipped.base, shipped.instructions[0]))
-    assert {locked: len(found) for locked, found in beginnings.items()} == dict.fromkeys(beginnings, 1)
+        beginnings[lock(name)].add(
+            (build.base, *build.instructions, shipped.base, shipped.instructions[0])
+        )
+    assert {locked: len(found) for locked, found in beginnings.items()} == dict.fromkeys(
+        beginnings, 1
+    )
 
 
 def test_every_base_is_pinned_and_both_stages_have_same_python():
@@ -180,7 +239,9 @@ def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
     shipped = stages(name)[-1]
     assert shipped.all("USER") == ["10001"], "runAsNonRoot needs a number"
     assert entrypoint(name) == ["python", "-m", module(name)]
-    told = shipped.labels({"REVISION": "3f2a9c1", "VERSION": "v7", "SOURCE": "https://git.example/e"})
+    told = shipped.labels(
+        {"REVISION": "3f2a9c1", "VERSION": "v7", "SOURCE": "https://git.example/e"}
+    )
     assert told == {
         "org.opencontainers.image.title": image_name(name),
         "org.opencontainers.image.version": "v7",
@@ -190,7 +251,9 @@ def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
     }
     # Whatever differs between commits comes last, so that a label causes no rebuild of layers.
     kinds = [keyword for keyword, _ in shipped.instructions]
-    assert kinds.index("ARG") > max(i for i, kind in enumerate(kinds) if kind in ("COPY", "RUN", "ENV", "WORKDIR"))
+    assert kinds.index("ARG") > max(
+        i for i, kind in enumerate(kinds) if kind in ("COPY", "RUN", "ENV", "WORKDIR")
+    )
 
 
 @pytest.mark.parametrize("name", IMAGES)
@@ -213,7 +276,9 @@ def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
     files = [
         path
         for path in packages.rglob("*.so*")
-        if path.is_file() and path.name not in OPTIONAL and CUDA_FOLDER not in path.relative_to(packages).parts
+        if path.is_file()
+        and path.name not in OPTIONAL
+        and CUDA_FOLDER not in path.relative_to(packages).parts
     ]
     command = ["readelf", "--dynamic", "--wide", *files]
     told = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
@@ -222,18 +287,28 @@ def test_compiled_packages_ask_for_no_library_that_slim_base_lacks(home):
     bundled = {path.name for path in packages.rglob("*.so*")}
     assert needed - bundled <= IN_SLIM_BASE
     tags = " ".join(path.read_text() for path in packages.glob("*.dist-info/WHEEL"))
-    assert max(int(minor) for minor in re.findall(r"-manylinux_2_(\d+)_x86_64", tags)) <= DEBIAN_12_GLIBC_MINOR
+    assert (
+        max(int(minor) for minor in re.findall(r"-manylinux_2_(\d+)_x86_64", tags))
+        <= DEBIAN_12_GLIBC_MINOR
+    )
 
 
 @pytest.mark.parametrize("name", sorted(STEP_OF_VARIANT))
 def test_merlins_image_has_our_code_first_and_its_own_packages_still_found(name):
     (only,) = stages(name)
-    assert only.variables({"PYTHONPATH": "/usr/local/hugectr/lib"})["PYTHONPATH"] == "/app:/usr/local/hugectr/lib"
+    assert (
+        only.variables({"PYTHONPATH": "/usr/local/hugectr/lib"})["PYTHONPATH"]
+        == "/app:/usr/local/hugectr/lib"
+    )
     locked = (
-        (REPOSITORY / "requirements" / f"{ENVIRONMENT_OF_STEP[STEP_OF_VARIANT[name]]}.lock").read_text().split("\n")
+        (REPOSITORY / "requirements" / f"{ENVIRONMENT_OF_STEP[STEP_OF_VARIANT[name]]}.lock")
+        .read_text()
+        .split("\n")
     )
     asked = (REPOSITORY / only.copies()[0][1]).read_text().splitlines()
-    assert {line for line in asked if not line.startswith("#")} <= {line.removesuffix(" \\") for line in locked}
+    assert {line for line in asked if not line.startswith("#")} <= {
+        line.removesuffix(" \\") for line in locked
+    }
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -10,22 +10,37 @@ FOLDERS = (*PACKAGES, "tests", "benchmarks", "docs", "examples", "k8s")
 OTHERS = frozenset(
     {
         "evergreen.version",  # a label of registries
-        "flags.output", "flags.train_job", "settings.access", "spec.groups",  # attributes of an argument
-        "hugectr.Layer_t", "pubsub.subscriptions.get",  # of other projects
+        "flags.output",
+        "flags.train_job",
+        "settings.access",
+        "spec.groups",  # attributes of an argument
+        "hugectr.Layer_t",
+        "pubsub.subscriptions.get",  # of other projects
         "model.data",  # a file
-        "pipelines.googleusercontent.com", "pipelines.kubeflow.org",  # domains
+        "pipelines.googleusercontent.com",
+        "pipelines.kubeflow.org",  # domains
     }
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_modules_named_in_prose_exist(folder):
-    paths = [path for kind in ("py", "md", "yaml") for path in sorted((REPOSITORY / folder).rglob(f"*.{kind}"))]
+    paths = [
+        path
+        for kind in ("py", "md", "yaml")
+        for path in sorted((REPOSITORY / folder).rglob(f"*.{kind}"))
+    ]
     assert paths
-    faults = {path.relative_to(REPOSITORY).as_posix(): list(missing_names(prose_of(path), OTHERS)) for path in paths}
+    faults = {
+        path.relative_to(REPOSITORY).as_posix(): list(missing_names(prose_of(path), OTHERS))
+        for path in paths
+    }
     assert {path: names for path, names in faults.items() if names} == {}
 
 
 def test_missing_module_is_found():
-    text = "See `runtime.errors`, `storage.objects.Objects.fetch`, `logs.nowhere`, `registry.nowhere` and `torch.nn`."
+    text = (
+        "See `runtime.errors`, `storage.objects.Objects.fetch`, `logs.nowhere`, "
+        "`registry.nowhere` and `torch.nn`."
+    )
     assert list(missing_names(text, OTHERS)) == ["registry.nowhere"]

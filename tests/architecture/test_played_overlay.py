@@ -28,7 +28,15 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.package import compile_pipeline
 from pipelines.placement import read_placement
 from tests.k8s.pod import expanded, variables
-from tests.support.containers import CONFINED, SERVED_AT, TAG, TRITON, USER, give_to_user, in_containers
+from tests.support.containers import (
+    CONFINED,
+    SERVED_AT,
+    TAG,
+    TRITON,
+    USER,
+    give_to_user,
+    in_containers,
+)
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.paths import REPOSITORY
 from tests.support.processes import ask, wait_for
@@ -46,7 +54,7 @@ RUN cd /usr/local/lib/python3.11/dist-packages/pytriton/tritonserver \\
  && ln -s $PWD/bin/tritonserver /usr/bin/python3.11 /usr/local/bin && ln -s python3.11 /usr/local/bin/python3
 ENV LD_LIBRARY_PATH=/usr/local/lib/python3.11/dist-packages/nvidia_pytriton.libs
 CMD ["sh", "-c", "trap exit TERM; sleep infinity & wait"]
-"""
+"""  # noqa: E501
 """Dockerfile with the laptop's serving environment over a stand-in base. Its server and backend are
 at NVIDIA's paths."""
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
@@ -59,7 +67,14 @@ def triton_image(podman, images, tmp_path_factory):
     dockerfile = tmp_path_factory.mktemp("triton") / "Dockerfile"
     dockerfile.write_text(LAPTOP_TRITON)
     (packages,) = python_of("serving", REPOSITORY).parents[1].glob("lib/python3.11/site-packages")
-    command = ["podman", "build", "--quiet", f"--file={dockerfile}", f"--tag={TRITON}", str(packages)]
+    command = [
+        "podman",
+        "build",
+        "--quiet",
+        f"--file={dockerfile}",
+        f"--tag={TRITON}",
+        str(packages),
+    ]
     subprocess.run(command, env=podman("build"), check=True)
 
 
@@ -91,7 +106,11 @@ def playable(manifests, workload, claims):
     workload["metadata"]["annotations"] = {"io.podman.annotations.init.container.type": "always"}
     spec = pod_spec(workload)
     spec["hostNetwork"] = True
-    claimed = {v["name"]: claims[c["claimName"]] for v in spec["volumes"] if (c := v.get("persistentVolumeClaim"))}
+    claimed = {
+        v["name"]: claims[c["claimName"]]
+        for v in spec["volumes"]
+        if (c := v.get("persistentVolumeClaim"))
+    }
     volumes = {}
     for container in containers(spec):
         values = variables(manifests, container)
@@ -99,11 +118,19 @@ def playable(manifests, workload, claims):
             container[key] = [expanded(word, values) for word in container[key]]
         for key in (*PROBES, "ports", "lifecycle"):
             container.pop(key, None)
-        container["volumeMounts"] = [m for m in container["volumeMounts"] if m["mountPath"] != "/dev/shm"]
+        container["volumeMounts"] = [
+            m for m in container["volumeMounts"] if m["mountPath"] != "/dev/shm"
+        ]
         for mount in container["volumeMounts"]:
             folder, part = claimed.get(mount["name"]), mount.pop("subPath", "")
-            mount["name"] = "-".join(filter(None, (workload["metadata"]["name"], mount["name"], part)))
-            place = {"hostPath": {"path": str(folder / part), "type": "Directory"}} if folder else {"emptyDir": {}}
+            mount["name"] = "-".join(
+                filter(None, (workload["metadata"]["name"], mount["name"], part))
+            )
+            place = (
+                {"hostPath": {"path": str(folder / part), "type": "Directory"}}
+                if folder
+                else {"emptyDir": {}}
+            )
             volumes[mount["name"]] = {"name": mount["name"], **place}
     spec["volumes"] = list(volumes.values())
     return yaml.safe_dump_all([*(m for m in manifests if m["kind"] == "ConfigMap"), workload])
@@ -118,7 +145,9 @@ class PlayedPod:
         self.file.write_text(playable(manifests, self.workload, claims))
 
     def run(self, *words, check=True):
-        done = subprocess.run(["podman", *words], env=self._podman("run"), capture_output=True, text=True)
+        done = subprocess.run(
+            ["podman", *words], env=self._podman("run"), capture_output=True, text=True
+        )
         assert not check or done.returncode == 0, done.stderr
         return done
 
@@ -133,13 +162,17 @@ class PlayedPod:
 
     def passes(self, probe):
         """Return whether every container with the probe passes it now, as a kubelet would check."""
-        return all(self._passes(c, c[probe]) for c in pod_spec(self.workload)["containers"] if probe in c)
+        return all(
+            self._passes(c, c[probe]) for c in pod_spec(self.workload)["containers"] if probe in c
+        )
 
     def _passes(self, container, probe):
         if action := probe.get("exec"):
             words = ["exec", f"{self.name}-pod-0-{container['name']}", *action["command"]]
             return self.run(*words, check=False).returncode == 0
-        (port,) = [p["containerPort"] for p in container["ports"] if p["name"] == probe["httpGet"]["port"]]
+        (port,) = [
+            p["containerPort"] for p in container["ports"] if p["name"] == probe["httpGet"]["port"]
+        ]
         url = f"http://127.0.0.1:{port}{probe['httpGet']['path']}"
         return ask(url, timeout=probe["timeoutSeconds"]).status in range(200, 400)
 
@@ -149,7 +182,10 @@ class PlayedPod:
                 wait_for(lambda probe=probe: self.passes(probe), seconds=300)
             except AssertionError:
                 logs = self.run("pod", "logs", "--tail=20", f"{self.name}-pod-0", check=False)
-                pytest.fail(f"the {probe} of {self.name} does not pass: {(logs.stdout + logs.stderr)[-3000:]}")
+                pytest.fail(
+                    f"the {probe} of {self.name} does not pass: "
+                    f"{(logs.stdout + logs.stderr)[-3000:]}"
+                )
 
 
 @pytest.fixture
@@ -166,11 +202,17 @@ def site(podman, network, volume):
         manifests = render_edited("cpu", values, volume / "k8s")
         claims = {"evergreen": share, "monitor-state": state}
         names = ("monitor", "release-controller", "triton")
-        pods = {name: PlayedPod(podman, manifests, name, claims=claims, folder=volume) for name in names}
+        pods = {
+            name: PlayedPod(podman, manifests, name, claims=claims, folder=volume) for name in names
+        }
         try:
             yield pods, runner.LocalFolders(root=share), log
         finally:
-            subprocess.run(["podman", "rm", "--force", "--ignore", TRAFFIC], env=podman("run"), stdout=sys.stderr)
+            subprocess.run(
+                ["podman", "rm", "--force", "--ignore", TRAFFIC],
+                env=podman("run"),
+                stdout=sys.stderr,
+            )
             for pod in pods.values():
                 pod.delete()
 
@@ -185,15 +227,24 @@ def release_first(podman, images, monkeypatch, folders):
     compile_pipeline(package, read_placement(root / "k8s/overlays/cpu/placement.yaml", {}))
     mounts = [f"--volume={root}:{root}", f"--volume={folders.root}:/evergreen", "--network=host"]
     monkeypatch.setattr(runner, "_run_step", in_containers(podman, images, steps, *mounts))
-    settings = "preprocessing.frequency_threshold=1 model.embedding_dim=4 model.tower=[8] gate.min_auc=0"
+    settings = (
+        "preprocessing.frequency_threshold=1 model.embedding_dim=4 model.tower=[8] gate.min_auc=0"
+    )
     arguments, places = {"settings": settings, "trigger_id": "first"}, {"server": "python"}
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": root / "artifacts", "logs": root / "logs", "source": REPOSITORY}
     previous = os.umask(0)  # KFP creates the folders of a task's outputs as root beforehand
     try:
-        runner.run_pipeline(package, arguments, places=places, name="first", pythons=pythons, **paths)
+        runner.run_pipeline(
+            package, arguments, places=places, name="first", pythons=pythons, **paths
+        )
     except runner.PipelineFailed:
-        pytest.fail("\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in sorted((root / "logs").glob("*"))))
+        pytest.fail(
+            "\n".join(
+                f"{log.name}: {log.read_text()[-1500:]}"
+                for log in sorted((root / "logs").glob("*"))
+            )
+        )
     finally:
         os.umask(previous)
     assert find_outcome(folders.store, "first").state == "released"
@@ -207,7 +258,12 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     plan = plan_for_simulator(settings)
     url = f"dns:///{SERVED_AT[0]}:8001"
     services = Services(
-        settings=settings, plan=plan, folders=folders, triton_url=url, metrics_url="", log=LogPlace(url=log)
+        settings=settings,
+        plan=plan,
+        folders=folders,
+        triton_url=url,
+        metrics_url="",
+        log=LogPlace(url=log),
     )
 
     def client(*words):
@@ -228,7 +284,9 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     world, drifted = f"--world={root}/world.json", f"--output={root}/drifted_world.json"
     lake = [f"--lake={folders.lake}", f"--rows={settings.rows}", *days]
     subprocess.run(client("simulate", world, *lake), env=podman("run"), check=True)
-    subprocess.run(client("drift", world, drifted, f"--seed={settings.seed}"), env=podman("run"), check=True)
+    subprocess.run(
+        client("drift", world, drifted, f"--seed={settings.seed}"), env=podman("run"), check=True
+    )
     release_first(podman, images, monkeypatch, folders)
     triton.wait_for("readinessProbe")
 
@@ -239,7 +297,11 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     def rows_on(more):
         """Wait until `more` rows were sent."""
         before = rows_sent()
-        wait_for(lambda: traffic.poll() is not None or rows_sent() >= before + more, "traffic", seconds=300)
+        wait_for(
+            lambda: traffic.poll() is not None or rows_sent() >= before + more,
+            "traffic",
+            seconds=300,
+        )
         assert traffic.poll() is None, "traffic ended"
 
     def rows_sent():
@@ -272,4 +334,7 @@ def test_overlay_serves_traffic_and_archives_every_record(podman, images, site, 
     wait_for(lambda: count_served_rows(folders.lake) >= found["rows"], "the archive", seconds=300)
     assert count_served_rows(folders.lake) == found["rows"]
     assert {path.stat().st_uid for path in folders.lake.rglob("part-*")} == {USER}
-    print(f"\n{found['requests']['sent']:,} requests, 0 failed; {found['rows']:,} rows published and archived")
+    print(
+        f"\n{found['requests']['sent']:,} requests, 0 failed; {found['rows']:,} rows published and "
+        "archived"
+    )

@@ -19,18 +19,48 @@ MAX_FUNCTION_LINES = 60
 OLDEST_PYTHON = (3, 10)
 PURE_ROOMS = (
     *("monitoring.metrics", "monitoring.drift", "monitoring.policies", "evergreen.config"),
-    *("evergreen.statistics.column_profile", "evergreen.statistics.comparison", "evergreen.statistics.two_sample"),
+    *(
+        "evergreen.statistics.column_profile",
+        "evergreen.statistics.comparison",
+        "evergreen.statistics.two_sample",
+    ),
 )
 """Packages that compute and do no input or output."""
 IO_MODULES = {
-    "os", "io", "shutil", "tempfile", "sqlite3", "socket", "subprocess", "urllib", "http", "requests", "grpc", "google",
-    "evergreen.storage", "evergreen.registry", "evergreen.events", "evergreen.runtime.durable",
-}  # fmt: skip
-IO_CALLS = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "unlink", "mkdir", "iterdir", "glob"}
+    "os",
+    "io",
+    "shutil",
+    "tempfile",
+    "sqlite3",
+    "socket",
+    "subprocess",
+    "urllib",
+    "http",
+    "requests",
+    "grpc",
+    "google",
+    "evergreen.storage",
+    "evergreen.registry",
+    "evergreen.events",
+    "evergreen.runtime.durable",
+}
+IO_CALLS = {
+    "open",
+    "read_text",
+    "read_bytes",
+    "write_text",
+    "write_bytes",
+    "unlink",
+    "mkdir",
+    "iterdir",
+    "glob",
+}
 TRITONS_NAME = "TritonPythonModel"
 """Class name that Triton's python backend looks for in every `model.py`."""
 
-SOURCES = sorted(p for folder in (*PACKAGES, "benchmarks") for p in (REPOSITORY / folder).rglob("*.py"))
+SOURCES = sorted(
+    p for folder in (*PACKAGES, "benchmarks") for p in (REPOSITORY / folder).rglob("*.py")
+)
 TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
 
 
@@ -54,7 +84,9 @@ def graph() -> grimp.ImportGraph:
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -62,7 +94,10 @@ def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
 
     KFP wants those in one function with all parameters.
     """
-    return any(ast.unparse(each).startswith(("dsl.pipeline", "dsl.component")) for each in function.decorator_list)
+    return any(
+        ast.unparse(each).startswith(("dsl.pipeline", "dsl.component"))
+        for each in function.decorator_list
+    )
 
 
 def modules_after(code: str) -> set[str]:
@@ -78,7 +113,10 @@ def test_import_contracts_hold():
 
 
 def test_no_modules_import_each_other_in_circle(graph):
-    imports = {module: graph.find_modules_directly_imported_by(module) - {module} for module in graph.modules}
+    imports = {
+        module: graph.find_modules_directly_imported_by(module) - {module}
+        for module in graph.modules
+    }
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
@@ -93,7 +131,9 @@ def test_no_rooms_of_package_import_each_other_in_circle(graph):
         for room in rooms:
             for module in {room} | graph.find_descendants(room):
                 for imported in graph.find_modules_directly_imported_by(module):
-                    imports[room] |= {r for r in rooms if r != room and f"{imported}.".startswith(f"{r}.")}
+                    imports[room] |= {
+                        r for r in rooms if r != room and f"{imported}.".startswith(f"{r}.")
+                    }
         try:
             TopologicalSorter(imports).prepare()
         except CycleError as error:
@@ -108,11 +148,17 @@ def test_pure_rooms_do_no_input_and_output(trees):
         if not module.startswith(PURE_ROOMS):
             continue
         found += [
-            f"{name} imports {n}" for n in imports_of(tree) if any(f"{n}.".startswith(f"{io}.") for io in IO_MODULES)
+            f"{name} imports {n}"
+            for n in imports_of(tree)
+            if any(f"{n}.".startswith(f"{io}.") for io in IO_MODULES)
         ]
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
-                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                called = (
+                    node.func.attr
+                    if isinstance(node.func, ast.Attribute)
+                    else getattr(node.func, "id", "")
+                )
                 found += [f"{name}:{node.lineno} calls {called}"] if called in IO_CALLS else []
     assert found == []
 
@@ -125,7 +171,9 @@ def test_no_test_module_imports_another():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
                 imported = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
                 found += [
-                    f"{source_id(path)} imports {n}" for n in imported & names.keys() if names[n].name[:5] == "test_"
+                    f"{source_id(path)} imports {n}"
+                    for n in imported & names.keys()
+                    if names[n].name[:5] == "test_"
                 ]
     assert found == []
 
@@ -149,14 +197,18 @@ def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
 def test_compiling_pipeline_loads_kfp_and_nothing_heavier():
     # google: kfp's own protocol buffers.
     before = modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes")
-    loaded = modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes, pipelines.retraining") - before
+    loaded = (
+        modules_after("import kfp.dsl, kfp.compiler, kfp.kubernetes, pipelines.retraining") - before
+    )
     assert loaded.isdisjoint(HEAVY)
 
 
 def own_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return the lines of a function without its docstring and the functions directly inside it."""
     inner = [each for each in functions(function) if each is not function]
-    directly = [f for f in inner if not any(f is not other and f in ast.walk(other) for other in inner)]
+    directly = [
+        f for f in inner if not any(f is not other and f in ast.walk(other) for other in inner)
+    ]
     docstring = function.body[:1] if ast.get_docstring(function) else []
     return num_lines(function) - sum(map(num_lines, [*directly, *docstring]))
 
@@ -183,13 +235,21 @@ def test_arguments_beyond_third_are_keywords(trees):
         for name, tree in trees.items()
         for each in functions(tree)
         if not is_pipeline(each)
-        and len([a for a in (*each.args.posonlyargs, *each.args.args) if a.arg not in ("self", "cls")]) > 3
+        and len(
+            [a for a in (*each.args.posonlyargs, *each.args.args) if a.arg not in ("self", "cls")]
+        )
+        > 3
     ]
     assert found == []
 
 
 def test_every_main_ends_with_code_of_table(trees):
-    mains = [(name, each) for name, tree in trees.items() for each in tree.body if getattr(each, "name", "") == "main"]
+    mains = [
+        (name, each)
+        for name, tree in trees.items()
+        for each in tree.body
+        if getattr(each, "name", "") == "main"
+    ]
     undecorated = [
         name
         for name, main in mains
@@ -205,7 +265,16 @@ def test_files_are_written_for_oldest_python():
 
 
 NEWER_THAN_3_10 = {
-    "typing": {"Self", "assert_never", "Never", "LiteralString", "Required", "NotRequired", "override", "Unpack"},
+    "typing": {
+        "Self",
+        "assert_never",
+        "Never",
+        "LiteralString",
+        "Required",
+        "NotRequired",
+        "override",
+        "Unpack",
+    },
     "datetime": {"UTC"},
     "enum": {"StrEnum"},
     "itertools": {"batched"},

@@ -13,4 +13,6 @@ def test_chart_file_is_one_svg_with_its_lines_and_labels():
     drawn = ElementTree.fromstring(chart_file(lines, y_label="points <best>", x_unit="h"))
     assert drawn.tag == f"{SVG}svg"
     assert len(list(drawn.iter(f"{SVG}polyline"))) == 2
-    assert {"points <best>", "hourly", "never", "0.2 h"} <= {text.text for text in drawn.iter(f"{SVG}text")}
+    assert {"points <best>", "hourly", "never", "0.2 h"} <= {
+        text.text for text in drawn.iter(f"{SVG}text")
+    }

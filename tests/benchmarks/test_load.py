@@ -36,7 +36,9 @@ def test_stall_is_charged_to_every_request_that_was_due_during_it():
 
 def test_arrivals_have_rate_and_spread_of_independent_users():
     time = VirtualTime()
-    answers = time.run(open_loop(lambda number: time.sleep(0.001), 200.0, 20.0, timing=time.timing()))
+    answers = time.run(
+        open_loop(lambda number: time.sleep(0.001), 200.0, 20.0, timing=time.timing())
+    )
     gaps = np.diff(answers.due)
     assert len(answers.due) == pytest.approx(4000, abs=4 * np.sqrt(4000))
     assert gaps.std() / gaps.mean() == pytest.approx(1, abs=0.1)

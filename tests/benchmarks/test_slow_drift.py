@@ -38,7 +38,9 @@ def test_old_truth_loses_point_of_auc_in_day_and_more_older_it_is(drifting):
         for age, losses in lost.items():
             rows = drifting.at(start + age).draw(40_000, np.random.default_rng(start))
             best = roc_auc_score(rows.label, rows.probability)
-            losses.append(best - roc_auc_score(rows.label, old.probability_of(rows.dense, rows.categorical)))
+            losses.append(
+                best - roc_auc_score(rows.label, old.probability_of(rows.dense, rows.categorical))
+            )
     means = {age: float(np.mean(losses)) for age, losses in lost.items()}
     assert 0 < means[1.0] < means[5.0] < means[24.0]
     assert means[24.0] == pytest.approx(0.01, abs=0.004)

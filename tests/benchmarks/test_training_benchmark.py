@@ -28,8 +28,12 @@ def test_plain_pytorch_peer_computes_our_network(tmp_path, pool):
     peer = PlainDcn(config, open_model(tmp_path, SLOT_SIZES).weights, SLOT_SIZES, features=features)
     rows, _ = PlantedLogit(SLOT_SIZES, features=features).draw(500, seed=3)
     assert not pool or {0, 5} <= set((rows.ids[:, 26:] > 0).sum(axis=1))
-    ours = load_scorer(tmp_path, config, SLOT_SIZES, places=features.places).probabilities(rows.dense, rows.ids)
+    ours = load_scorer(tmp_path, config, SLOT_SIZES, places=features.places).probabilities(
+        rows.dense, rows.ids
+    )
     with torch.no_grad():
-        theirs = peer.eval()(torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))).sigmoid()
+        theirs = peer.eval()(
+            torch.from_numpy(rows.dense), torch.from_numpy(rows.ids.astype(np.int64))
+        ).sigmoid()
     assert ours.std() > 0.1
     np.testing.assert_allclose(theirs.numpy(), ours, atol=1e-6)

@@ -52,7 +52,9 @@ def lake(tmp_path, table, write_lake):
 
 def labelled(table, label: int):
     """Return the rows of the first day, all with one label."""
-    day = table.filter(pa.array([t.date() == DAY for t in table.column(raw_rows.EVENT_TIME).to_pylist()]))
+    day = table.filter(
+        pa.array([t.date() == DAY for t in table.column(raw_rows.EVENT_TIME).to_pylist()])
+    )
     return day.set_column(0, raw_rows.LABEL, pa.array([label] * day.num_rows, pa.int32()))
 
 
@@ -67,8 +69,12 @@ def corrected(tmp_path, table):
 
 def run_step(lake: Path, tmp_path: Path, **settings):
     folder = tmp_path / "work" / "extraction"
-    dataset = extract(folder_lake(lake), TimeSpan(), folder=folder, recommender=criteo_with(extraction=settings))
-    rows = [row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()]
+    dataset = extract(
+        folder_lake(lake), TimeSpan(), folder=folder, recommender=criteo_with(extraction=settings)
+    )
+    rows = [
+        row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()
+    ]
     return dataset, rows
 
 
@@ -89,11 +95,13 @@ def test_training_again_gets_back_filled_rows(lake, tmp_path, table, corrected):
     assert done == (1, first.num_rows, 0, 0, 0, 0, ["part-0.parquet", "part-1.parquet"])
     assert rows == [*first.to_pylist(), *table.slice(first.num_rows).to_pylist()]
     assert [(d["day"], d["version"], d["num_rows"]) for d in before.days] == [
-        ("2026-03-01", 0, 500), ("2026-03-02", 0, 500)
-    ]  # fmt: skip
+        ("2026-03-01", 0, 500),
+        ("2026-03-02", 0, 500),
+    ]
     assert [(d["day"], d["version"], d["num_rows"]) for d in after.days] == [
-        ("2026-03-01", 1, 500), ("2026-03-02", 0, 500)
-    ]  # fmt: skip
+        ("2026-03-01", 1, 500),
+        ("2026-03-02", 0, 500),
+    ]
     assert before.days[0]["digest"] != after.days[0]["digest"]
     assert before.days[1] == after.days[1]
     assert not unfinished(lake)
@@ -103,9 +111,15 @@ def test_marker_says_what_was_done(lake, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY, reason="labels were wrong")
     folder = lake / "day=2026-03-01" / "version=1"
     marker = VersionMarker.parse((folder / raw_rows.VERSION_COMPLETE).read_bytes(), "")
-    assert (marker.day, marker.version, marker.num_rows, marker.reason) == ("2026-03-01", 1, 500, "labels were wrong")
+    assert (marker.day, marker.version, marker.num_rows, marker.reason) == (
+        "2026-03-01",
+        1,
+        500,
+        "labels were wrong",
+    )
     assert [(m.name, m.size, m.sha256) for m in marker.files] == [
-        (path.name, path.stat().st_size, sha256_file(path)) for path in sorted(folder.glob("*.parquet"))
+        (path.name, path.stat().st_size, sha256_file(path))
+        for path in sorted(folder.glob("*.parquet"))
     ]
 
 
@@ -113,30 +127,44 @@ def test_replayed_days_name_their_version(lake, tmp_path, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     second = int(datetime(2026, 3, 2, tzinfo=timezone.utc).timestamp() * 1e6)
     recommender = criteo_with(extraction={"replay_share": 0.2})
-    dataset = extract(folder_lake(lake), TimeSpan(second, None), folder=tmp_path / "x" / "e", recommender=recommender)
+    dataset = extract(
+        folder_lake(lake),
+        TimeSpan(second, None),
+        folder=tmp_path / "x" / "e",
+        recommender=recommender,
+    )
     assert [(each["day"], each["version"]) for each in dataset.replay_days] == [("2026-03-01", 1)]
     assert dataset.num_replay_rows > 0
-    assert [(each["day"], each["version"], each.get("replay", False)) for each in dataset.seen_days()] == [
-        ("2026-03-02", 0, False), ("2026-03-01", 1, True)
-    ]  # fmt: skip
+    assert [
+        (each["day"], each["version"], each.get("replay", False)) for each in dataset.seen_days()
+    ] == [("2026-03-02", 0, False), ("2026-03-01", 1, True)]
 
 
 @pytest.mark.parametrize("label", [0, 1])
 def test_of_row_that_came_later_again_back_filled_one_stays(lake, tmp_path, table, caplog, label):
     pq.write_table(labelled(table, label), tmp_path / "corrected.parquet")
     backfill([tmp_path / "corrected.parquet"], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
-    pq.write_table(labelled(table, 1 - label).slice(0, 50), lake / "day=2026-03-01" / "part-again.parquet")
+    pq.write_table(
+        labelled(table, 1 - label).slice(0, 50), lake / "day=2026-03-01" / "part-again.parquet"
+    )
     dataset, rows = run_step(lake, tmp_path)
     assert (dataset.num_duplicates, dataset.num_updated) == (0, 50)
     assert [row["label"] for row in rows[:500]] == [label] * 500
-    assert "1 files came after version 1 was back-filled and are read beside it: ['part-again.parquet']" in caplog.text
+    assert (
+        "1 files came after version 1 was back-filled and are read beside it: "
+        "['part-again.parquet']" in caplog.text
+    )
 
 
-def test_file_that_arrives_during_back_fill_is_not_replaced(lake, tmp_path, table, corrected, monkeypatch):
+def test_file_that_arrives_during_back_fill_is_not_replaced(
+    lake, tmp_path, table, corrected, monkeypatch
+):
     rows_of = backfill_module._day_rows
 
     def slow(*arguments, **more):
-        pq.write_table(labelled(table, 0).slice(0, 10), lake / "day=2026-03-01" / "part-new.parquet")
+        pq.write_table(
+            labelled(table, 0).slice(0, 10), lake / "day=2026-03-01" / "part-new.parquet"
+        )
         yield from rows_of(*arguments, **more)
 
     monkeypatch.setattr(backfill_module, "_day_rows", slow)
@@ -147,16 +175,23 @@ def test_file_that_arrives_during_back_fill_is_not_replaced(lake, tmp_path, tabl
 
 def test_later_version_replaces_earlier_one_and_what_came_between(lake, tmp_path, table, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
-    pq.write_table(labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-between.parquet")
+    pq.write_table(
+        labelled(table, 0).slice(0, 50), lake / "day=2026-03-01" / "part-between.parquet"
+    )
     pq.write_table(labelled(table, 0).slice(0, 60), tmp_path / "second.parquet")
     done = backfill([tmp_path / "second.parquet"], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
-    assert (done.version, done.replaces) == (2, ["part-0.parquet", "part-1.parquet", "part-between.parquet"])
+    assert (done.version, done.replaces) == (
+        2,
+        ["part-0.parquet", "part-1.parquet", "part-between.parquet"],
+    )
     dataset, rows = run_step(lake, tmp_path)
     assert [(d["version"], d["num_rows"]) for d in dataset.days] == [(2, 60), (0, 500)]
     assert rows[:60] == labelled(table, 0).slice(0, 60).to_pylist()
 
 
-@pytest.mark.parametrize("moment", [(PartWriter, "_write_group"), (FolderObjects, "upload")], ids=["rows", "upload"])
+@pytest.mark.parametrize(
+    "moment", [(PartWriter, "_write_group"), (FolderObjects, "upload")], ids=["rows", "upload"]
+)
 def test_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, monkeypatch, moment, caplog):
     _, rows = run_step(lake, tmp_path)
 
@@ -169,7 +204,10 @@ def test_interrupted_back_fill_is_invisible(lake, tmp_path, corrected, monkeypat
             backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     assert run_step(lake, tmp_path)[1] == rows
     was_claimed = moment[0] is FolderObjects
-    assert backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY).version == 1 + was_claimed
+    assert (
+        backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY).version
+        == 1 + was_claimed
+    )
     run_step(lake, tmp_path)
     assert ("ignored versions [1] of 2026-03-01" in caplog.text) == was_claimed
 
@@ -191,7 +229,9 @@ def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monke
     with ThreadPoolExecutor(2) as pool:
         versions = [
             done.version
-            for done in pool.map(lambda path: backfill([path], CRITEO_RECOMMENDER, lake=str(lake), day=DAY), paths)
+            for done in pool.map(
+                lambda path: backfill([path], CRITEO_RECOMMENDER, lake=str(lake), day=DAY), paths
+            )
         ]
     assert sorted(versions) == [1, 2]
     dataset, rows = run_step(lake, tmp_path)
@@ -203,7 +243,9 @@ def test_of_two_back_fills_at_once_both_are_written(lake, tmp_path, table, monke
 def test_criteo_rows_are_spread_over_day(lake, tmp_path, criteo_rows, write_text, truth, clicks):
     files = [write_text(tmp_path / f"{i}.tsv.gz", criteo_rows(30, seed=i)) for i in range(2)]
     backfill(files, CRITEO_RECOMMENDER, lake=str(lake), day=date(2026, 4, 2))
-    found = pa.concat_tables(pq.read_table(path, partitioning=None) for path in paths_of_day(lake, date(2026, 4, 2)))
+    found = pa.concat_tables(
+        pq.read_table(path, partitioning=None) for path in paths_of_day(lake, date(2026, 4, 2))
+    )
     assert clicks(found) == truth(criteo_rows(30, seed=0) + criteo_rows(30, seed=1))
     times = found.column(raw_rows.EVENT_TIME).to_pylist()
     assert {(b - a).total_seconds() for a, b in zip(times, times[1:])} == {86_400 / 60}
@@ -225,11 +267,16 @@ def test_changed_file_of_version_is_told(lake, corrected):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     path = lake / "day=2026-03-01" / "version=1" / "part-00000.parquet"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ContractError, match=r"version=1/part-00000.parquet is absent or changed, expected \d+ bytes"):
+    with pytest.raises(
+        ContractError,
+        match=r"version=1/part-00000.parquet is absent or changed, expected \d+ bytes",
+    ):
         paths_of_day(lake, DAY)
 
 
-@pytest.mark.parametrize("text", ["[]", '{"format_version": 2}', '{"format_version": 1, "files": [1]}'])
+@pytest.mark.parametrize(
+    "text", ["[]", '{"format_version": 2}', '{"format_version": 1, "files": [1]}']
+)
 def test_corrupt_marker_is_told(lake, corrected, text):
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
     (lake / "day=2026-03-01" / "version=1" / "_SUCCESS").write_text(text)
@@ -263,11 +310,29 @@ def test_command_prints_what_it_did(lake, store, corrected, capsys):
     flags = ["--store", store, "--lake", lake.as_uri(), "--day", "2026-03-01"]
     assert main([*flags, "--reason", "a bug", str(corrected)]) == 0
     assert json.loads(capsys.readouterr().out) == {
-        "day": "2026-03-01", "version": 1, "num_rows": 500, "num_malformed": 0, "num_duplicates": 0, "num_updated": 0,
+        "day": "2026-03-01",
+        "version": 1,
+        "num_rows": 500,
+        "num_malformed": 0,
+        "num_duplicates": 0,
+        "num_updated": 0,
         "num_conflicting": 0,
         "replaces": ["part-0.parquet", "part-1.parquet"],
-    }  # fmt: skip
-    assert main(["--store", store, "--lake", str(lake / "nowhere"), "--day", "2026-03-01", str(corrected)]) == 2
+    }
+    assert (
+        main(
+            [
+                "--store",
+                store,
+                "--lake",
+                str(lake / "nowhere"),
+                "--day",
+                "2026-03-01",
+                str(corrected),
+            ]
+        )
+        == 2
+    )
     assert main(["--store", store, "--lake", str(lake), "--day", "1.3.2026", str(corrected)]) == 2
 
 
@@ -276,7 +341,9 @@ def test_what_comes_while_lake_is_read_is_another_runs(lake, tmp_path, table, co
     opened = folder_lake(lake)
     pq.write_table(table.slice(990), lake / "day=2026-03-02" / "part-later.parquet")
     backfill([corrected], CRITEO_RECOMMENDER, lake=str(lake), day=DAY)
-    during = extract(opened, TimeSpan(), folder=tmp_path / "x" / "extraction", recommender=criteo_with())
+    during = extract(
+        opened, TimeSpan(), folder=tmp_path / "x" / "extraction", recommender=criteo_with()
+    )
     assert (during.digest, during.days) == (before.digest, before.days)
     after, _ = run_step(lake, tmp_path)
     assert [each["version"] for each in after.days] == [1, 0]
@@ -290,7 +357,9 @@ def test_lake_in_bucket_is_back_filled_as_folder_is(lake, tmp_path, corrected, c
     dataset = extract_lake(URI, tmp_path / "bucket work", TimeSpan())
     in_folder, rows = run_step(lake, tmp_path)
     folder = tmp_path / "bucket work" / "run" / "extraction"
-    found = [row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()]
+    found = [
+        row for part in ("train", "holdout") for row in pq.read_table(folder / part).to_pylist()
+    ]
     assert done.version == 1
     assert found == rows
     assert dataset.days == in_folder.days
@@ -310,8 +379,13 @@ def test_version_that_somebody_removes_while_it_is_written_gets_no_marker(
     with monkeypatch.context() as patch:
         patch.setattr(BucketObjects, "upload", removed)
         assert main(["--store", store, "--lake", URI, "--day", "2026-03-01", str(corrected)]) == 3
-    assert not [info for info in open_storage(URI).list() if info.name.endswith(raw_rows.VERSION_COMPLETE)]
-    assert [each["version"] for each in extract_lake(URI, tmp_path / "work", TimeSpan()).days] == [0, 0]
+    assert not [
+        info for info in open_storage(URI).list() if info.name.endswith(raw_rows.VERSION_COMPLETE)
+    ]
+    assert [each["version"] for each in extract_lake(URI, tmp_path / "work", TimeSpan()).days] == [
+        0,
+        0,
+    ]
 
 
 def test_day_s_digest_is_of_files_that_window_reads(lake, tmp_path, table):
@@ -320,6 +394,10 @@ def test_day_s_digest_is_of_files_that_window_reads(lake, tmp_path, table):
     morning = labelled(table, 0).slice(0, 10)
     pq.write_table(morning, lake / "day=2026-03-01" / "part-morning.parquet")
     assert folder_lake(lake).digest_of(DAY, TimeSpan(noon, None)) == before
-    assert folder_lake(lake).digest_of(DAY, TimeSpan()) != folder_lake(lake).digest_of(DAY, TimeSpan(noon, None))
-    pq.write_table(labelled(table, 0).slice(490, 10), lake / "day=2026-03-01" / "part-evening.parquet")
+    assert folder_lake(lake).digest_of(DAY, TimeSpan()) != folder_lake(lake).digest_of(
+        DAY, TimeSpan(noon, None)
+    )
+    pq.write_table(
+        labelled(table, 0).slice(490, 10), lake / "day=2026-03-01" / "part-evening.parquet"
+    )
     assert folder_lake(lake).digest_of(DAY, TimeSpan(noon, None)) != before

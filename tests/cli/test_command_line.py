@@ -20,11 +20,19 @@ GOLDEN = Path(__file__).parents[1] / "pipelines" / "golden" / "retraining.yaml"
         (["-p", "store=/s"], "`evergreen compile` sets store, from the placement or a flag"),
         (["--set", "training.seeed=7"], "training.seeed is no setting, expected seed"),
         (["--set", "gate.min_auc=high"], "gate.min_auc is 'high', expected float"),
-        (["-p", "settings=training.seed=7", "--set", "training.passes=0"], "passes is 0, expected at least 1"),
-        (["-p", "recommender=2"], "recommender is '2', expected current, the number of an accepted version"),
+        (
+            ["-p", "settings=training.seed=7", "--set", "training.passes=0"],
+            "passes is 0, expected at least 1",
+        ),
+        (
+            ["-p", "recommender=2"],
+            "recommender is '2', expected current, the number of an accepted version",
+        ),
     ],
 )
-def test_wrong_parameter_or_setting_is_refused_before_anything_runs(words, expected, tmp_path, capsys):
+def test_wrong_parameter_or_setting_is_refused_before_anything_runs(
+    words, expected, tmp_path, capsys
+):
     accept_into(tmp_path / "store")
     assert main(["run", "--package", str(GOLDEN), "--folder", str(tmp_path), *words]) == 2
     assert expected in capsys.readouterr().err
@@ -54,9 +62,14 @@ def test_parameters_are_texts_and_settings_are_added_to_those_of_parameter():
 
 def test_from_scratch_continues_no_model_and_is_compared_with_none():
     scratch = {"parent": "none", "champion": "none"}
-    assert read_parameters(GOLDEN, ["settings=a"], from_scratch=True) == {"settings": "a", **scratch}
+    assert read_parameters(GOLDEN, ["settings=a"], from_scratch=True) == {
+        "settings": "a",
+        **scratch,
+    }
     assert read_parameters(GOLDEN, ["parent=none"], from_scratch=True) == scratch
-    with pytest.raises(ContractError, match="champion is current, expected none with --from-scratch"):
+    with pytest.raises(
+        ContractError, match="champion is current, expected none with --from-scratch"
+    ):
         read_parameters(GOLDEN, ["champion=current"], from_scratch=True)
 
 
@@ -72,7 +85,10 @@ def test_folder_that_is_no_registry_is_refused_and_empty_one_is_accepted(command
     assert main([command, "--store", str(tmp_path)]) == 0
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main([command, "--store", str(tmp_path)]) == 2
-    assert "holds none of models, runs, recommender, journal.jsonl, expected a model store" in capsys.readouterr().err
+    assert (
+        "holds none of models, runs, recommender, journal.jsonl, expected a model store"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("name", ["validation.json", "outcome.json"])
@@ -84,7 +100,9 @@ def test_corrupt_note_of_run_is_named(name, tmp_path, capsys):
 
 
 def test_room_of_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("cli.__main__.python_of", lambda environment: tmp_path / environment / "python")
+    monkeypatch.setattr(
+        "cli.__main__.python_of", lambda environment: tmp_path / environment / "python"
+    )
     assert main(["schema", "show", "--store", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
         f"error: schema needs {tmp_path}/validation/python, which is absent; "

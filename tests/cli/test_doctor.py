@@ -41,16 +41,27 @@ WHOLE = {
     "evergreen deployment/triton": deployment("nvcr.io/nvidia/tritonserver:26.10-py3"),
     "evergreen pods": {
         "items": [
-            {"status": {"containerStatuses": [{"image": "r.dev/a:1", "imageID": f"r.dev/a@sha256:{digest}"}]}}
+            {
+                "status": {
+                    "containerStatuses": [
+                        {"image": "r.dev/a:1", "imageID": f"r.dev/a@sha256:{digest}"}
+                    ]
+                }
+            }
             for digest in ("aa", "aa")
         ]
     },
     "evergreen hpa": {
         "items": [
-            {"metadata": {"name": "triton"}, "status": {"conditions": [{"type": "ScalingActive", "status": "True"}]}}
+            {
+                "metadata": {"name": "triton"},
+                "status": {"conditions": [{"type": "ScalingActive", "status": "True"}]},
+            }
         ]
     },
-    "monitoring pods -l app.kubernetes.io/name=prometheus": {"items": [{"status": {"phase": "Running"}}]},
+    "monitoring pods -l app.kubernetes.io/name=prometheus": {
+        "items": [{"status": {"phase": "Running"}}]
+    },
     "exec monitor evergreen.events": "connected",
     "exec uploader open_objects": "",
     "exec release-controller MODEL_REPOSITORY": "",
@@ -109,7 +120,9 @@ def look(server, tmp_path):
         answers = {**copy.deepcopy(WHOLE), **dict(changed)}
         seen = KubeflowServer(server.url, namespace=namespace, timeout_seconds=(2.0, 2.0))
         cluster = Kubectl(run=KubectlDouble(answers))
-        installation = Installation(server=seen, cluster=cluster, store=store, clock=lambda: time.time() + ahead)
+        installation = Installation(
+            server=seen, cluster=cluster, store=store, clock=lambda: time.time() + ahead
+        )
         return list(diagnose(installation))
 
     return at
@@ -133,18 +146,50 @@ SERVER = "kubeflow deployment/ml-pipeline"
 @pytest.mark.parametrize(
     ("changed", "part", "mend"),
     [
-        ({SERVER: deployment("kfp-api-server:2.15.2")}, "Kubeflow's settings", "security_context: omit"),
+        (
+            {SERVER: deployment("kfp-api-server:2.15.2")},
+            "Kubeflow's settings",
+            "security_context: omit",
+        ),
         ({SERVER: deployment("kfp-api-server:2.17.0")}, "Kubeflow's settings", doctor.RETRY_PATCH),
-        ({SERVER: deployment("a:2.17.0", COMPILED_PIPELINE_SPEC_PATCH="{")}, "Kubeflow's settings", "set env"),
+        (
+            {SERVER: deployment("a:2.17.0", COMPILED_PIPELINE_SPEC_PATCH="{")},
+            "Kubeflow's settings",
+            "set env",
+        ),
         ({SERVER: None}, "Kubeflow's settings", "docs/gke.md"),
-        ({"kubeflow serviceaccount/evergreen-pipeline": None}, "rights of the steps", "kubectl apply"),
+        (
+            {"kubeflow serviceaccount/evergreen-pipeline": None},
+            "rights of the steps",
+            "kubectl apply",
+        ),
         ({"kubeflow pvc/evergreen": {"status": {"phase": "Pending"}}}, "share", "describe pvc"),
-        ({"exec release-controller st_mode": "7 /evergreen/store/journal.jsonl"}, "modes of files", "chmod -R go-w"),
-        ({"evergreen deployment/monitor": deployment("m:9c13f2a")}, "pipeline", "compile --tag 9c13f2a"),
-        ({"evergreen deployment/triton": deployment("t:1", ready=0)}, "programs", "once a model is released"),
-        ({"exec monitor evergreen.events": OSError("topic is absent")}, "record log", "evergreen.events check"),
+        (
+            {"exec release-controller st_mode": "7 /evergreen/store/journal.jsonl"},
+            "modes of files",
+            "chmod -R go-w",
+        ),
+        (
+            {"evergreen deployment/monitor": deployment("m:9c13f2a")},
+            "pipeline",
+            "compile --tag 9c13f2a",
+        ),
+        (
+            {"evergreen deployment/triton": deployment("t:1", ready=0)},
+            "programs",
+            "once a model is released",
+        ),
+        (
+            {"exec monitor evergreen.events": OSError("topic is absent")},
+            "record log",
+            "evergreen.events check",
+        ),
         ({"exec uploader open_objects": OSError("403")}, "lake", "open_objects"),
-        ({"exec release-controller MODEL_REPOSITORY": OSError("403")}, "model repository", "MODEL_REPOSITORY"),
+        (
+            {"exec release-controller MODEL_REPOSITORY": OSError("403")},
+            "model repository",
+            "MODEL_REPOSITORY",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_what_mends_it(look, changed, part, mend):
@@ -175,7 +220,10 @@ def test_clocks_that_differ_and_server_of_several_users_are_told(look):
 
 def test_installation_of_several_users_needs_monitors_role_in_profile(look):
     texts = {each.text for each in look(namespace="team-a") if each.state == WRONG}
-    assert {"role team-a/evergreen-monitor is absent", "rolebinding team-a/evergreen-monitor is absent"} <= texts
+    assert {
+        "role team-a/evergreen-monitor is absent",
+        "rolebinding team-a/evergreen-monitor is absent",
+    } <= texts
 
 
 def test_reason_of_program_in_pod_is_told_and_not_its_exit_code_alone():
@@ -216,14 +264,20 @@ def test_open_files_of_store_that_is_mounted_are_counted(look, tmp_path):
         (store / name).write_text("")
         os.chmod(store / name, mode)
     (found,) = [each for each in look(store=store) if each.part == "modes of files"]
-    assert (found.state, "1 files and folders of the share" in found.text, str(store / "open") in found.text) == (
+    assert (
+        found.state,
+        "1 files and folders of the share" in found.text,
+        str(store / "open") in found.text,
+    ) == (
         WRONG,
         True,
         True,
     )
 
 
-def test_command_prints_line_for_each_part_and_exits_1_if_one_is_wrong(server, tmp_path, monkeypatch, capsys):
+def test_command_prints_line_for_each_part_and_exits_1_if_one_is_wrong(
+    server, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setenv("PATH", str(tmp_path))  # no kubectl
     assert doctor.main(["--host", server.url]) == 1
     lines = capsys.readouterr().out.splitlines()

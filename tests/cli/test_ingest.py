@@ -33,9 +33,14 @@ def run_ingest(tmp_path, capsys):
         accept_into(tmp_path / "store")
         flags = {
             "store": tmp_path / "store",
-            "data": data, "lake": tmp_path / "my lake", "last_day": "2026-03-10", "days": 4, "lake_fraction": 0.8,
-            "replay": tmp_path / "my replay" / "replay.parquet", **more,
-        }  # fmt: skip
+            "data": data,
+            "lake": tmp_path / "my lake",
+            "last_day": "2026-03-10",
+            "days": 4,
+            "lake_fraction": 0.8,
+            "replay": tmp_path / "my replay" / "replay.parquet",
+            **more,
+        }
         code = main([f"--{k.replace('_', '-')}={v}" for k, v in flags.items()])
         captured = capsys.readouterr()
         return code, json.loads(captured.out) if captured.out else None, captured.err
@@ -50,7 +55,9 @@ def lake_rows(lake: Path) -> list[dict]:
         for path in sorted(partition.glob("*.parquet")):
             table = pq.read_table(path, partitioning=None)
             assert table.schema.equals(RAW_SCHEMA)
-            assert {f"day={t.date()}" for t in table.column(raw_rows.EVENT_TIME).to_pylist()} <= {partition.name}
+            assert {f"day={t.date()}" for t in table.column(raw_rows.EVENT_TIME).to_pylist()} <= {
+                partition.name
+            }
             rows += table.to_pylist()
     return rows
 
@@ -65,7 +72,9 @@ def clicks_of(rows: list[dict]) -> list[tuple]:
     return [tuple(r[name] for name in (raw_rows.LABEL, *criteo.FEATURES)) for r in rows]
 
 
-def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, write_text, truth, run_ingest):
+def test_rows_lie_in_file_order_evenly_over_whole_days(
+    tmp_path, criteo_rows, write_text, truth, run_ingest
+):
     for day in (9, 10):
         write_text(tmp_path / "criteo data" / f"day_{day}.gz", criteo_rows(500, seed=day))
     code, summary, _ = run_ingest(tmp_path / "criteo data")
@@ -82,7 +91,14 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, wr
         "replaced": 0,
         "already_in_lake": 0,
         "repeated": 0,
-        "lines": {"rows": 1000, "rejected": 0, "continued": 0, "header": 0, "blank": 0, "comments": 0},
+        "lines": {
+            "rows": 1000,
+            "rejected": 0,
+            "continued": 0,
+            "header": 0,
+            "blank": 0,
+            "comments": 0,
+        },
         "passed_over": [],
     }
     rows = lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)
@@ -92,7 +108,9 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, wr
     assert {b - a for a, b in zip(times, times[1:])} == {timedelta(days=4) / 1000}
     assert times[-1].date() == date(2026, 3, 10)
     assert {r[raw_rows.ROW] for r in rows} == {0}
-    assert len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000  # the file does not say which rows were shown together
+    assert (
+        len({r[raw_rows.REQUEST_ID] for r in rows}) == 1000
+    )  # the file does not say which rows were shown together
     assert {(r[raw_rows.MODEL_VERSION], r[raw_rows.SCORE]) for r in rows} == {(None, None)}
 
 
@@ -101,22 +119,31 @@ def test_rows_lie_in_file_order_evenly_over_whole_days(tmp_path, criteo_rows, wr
 def test_times_are_exact_at_any_scale(tmp_path_factory, total, length):
     features = Features(numeric=("price",), categorical=())
     spool = Spool(tmp_path_factory.mktemp("spool"), features=features, weighted=False)
-    rows = {"label": pa.array([0] * total, pa.int32()), "price": pa.array(range(total), pa.float32())}
+    rows = {
+        "label": pa.array([0] * total, pa.int32()),
+        "price": pa.array(range(total), pa.float32()),
+    }
     spool.write(raw_batch(rows, lake_schema(features)))
     with spool.close() as events:
         found = pa.Table.from_batches(events.spread(start=7, length=length))
     assert found.column("price").to_pylist() == list(range(total))
-    assert found.column("event_time").cast(pa.int64()).to_pylist() == [7 + i * length // total for i in range(total)]
+    assert found.column("event_time").cast(pa.int64()).to_pylist() == [
+        7 + i * length // total for i in range(total)
+    ]
 
 
 def test_max_rows_stops_reading(tmp_path, criteo_rows, write_text, truth, run_ingest):
     path = write_text(tmp_path / "train.tsv", criteo_rows(300))
     _, summary, _ = run_ingest(path, max_rows=120, days=1)
     assert (summary["rows"], summary["lake_rows"], summary["replay_rows"]) == (120, 96, 24)
-    assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == truth(criteo_rows(120))
+    assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == truth(
+        criteo_rows(120)
+    )
 
 
-def test_ingesting_again_gives_same_files_and_replaces_old(tmp_path, criteo_rows, write_text, run_ingest):
+def test_ingesting_again_gives_same_files_and_replaces_old(
+    tmp_path, criteo_rows, write_text, run_ingest
+):
     path = write_text(tmp_path / "day_0.gz", criteo_rows(400))
     other = tmp_path / "my lake" / "day=2026-03-07" / "part-other.parquet"
     other.parent.mkdir(parents=True)
@@ -135,8 +162,13 @@ def test_malformed_lines_are_kept_beside_replay(tmp_path, criteo_rows, write_tex
     rows[150] = rows[150][:38]
     _, summary, _ = run_ingest(write_text(tmp_path / "day_0.gz", rows))
     assert (summary["rows"], summary["malformed"]) == (199, 1)
-    (line,) = (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").read_text().splitlines()
-    assert (json.loads(line)["line"], json.loads(line)["reason"]) == (151, "38 columns, expected 40")
+    (line,) = (
+        (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").read_text().splitlines()
+    )
+    assert (json.loads(line)["line"], json.loads(line)["reason"]) == (
+        151,
+        "38 columns, expected 40",
+    )
     run_ingest(write_text(tmp_path / "day_1.gz", criteo_rows(20, seed=2)))
     assert not (tmp_path / "my replay" / "replay.parquet.malformed_rows.jsonl").exists()
 
@@ -149,18 +181,27 @@ def test_own_raw_schema_is_ingested_with_warning_that_times_are_replaced(
     pq.write_table(raw_table(100), tmp_path / "raw.parquet")
     run_ingest(tmp_path / "raw.parquet")
     assert "raw.parquet has event times, which are replaced" in caplog.text
-    assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == clicks(raw_table(100))
+    assert clicks_of(lake_rows(tmp_path / "my lake") + replay_rows(tmp_path)) == clicks(
+        raw_table(100)
+    )
 
 
-@pytest.mark.parametrize(("every", "share"), [(2, "250 of 500 rows are malformed (50.00%)"), (1, "500 of 500 rows")])
-def test_broken_file_leaves_nothing_visible(tmp_path, criteo_rows, write_text, run_ingest, every, share):
+@pytest.mark.parametrize(
+    ("every", "share"), [(2, "250 of 500 rows are malformed (50.00%)"), (1, "500 of 500 rows")]
+)
+def test_broken_file_leaves_nothing_visible(
+    tmp_path, criteo_rows, write_text, run_ingest, every, share
+):
     write_text(
-        tmp_path / "day_0", [["7", *row[1:]] if i % every == 0 else row for i, row in enumerate(criteo_rows(500))]
+        tmp_path / "day_0",
+        [["7", *row[1:]] if i % every == 0 else row for i, row in enumerate(criteo_rows(500))],
     )
     code, summary, error = run_ingest(tmp_path / "day_0")
     assert (code, summary) == (2, None)
     assert f"day_0: {share}" in error
-    assert [p.name for p in tmp_path.rglob("*") if p.is_file() and "store" not in p.parts] == ["day_0"]
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file() and "store" not in p.parts] == [
+        "day_0"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +213,9 @@ def test_broken_file_leaves_nothing_visible(tmp_path, criteo_rows, write_text, r
         ("last_day", "10.3.2026", "last_day is '10.3.2026', expected a date YYYY-MM-DD"),
     ],
 )
-def test_bad_flag_is_told_in_one_line(tmp_path, criteo_rows, write_text, run_ingest, flag, value, message):
+def test_bad_flag_is_told_in_one_line(
+    tmp_path, criteo_rows, write_text, run_ingest, flag, value, message
+):
     path = write_text(tmp_path / "day_0", criteo_rows(20))
     code, _, error = run_ingest(**{"data": path, flag: value})
     assert code == 2
@@ -217,14 +260,20 @@ def test_bucket_holds_what_folder_would_and_other_settings_replace_it(
         assert run_ingest(path, lake=URI, **more)[0] == 0
         assert run_ingest(path, **more)[0] == 0
         folder = tmp_path / "my lake"
-        expected = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.parquet")}
+        expected = {
+            p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.parquet")
+        }
         assert held() == {**expected, "day=2026-03-07/part-other.parquet": other}
 
 
 def test_killed_ingest_leaves_whole_files_and_next_one_finishes(
     tmp_path, criteo_rows, write_text, run_ingest, cloud_storage, monkeypatch
 ):
-    path, calls, write = write_text(tmp_path / "day_0.gz", criteo_rows(400)), itertools.count(), BucketObjects.write
+    path, calls, write = (
+        write_text(tmp_path / "day_0.gz", criteo_rows(400)),
+        itertools.count(),
+        BucketObjects.write,
+    )
 
     def killed(self, *arguments, **more):
         if next(calls) >= 2:
@@ -240,8 +289,12 @@ def test_killed_ingest_leaves_whole_files_and_next_one_finishes(
     assert shown == dict(list(held().items())[:2])
 
 
-@pytest.mark.parametrize(("lake", "code"), [("gs://nowhere/lake", 3), ("gs://", 2), ("s3://bucket/lake", 2)])
-def test_lake_that_cannot_be_is_refused_before_row_is_read(tmp_path, run_ingest, cloud_storage, lake, code):
+@pytest.mark.parametrize(
+    ("lake", "code"), [("gs://nowhere/lake", 3), ("gs://", 2), ("s3://bucket/lake", 2)]
+)
+def test_lake_that_cannot_be_is_refused_before_row_is_read(
+    tmp_path, run_ingest, cloud_storage, lake, code
+):
     (tmp_path / "day_0").write_bytes(b"this would be refused, too")
     found, _, error = run_ingest(tmp_path / "day_0", lake=lake)
     assert (found, error.count("error: ")) == (code, 1)

@@ -18,7 +18,16 @@ from tests.support.recommenders import accept_into
 
 
 @dsl.component(base_image="evergreen-extraction", install_kfp_package=False)
-def endless(lake: str, store: str, work: str, repository: str, triton_urls: str, server: str, device: str, served: str):
+def endless(
+    lake: str,
+    store: str,
+    work: str,
+    repository: str,
+    triton_urls: str,
+    server: str,
+    device: str,
+    served: str,
+):
     import os
     import pathlib
     import time
@@ -36,15 +45,30 @@ def endless_pipeline(settings: str = ""):
     endless(**dict.fromkeys(PLACES, "/of a cluster"))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
+)
 def test_stopped_run_ends_its_step_whose_note_says_so(tmp_path, number, code):
     store = tmp_path / "a b" / "store"
     accept_into(store)
     package = tmp_path / "endless.yaml"
     compiler.Compiler().compile(endless_pipeline, str(package))
-    command = [sys.executable, "-m", "cli", "run", "--package", str(package), "--folder", str(tmp_path / "a b")]
-    run = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    wait_for(lambda: run.poll() is not None or ((store / "pid").exists() and (store / "pid").read_text()))
+    command = [
+        sys.executable,
+        "-m",
+        "cli",
+        "run",
+        "--package",
+        str(package),
+        "--folder",
+        str(tmp_path / "a b"),
+    ]
+    run = subprocess.Popen(
+        command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(
+        lambda: run.poll() is not None or ((store / "pid").exists() and (store / "pid").read_text())
+    )
     assert run.poll() is None, run.communicate()[1]
     step = int((store / "pid").read_text())
     run.send_signal(number)
@@ -66,7 +90,9 @@ def run_line(tmp_path):
     """Runs `evergreen run` with a package and further arguments, and returns its exit code."""
 
     def run(package, *words):
-        return main(["run", "--package", str(package), "--folder", str(tmp_path / "folder"), *words])
+        return main(
+            ["run", "--package", str(package), "--folder", str(tmp_path / "folder"), *words]
+        )
 
     return run
 
@@ -81,9 +107,14 @@ def test_file_that_is_no_pipeline_is_misuse(run_line, tmp_path, capsys, text):
 def test_file_of_older_revision_runs_in_no_folder_of_its_defaults(run_line, tmp_path, capsys):
     """The runs of an older revision got folders as parameters."""
     accept_into(tmp_path / "folder" / "store")
-    (package := tmp_path / "old.yaml").write_text("root: {inputDefinitions: {parameters: {}}}\ncomponents: {}\n")
+    (package := tmp_path / "old.yaml").write_text(
+        "root: {inputDefinitions: {parameters: {}}}\ncomponents: {}\n"
+    )
     assert run_line(package) == 2
-    assert "old.yaml names no model registry or lake, expected a file from this revision's" in capsys.readouterr().err
+    assert (
+        "old.yaml names no model registry or lake, expected a file from this revision's"
+        in capsys.readouterr().err
+    )
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["store"]
 
 
@@ -98,6 +129,8 @@ def test_folder_that_cannot_be_made_is_named(run_line, tmp_path, capsys):
 
 def test_absent_environment_is_named_before_anything_runs(run_line, tmp_path, monkeypatch, capsys):
     accept_into(tmp_path / "folder" / "store")
-    monkeypatch.setattr(environments, "python_of", lambda name: tmp_path / ".venvs" / name / "bin" / "python")
+    monkeypatch.setattr(
+        environments, "python_of", lambda name: tmp_path / ".venvs" / name / "bin" / "python"
+    )
     assert run_line(REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml") == 2
     assert "environment driver is absent, expected " in capsys.readouterr().err

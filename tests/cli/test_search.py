@@ -41,7 +41,9 @@ model.tower: {choices: [[64, 32], [128]]}
 """
 
 
-built = pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is absent: make environments ENVIRONMENTS=search")
+built = pytest.mark.skipif(
+    not PYTHON.exists(), reason=f"{PYTHON} is absent: make environments ENVIRONMENTS=search"
+)
 
 
 def leave_run(store, run: str, auc: float) -> None:
@@ -68,13 +70,23 @@ assert settings["release.rollout"] == "none" and texts["window_end"] and len(tex
 if settings.get("model.tower") == [128]:
     sys.exit(3)
 leave_run(arguments.folder / "store", texts["trigger_id"], 0.9 - settings.get("training.learning_rate", 0.2))
-"""
+"""  # noqa: E501
 
 
 def call(folder, *words, runner=search.RUNNER):
     """Run `evergreen search` over the space in the folder. `runner` runs its trials."""
-    program = f"import sys; from cli import search; search.RUNNER = {runner}; sys.exit(search.main())"
-    line = [PYTHON, "-c", program, f"--package={GOLDEN}", f"--folder={folder}", f"--space={folder}/space.yaml", *words]
+    program = (
+        f"import sys; from cli import search; search.RUNNER = {runner}; sys.exit(search.main())"
+    )
+    line = [
+        PYTHON,
+        "-c",
+        program,
+        f"--package={GOLDEN}",
+        f"--folder={folder}",
+        f"--space={folder}/space.yaml",
+        *words,
+    ]
     variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     return subprocess.run(line, env=variables, text=True, capture_output=True)
 
@@ -86,16 +98,24 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     (tmp_path / "run.py").write_text(RUN)
     runner = (sys.executable, str(tmp_path / "run.py"))
     first = call(tmp_path, "--trials=2", runner=runner)
-    assert re.search(r"  0  auc 0.7000 .* log_loss 0.3000 .*\(as the recommender is\)", first.stdout), first.stderr
-    trials, _, ranking = call(tmp_path, "--trials=6", runner=runner).stdout.partition("\nby auc, the best first:\n")
+    assert re.search(
+        r"  0  auc 0.7000 .* log_loss 0.3000 .*\(as the recommender is\)", first.stdout
+    ), first.stderr
+    trials, _, ranking = call(tmp_path, "--trials=6", runner=runner).stdout.partition(
+        "\nby auc, the best first:\n"
+    )
     assert [line.split()[0] for line in trials.splitlines()] == ["2", "3", "4", "5"]
     assert "exit code 3, see " in trials
     *judged, best = ranking.splitlines()
-    rates = [float(found[1]) for line in judged if (found := re.search(r"learning_rate=(\S+)", line))]
+    rates = [
+        float(found[1]) for line in judged if (found := re.search(r"learning_rate=(\S+)", line))
+    ]
     assert len(rates) >= 2
     assert rates == sorted(rates)
     assert parse_settings(best.replace("--set=", ""))["training.learning_rate"] == rates[0]
-    assert "expected the same" in call(tmp_path, "--trials=9", "-pparent=none", runner=runner).stderr
+    assert (
+        "expected the same" in call(tmp_path, "--trials=9", "-pparent=none", runner=runner).stderr
+    )
 
 
 @built
@@ -104,23 +124,37 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
 def test_two_real_trials_are_judged_by_same_rows_and_release_nothing(tmp_path):
     accept_into(tmp_path / "store")
     (tmp_path / "space.yaml").write_text("training.learning_rate: {low: 1e-3, high: 1e-2}")
-    simulate = ["simulate", f"--lake={tmp_path}/lake", f"--world={tmp_path}/world.json", "--rows=8000", "--days=2"]
+    simulate = [
+        "simulate",
+        f"--lake={tmp_path}/lake",
+        f"--world={tmp_path}/world.json",
+        "--rows=8000",
+        "--days=2",
+    ]
     simulate += ["--last-day=2026-01-02", "--seed=1"]
     subprocess.run([sys.executable, "-m", "cli", *simulate], check=True, cwd=REPOSITORY)
     done = call(tmp_path, "--trials=2")
     runs = read_runs(tmp_path / "store")
     assert [(run.state, run.version) for run in runs] == [("evaluated", None)] * 2, done.stderr
-    assert [f"auc {run.auc:.4f} [" in text for run, text in zip(runs, done.stdout.splitlines())] == [True, True]
+    assert [
+        f"auc {run.auc:.4f} [" in text for run, text in zip(runs, done.stdout.splitlines())
+    ] == [True, True]
     assert runs[0].auc != runs[1].auc
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("training.learning_rte: {low: 1, high: 2}", "training.learning_rte is no setting, expected learning_rate"),
+        (
+            "training.learning_rte: {low: 1, high: 2}",
+            "training.learning_rte is no setting, expected learning_rate",
+        ),
         ("model.tower: {choices: [64]}", "model.tower is 64, expected array"),
         ("gate.min_auc: {low: 0.1, high: 0.2}", "of preprocessing, model, training"),
-        ("training.seed: {low: 3, high: 2}", "low is 3 and high 2, expected choices alone, or low < high"),
+        (
+            "training.seed: {low: 3, high: 2}",
+            "low is 3 and high 2, expected choices alone, or low < high",
+        ),
         ("training.seed: {low: x}", "training.seed.low is 'x', expected int | float"),
     ],
 )
@@ -130,12 +164,22 @@ def test_wrong_space_is_refused_by_setting_and_value(text, expected, tmp_path):
         search.read_space(path, CRITEO_RECOMMENDER)
 
 
-def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(tmp_path, kubeflow, monkeypatch, capsys):
+def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(
+    tmp_path, kubeflow, monkeypatch, capsys
+):
     (tmp_path / "space.yaml").write_text(SPACE)
     package = tmp_path / "retraining.yaml"
     package.write_text(with_places(GOLDEN, {"store": str(tmp_path)}))
-    line = [f"--package={package}", f"--space={tmp_path}/space.yaml", f"--katib={tmp_path}/katib.yaml"]
-    line += ["--recommender=examples/criteo/recommender.yaml", f"--host={kubeflow.url}", "-pparent=none"]
+    line = [
+        f"--package={package}",
+        f"--space={tmp_path}/space.yaml",
+        f"--katib={tmp_path}/katib.yaml",
+    ]
+    line += [
+        "--recommender=examples/criteo/recommender.yaml",
+        f"--host={kubeflow.url}",
+        "-pparent=none",
+    ]
     assert search.main(line) == 0
     experiment = yaml.safe_load((tmp_path / "katib.yaml").read_text())
     validate_crd(experiment)
@@ -143,7 +187,9 @@ def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(tmp_path, 
     # a shell.
     spec, values = experiment["spec"], {"trial": "search-x7"}
     for each in spec["parameters"]:
-        values[each["name"]] = each["feasibleSpace"].get("list", [each["feasibleSpace"].get("min")])[0]
+        values[each["name"]] = each["feasibleSpace"].get(
+            "list", [each["feasibleSpace"].get("min")]
+        )[0]
     template = json.dumps(spec["trialTemplate"]["trialSpec"])
     for each in spec["trialTemplate"]["trialParameters"]:
         template = template.replace(f"${{trialParameters.{each['name']}}}", values[each["name"]])

@@ -15,7 +15,13 @@ COMMAND = shlex.split("evergreen run --package 'my build/r.yaml' --folder shop")
 
 def ended(state: str, reason: str = "because", step: str = "extraction") -> RunOutcome:
     return RunOutcome(
-        run="r1", trigger_id="", state=state, step=step, reason=reason, version=None, ended_at="2026-01-01T00:00:00Z"
+        run="r1",
+        trigger_id="",
+        state=state,
+        step=step,
+        reason=reason,
+        version=None,
+        ended_at="2026-01-01T00:00:00Z",
     )
 
 
@@ -36,17 +42,25 @@ def test_released_run_leaves_nothing_to_do(tmp_path):
             "-p settings=training.seed=7 --set gate.min_auc=0.5",
         ),
         ("-p settings=gate.min_auc=0.99", "--set gate.min_auc=0.5", "--set gate.min_auc=0.5"),
-        ("", """--set 'validation.actions={"x":"warn"}'""", """--set 'validation.actions={"x":"warn"}'"""),
+        (
+            "",
+            """--set 'validation.actions={"x":"warn"}'""",
+            """--set 'validation.actions={"x":"warn"}'""",
+        ),
     ],
 )
-def test_command_has_flags_of_reason_in_place_of_those_that_they_replace(tmp_path, given, flags, command):
+def test_command_has_flags_of_reason_in_place_of_those_that_they_replace(
+    tmp_path, given, flags, command
+):
     outcome = ended("failed", f"ContractError: it cannot be; {run_again(flags)}, or stop")
     said = what_next(tmp_path, outcome, command=[*COMMAND, *shlex.split(given)])
     assert shlex.split(said) == [*COMMAND, *shlex.split(command)]
 
 
 def test_failure_without_flags_says_to_correct_it(tmp_path):
-    assert "correct what the reason names" in what_next(tmp_path, ended("failed", "disk is full"), command=COMMAND)
+    assert "correct what the reason names" in what_next(
+        tmp_path, ended("failed", "disk is full"), command=COMMAND
+    )
 
 
 @pytest.mark.parametrize(("state", "step"), [("refused", "evaluation"), ("refused", "deployment")])
@@ -66,4 +80,6 @@ def test_refused_model_repeats_gates_advice_and_command(tmp_path, state, step):
 
 
 def test_canary_is_looked_at(tmp_path):
-    assert f"evergreen canary status --store {tmp_path}" in what_next(tmp_path, ended("canary"), command=COMMAND)
+    assert f"evergreen canary status --store {tmp_path}" in what_next(
+        tmp_path, ended("canary"), command=COMMAND
+    )

@@ -1,5 +1,4 @@
-"""Tests of baking with the counters of real servers: bad versions roll back, good ones bake, once.
-"""
+"""Tests of baking with counters of real servers: bad versions roll back, good ones bake, once."""
 
 import dataclasses
 import json
@@ -39,24 +38,34 @@ def limited(settings):
 
 @pytest.fixture
 def bakes(world):
-    """A round of a controller that was just started, `later` seconds from now, over servers that count nothing."""
+    """A round of a controller that was just started, `later` seconds from now, over servers that
+    count nothing.
+    """
     settings = limited(world.settings)
 
     def make(later=0.0):
-        site = dataclasses.replace(settings, clock=lambda: settings.clock() + timedelta(seconds=later))
+        site = dataclasses.replace(
+            settings, clock=lambda: settings.clock() + timedelta(seconds=later)
+        )
         return Baking(site=site, metrics=("triton-a:8002",), fetch=lambda address: "")
 
     return make
 
 
 def say(settings, state, *, version=2, reason="said by a test"):
-    found = Findings(version=version, state=state, reason=reason, found_at="2026-01-01T00:00:00+00:00", rows=9)
+    found = Findings(
+        version=version, state=state, reason=reason, found_at="2026-01-01T00:00:00+00:00", rows=9
+    )
     write_findings(settings.store, found)
 
 
 def told(settings):
     """Return the journal's entries without intents."""
-    return [(line.action, line.version) for line in read_entries(settings.store) if line.action != INTENT]
+    return [
+        (line.action, line.version)
+        for line in read_entries(settings.store)
+        if line.action != INTENT
+    ]
 
 
 def test_good_version_is_baked_once_after_its_time_and_its_rows(world, bakes):
@@ -84,11 +93,15 @@ def test_monitors_finding_rolls_back_and_blocks_model_until_override(world, bake
     assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
     line = blocked_models(store)["model-2"]
     assert "an AUC below 0.738" in line.reason
-    with pytest.raises(Refused, match=r"model-2 was rolled back at .* expected another model, or a promotion"):
+    with pytest.raises(
+        Refused, match=r"model-2 was rolled back at .* expected another model, or a promotion"
+    ):
         world.release(2)
     world.release(3)
     world.check_all_is_well(3)
-    promoted = release(*world.candidate(2), settings=world.settings, override="the clients were at fault")
+    promoted = release(
+        *world.candidate(2), settings=world.settings, override="the clients were at fault"
+    )
     assert (told(world.settings)[-1], blocked_models(store)) == ((PROMOTE, promoted.version), {})
 
 
@@ -96,7 +109,14 @@ def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bake
     world.release(1), world.release(2)
     numbers = {"unusable_rows": 400.0, "scored_rows": 400.0, "unusable_requests": 50.0}
     reason = "400 of 400 rows have a score that is no probability"
-    found = Findings(version=2, state=BAD, reason=reason, found_at="2026-01-01T00:00:00+00:00", rows=9, numbers=numbers)
+    found = Findings(
+        version=2,
+        state=BAD,
+        reason=reason,
+        found_at="2026-01-01T00:00:00+00:00",
+        rows=9,
+        numbers=numbers,
+    )
     write_findings(world.settings.store, found)
     step = bakes(later=9_999).step({})
     assert step.action == STILL
@@ -109,13 +129,25 @@ def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bake
 def test_take_back_that_fails_is_tried_ever_less_often(world, bakes, monkeypatch):
     world.release(1), world.release(2)
     say(world.settings, BAD)
-    monkeypatch.setattr("controller.baking.rollback", tried := Mock(side_effect=TemporaryError("too large")))
+    monkeypatch.setattr(
+        "controller.baking.rollback", tried := Mock(side_effect=TemporaryError("too large"))
+    )
     controller, counts = bakes(), []
     for _ in range(300):
         with pytest.raises(TemporaryError):
             controller.step({})
         counts.append(tried.call_count)
-    assert [1 + counts.index(number) for number in range(1, 10)] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert [1 + counts.index(number) for number in range(1, 10)] == [
+        1,
+        2,
+        4,
+        8,
+        16,
+        32,
+        64,
+        128,
+        256,
+    ]
 
 
 @pytest.fixture
@@ -134,7 +166,12 @@ def controller(settings, triton, tmp_path):
 def test_version_that_fails_requests_is_taken_back(deploy, controller, triton, client, raw_rows):
     deploy(1), deploy(2)
     controller.round()  # whose inspection would mend the code
-    change_code(triton, 2, FAULT, FAULT + "        if (tensors['dense'] == 4242.0).any():\n            raise OSError\n")
+    change_code(
+        triton,
+        2,
+        FAULT,
+        FAULT + "        if (tensors['dense'] == 4242.0).any():\n            raise OSError\n",
+    )
     controller.round()
     dense, categorical = raw_rows(3)
     dense[0, 0] = 4242.0
@@ -173,7 +210,12 @@ def test_counters_with_fields_of_another_release_are_read_without_them(world, ba
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("counts", {"2": {"success": "many"}}), ("counts", {"two": {}}), ("counts", [2]), ("seen", {"a 2": {}})],
+    [
+        ("counts", {"2": {"success": "many"}}),
+        ("counts", {"two": {}}),
+        ("counts", [2]),
+        ("seen", {"a 2": {}}),
+    ],
 )
 def test_counters_that_are_none_are_named(world, bakes, key, value):
     world.release(1), world.release(2)

@@ -28,7 +28,9 @@ def told(version, requests, p99_ms):
     lines = [f"nv_inference_{name}{{{labels}}} {value}" for name, value in values]
     lines += [f'nv_inference_compute_infer_summary_us{{{labels},quantile="0.5"}} 900']
     if p99_ms is not None:
-        lines.append(f'nv_inference_compute_infer_summary_us{{{labels},quantile="0.99"}} {1000 * p99_ms}')
+        lines.append(
+            f'nv_inference_compute_infer_summary_us{{{labels},quantile="0.99"}} {1000 * p99_ms}'
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -47,7 +49,9 @@ class Rounds:
     def __init__(self, world):
         self.world, self.clock, self.requests = world, Clock(), 0
         world.settings = replace(world.settings, clock=self.clock.moment)
-        accept_into(world.settings.store, criteo_with(release={"bake_seconds": 7200.0, "bake_rows": 0}))
+        accept_into(
+            world.settings.store, criteo_with(release={"bake_seconds": 7200.0, "bake_rows": 0})
+        )
         self.baking = Baking(site=world.settings, metrics=ADDRESSES, fetch=self.fetch)
 
     def fetch(self, address):
@@ -85,7 +89,9 @@ def rounds(world):
 
 def test_p99_of_all_requests_must_be_too_high_for_any_split_over_servers(rounds):
     rounds.pass_by(5, 90.0, 90.0)
-    assert rounds.pass_by(40, 11.0, 50.0)[1].action != TAKEN_BACK, "all requests but a few may be the first server's"
+    assert rounds.pass_by(40, 11.0, 50.0)[1].action != TAKEN_BACK, (
+        "all requests but a few may be the first server's"
+    )
     number, found = rounds.pass_by(40, 12.2, 12.2)
     assert (number, found.action) == (P99_READINGS // 2 + 1, TAKEN_BACK), found
     (check,) = (check for check in found.checks if check.result == "fail")
@@ -104,7 +110,9 @@ def test_p99_is_not_judged_while_server_does_not_answer(rounds):
 
 @pytest.mark.slow
 def test_of_thousand_equal_versions_counters_roll_back_at_most_ten():
-    """An hour each: 20 requests a second of log-normal times, one of 500 stalled for 100 ms, one of 200 failed."""
+    """An hour each: 20 requests a second of log-normal times, one of 500 stalled for 100 ms, one of
+    200 failed.
+    """
     looks, requests, taken = 360, 200, 0
     for seed in range(1_000):
         random = np.random.default_rng((19, seed))
@@ -112,15 +120,24 @@ def test_of_thousand_equal_versions_counters_roll_back_at_most_ten():
         us += 1e5 * (random.random(us.shape) < 1 / 500)
         minutes = np.lib.stride_tricks.sliding_window_view(us, 6, axis=1).swapaxes(2, 3)
         p99 = np.quantile(minutes.reshape(2, looks - 5, -1), 0.99, axis=2)
-        times, failed = us.sum(axis=2).cumsum(axis=1), random.binomial(requests, 1 / 200, (2, looks)).cumsum(axis=1)
+        times, failed = (
+            us.sum(axis=2).cumsum(axis=1),
+            random.binomial(requests, 1 / 200, (2, looks)).cumsum(axis=1),
+        )
 
         def counts(which, look, p99=p99, times=times, failed=failed):
-            known = [[0.0, each, each] for each in p99[which, max(look - 16, 0) : max(look - 4, 0)].tolist()]
+            known = [
+                [0.0, each, each]
+                for each in p99[which, max(look - 16, 0) : max(look - 4, 0)].tolist()
+            ]
             success = (look + 1) * requests - failed[which, look]
-            return VersionCounts(success=success, failure=failed[which, look], infer_us=times[which, look], p99=known)
+            return VersionCounts(
+                success=success, failure=failed[which, look], infer_us=times[which, look], p99=known
+            )
 
         before = counts(0, looks - 1)
         taken += any(
-            decide(check_counts(counts(1, look), before, RolloutSettings())) == "fail" for look in range(looks)
+            decide(check_counts(counts(1, look), before, RolloutSettings())) == "fail"
+            for look in range(looks)
         )
     assert taken <= 10

@@ -1,4 +1,6 @@
-"""A canary from its start to its end: in folders and in a bucket, by hand, and killed at every named step."""
+"""A canary from its start to its end: in folders and in a bucket, by hand, and killed at every
+named step.
+"""
 
 import copy
 import dataclasses
@@ -28,16 +30,21 @@ from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
 from tests.support.serving_double import AlteredDouble, ServerDouble
 from tests.support.shadow_rows import write_shadow_rows
 
-POLICY = CanaryPolicy(min_pairs=400, max_looks=3, auc_margin=0.05, log_loss_margin=0.05, min_requests=50)
+POLICY = CanaryPolicy(
+    min_pairs=400, max_looks=3, auc_margin=0.05, log_loss_margin=0.05, min_requests=50
+)
 URLS = ("a:1", "b:1")
 
 
 class Place:
-    """A registry with two models, live version 1, servers, an archive, and the canary's commands.
-    """
+    """A registry with two models, live version 1, servers, an archive, and canary commands."""
 
     def __init__(self, root, make_candidate):
-        self.store, self.repository, self.archive = root / "store", root / "repository", root / "archive"
+        self.store, self.repository, self.archive = (
+            root / "store",
+            root / "repository",
+            root / "archive",
+        )
         self.clock = Clock()
         self.servers = {url: self.server(url) for url in URLS}
         self.candidates = {seed: make_candidate(self.store, seed) for seed in (1, 2)}
@@ -74,9 +81,13 @@ class Place:
 
     def release_settings(self, **changes):
         return ReleaseSettings(
-            store=self.store, repository=self.repository.as_uri(), triton_urls=URLS, clock=self.clock.moment,
-            checkpoint=self.checkpoint, **{"connect": self.connect, **changes},
-        )  # fmt: skip
+            store=self.store,
+            repository=self.repository.as_uri(),
+            triton_urls=URLS,
+            clock=self.clock.moment,
+            checkpoint=self.checkpoint,
+            **{"connect": self.connect, **changes},
+        )
 
     def settings(self, **changes):
         of_site = {name: changes.pop(name) for name in ("connect", "resolve") if name in changes}
@@ -113,9 +124,12 @@ class Place:
             server.count(MODEL_NAME, plan.stable.version, success=500, infer_us=500_000)
             good = canary_requests - canary_failures
             server.count(
-                CANARY_NAME, plan.canary.version,
-                success=good, failure=canary_failures, infer_us=good * 1000 * canary_ms,
-            )  # fmt: skip
+                CANARY_NAME,
+                plan.canary.version,
+                success=good,
+                failure=canary_failures,
+                infer_us=good * 1000 * canary_ms,
+            )
 
     def pairs(self, num_rows=1300, *, canary_noise=0.3, stable_noise=0.3):
         """Archive matured rows of the current stage, scored by both arms and served by either."""
@@ -128,7 +142,9 @@ class Place:
         }
         by_canary = random.random(num_rows) < 0.3
         write_shadow_rows(
-            self.archive / f"day={self.clock.moment().date()}" / f"part-{self.evidence_files}.parquet",
+            self.archive
+            / f"day={self.clock.moment().date()}"
+            / f"part-{self.evidence_files}.parquet",
             label=(random.random(num_rows) < 1 / (1 + np.exp(-truth))).astype(np.int32),
             request_id=[f"{self.evidence_files}-{i}" for i in range(num_rows)],
             row=0,
@@ -180,7 +196,9 @@ def assert_clean(place):
     """Check that no server, plan or folder has a canary, and that the journal has none running."""
     assert canary_at_work(place.store) is None
     plan = place.plan()
-    assert plan is None or (plan.canary is None and plan.stable.version == current(place.store).version)
+    assert plan is None or (
+        plan.canary is None and plan.stable.version == current(place.store).version
+    )
     assert all(server.loaded(CANARY_NAME) == [] for server in place.servers.values())
     assert not list((place.repository / CANARY_NAME).glob("*/version.json"))
     assert all(max(s.loaded()) == current(place.store).version for s in place.servers.values())
@@ -292,9 +310,15 @@ def test_it_holds_while_server_cannot_be_read_or_none_is_named(place):
         return check.detail
 
     held = place.step(fetch=unreadable)
-    assert (held.action, unknown(held)) == ("held", "errors and latency are unknown: metrics of a:1 cannot be read")
+    assert (held.action, unknown(held)) == (
+        "held",
+        "errors and latency are unknown: metrics of a:1 cannot be read",
+    )
     held = place.step(metrics=())
-    assert (held.action, unknown(held)) == ("held", "errors and latency are unknown: --metrics-urls is empty")
+    assert (held.action, unknown(held)) == (
+        "held",
+        "errors and latency are unknown: --metrics-urls is empty",
+    )
     assert place.step().action == "grown"
 
 
@@ -310,7 +334,11 @@ def test_pairs_of_all_stages_count_and_server_counters_only_of_their_own(place):
     assert (found.action, found.decision.by_pairs.num_pairs) == ("grown", 1300)
     place.clock.advance(1)
     found = place.step()
-    assert (found.action, found.decision.by_pairs.num_pairs, found.decision.by_pairs.action) == ("held", 1300, "grow")
+    assert (found.action, found.decision.by_pairs.num_pairs, found.decision.by_pairs.action) == (
+        "held",
+        1300,
+        "grow",
+    )
     (few,) = found.decision.by_counts.checks
     assert (few.name, few.limit, few.result) == ("requests of each arm", 50, "inconclusive")
     place.requests()
@@ -351,7 +379,10 @@ def test_person_may_advance_what_evidence_does_not_decide(place):
         assert canary.advance(place.settings(), "on my word").share == share
         assert (place.plan().canary_share, canary_at_work(place.store).share) == (share, share)
     assert canary.advance(place.settings(), "on my word").action == "released"
-    assert (current(place.store).version, current(place.store).reason) == (done.version, "on my word")
+    assert (current(place.store).version, current(place.store).reason) == (
+        done.version,
+        "on my word",
+    )
     assert place.until_over().action == "ended"
     assert_clean(place)
     assert canary.advance(place.settings(), "again").action == "none"
@@ -376,7 +407,9 @@ def test_canary_goes_on_beside_round_that_is_undecided_too(place, make_candidate
 
 def test_candidate_that_passes_gate_takes_place_of_canary_and_live_version(place, make_candidate):
     place.start()
-    done = release(*judged(make_candidate(place.store, 3), "pass"), settings=place.release_settings())
+    done = release(
+        *judged(make_candidate(place.store, 3), "pass"), settings=place.release_settings()
+    )
     assert current(place.store).version == place.plan().stable.version == done.version
     assert place.plan().canary is None, "clients leave it at once"
     assert place.until_over().action == "ended"
@@ -384,7 +417,9 @@ def test_candidate_that_passes_gate_takes_place_of_canary_and_live_version(place
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["plan written", "plan out of date"])
-def test_next_canary_unloads_one_before_once_clients_have_left_it(place, make_candidate, monkeypatch, is_told):
+def test_next_canary_unloads_one_before_once_clients_have_left_it(
+    place, make_candidate, monkeypatch, is_told
+):
     """If no controller unloaded it, the plan can still name it."""
     before = place.start().version
     third, fourth = (judged(make_candidate(place.store, seed), "pass") for seed in (3, 4))
@@ -397,15 +432,22 @@ def test_next_canary_unloads_one_before_once_clients_have_left_it(place, make_ca
             patched.setattr(ModelRepository, "write_plan", unwritable)
         done = release(*third, settings=place.release_settings())
     if not is_told:
-        assert place.plan().canary.version == before, "the release stands, and the plan is out of date"
+        assert place.plan().canary.version == before, (
+            "the release stands, and the plan is out of date"
+        )
         place.clock.advance(60)
-    verdict = dataclasses.replace(fourth[1], champion_model_id=done.model_id, decision="inconclusive")
+    verdict = dataclasses.replace(
+        fourth[1], champion_model_id=done.model_id, decision="inconclusive"
+    )
     with pytest.raises(TemporaryError, match="clients may still call"):
         start(fourth[0], verdict, fourth[2], settings=place.release_settings())
     assert place.plan().canary is None
     assert all(before in s.loaded(CANARY_NAME) for s in place.servers.values())
     place.clock.advance(5)
-    assert start(fourth[0], verdict, fourth[2], settings=place.release_settings()).version == done.version + 1
+    assert (
+        start(fourth[0], verdict, fourth[2], settings=place.release_settings()).version
+        == done.version + 1
+    )
     assert all(s.loaded(CANARY_NAME) == [done.version + 1] for s in place.servers.values())
 
 
@@ -428,7 +470,9 @@ def test_one_odd_server_blocks_no_healing_and_canary_reloads_count_apart(place):
     place.start()
     for name in (MODEL_NAME, CANARY_NAME):
         place.servers["b:1"].unload(name)
-    connect = {url: AlteredDouble(server, check_live=check) for url, server in place.servers.items()}.get
+    connect = {
+        url: AlteredDouble(server, check_live=check) for url, server in place.servers.items()
+    }.get
     watchdog = Watchdog(site=place.release_settings(connect=connect))
     for _ in range(4):
         watchdog.look()
@@ -457,7 +501,9 @@ def test_rollback_ends_canary_and_next_step_unloads_it(place, make_candidate):
     place.start()
     rollback(place.release_settings(), to_version=1, reason="for the test")
     assert current(place.store).version == 1
-    assert (place.plan().canary, place.plan().stable.version) == (None, 1), "clients leave it at once"
+    assert (place.plan().canary, place.plan().stable.version) == (None, 1), (
+        "clients leave it at once"
+    )
     assert canary_at_work(place.store) is None
     assert place.until_over().action == "ended"
     assert_clean(place)
@@ -493,7 +539,9 @@ def test_server_that_is_down_does_not_keep_bad_canary_going(place):
 
 
 def test_without_canary_step_needs_no_server(place):
-    """It is called every few minutes, also before the first model and where everything is scaled to zero."""
+    """It is called every few minutes, also before the first model and where everything is scaled to
+    zero.
+    """
     for server in place.servers.values():
         server.crash()
     assert place.step().action == "none"
@@ -529,10 +577,14 @@ def test_canary_that_restarted_server_refuses_or_answers_wrongly_aborts(place, f
         scores, answered = real.infer(name, *rows, version=version)
         return scores + np.float32(0.25 * (name == CANARY_NAME)), answered
 
-    faulty = AlteredDouble(server, **({"load": refuse} if fault == "refused" else {"infer": answer_wrongly}))
+    faulty = AlteredDouble(
+        server, **({"load": refuse} if fault == "refused" else {"infer": answer_wrongly})
+    )
     found = place.step(connect=lambda url: faulty if url == "a:1" else place.servers[url])
     assert found.action == "aborted"
-    assert ("no room" if fault == "refused" else "differs from the training-side score") in found.reason
+    assert (
+        "no room" if fault == "refused" else "differs from the training-side score"
+    ) in found.reason
     assert place.until_over().action == "ended"
     assert_clean(place)
 
@@ -561,7 +613,9 @@ def test_start_that_server_refuses_changes_nothing(place):
         real.load(name)
 
     def connect(url):
-        return AlteredDouble(place.servers[url], load=refuse) if url == "b:1" else place.servers[url]
+        return (
+            AlteredDouble(place.servers[url], load=refuse) if url == "b:1" else place.servers[url]
+        )
 
     with pytest.raises(PermanentError, match="no room"):
         start(*place.candidates[2], settings=place.release_settings(connect=connect))
@@ -611,10 +665,16 @@ def run_to(place, stage):
 
 
 @pytest.mark.parametrize(
-    "stage", ["promote", *(pytest.param(each, marks=pytest.mark.slow) for each in ("start", "grow", "abort"))]
+    "stage",
+    [
+        "promote",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("start", "grow", "abort")),
+    ],
 )
 def test_kill_at_any_step_is_put_right_by_next_one(tmp_path, make_candidate, stage):
-    """No cleaning up happens in the killed process: a kill is a crash after which nothing more is written."""
+    """No cleaning up happens in the killed process: a kill is a crash after which nothing more is
+    written.
+    """
     number, names = 1, []
     place = Place(tmp_path / "place", make_candidate)
     act = run_to(place, stage)
@@ -686,10 +746,14 @@ def _die(dead):
         raise Killed(dead[0])
 
 
-def test_canary_started_by_hand_is_served_with_live_versions_options(tmp_path, make_candidate, capsys):
+def test_canary_started_by_hand_is_served_with_live_versions_options(
+    tmp_path, make_candidate, capsys
+):
     store, repository = tmp_path / "store", tmp_path / "repository"
     settings = ReleaseSettings(
-        store=store, repository=str(repository), options=ServingOptions(instances=3, response_cache=True)
+        store=store,
+        repository=str(repository),
+        options=ServingOptions(instances=3, response_cache=True),
     )
     release(*make_candidate(store, 1), settings=settings)
     _, verdict, raw = make_candidate(store, 2)

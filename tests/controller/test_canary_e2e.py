@@ -26,7 +26,12 @@ from tests.support.shadow_rows import write_shadow_rows
 
 # Two cores shared with everything else: latency is no evidence here, outcomes are.
 POLICY = CanaryPolicy(
-    min_pairs=150, max_looks=3, auc_margin=0.3, log_loss_margin=0.5, min_requests=5, max_latency_ratio=1000.0
+    min_pairs=150,
+    max_looks=3,
+    auc_margin=0.3,
+    log_loss_margin=0.5,
+    min_requests=5,
+    max_latency_ratio=1000.0,
 )
 ROWS = 10
 PATIENCE_SECONDS = 100.0
@@ -55,7 +60,10 @@ class Load(BackgroundTraffic):
                 at = np.random.default_rng(number).integers(0, 200, ROWS)
                 try:
                     found = await client.score(
-                        self._rows[0][at], self._rows[1][at], request_id=f"r{number}", key=f"user-{number}"
+                        self._rows[0][at],
+                        self._rows[1][at],
+                        request_id=f"r{number}",
+                        key=f"user-{number}",
                     )
                 except Exception as error:
                     self.failures.append(error)
@@ -134,7 +142,9 @@ def test_better_canary_goes_from_one_percent_to_all_with_no_failed_request(
             before_release[:] = [len(by_name.answers[0])]
 
     canary_settings = beside()
-    load = Load(triton.grpc_url, open_objects(settings.repository), tmp_path / "archive", raw_rows, truth=2)
+    load = Load(
+        triton.grpc_url, open_objects(settings.repository), tmp_path / "archive", raw_rows, truth=2
+    )
     with load, under_load([triton.grpc_url], raw_rows(3)) as by_name:
         watched(canary_settings, tell)
     assert steps == [("grown", 0.05), ("grown", 0.25), ("released", 1.0), ("ended", None)]
@@ -160,7 +170,12 @@ def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
     assert read_entries(settings.store)[-1].who == "ann"
     capsys.readouterr()
     store += ["--metrics-urls", metrics, "--rule", "shares=0.005"]
-    for command, action in (("status", "held"), ("step", "held"), ("advance", "released"), ("step", "draining")):
+    for command, action in (
+        ("status", "held"),
+        ("step", "held"),
+        ("advance", "released"),
+        ("step", "draining"),
+    ):
         more = ["--reason", "seen enough"] if command == "advance" else []
         assert main([command, *store, *more]) == 0
         assert json.loads(capsys.readouterr().out)["action"] == action
@@ -176,7 +191,10 @@ def test_servers_counters_are_those_of_each_arm_by_version(beside, triton, clien
     """The policy depends on Triton's names, labels and units, which are counted by hand."""
     beside()
     address = triton.metrics_url.removeprefix("http://").removesuffix("/metrics")
-    arms = {"stable": Arm(model_name=MODEL_NAME, version=1), "canary": Arm(model_name=CANARY_NAME, version=2)}
+    arms = {
+        "stable": Arm(model_name=MODEL_NAME, version=1),
+        "canary": Arm(model_name=CANARY_NAME, version=2),
+    }
     before = counted(fetch(address), arms)
     started = time.perf_counter()
     for name, times in ((MODEL_NAME, 3), (CANARY_NAME, 5)):
@@ -186,10 +204,17 @@ def test_servers_counters_are_those_of_each_arm_by_version(beside, triton, clien
 
     def counted_since():
         after = counted(fetch(address), arms)
-        return {arm: {name: after[arm][name] - before[arm][name] for name in after[arm]} for arm in arms}
+        return {
+            arm: {name: after[arm][name] - before[arm][name] for name in after[arm]} for arm in arms
+        }
 
     # The server counts a request after it has answered it.
-    wait_for(lambda: all(counted_since()[arm]["success"] == times for arm, times in (("stable", 3), ("canary", 5))))
+    wait_for(
+        lambda: all(
+            counted_since()[arm]["success"] == times
+            for arm, times in (("stable", 3), ("canary", 5))
+        )
+    )
     deltas = counted_since()
     assert deltas["stable"]["failure"] == deltas["canary"]["failure"] == 0
     assert all(delta["infer_us"] > 0 for delta in deltas.values())

@@ -10,7 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from controller.canary.evidence import ArmCounts, counted, counts_since, fetch, read_baseline, read_pairs, uncounted
+from controller.canary.evidence import (
+    ArmCounts,
+    counted,
+    counts_since,
+    fetch,
+    read_baseline,
+    read_pairs,
+    uncounted,
+)
 from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.errors import TemporaryError
 from evergreen.storage.folder import FolderObjects
@@ -29,7 +37,10 @@ COLUMNS = (
     "user",
 )
 BEGIN = datetime(2026, 1, 1, 23, 59, 30, tzinfo=timezone.utc)
-STABLE, CANARY = Arm(model_name="click_model", version=3), Arm(model_name="click_model_canary", version=4)
+STABLE, CANARY = (
+    Arm(model_name="click_model", version=3),
+    Arm(model_name="click_model_canary", version=4),
+)
 
 
 def write(path, rows, *, shadow=True):
@@ -39,8 +50,12 @@ def write(path, rows, *, shadow=True):
     score[, user]).
     """
     columns = dict(zip(COLUMNS, zip(*rows)))
-    columns["event_time"] = [BEGIN + timedelta(seconds=seconds) for seconds in columns["event_time"]]
-    kept = {name: values for name, values in columns.items() if shadow or not name.startswith("shadow")}
+    columns["event_time"] = [
+        BEGIN + timedelta(seconds=seconds) for seconds in columns["event_time"]
+    ]
+    kept = {
+        name: values for name, values in columns.items() if shadow or not name.startswith("shadow")
+    }
     write_shadow_rows(path, **kept)
 
 
@@ -52,7 +67,11 @@ def read(*folders, at=BEGIN, most=1_000, user=None):
 def test_both_directions_are_distinguished_and_sorted_by_time(tmp_path):
     write(
         tmp_path / "day=2026-01-01" / "a.parquet",
-        [("b", 0, 5, 1, 3, 0.25, 4, 0.5), ("a", 1, 2, 0, 4, 0.125, 3, 0.75), ("a", 0, 2, 1, 4, 0.375, 3, 0.625)],
+        [
+            ("b", 0, 5, 1, 3, 0.25, 4, 0.5),
+            ("a", 1, 2, 0, 4, 0.125, 3, 0.75),
+            ("a", 0, 2, 1, 4, 0.375, 3, 0.625),
+        ],
     )
     found = read(tmp_path)
     assert found.labels.tolist() == [1, 0, 1]
@@ -63,7 +82,11 @@ def test_both_directions_are_distinguished_and_sorted_by_time(tmp_path):
 
 def test_rows_of_one_user_are_one_group_and_unknown_ones_group_by_request(tmp_path):
     scored = (3, 0.5, 4, 0.25)
-    rows = [("a", 0, 1, 1, *scored, 7), ("b", 0, 2, 0, *scored, 7), *(("c", i, 3, 0, *scored, None) for i in (0, 1))]
+    rows = [
+        ("a", 0, 1, 1, *scored, 7),
+        ("b", 0, 2, 0, *scored, 7),
+        *(("c", i, 3, 0, *scored, None) for i in (0, 1)),
+    ]
     write(tmp_path / "day=2026-01-01" / "a.parquet", [*rows, ("d", 0, 4, 1, *scored, 8)])
     write(tmp_path / "day=2026-01-02" / "before_users.parquet", [("e", 0, 40, 1, *scored)])
     groups = read(tmp_path, user="user").groups.tolist()
@@ -75,7 +98,10 @@ def test_pairs_are_limited_to_what_last_look_needs_and_are_oldest(tmp_path, monk
     """A canary of many days must fit into memory. Archive and lake may both hold a row."""
     archive, lake, held = tmp_path / "archive", tmp_path / "lake", []
     for part in reversed(range(50)):
-        rows = [(f"r{10 * part + i:03}", 0, 10 * part + i, i % 2, 3, part / 64, 4, 0.5) for i in range(10)]
+        rows = [
+            (f"r{10 * part + i:03}", 0, 10 * part + i, i % 2, 3, part / 64, 4, 0.5)
+            for i in range(10)
+        ]
         for place in (archive, lake):
             write(place / "day=2026-01-01" / f"{part}.parquet", rows)
     whole, concat = read(archive, lake), pa.concat_tables
@@ -103,9 +129,15 @@ def test_rows_of_other_versions_other_times_and_no_shadow_are_no_pairs(tmp_path)
             ("first", 0, 0, 1, 3, 0.1, 4, 0.2),
         ],
     )
-    write(tmp_path / "day=2026-01-02" / "plain.parquet", [("p", 0, 60, 1, 3, 0.1, None, None)], shadow=False)
+    write(
+        tmp_path / "day=2026-01-02" / "plain.parquet",
+        [("p", 0, 60, 1, 3, 0.1, None, None)],
+        shadow=False,
+    )
     write(tmp_path / "day=2025-12-31" / "corrupt.parquet", [("y", 0, 1, 1, 3, 0.1, 4, 0.2)])
-    (tmp_path / "day=2025-12-31" / "corrupt.parquet").write_bytes(b"an earlier day is not even opened")
+    (tmp_path / "day=2025-12-31" / "corrupt.parquet").write_bytes(
+        b"an earlier day is not even opened"
+    )
     (tmp_path / "day=2026-01-01" / ".part.parquet").write_bytes(b"unfinished")
     assert len(read(tmp_path)) == 1
 
@@ -115,14 +147,20 @@ def test_corrupt_file_is_named_and_no_evidence(tmp_path, caplog):
     write(tmp_path / "day=2026-01-01" / "a.parquet", rows)
     (tmp_path / "day=2026-01-01" / "torn.parquet").write_bytes(b"PAR1 and no more")
     assert len(read(tmp_path)) == 10
-    assert re.search(r"left out of the canary.s evidence: .*torn.parquet is not a readable Parquet file", caplog.text)
+    assert re.search(
+        r"left out of the canary.s evidence: .*torn.parquet is not a readable Parquet file",
+        caplog.text,
+    )
 
 
 def test_file_that_is_in_archive_and_lake_counts_once(tmp_path):
     rows = [(f"r{i}", 0, i, i % 2, 3, 0.5, 4, 0.25) for i in range(10)]
     write(tmp_path / "archive" / "day=2026-01-01" / "part-1.parquet", rows[3:])
     write(tmp_path / "lake" / "day=2026-01-01" / "part-1.parquet", rows[:7])
-    write(tmp_path / "lake" / "day=2026-01-02" / "part-2.parquet", [("next day", 0, 40, 1, 3, 0.5, 4, 0.25)])
+    write(
+        tmp_path / "lake" / "day=2026-01-02" / "part-2.parquet",
+        [("next day", 0, 40, 1, 3, 0.5, 4, 0.25)],
+    )
     found = read(tmp_path / "archive", tmp_path / "lake")
     assert len(found) == 11
     assert found.labels.tolist() == [i % 2 for i in range(10)] + [1]
@@ -187,8 +225,14 @@ def test_replicas_are_added_before_anything_is_divided():
 
 def test_restarted_or_new_server_counts_only_once_it_has_baseline():
     """Its earlier counts are its warm-up, which is slow and contains no user's request."""
-    before = {"a": {"stable": one(500.0, 9.0), "canary": one(50.0)}, "gone": {"stable": one(5.0), "canary": NOTHING}}
-    after = {"a": {"stable": one(20.0, 1.0), "canary": one(60.0)}, "new": {"stable": one(7.0), "canary": one(3.0)}}
+    before = {
+        "a": {"stable": one(500.0, 9.0), "canary": one(50.0)},
+        "gone": {"stable": one(5.0), "canary": NOTHING},
+    }
+    after = {
+        "a": {"stable": one(20.0, 1.0), "canary": one(60.0)},
+        "new": {"stable": one(7.0), "canary": one(3.0)},
+    }
     found = counts_since(before, after)
     assert (found.stable.success, found.stable.failure, found.canary.success) == (0, 0, 0)
     fresh = {**before, **uncounted(before, after)}

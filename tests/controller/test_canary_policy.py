@@ -33,7 +33,9 @@ def result_of(found, name):
     return next(check.result for check in found.checks if check.name == name)
 
 
-def world(seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0, base=-1.0):
+def world(
+    seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary_shift=0.0, base=-1.0
+):
     """Return pairs of two models that see a planted logit with noise.
 
     Rows of one request share most of the logit and the noise.
@@ -42,7 +44,10 @@ def world(seed, num_pairs, *, stable_noise=0.5, canary_noise=0.5, rows=1, canary
     requests = np.repeat(np.arange(math.ceil(num_pairs / rows)), rows)[:num_pairs]
 
     def shared(scale):
-        own, of_request = random.normal(0, 1, num_pairs), random.normal(0, 1, requests[-1] + 1)[requests]
+        own, of_request = (
+            random.normal(0, 1, num_pairs),
+            random.normal(0, 1, requests[-1] + 1)[requests],
+        )
         return scale * (own if rows == 1 else 0.5 * own + math.sqrt(0.75) * of_request)
 
     truth = base + shared(1.0)
@@ -85,31 +90,43 @@ def test_equal_model_is_aborted_no_more_often_than_stated(rows):
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["single rows", "lists of ten"])
 def test_few_clicks_are_no_evidence_however_many_pairs_there_are(rows):
-    """Three clicks among 2000 pairs: a normal approximation would abort one equal model in thirty at a single look."""
+    """Three clicks among 2000 pairs: a normal approximation would abort one equal model in thirty
+    at a single look.
+    """
     policy = CanaryPolicy()
-    found = [evaluate(world(seed, 2000, base=-7.0, rows=rows), HEALTHY, policy) for seed in range(250)]
+    found = [
+        evaluate(world(seed, 2000, base=-7.0, rows=rows), HEALTHY, policy) for seed in range(250)
+    ]
     aborted = sum(f.action == ABORT for f in found)
-    assert aborted <= 3, f"{aborted} of {len(found)}, where {2 * policy.level:.4f} of them are allowed"
+    assert aborted <= 3, (
+        f"{aborted} of {len(found)}, where {2 * policy.level:.4f} of them are allowed"
+    )
     assert not any(f.action == GROW for f in found)
 
 
 def test_all_looks_together_have_stated_rates():
     policy = CanaryPolicy(max_looks=5)
     assert policy.level * 2 * policy.max_looks == pytest.approx(policy.alpha)
-    assert sum(policy.growth_level(look) for look in range(1, 6)) == pytest.approx(policy.growth_alpha)
+    assert sum(policy.growth_level(look) for look in range(1, 6)) == pytest.approx(
+        policy.growth_alpha
+    )
 
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["single rows", "lists of ten"])
 def test_model_that_loses_margin_grows_no_more_often_than_stated(rows):
     """Noise 0.5 -> 1.0 costs 0.039 of AUC, and the log loss stays far within its margin."""
-    policy = CanaryPolicy(min_pairs=500, max_looks=4, auc_margin=0.039, log_loss_margin=0.9, alpha=1e-9)
-    grown = sum(run(seed, policy, rows=rows, canary_noise=1.0)[0] == GROW for seed in range(REPEATS))
+    policy = CanaryPolicy(
+        min_pairs=500, max_looks=4, auc_margin=0.039, log_loss_margin=0.9, alpha=1e-9
+    )
+    grown = sum(
+        run(seed, policy, rows=rows, canary_noise=1.0)[0] == GROW for seed in range(REPEATS)
+    )
     bound = policy.growth_alpha * REPEATS + 2.33 * math.sqrt(REPEATS * policy.growth_alpha)
     assert grown <= bound, f"{grown} of {REPEATS}"
 
 
 def test_worse_model_is_aborted_with_power_and_early():
-    """Noise 0.5 -> 1.0 costs 0.039 of AUC and 0.03 nats: seen before the last look nearly always."""
+    """Noise 0.5 -> 1.0 costs 0.039 of AUC and 0.03 nats, nearly always seen before the last look."""  # noqa: E501
     ends = [run(seed, canary_noise=1.0) for seed in range(60)]
     assert sum(end[0] == "worse" and end[1] < POLICY.looks[-1] for end in ends) >= 54
     assert not any(end[0] == GROW for end in ends)
@@ -132,7 +149,10 @@ def test_equal_model_is_not_held_for_ever():
 
 def test_more_pairs_than_look_change_nothing():
     pairs = world(1, 2999)
-    assert evaluate(pairs, HEALTHY, POLICY).by_pairs.auc == evaluate(pairs.first(2000), HEALTHY, POLICY).by_pairs.auc
+    assert (
+        evaluate(pairs, HEALTHY, POLICY).by_pairs.auc
+        == evaluate(pairs.first(2000), HEALTHY, POLICY).by_pairs.auc
+    )
 
 
 def test_it_holds_until_first_look_and_says_how_many_pairs_are_missing():
@@ -155,7 +175,11 @@ def test_what_is_undecided_at_last_look_is_taken_back():
 
 @pytest.mark.parametrize(
     "change",
-    [{"labels": np.zeros(1000, np.uint8)}, {"labels": np.ones(1000, np.uint8)}, {"groups": np.zeros(1000, np.int64)}],
+    [
+        {"labels": np.zeros(1000, np.uint8)},
+        {"labels": np.ones(1000, np.uint8)},
+        {"groups": np.zeros(1000, np.int64)},
+    ],
     ids=["no click", "only clicks", "one request"],
 )
 def test_it_never_decides_on_number_that_does_not_exist(change):
@@ -177,7 +201,9 @@ def test_unreadable_servers_hold_what_would_grow_but_not_what_must_end():
 
 @pytest.mark.parametrize("arm", ["stable", "canary"])
 def test_too_few_requests_say_nothing_about_errors(arm):
-    counts = dataclasses.replace(HEALTHY, **{"canary": ArmCounts(0, 50, 0), arm: ArmCounts(1, 50, 1e9)})
+    counts = dataclasses.replace(
+        HEALTHY, **{"canary": ArmCounts(0, 50, 0), arm: ArmCounts(1, 50, 1e9)}
+    )
     assert evaluate(world(1, 0 + 100), counts, POLICY).action == HOLD
 
 
@@ -210,7 +236,9 @@ def test_latency_over_bound_aborts_and_all_failures_leave_no_latency():
 
 
 def test_answers_from_cache_are_no_measure_of_model():
-    """Stable's cache has seen nine in ten of its requests, the canary's none: as models they are equally fast."""
+    """Stable's cache has seen nine in ten of its requests, the canary's none: as models they are
+    equally fast.
+    """
     stable = ArmCounts(10_000, 0, 1_500_000, cache_hits=9_000)
     canary = ArmCounts(2000, 0, 3_000_000)
     found = check_counts(BothCounts(stable, canary), CanaryPolicy())
@@ -229,17 +257,29 @@ def test_errors_tested_at_every_request_alarm_as_rarely_as_stated():
     random, alarms, level, allowed = np.random.default_rng(8), 0, 0.05, 0.1
     for _ in range(200):
         failures = np.cumsum(random.random(400) < allowed)
-        alarms += any(sequential_binomial(int(k), n, allowed) < level for n, k in enumerate(failures, start=1))
+        alarms += any(
+            sequential_binomial(int(k), n, allowed) < level for n, k in enumerate(failures, start=1)
+        )
     assert alarms <= 200 * level + 2.33 * math.sqrt(200 * level * (1 - level))
     assert sequential_binomial(80, 400, allowed) < level, "a doubled rate is seen"
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"shares": ()}, {"shares": (0.5, 0.1)}, {"shares": (0.1, 1.0)}, {"shares": (0.0, 0.1)}, {"min_pairs": 0},
-     {"max_looks": 0}, {"alpha": 0.0}, {"alpha": 0.5}, {"error_margin": 0.0}, {"max_latency_ratio": 1.0}],
+    [
+        {"shares": ()},
+        {"shares": (0.5, 0.1)},
+        {"shares": (0.1, 1.0)},
+        {"shares": (0.0, 0.1)},
+        {"min_pairs": 0},
+        {"max_looks": 0},
+        {"alpha": 0.0},
+        {"alpha": 0.5},
+        {"error_margin": 0.0},
+        {"max_latency_ratio": 1.0},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_rules_that_cannot_work_are_refused(change):
     with pytest.raises(ContractError, match=next(iter(change))):
         CanaryPolicy(**change)

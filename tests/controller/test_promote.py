@@ -16,7 +16,9 @@ from evergreen.serving.repository.triton_config import ServingOptions
 @pytest.fixture
 def settings(tmp_path):
     return ReleaseSettings(
-        store=tmp_path / "store", repository=str(tmp_path / "repository"), options=ServingOptions(server="onnxruntime")
+        store=tmp_path / "store",
+        repository=str(tmp_path / "repository"),
+        options=ServingOptions(server="onnxruntime"),
     )
 
 
@@ -32,7 +34,9 @@ def live(settings, make_candidate):
     return release(*make_candidate(settings.store, 1), settings=settings)
 
 
-def test_refused_model_goes_live_with_who_why_and_what_gate_said(settings, live, make_candidate, promote, capsys):
+def test_refused_model_goes_live_with_who_why_and_what_gate_said(
+    settings, live, make_candidate, promote, capsys
+):
     _, verdict, raw = make_candidate(settings.store, 2, accepted=False)
     keep_verdict(settings.store, verdict, raw)
     assert promote("model-2") == 0
@@ -53,15 +57,23 @@ def test_model_whose_verdict_is_stale_goes_live(settings, live, make_candidate, 
     assert [entry.action for entry in read_journal(settings.store)] == ["release", "promote"]
 
 
-def test_parity_is_proven_all_same(settings, live, make_candidate, with_scores, promote, tmp_path, capsys):
+def test_parity_is_proven_all_same(
+    settings, live, make_candidate, with_scores, promote, tmp_path, capsys
+):
     _, verdict, raw = make_candidate(settings.store, 2, accepted=False)
-    keep_verdict(settings.store, with_scores(verdict, lambda scores: scores + np.float32(1e-3), tmp_path), raw)
+    keep_verdict(
+        settings.store,
+        with_scores(verdict, lambda scores: scores + np.float32(1e-3), tmp_path),
+        raw,
+    )
     assert promote("model-2") == 2
     assert "graph differs from the training-side score" in capsys.readouterr().err
     assert current(settings.store).version == 1
 
 
-def test_model_that_nobody_judged_or_that_is_unknown_is_named(settings, live, make_candidate, promote, capsys):
+def test_model_that_nobody_judged_or_that_is_unknown_is_named(
+    settings, live, make_candidate, promote, capsys
+):
     make_candidate(settings.store, 2)
     assert promote("model-2") == 2
     assert "model-2 was never evaluated" in capsys.readouterr().err
@@ -72,7 +84,9 @@ def test_model_that_nobody_judged_or_that_is_unknown_is_named(settings, live, ma
     assert "argument --override: is empty" in capsys.readouterr().err
 
 
-def test_beside_canary_at_work_it_is_impossible_and_nothing_changes(settings, live, make_candidate, promote, capsys):
+def test_beside_canary_at_work_it_is_impossible_and_nothing_changes(
+    settings, live, make_candidate, promote, capsys
+):
     _, verdict, raw = make_candidate(settings.store, 3)
     keep_verdict(settings.store, verdict, raw)
     line = dataclasses.replace(current(settings.store), action="canary", version=2, share=0.05)

@@ -48,17 +48,24 @@ def test_rollback_to_version_gone_from_repository_restores_it_under_load(
     make_candidate, settings, client, triton, raw_rows, repository
 ):
     for seed in (1, 2, 3):
-        release(*make_candidate(settings.store, seed), settings=dataclasses.replace(settings, num_kept=2))
+        release(
+            *make_candidate(settings.store, seed),
+            settings=dataclasses.replace(settings, num_kept=2),
+        )
     assert 1 not in repository.versions()
     with under_load([triton.grpc_url], raw_rows(8), until=1) as traffic:
         assert rollback(settings, to_version=1, reason="auc fell").version == 1
     assert traffic.failures == []
-    assert traffic.answers[0] == sorted(traffic.answers[0], reverse=True), "no request went forth again"
+    assert traffic.answers[0] == sorted(traffic.answers[0], reverse=True), (
+        "no request went forth again"
+    )
     assert live_version(client, raw_rows(3)) == 1
     assert not (triton.repository / CANDIDATE_NAME).exists()
 
 
-def test_person_on_call_names_store_and_reason_and_nothing_else(deploy, client, settings, raw_rows, capsys, caplog):
+def test_person_on_call_names_store_and_reason_and_nothing_else(
+    deploy, client, settings, raw_rows, capsys, caplog
+):
     deploy(1), deploy(2)
     flags = ["--store", settings.store.as_uri(), "--reason", "drill"]
     assert main(flags) == 0
@@ -91,7 +98,9 @@ def test_rollback_to_version_without_copy_is_refused(world):
     for seed in (1, 2, 3):
         world.release(seed)
     shutil.rmtree(graph_folder(world.settings.store, 1))
-    with pytest.raises(ContractError, match="version 1 is no longer in the repository, and .* contains no copy"):
+    with pytest.raises(
+        ContractError, match="version 1 is no longer in the repository, and .* contains no copy"
+    ):
         world.rollback(to_version=1)
     assert world.entries()[-1].action == "withdrawn"
     world.check_all_is_well(3)
@@ -118,7 +127,10 @@ def test_how_it_was_served_last_stays_as_it_was(world, make_candidate):
 
 def test_folder_that_unknown_hand_put_there_is_passed_over(world):
     world.release(1)
-    shutil.copytree(world.repository.objects.local("click_model/1"), world.repository.objects.local("click_model/2"))
+    shutil.copytree(
+        world.repository.objects.local("click_model/1"),
+        world.repository.objects.local("click_model/2"),
+    )
     left_over = local_path(world.repository.uri) / CANDIDATE_NAME / "2" / "model.onnx"
     left_over.parent.mkdir(parents=True)
     left_over.write_bytes(b"half")

@@ -52,7 +52,10 @@ def truth(make_parts, store):
         model = Model.read(folder / Model.MANIFEST)
         workflow = FeatureWorkflow.load(folder / Model.WORKFLOW)
         _, toy = make_parts(model.seed)
-        dense = np.stack([table[c].to_numpy(zero_copy_only=False).astype(np.float32) for c in criteo.DENSE], axis=1)
+        dense = np.stack(
+            [table[c].to_numpy(zero_copy_only=False).astype(np.float32) for c in criteo.DENSE],
+            axis=1,
+        )
         keys = [table[c].fill_null(-1).to_numpy() for c in criteo.CATEGORICAL]
         return toy.scores(workflow, dense, np.stack(keys, axis=1)).astype(np.float32)
 
@@ -61,9 +64,14 @@ def truth(make_parts, store):
 
 def logged(table, version, scores):
     """Return the table as the monitor archives it, with the version and score of each row."""
-    for name, values in ((raw_rows.MODEL_VERSION, np.asarray(version, np.int32)), (raw_rows.SCORE, scores)):
+    for name, values in (
+        (raw_rows.MODEL_VERSION, np.asarray(version, np.int32)),
+        (raw_rows.SCORE, scores),
+    ):
         at = table.schema.get_field_index(name)
-        column = pa.array(np.broadcast_to(values, table.num_rows)).cast(table.schema.field(name).type)
+        column = pa.array(np.broadcast_to(values, table.num_rows)).cast(
+            table.schema.field(name).type
+        )
         table = table.set_column(at, name, column)
     return table
 
@@ -106,12 +114,19 @@ def test_what_was_answered_is_recomputed_within_millionth(released, lake, store,
     assert found.first_difference is None
     assert verify(VERSION, store, FolderObjects(tmp_path / "a lake"), limit=200).num_rows == 200
     assert {check.name: check.held for check in found.checks} == {
-        "journal": True, "data": True, "workflow": True, "weights": True, "graph": True,
-        "graph exported again": True, "golden rows": True,
-    }  # fmt: skip
+        "journal": True,
+        "data": True,
+        "workflow": True,
+        "weights": True,
+        "graph": True,
+        "graph exported again": True,
+        "golden rows": True,
+    }
 
 
-def test_first_differing_row_is_named_with_its_values_and_both_scores(released, lake, store, raw_table, capsys):
+def test_first_differing_row_is_named_with_its_values_and_both_scores(
+    released, lake, store, raw_table, capsys
+):
     done = released()
 
     def change(scores):
@@ -121,11 +136,17 @@ def test_first_differing_row_is_named_with_its_values_and_both_scores(released, 
     folder = lake(done, change)
     code, said = run(capsys, VERSION, "--store", store, "--lake", folder)
     assert code == 1
-    assert "300 logged rows of 2 files scored again, 2 differ by more than 1e-06; largest difference 2e-05" in said.out
+    assert (
+        "300 logged rows of 2 files scored again, 2 differ by more than 1e-06; largest difference "
+        "2e-05" in said.out
+    )
     first = verify(VERSION, store, FolderObjects(folder)).first_difference
     assert (first.file, first.position, first.request_id, first.row) == (
-        "day=2026-01-02/part-a.parquet", 70, "request-22-7", 0
-    )  # fmt: skip
+        "day=2026-01-02/part-a.parquet",
+        70,
+        "request-22-7",
+        0,
+    )
     assert first.logged - first.recomputed == pytest.approx(2e-5, abs=1e-6)
     row = raw_table(NUM_ROWS // 2, seed=22).slice(70, 1).to_pylist()[0]
     assert first.values == {name: row[name] for name in criteo.FEATURES}
@@ -170,7 +191,10 @@ def test_scores_of_shadow_are_recomputed_too(released, lake, store, raw_table, t
     pq.write_table(table, folder / "day=2026-01-02" / "part-0.parquet")
     found = verify(VERSION, store, FolderObjects(folder))
     assert (found.num_rows, found.num_different) == (NUM_ROWS + 50, 1)
-    assert (found.first_difference.file, found.first_difference.position) == ("day=2026-01-02/part-0.parquet", 60)
+    assert (found.first_difference.file, found.first_difference.position) == (
+        "day=2026-01-02/part-0.parquet",
+        60,
+    )
 
 
 def _spoil(path):
@@ -189,16 +213,21 @@ def _kept(done):
         (lambda store, done: _spoil(_kept(done)), {"graph"}),
         (lambda store, done: _kept(done).unlink(), {"graph"}),
         (
-            lambda store, done: _spoil(_largest(model_folder(store, done.model_id) / Model.WEIGHTS)),
+            lambda store, done: _spoil(
+                _largest(model_folder(store, done.model_id) / Model.WEIGHTS)
+            ),
             {"weights", "graph exported again"},
         ),
         (
-            lambda store, done: _spoil(_largest(model_folder(store, done.model_id) / Model.WORKFLOW)),
+            lambda store, done: _spoil(
+                _largest(model_folder(store, done.model_id) / Model.WORKFLOW)
+            ),
             {"workflow", "graph exported again"},
         ),
         (
             lambda store, done: dataclasses.replace(
-                Model.read(model_folder(store, done.model_id) / Model.MANIFEST), raw_digest="other rows"
+                Model.read(model_folder(store, done.model_id) / Model.MANIFEST),
+                raw_digest="other rows",
             ).write(model_folder(store, done.model_id) / Model.MANIFEST),
             {"data"},
         ),
@@ -232,7 +261,9 @@ def test_manifest_rewritten_to_match_tampered_graph_contradicts_journal(released
 
     forged = {**done.sha256, "graph": graph_sha256(_kept(done).parent)}
     dataclasses.replace(done, sha256=forged).write(release_path(store, VERSION))
-    held = {check.name: check.held for check in verify(VERSION, store, FolderObjects(folder)).checks}
+    held = {
+        check.name: check.held for check in verify(VERSION, store, FolderObjects(folder)).checks
+    }
     assert held["journal"] is False
     assert held["graph exported again"] is False
 
@@ -253,7 +284,9 @@ def test_golden_rows_that_graph_does_not_answer_are_named(released, lake, store)
 def test_golden_rows_that_hold_and_are_not_released_ones_are_named(released, lake, store):
     done = released()
     folder = lake(done)
-    GoldenRows.load(_kept(done).with_name("golden.npz")).take(slice(5)).save(_kept(done).with_name("golden.npz"))
+    GoldenRows.load(_kept(done).with_name("golden.npz")).take(slice(5)).save(
+        _kept(done).with_name("golden.npz")
+    )
     (check,) = [c for c in verify(VERSION, store, FolderObjects(folder)).checks if c.held is False]
     assert (check.name, "as released" in check.detail) == ("golden rows", True)
 
@@ -266,7 +299,9 @@ def test_store_that_was_moved_is_verified_where_it_lies_now(released, lake, stor
     assert found.num_rows == NUM_ROWS
 
 
-def test_answers_of_version_that_was_withdrawn_again_are_verified(lake, store, unserved, make_candidate):
+def test_answers_of_version_that_was_withdrawn_again_are_verified(
+    lake, store, unserved, make_candidate
+):
     def fail(place):
         if place == "config written":
             raise OSError("the power went")
@@ -295,7 +330,9 @@ def test_misuse_is_one_clear_line(released, lake, store, capsys, words, message)
     assert len(said.err.splitlines()) == 1
 
 
-def test_lake_without_its_rows_or_with_corrupt_file_proves_nothing(released, lake, store, tmp_path, capsys):
+def test_lake_without_its_rows_or_with_corrupt_file_proves_nothing(
+    released, lake, store, tmp_path, capsys
+):
     done = released()
     (tmp_path / "empty").mkdir()
     code, said = run(capsys, VERSION, "--store", store, "--lake", tmp_path / "empty")
@@ -309,15 +346,22 @@ def test_lake_without_its_rows_or_with_corrupt_file_proves_nothing(released, lak
     assert "part-a.parquet is not a readable Parquet file" in said.err
 
 
-def test_lake_in_bucket_proves_what_same_lake_in_folder_does(released, lake, store, cloud_storage, tmp_path, capsys):
+def test_lake_in_bucket_proves_what_same_lake_in_folder_does(
+    released, lake, store, cloud_storage, tmp_path, capsys
+):
     folder = lake(released(), lambda scores: np.where(np.arange(len(scores)) == 7, 0.5, scores))
     objects = open_objects("gs://models/lake")
     for path in folder.rglob("*.parquet"):
         objects.write(path.relative_to(folder).as_posix(), path)
-    answers = [run(capsys, VERSION, "--store", store, "--lake", where, "--json") for where in (folder, objects.uri)]
+    answers = [
+        run(capsys, VERSION, "--store", store, "--lake", where, "--json")
+        for where in (folder, objects.uri)
+    ]
     assert [code for code, _ in answers] == [1, 1]
     assert answers[1][1].out == answers[0][1].out
-    assert json.loads(answers[1][1].out)["first_difference"]["file"] == "day=2026-01-02/part-a.parquet"
+    assert (
+        json.loads(answers[1][1].out)["first_difference"]["file"] == "day=2026-01-02/part-a.parquet"
+    )
     cloud_storage.fail(lambda request: True, "status", status=403, message="no access", times=10**6)
     code, said = run(capsys, VERSION, "--store", store, "--lake", objects.uri)
     assert (code, said.out) == (3, "")
@@ -325,4 +369,6 @@ def test_lake_in_bucket_proves_what_same_lake_in_folder_does(released, lake, sto
 
 
 def _largest(folder):
-    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    return max(
+        (path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size
+    )

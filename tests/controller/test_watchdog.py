@@ -18,7 +18,13 @@ from controller.watchdog import BUSY, GONE, HEALED, ILL, SKIPPED, SUSPECT, WELL,
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import Release
 from evergreen.registry.models import release_path
-from evergreen.registry.promotion_journal import CANARY, INTENT, JOURNAL_FILE, WITHDRAWN, read_entries
+from evergreen.registry.promotion_journal import (
+    CANARY,
+    INTENT,
+    JOURNAL_FILE,
+    WITHDRAWN,
+    read_entries,
+)
 from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.serving.release import release
 from evergreen.serving.repository.model_repository import ModelRepository
@@ -49,7 +55,9 @@ def findings(watchdog):
     return [finding for key, finding in watchdog.look().items() if key.endswith(f" {MODEL_NAME}")]
 
 
-def test_stub_killed_under_load_is_healed_and_requests_succeed_again(deploy, client, triton, watchdog, raw_rows):
+def test_stub_killed_under_load_is_healed_and_requests_succeed_again(
+    deploy, client, triton, watchdog, raw_rows
+):
     deploy(1)
     assert findings(watchdog) == [WELL]
     with RetryingTraffic(triton.grpc_url, raw_rows(8)) as traffic:
@@ -86,7 +94,8 @@ class OutOfTurn(Triton):
 
 def test_dead_stub_whose_turn_was_passed_over_is_found_in_same_round(make_candidate, settings):
     release(
-        *make_candidate(settings.store, 1), settings=dataclasses.replace(settings, options=ServingOptions(instances=2))
+        *make_candidate(settings.store, 1),
+        settings=dataclasses.replace(settings, options=ServingOptions(instances=2)),
     )
     OutOfTurn.turns[:] = ["alive", "alive"] + ["dead", "alive"] * 8
     watchdog = Watchdog(site=dataclasses.replace(settings, connect=OutOfTurn))
@@ -116,11 +125,15 @@ class Counted(Triton):
         super().load(name)
 
 
-def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(deploy, client, triton, settings):
+def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(
+    deploy, client, triton, settings
+):
     deploy(1), deploy(2)
     # Its record changes too, because a graph that differs from its record is never loaded.
     other, live = (triton.repository / MODEL_NAME / version for version in "12")
-    right = {name: (live / name).read_bytes() for name in ("model.onnx", "model.data", "version.json")}
+    right = {
+        name: (live / name).read_bytes() for name in ("model.onnx", "model.data", "version.json")
+    }
     for name in right:
         (live / name).write_bytes((other / name).read_bytes())
     client.unload(MODEL_NAME)
@@ -144,7 +157,9 @@ class Overloaded(Counted):
     """
 
     def infer(self, *_, **__):
-        raise TemporaryError(f"triton {self.url}: inference failed: [request id: 1] Exceeds maximum queue size")
+        raise TemporaryError(
+            f"triton {self.url}: inference failed: [request id: 1] Exceeds maximum queue size"
+        )
 
 
 def test_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
@@ -155,7 +170,9 @@ def test_overloaded_server_is_busy_and_never_reloaded(deploy, settings, client):
     assert Counted.loads == []
 
 
-def test_server_with_another_version_gets_live_one_without_failures(deploy, client, watchdog, triton, raw_rows):
+def test_server_with_another_version_gets_live_one_without_failures(
+    deploy, client, watchdog, triton, raw_rows
+):
     deploy(1), deploy(2)
     config = triton.repository / MODEL_NAME / "config.pbtxt"
     published = config.read_text()
@@ -174,7 +191,11 @@ def test_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, sett
     deploy(1), deploy(2)
     with opened(settings) as site:
         config = site.repository.read_config()
-        line = site.entry(INTENT, Release.read(release_path(settings.store, 1)), reason="a rollback that is killed")
+        line = site.entry(
+            INTENT,
+            Release.read(release_path(settings.store, 1)),
+            reason="a rollback that is killed",
+        )
         site.append(dataclasses.replace(line, config=config))
         site.repository.write_config(with_versions(config, [1]))
         client.load(MODEL_NAME)
@@ -192,9 +213,15 @@ def test_canary_is_watched_too(deploy, client, triton, watchdog, settings, raw_r
     with opened(settings) as site:
         site.repository.place_canary(1, ServingOptions())
         client.load(CANARY_NAME)
-        site.append(site.entry(CANARY, Release.read(release_path(settings.store, 1)), reason="try", share=0.05))
+        site.append(
+            site.entry(
+                CANARY, Release.read(release_path(settings.store, 1)), reason="try", share=0.05
+            )
+        )
     kill_stubs(triton)
-    assert watchdog.look() == {f"{triton.grpc_url} {name}": HEALED for name in (MODEL_NAME, CANARY_NAME)}
+    assert watchdog.look() == {
+        f"{triton.grpc_url} {name}": HEALED for name in (MODEL_NAME, CANARY_NAME)
+    }
     assert client.infer(CANARY_NAME, *raw_rows(3))[1] == 1
     client.unload(CANARY_NAME)
     shutil.rmtree(triton.repository / CANARY_NAME)
@@ -204,7 +231,9 @@ def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton
     deploy(1)
     triton.kill()
     assert [findings(watchdog) for _ in range(3)] == [[GONE]] * 3
-    said = [r for r in caplog.records if r.levelname == "ERROR" and triton.grpc_url in r.getMessage()]
+    said = [
+        r for r in caplog.records if r.levelname == "ERROR" and triton.grpc_url in r.getMessage()
+    ]
     assert len(said) == 1, "once, not at every round"
     triton.start()
     assert findings(watchdog) == [WELL]
@@ -213,7 +242,9 @@ def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton
 def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tmp_path):
     """The cache continues to answer earlier requests. Shuffled rows avoid that."""
     with TritonServer(
-        tmp_path / "cached", log=tmp_path / "triton.log", settings=TritonSettings(stop_seconds=0.2, cache_bytes=1 << 20)
+        tmp_path / "cached",
+        log=tmp_path / "triton.log",
+        settings=TritonSettings(stop_seconds=0.2, cache_bytes=1 << 20),
     ) as server:
         cached = dataclasses.replace(
             settings,
@@ -229,7 +260,9 @@ def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tm
         kill_stubs(server)
         after, version = client.infer(MODEL_NAME, golden.dense, golden.categorical)
         assert version == 1
-        np.testing.assert_array_equal(after, before, err_msg="the cache answers although nobody lives")
+        np.testing.assert_array_equal(
+            after, before, err_msg="the cache answers although nobody lives"
+        )
         assert findings(watchdog) == [HEALED]
         client.close()
 
@@ -240,18 +273,25 @@ def test_before_first_release_there_is_nothing_to_ask(watchdog):
 
 def test_replicas_behind_name_are_asked_for_at_every_round(deploy, settings, triton, caplog):
     deploy(1)
-    site = dataclasses.replace(settings, triton_urls=("dns:///triton-headless:8001", triton.grpc_url))
+    site = dataclasses.replace(
+        settings, triton_urls=("dns:///triton-headless:8001", triton.grpc_url)
+    )
     known = {("triton-headless", 8001): []}
     watchdog = Watchdog(site=dataclasses.replace(site, resolve=lambda *name: known[name]))
     assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL}
     known["triton-headless", 8001] = [triton.grpc_url, "127.0.0.1:9"]
-    assert watchdog.look() == {f"{triton.grpc_url} {MODEL_NAME}": WELL, f"127.0.0.1:9 {MODEL_NAME}": GONE}
+    assert watchdog.look() == {
+        f"{triton.grpc_url} {MODEL_NAME}": WELL,
+        f"127.0.0.1:9 {MODEL_NAME}": GONE,
+    }
     known["triton-headless", 8001] = [triton.grpc_url]
     watchdog.look()
     assert "127.0.0.1:9" not in caplog.text, "a pod that ended with a rolling update is no error"
 
 
-def test_round_that_fails_is_logged_and_next_one_comes(deploy, watchdog, settings, tmp_path, caplog):
+def test_round_that_fails_is_logged_and_next_one_comes(
+    deploy, watchdog, settings, tmp_path, caplog
+):
     deploy(1)
     journal = settings.store / JOURNAL_FILE
     whole = journal.read_bytes()
@@ -287,7 +327,14 @@ def test_round_that_fails_is_logged_and_next_one_comes(deploy, watchdog, setting
 def test_as_command_it_heals_until_sigterm_ends_it(deploy, settings, triton, tmp_path):
     deploy(1)
     status = tmp_path / "status.json"
-    flags = ["--store", settings.store.as_uri(), "--repository", settings.repository, "--interval-seconds", "0.1"]
+    flags = [
+        "--store",
+        settings.store.as_uri(),
+        "--repository",
+        settings.repository,
+        "--interval-seconds",
+        "0.1",
+    ]
     flags += ["--triton-urls", triton.grpc_url, "--status", str(status)]
     command = [sys.executable, "-m", "controller", *flags]
     process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)

@@ -22,7 +22,14 @@ from demo.simulation.world import Drift, World, write_lake
 from evergreen.config.features import MISSING_CATEGORY
 from evergreen.config.spec import Recommender
 from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER, DENSE
-from evergreen.contracts.manifests import Model, RawDataset, Release, TrainingSet, ValidationReport, Verdict
+from evergreen.contracts.manifests import (
+    Model,
+    RawDataset,
+    Release,
+    TrainingSet,
+    ValidationReport,
+    Verdict,
+)
 from evergreen.contracts.raw_rows import LABEL
 from evergreen.storage.references import keep, refer
 from pipelines.images import ENVIRONMENT_OF_STEP
@@ -47,7 +54,12 @@ SETTINGS = {
     "model": {"embedding_dim": 4, "num_cross_layers": 2, "tower": [16, 8]},
     "training": {"learning_rate": 0.003, "batch_size": 256, "seed": 7},
     # The gate's decision does not matter in crossings, because so few rows decide nothing.
-    "gate": {"min_auc": 0.0, "max_auc_loss": 1.0, "max_slice_loss": 9.0, "max_calibration_factor": 9.0},
+    "gate": {
+        "min_auc": 0.0,
+        "max_auc_loss": 1.0,
+        "max_slice_loss": 9.0,
+        "max_calibration_factor": 9.0,
+    },
     "release": {"rollout": "full"},
 }
 
@@ -97,7 +109,11 @@ class Chain:
         output = self.root / "manifests" / run / f"{name or step}.json"
         if step == "extraction":
             accept_into(self.root / "store", self.recommender)
-            changed = {f"{part}.{key}": value for part, each in self.settings.items() for key, value in each.items()}
+            changed = {
+                f"{part}.{key}": value
+                for part, each in self.settings.items()
+                for key, value in each.items()
+            }
             flags = {"settings": settings_text(changed), **flags}
         common = {"run": run, "store": self.uri("store")}
         if step != "deployment":
@@ -132,12 +148,29 @@ class Chain:
     def go_back(self, version: int) -> None:
         """Make an earlier version live again."""
         command = [python_of(ENVIRONMENT_OF_STEP["deployment"]), "-m", "controller.rollback"]
-        command += ["--store", self.uri("store"), "--repository", self.uri("repository"), f"--to={version}"]
+        command += [
+            "--store",
+            self.uri("store"),
+            "--repository",
+            self.uri("repository"),
+            f"--to={version}",
+        ]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        subprocess.run([*command, "--reason", "a test"], env=environment, check=True, capture_output=True, timeout=60)
+        subprocess.run(
+            [*command, "--reason", "a test"],
+            env=environment,
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
 
     def turn_to_training(
-        self, run: str, *, validation_report: Path | None = None, parent: str = "current", **asked: object
+        self,
+        run: str,
+        *,
+        validation_report: Path | None = None,
+        parent: str = "current",
+        **asked: object,
     ) -> Round:
         """Run the steps up to training and return their manifests.
 
@@ -150,7 +183,9 @@ class Chain:
             flags = {"raw_dataset": this.paths["extraction"], "valid_dataset": this.paths["valid"]}
             self._step_of(this, "validation", champion="current", **flags)
         else:
-            replace(this.extraction, validation_report=refer(validation_report)).write(this.paths["valid"])
+            replace(this.extraction, validation_report=refer(validation_report)).write(
+                this.paths["valid"]
+            )
         self._step_of(this, "preprocessing", raw_dataset=this.paths["valid"])
         self._step_of(this, "training", training_set=this.paths["preprocessing"])
         return this
@@ -178,7 +213,9 @@ def chain_of(tmp_path, warm):
     """Makes an empty chain with changed settings by section, and optionally another recommender."""
 
     def make(recommender=CRITEO_RECOMMENDER, **sections):
-        return Chain(tmp_path, warm=warm, settings={**SETTINGS, **sections}, recommender=recommender)
+        return Chain(
+            tmp_path, warm=warm, settings={**SETTINGS, **sections}, recommender=recommender
+        )
 
     return make
 
@@ -188,21 +225,28 @@ def chain(tmp_path_factory, warm):
     """Both rounds, run once. The first uses plain commands."""
     chain = Chain(tmp_path_factory.mktemp("the chain"))
     world = World.create(seed=3)
-    write_lake(world, str(chain.root / "lake"), rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3)
+    write_lake(
+        world, str(chain.root / "lake"), rows=ROWS, days=3, last_day=date(2026, 1, 3), seed=3
+    )
     chain.turn("round-1")
     chain.warm = warm
     # As if the rows had been extracted when the first model was already live. It is compared with
     # itself.
     first = chain.rounds[0]
     folder = first.paths["extraction"].parent
-    live_first = keep(replace(first.extraction, champion_model_id=first.training.model_id), folder / "live first.json")
+    live_first = keep(
+        replace(first.extraction, champion_model_id=first.training.model_id),
+        folder / "live first.json",
+    )
     encoded = keep(replace(first.preprocessing, raw_dataset=live_first), folder / "encoded.json")
     replace(first.training, training_set=encoded).write(folder / "candidate.json")
     chain.same_rows, _ = chain.step(
         "evaluation", "round-1-again", {"champion": "current", "model": folder / "candidate.json"}
     )
     later = world.drifted(Drift(seed=5))
-    write_lake(later, str(chain.root / "lake"), rows=LATER_ROWS, days=2, last_day=date(2026, 1, 5), seed=4)
+    write_lake(
+        later, str(chain.root / "lake"), rows=LATER_ROWS, days=2, last_day=date(2026, 1, 5), seed=4
+    )
     chain.turn("round-2")
     return chain
 
@@ -220,7 +264,10 @@ def held_out_rows():
 
 
 def _matrix(table, names, missing, dtype):
-    columns = [np.array([missing if v is None else v for v in table[name].to_pylist()], dtype) for name in names]
+    columns = [
+        np.array([missing if v is None else v for v in table[name].to_pylist()], dtype)
+        for name in names
+    ]
     return np.stack(columns, axis=1)
 
 

@@ -103,8 +103,12 @@ def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path,
     again.start()
     again.turn(20, 100.0)
     assert names(again.archived) == {"archived", "open", "waiting", "flow"}
-    flow = {int(row["request_id"][5:]) for row in again.archived if row["request_id"].startswith("flow")}
-    assert flow == set(range(len(flow))), "what was published up to a moment, and nothing of what came after"
+    flow = {
+        int(row["request_id"][5:]) for row in again.archived if row["request_id"].startswith("flow")
+    }
+    assert flow == set(range(len(flow))), (
+        "what was published up to a moment, and nothing of what came after"
+    )
     assert len({(row["request_id"], row["row"]) for row in again.archived}) == len(again.archived)
     again.close()
     world = World.create(seed=3).drifted(Drift(seed=5))
@@ -130,7 +134,9 @@ def test_what_lies_where_part_belongs_is_never_written_over(installation, tmp_pa
     assert "b exists, expected a new folder" in capsys.readouterr().err
     (installation / "state" / "file").write_text("written since")
     assert main(["restore", str(tmp_path / "b"), "--yes"]) == 2
-    assert f"state belongs to {installation / 'state'}, which holds files" in capsys.readouterr().err
+    assert (
+        f"state belongs to {installation / 'state'}, which holds files" in capsys.readouterr().err
+    )
     assert main(["restore", str(installation)]) == 2
     assert "backup.json is absent" in capsys.readouterr().err
 
@@ -174,7 +180,11 @@ def everything(root):
     found = {}
     for path in root.rglob("*"):
         is_plain = path.is_file() and path.suffix != ".db"
-        content = (path.read_bytes(), path.stat().st_mtime) if is_plain and not path.is_symlink() else None
+        content = (
+            (path.read_bytes(), path.stat().st_mtime)
+            if is_plain and not path.is_symlink()
+            else None
+        )
         found[path.relative_to(root)] = (path.is_symlink(), path.is_dir(), content)
     return found
 
@@ -227,18 +237,25 @@ def test_corrupt_file_of_backup_is_named_and_not_restored(lost, installation_roo
     assert main(["restore", str(backup), "--yes"]) == 0
 
 
-def test_what_program_has_changed_since_killed_restore_is_not_written_over(lost, installation_root, capsys):
+def test_what_program_has_changed_since_killed_restore_is_not_written_over(
+    lost, installation_root, capsys
+):
     backup, _ = lost
     assert main(["restore", str(backup), "--yes"]) == 0
     path = installation_root / "store" / "file"
-    for change in (lambda: path.write_text("new"), lambda: path.with_name("other").write_text("new")):
+    for change in (
+        lambda: path.write_text("new"),
+        lambda: path.with_name("other").write_text("new"),
+    ):
         change()
         assert main(["restore", str(backup), "--yes"]) == 2
         assert f"{installation_root / 'store'}, which holds files" in capsys.readouterr().err
         path.write_text("store")
 
 
-def test_restore_writes_nowhere_that_person_did_not_name(lost, installation_root, tmp_path, capsys, monkeypatch):
+def test_restore_writes_nowhere_that_person_did_not_name(
+    lost, installation_root, tmp_path, capsys, monkeypatch
+):
     backup, before = lost
     (tmp_path / "elsewhere").mkdir()
     assert main(["restore", str(backup), f"--within={tmp_path / 'elsewhere'}"]) == 2

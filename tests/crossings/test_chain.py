@@ -25,13 +25,15 @@ print(json.dumps({
     "sum": sum(value or 0 for name in sys.argv[2:] for value in table[name].to_pylist()),
     "first": str(table["event_time"][0].as_py()),
 }))
-"""
+"""  # noqa: E501
 
 
 def _graph(release, dense, categorical):
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(local_path(release.graph_uri)), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        str(local_path(release.graph_uri)), providers=["CPUExecutionProvider"]
+    )
     inputs = {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical}
     return session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
 
@@ -46,7 +48,10 @@ def test_raw_rows_of_driver_are_same_rows_to_older_readers(chain, environment):
     raw = chain.rounds[0].extraction
     command = ["-c", READ, str(local_path(raw.train_uri)), *criteo.CATEGORICAL]
     pythons = [python_of(name) for name in ("driver", environment)]
-    told = [subprocess.run([p, *command], capture_output=True, text=True, check=True).stdout for p in pythons]
+    told = [
+        subprocess.run([p, *command], capture_output=True, text=True, check=True).stdout
+        for p in pythons
+    ]
     assert json.loads(told[0]) == json.loads(told[1])
     spelled = {"float32": "float", "float64": "double"}
     arrows_names = {name: spelled.get(kind, kind) for name, kind in criteo.RAW_TYPES.items()}
@@ -59,23 +64,35 @@ def test_rows_are_neither_lost_nor_made_on_way(chain):
     for this, rows in zip(chain.rounds, (3000, held_out + 2000)):
         raw, encoded = this.extraction, this.preprocessing
         assert raw.num_train_rows + raw.num_holdout_rows == rows
-        assert (encoded.num_train_rows, encoded.num_holdout_rows) == (raw.num_train_rows, raw.num_holdout_rows)
+        assert (encoded.num_train_rows, encoded.num_holdout_rows) == (
+            raw.num_train_rows,
+            raw.num_holdout_rows,
+        )
         assert this.validation.num_rows == raw.num_train_rows
         assert this.evaluation.num_rows == this.deployment.parity_rows == raw.num_holdout_rows
 
 
 def test_every_manifest_names_same_data(chain):
     for this in chain.rounds:
-        digests = {getattr(this, step).raw_digest for step in ("validation", "preprocessing", "training", "deployment")}
+        digests = {
+            getattr(this, step).raw_digest
+            for step in ("validation", "preprocessing", "training", "deployment")
+        }
         assert digests == {this.extraction.digest}
         assert this.training.last_event_time == this.extraction.last_event_time
-        assert this.training.last_learned_time == this.extraction.last_learned_time < this.extraction.last_event_time
+        assert (
+            this.training.last_learned_time
+            == this.extraction.last_learned_time
+            < this.extraction.last_event_time
+        )
         assert this.training.window_start == this.extraction.window_start
     assert chain.rounds[0].extraction.digest != chain.rounds[1].extraction.digest
 
 
 @pytest.mark.parametrize("turn", [0, 1])
-def test_served_graph_says_on_raw_rows_what_training_said_on_encoded_ones(chain, held_out_rows, turn):
+def test_served_graph_says_on_raw_rows_what_training_said_on_encoded_ones(
+    chain, held_out_rows, turn
+):
     this = chain.rounds[turn]
     dense, categorical, _ = held_out_rows(this.extraction)
     expected = _scores(this.evaluation)["candidate"]

@@ -51,11 +51,20 @@ def _arguments(step, text):
     """Return different values for all parameters and artifacts of the component."""
     component = getattr(importlib.import_module(f"components.{step}.component"), step)
     values = {}
-    for number, parameter in enumerate(inspect.signature(component.python_func).parameters.values(), start=1):
+    for number, parameter in enumerate(
+        inspect.signature(component.python_func).parameters.values(), start=1
+    ):
         name, kind = parameter.name, parameter.annotation
-        sample = {str: SPECIAL.get(name, f"{text}{number if text else ''}"), int: number, float: number / 7, bool: True}
+        sample = {
+            str: SPECIAL.get(name, f"{text}{number if text else ''}"),
+            int: number,
+            float: number / 7,
+            bool: True,
+        }
         path = f"/a folder/{text or 'x'}/{name} file"
-        values[name] = sample[kind] if kind in sample else SimpleNamespace(path=path, log_metric=None)
+        values[name] = (
+            sample[kind] if kind in sample else SimpleNamespace(path=path, log_metric=None)
+        )
     return values
 
 
@@ -82,7 +91,9 @@ def test_step_reads_what_component_was_given(command_line, step, text):
 
 GATES = ("validation", "evaluation", "deployment")
 CODES = (1, 2, 3, ExitCode.PREEMPTED)
-ERROR_CODES = [(step, code) for step in STEPS for code in CODES if not (step in GATES and code == 1)]
+ERROR_CODES = [
+    (step, code) for step in STEPS for code in CODES if not (step in GATES and code == 1)
+]
 """Exit codes that mean an error. 1 of the gate is a decision. 1 of deployment is a refusal, which
 no retry changes."""
 

@@ -30,7 +30,7 @@ PROCESSOR = """
 import json, sys, numpy, torch
 found = {"cpu": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__, "numpy": numpy.__version__}
 open(sys.argv[1], "w").write(json.dumps(found))
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,10 @@ def test_rows_and_vocabularies_of_criteo_stay_what_they_were(found):
 
 def test_weights_graph_and_scores_of_criteo_stay_what_they_were(found):
     if found["on"] != GOLDEN["on"]:
-        pytest.skip(f"recorded on {GOLDEN['on']}, and this is {found['on']}: the last bits of weights may differ")
+        pytest.skip(
+            f"recorded on {GOLDEN['on']}, and this is {found['on']}: the last bits of weights may "
+            "differ"
+        )
     assert found["there"] == GOLDEN["there"]
 
 
@@ -64,7 +67,11 @@ def _machine(chain, path):
         PROCESSOR, [str(path)], variables=variables, folder=path.parent
     )
     assert code == 0, said
-    vendor = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("vendor_id"))
+    vendor = next(
+        line
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("vendor_id")
+    )
     versions = {"onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
     return {"vendor": vendor.split()[-1], **json.loads(path.read_text()), **versions}
 
@@ -72,19 +79,32 @@ def _machine(chain, path):
 def _rows(turn):
     raw, encoded = turn.extraction, turn.preprocessing
     workflow = FeatureWorkflow.load(local_path(encoded.workflow_uri))
-    found = {"vocabularies": _digest(*workflow.vocabularies), "dense": _digest(workflow.means, workflow.stds)}
+    found = {
+        "vocabularies": _digest(*workflow.vocabularies),
+        "dense": _digest(workflow.means, workflow.stds),
+    }
     for part in ("train_uri", "holdout_uri", "replay_uri", "replay_holdout_uri"):
         if getattr(encoded, part) is not None:
             table = table_in(getattr(encoded, part))
-            found[f"encoded {part}"] = _digest(*(table[name].to_numpy() for name in table.column_names))
+            found[f"encoded {part}"] = _digest(
+                *(table[name].to_numpy() for name in table.column_names)
+            )
             features = table_in(getattr(raw, part)).select(table.column_names)
-            found[f"raw {part}"] = hashlib.sha256(json.dumps(features.to_pydict()).encode()).hexdigest()
+            found[f"raw {part}"] = hashlib.sha256(
+                json.dumps(features.to_pydict()).encode()
+            ).hexdigest()
     return found
 
 
 def _arithmetic(turn, held_out_rows):
-    weights, graph = local_path(turn.training.uri) / "weights", local_path(turn.deployment.graph_uri)
-    files = {"weights": weights / "weights.safetensors", "optimizer": weights / "optimizer.safetensors"}
+    weights, graph = (
+        local_path(turn.training.uri) / "weights",
+        local_path(turn.deployment.graph_uri),
+    )
+    files = {
+        "weights": weights / "weights.safetensors",
+        "optimizer": weights / "optimizer.safetensors",
+    }
     found = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in files.items()}
     found |= {"network": _graph(weights / "network.onnx"), "served graph": _graph(graph)}
     found["served tables"] = hashlib.sha256(graph.with_name("model.data").read_bytes()).hexdigest()

@@ -37,13 +37,19 @@ def _talk(url, rows, clock):
 
     async def talk():
         timing = Timing(clock=clock, chance=chance.random)
-        async with RecommenderClient(LiveModel(), recommender=CRITEO_RECOMMENDER, log=url, timing=timing) as client:
+        async with RecommenderClient(
+            LiveModel(), recommender=CRITEO_RECOMMENDER, log=url, timing=timing
+        ) as client:
             for number in range(LISTS):
                 clock.now += 1
                 part = rows.slice(number * PLACES, PLACES)
                 ranking = await client.rank(part.select(criteo.FEATURES), PLACES, explore=SHARE)
                 labels = part[raw_rows.LABEL].to_numpy()[ranking.candidates]
-                clicks = [place for place in range(PLACES) if labels[place] and chance.random() < 0.9**place]
+                clicks = [
+                    place
+                    for place in range(PLACES)
+                    if labels[place] and chance.random() < 0.9**place
+                ]
                 for place in clicks:
                     client.tell(Outcome(request_id=ranking.request_id, row=place))
                 asked.append((ranking, clicks))
@@ -73,14 +79,18 @@ def test_what_explored_lists_tell_of_candidate_stands_in_verdict(told):
     with np.load(local_path(verdict.scores_uri)) as scores:
         keys = zip(held_out[raw_rows.REQUEST_ID].to_pylist(), held_out[raw_rows.ROW].to_pylist())
         candidate = dict(zip(keys, scores["candidate"].tolist()))
-    lists = [(r, c) for r, c in asked if all((r.request_id, row) in candidate for row in range(PLACES))]
+    lists = [
+        (r, c) for r, c in asked if all((r.request_id, row) in candidate for row in range(PLACES))
+    ]
     assert 0.4 * LISTS < len(lists) < 0.6 * LISTS
 
     # The same sums list by list, from the client's lists and clicks.
     total = num_swaps = num_disputed = 0
     seen = expected = 1.0
     for ranking, clicks in lists:
-        order = np.lexsort((ranking.candidates, -ranking.scores))  # equal scores keep the given order
+        order = np.lexsort(
+            (ranking.candidates, -ranking.scores)
+        )  # equal scores keep the given order
         seen_before, expected_before = seen, expected
         for upper, lower in zip(order, order[1:]):
             on_pair = float((upper in clicks) + (lower in clicks))

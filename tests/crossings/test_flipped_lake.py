@@ -60,7 +60,13 @@ def by_forget(folder, raw_table):
 @pytest.mark.parametrize("write", [by_ingest, by_monitor_and_uploader, by_extraction, by_forget])
 def test_no_flipped_bit_is_read_as_other_rows(tmp_path, raw_table, write, flips):
     path = write(tmp_path, raw_table)
-    columns = [raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME, raw_rows.LABEL, *CRITEO.names]
+    columns = [
+        raw_rows.REQUEST_ID,
+        raw_rows.ROW,
+        raw_rows.EVENT_TIME,
+        raw_rows.LABEL,
+        *CRITEO.names,
+    ]
     types = {name: pq.read_schema(path).field(name).type for name in columns}
 
     def read():
@@ -81,5 +87,8 @@ def test_flipped_bit_in_page_is_named_with_its_file(tmp_path, raw_table):
     content = bytearray(path.read_bytes())
     content[random.Random(1).randrange(1000, len(content) // 2)] ^= 16
     path.write_bytes(content)
-    with pytest.raises(ContractError, match=rf"{path} is not a readable Parquet file: .*CRC"), reading_parquet(path):
+    with (
+        pytest.raises(ContractError, match=rf"{path} is not a readable Parquet file: .*CRC"),
+        reading_parquet(path),
+    ):
         parquet_file(path).read()

@@ -25,7 +25,13 @@ from components.preprocessing.parent import save_columns
 from components.preprocessing.vocabularies import Candidates, Column
 from components.validation.quarantine_store import keep_quarantined
 from evergreen.config.data import ColumnNames
-from evergreen.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
+from evergreen.config.features import (
+    MISSING_CATEGORY,
+    CategoricalOptions,
+    Features,
+    ListOptions,
+    category_of,
+)
 from evergreen.config.spec import Recommender
 from evergreen.contracts.manifests import Model, ServingPlace
 from evergreen.contracts.record_format import RecordFormat
@@ -60,7 +66,13 @@ FEATURES = Features(
 SHOP = Recommender(name="shop", features=FEATURES, data=ColumnNames(user="user"))
 START = datetime(2026, 3, 1, tzinfo=timezone.utc).timestamp()
 SCANNED = ("lake", "archive", "store/quarantine", "work", "incidents")
-JUDGING = {"window_rows": 50, "min_clicks": 1, "decide_seconds": 5.0, "policies": "threshold", "auc_threshold": 0.1}
+JUDGING = {
+    "window_rows": 50,
+    "min_clicks": 1,
+    "decide_seconds": 5.0,
+    "policies": "threshold",
+    "auc_threshold": 0.1,
+}
 
 
 def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = USER) -> pa.Table:
@@ -72,7 +84,9 @@ def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = 
         "price": pa.array((at + day / 8).astype(np.float32)),
         "item": pa.array([f"item-{i % 5}" for i in at]),
         "user": pa.array([users[i % len(users)] for i in at]),
-        "friends": pa.array([[friend, "cy"][i % 5 % 2 :] if i % 5 < 4 else None for i in at], pa.list_(pa.string())),
+        "friends": pa.array(
+            [[friend, "cy"][i % 5 % 2 :] if i % 5 < 4 else None for i in at], pa.list_(pa.string())
+        ),
         "request_id": pa.array([f"{name}{day}-{i // 4}" for i in at]),
         "row": pa.array((at % 4).astype(np.int32)),
         "event_time": times.cast(pa.timestamp("us", tz="UTC")),
@@ -92,9 +106,13 @@ def fill_lake(lake: Path, files: Path) -> None:
     pq.write_table(rows_of(2, OTHERS, friend="bob"), files / "2.parquet")
     ingest(sorted(files.iterdir()), SHOP, lake=str(lake), replay=None, settings=IngestSettings())
     table = rows_of(0, (USER, *OTHERS), name="words")
-    words = table.set_column(table.column_names.index("user"), "user", table["user"].dictionary_encode())
+    words = table.set_column(
+        table.column_names.index("user"), "user", table["user"].dictionary_encode()
+    )
     lists = table["friends"].combine_chunks()
-    encoded = pa.ListArray.from_arrays(lists.offsets, lists.values.dictionary_encode(), mask=lists.is_null())
+    encoded = pa.ListArray.from_arrays(
+        lists.offsets, lists.values.dictionary_encode(), mask=lists.is_null()
+    )
     words = words.set_column(table.column_names.index("friends"), "friends", encoded)
     pq.write_table(words, lake / "day=2026-03-01" / "part-words.parquet")
     (lake / "day=2026-03-01" / "_unfinished.parquet").write_bytes(b"someone's")
@@ -117,9 +135,14 @@ def run_monitor(folder: Path) -> None:
     bench.start(SHOP)
     for number in range(24):
         name, now = f"served-{number}", bench.clock.now
-        rows = {"dense": np.full((8, 1), number, np.float32), "scores": np.linspace(0, 1, 8, dtype=np.float32)}
+        rows = {
+            "dense": np.full((8, 1), number, np.float32),
+            "scores": np.linspace(0, 1, 8, dtype=np.float32),
+        }
         users = np.array([[number, *users_of_row(i)] for i in range(8)], np.int64)
-        batch = PredictionBatch(request_id=name, time=now, model_version=1, categorical=users, **rows)
+        batch = PredictionBatch(
+            request_id=name, time=now, model_version=1, categorical=users, **rows
+        )
         bought = clicks(f"b-{name}", [(name, row, now + 2) for row in (1, 2)], CONVERSION)
         clicked = clicks(f"c-{name}", [(name, 3, now + 1), (name, 6, now + 1)])
         publish(bench.log, batch, clicked, bought, form=RecordFormat(FEATURES))
@@ -137,14 +160,22 @@ def run_monitor(folder: Path) -> None:
         (bench.folder / name).rename(folder / name)
 
 
-def keep_learnt(store: Path, model_id: str, known: str, *, rare: tuple[str, ...] = (), day: str = "", **more) -> None:
+def keep_learnt(
+    store: Path, model_id: str, known: str, *, rare: tuple[str, ...] = (), day: str = "", **more
+) -> None:
     """Store a model whose vocabulary of users has one user."""
     vocabularies = (np.array([5], np.int64), np.array([category_of(known)], np.int64))
     nothing, folder = np.empty(0, np.int64), model_folder(store, model_id) / Model.WORKFLOW
     workflow_of(vocabularies, FEATURES).save(folder)
     none = Candidates(categories=nothing, sightings=nothing, last_seen=nothing)
     some = replace(none, categories=np.array([category_of(each) for each in rare], np.int64))
-    save_columns([Column(vocabulary=v, last_seen=v, candidates=c) for v, c in zip(vocabularies, (none, some))], folder)
+    save_columns(
+        [
+            Column(vocabulary=v, last_seen=v, candidates=c)
+            for v, c in zip(vocabularies, (none, some))
+        ],
+        folder,
+    )
     days = [{"day": day, "version": 0, "digest": "d", "num_rows": 1}] if day else []
     times = dict.fromkeys(("last_learned_time", "last_event_time"), "2026-03-04T00:00:00Z")
     keep_model(store, model_id, recommender=SHOP, days=days, **times, **more)
@@ -157,14 +188,28 @@ def made(tmp_path_factory):
     store = folder / "store"
     accept_into(store, SHOP)
     fill_lake(folder / "lake", gone / "files")
-    for run, start, end in (("r0", "2026-02-28", "2026-03-01"), ("r1", "2026-03-01", ""), ("r2", "2026-03-03", "")):
+    for run, start, end in (
+        ("r0", "2026-02-28", "2026-03-01"),
+        ("r1", "2026-03-01", ""),
+        ("r2", "2026-03-03", ""),
+    ):
         flags = {"work": folder / "work", "lake": folder / "lake", "output": gone / f"{run}.json"}
-        flags |= {"store": store, "run": run, "window-start": start, "settings": "extraction.replay_days=0"}
+        flags |= {
+            "store": store,
+            "run": run,
+            "window-start": start,
+            "settings": "extraction.replay_days=0",
+        }
         flags |= {"window-end": end}
         assert extraction([f"--{name}={value}" for name, value in flags.items()]) == 0
-    rows = pq.read_table(folder / "work" / "r1" / "extraction" / "train" / "part-00000.parquet").slice(0, 9)
+    rows = pq.read_table(
+        folder / "work" / "r1" / "extraction" / "train" / "part-00000.parquet"
+    ).slice(0, 9)
     (gone / "rows").mkdir()
-    pq.write_table(rows.append_column("quarantine_reason", pa.array(["a reason"] * 9)), gone / "rows" / "part.parquet")
+    pq.write_table(
+        rows.append_column("quarantine_reason", pa.array(["a reason"] * 9)),
+        gone / "rows" / "part.parquet",
+    )
     keep_quarantined(store, "r1", gone / "rows", num_rows=9)
     run_monitor(folder)
     keep_learnt(store, "m1", USER, day="2026-03-01")
@@ -177,10 +222,17 @@ def made(tmp_path_factory):
     golden = GoldenRows(features=FEATURES, dense=one[:, None], categorical=categories, expected=one)
     golden.save(graph_folder(store, 1) / "golden.npz")
     shutil.copytree(graph_folder(store, 1), folder / "repository" / "shop" / "1")
-    place = ServingPlace(repository_uri=(folder / "repository").as_uri(), triton_urls=[], server="python")
+    place = ServingPlace(
+        repository_uri=(folder / "repository").as_uri(), triton_urls=[], server="python"
+    )
     write_serving_place(store, place)
     make_live(store, release(store, 1, "m2"))
-    record(folder / "incidents" / "one", state=folder / "state", archive=FolderObjects(folder / "archive"), store=store)
+    record(
+        folder / "incidents" / "one",
+        state=folder / "state",
+        archive=FolderObjects(folder / "archive"),
+        store=store,
+    )
     return folder
 
 
@@ -190,20 +242,34 @@ def world(made, tmp_path):
 
 
 def forget(world: Path, *more: str, user: str = USER) -> int:
-    return main([f"--user={user}", f"--store={world / 'store'}", *(f"--{n}={world / n}" for n in PLACES), *more])
+    return main(
+        [
+            f"--user={user}",
+            f"--store={world / 'store'}",
+            *(f"--{n}={world / n}" for n in PLACES),
+            *more,
+        ]
+    )
 
 
 def holders(world: Path) -> set[str]:
     """Return the paths at which a row or the bytes of any file name the user."""
     found = set()
     for path in (path for each in SCANNED for path in (world / each).rglob("*") if path.is_file()):
-        content, marks = path.read_bytes(), (USER.encode(), CATEGORY.to_bytes(8, "little"), str(CATEGORY).encode())
+        content, marks = (
+            path.read_bytes(),
+            (USER.encode(), CATEGORY.to_bytes(8, "little"), str(CATEGORY).encode()),
+        )
         table = pq.ParquetFile(path).read() if content[:4] == b"PAR1" else pa.table({})
         users = table["user"].to_pylist() if "user" in table.column_names else []
         if "event" in table.column_names:
             # Outcomes do not name users. The user has the odd rows of served requests. The last
             # request is not archived yet.
-            users = [CATEGORY for row in table.to_pylist() if row["row"] % 2 and row["request_id"] != "served-23"]
+            users = [
+                CATEGORY
+                for row in table.to_pylist()
+                if row["row"] % 2 and row["request_id"] != "served-23"
+            ]
         for friends in table["friends"].to_pylist() if "friends" in table.column_names else []:
             users += friends or []
         if any(mark in content for mark in marks) or {USER, CATEGORY} & set(users):
@@ -233,20 +299,32 @@ def others_rows(world: Path) -> tuple[list[dict], list[str]]:
     with MalformedRows(Path(os.devnull), max_fraction=1.0) as malformed:
         read = [row for table, _ in lake.tables(TimeSpan(), malformed) for row in table.to_pylist()]
     paths = [
-        p for place in ("archive", "store/quarantine", "lake/outcomes") for p in (world / place).rglob("*.parquet")
+        p
+        for place in ("archive", "store/quarantine", "lake/outcomes")
+        for p in (world / place).rglob("*.parquet")
     ]
     kept = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
-    kept = [without_user(row) for row in kept if row.get("user", CATEGORY * (row["row"] % 2)) != CATEGORY]
+    kept = [
+        without_user(row)
+        for row in kept
+        if row.get("user", CATEGORY * (row["row"] % 2)) != CATEGORY
+    ]
     return [without_user(row) for row in read if row["user"] != CATEGORY], sorted(map(str, kept))
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
-def test_nothing_names_user_afterwards_and_all_other_rows_are_unchanged(world, kind, cloud_storage, capsys):
+def test_nothing_names_user_afterwards_and_all_other_rows_are_unchanged(
+    world, kind, cloud_storage, capsys
+):
     before, flags = others_rows(world), []
     assert [len(rows) > 50 for rows in before] == [True, True]
     assert forget(world) == 0
     assert "nothing was removed" in capsys.readouterr().out
-    assert (others_rows(world), holders(world), rows_of_windows(world)) == (before, set(SCANNED), 7 * 4)
+    assert (others_rows(world), holders(world), rows_of_windows(world)) == (
+        before,
+        set(SCANNED),
+        7 * 4,
+    )
     if kind == "bucket":
         put(world / "lake")
         shutil.rmtree(world / "lake")
@@ -264,8 +342,11 @@ def test_nothing_names_user_afterwards_and_all_other_rows_are_unchanged(world, k
 def test_models_that_learned_user_are_named_with_run_to_replace_them(world, capsys):
     forget(world)
     told = capsys.readouterr().out
-    assert dict(line[6:].split(": ", 1) for line in told.splitlines() if line.startswith("model ")) == {
-        "m1": "its vocabulary holds the user; it was trained on 2026-03-01, whose rows hold the user",
+    assert dict(
+        line[6:].split(": ", 1) for line in told.splitlines() if line.startswith("model ")
+    ) == {
+        "m1": "its vocabulary holds the user; it was trained on 2026-03-01, whose rows hold the "
+        "user",
         "m2 (live)": "it continues m1",
         "m3": "its list of rare categories holds the user",
         "m4": "it was trained on 2026-03-02, whose rows hold the user",
@@ -273,7 +354,9 @@ def test_models_that_learned_user_are_named_with_run_to_replace_them(world, caps
     }
     assert told.count("golden rows of version 1, model m2: ") == 2
     assert "version 1 still contains the user, until a run from scratch is released:" in told
-    assert f"evergreen run --package build/retraining.yaml --folder '{world}' --from-scratch" in told
+    assert (
+        f"evergreen run --package build/retraining.yaml --folder '{world}' --from-scratch" in told
+    )
     assert "1 requests that hold the user are not archived yet" in told
     assert "not searched either: the event log's records and dead letters" in told
     keep_learnt(world / "store", "m7", "bob")
@@ -297,7 +380,9 @@ def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys
         for command in (lambda: forget(world), lambda: print_models(store)):
             command()
             told = "".join(capsys.readouterr())
-            assert (f"version {version} still contains a user whose rows were removed at 20" in told) == still, told
+            assert (
+                f"version {version} still contains a user whose rows were removed at 20" in told
+            ) == still, told
             assert ("--from-scratch" in told) == still
     kept = (store / "forgotten.jsonl").read_text()
     assert "m4" in kept
@@ -305,7 +390,9 @@ def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys
     assert str(CATEGORY) not in kept
 
 
-def test_command_names_package_that_is_there_or_first_how_to_compile_it(world, monkeypatch, capsys, tmp_path):
+def test_command_names_package_that_is_there_or_first_how_to_compile_it(
+    world, monkeypatch, capsys, tmp_path
+):
     monkeypatch.chdir(tmp_path)
     forget(world)
     told = capsys.readouterr().out
@@ -344,10 +431,14 @@ def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeyp
             replay(incident)  # fails if a file is absent
     assert kills > 20
     assert (others_rows(world), holders(world)) == (before, set())
-    assert [path.name for place in ("work", "incidents") for path in (world / place).iterdir()] == ["r2"]
+    assert [path.name for place in ("work", "incidents") for path in (world / place).iterdir()] == [
+        "r2"
+    ]
 
 
-@pytest.mark.parametrize(("user", "told"), [("nobody", "no row"), ("", "user is '', expected a word")])
+@pytest.mark.parametrize(
+    ("user", "told"), [("nobody", "no row"), ("", "user is '', expected a word")]
+)
 def test_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, told):
     before = {path: path.read_bytes() for path in world.rglob("*") if path.is_file()}
     assert forget(world, "--yes", user=user) == (0 if user else 2)

@@ -54,7 +54,9 @@ class Stream:
                 event = CONVERSION if kind == "converted" else CLICK
                 if kind == "both":
                     # Stored before the one that counts.
-                    self.messages.append((told - 60.0, self.outcome(batch, row, told - 61.0, event)))
+                    self.messages.append(
+                        (told - 60.0, self.outcome(batch, row, told - 61.0, event))
+                    )
                 for _ in range(source.choice([1, 1, 2])):
                     self.messages.append((told, self.outcome(batch, row, happened, event)))
                 if event == CLICK and kind not in ("just late", "clicked late", "days late"):
@@ -62,24 +64,34 @@ class Stream:
         self.messages.sort(key=lambda message: message[0])
 
     def outcome(self, batch: PredictionBatch, row: int, time: float, event: str) -> OutcomeBatch:
-        return monitors.clicks(f"outcome {len(self.messages)}", [(batch.request_id, row, time)], event)
+        return monitors.clicks(
+            f"outcome {len(self.messages)}", [(batch.request_id, row, time)], event
+        )
 
 
 class Place(monitors.Bench):
     """One monitor, its archive and its lake."""
 
     def __init__(self, folder, lake: str) -> None:
-        window = {"attribution_window_seconds": WINDOW, "archive_roll_rows": 40, "archive_roll_seconds": 60.0}
+        window = {
+            "attribution_window_seconds": WINDOW,
+            "archive_roll_rows": 40,
+            "archive_roll_seconds": 60.0,
+        }
         super().__init__(folder, **window)
         self.lake, self.clock.now = lake, BEGIN
         self.start()
 
     def run(self, messages, until: float) -> None:
         """Publish the messages of each `STEP` seconds with a turn of the monitor, up to `until`."""
-        for number, group in groupby(messages, key=lambda message: int((message[0] - BEGIN) // STEP)):
+        for number, group in groupby(
+            messages, key=lambda message: int((message[0] - BEGIN) // STEP)
+        ):
             # An hour at a time while nothing is published.
             while self.clock.now + 100 * STEP < BEGIN + number * STEP:
-                self.clock.now += 3600 if BEGIN + number * STEP - self.clock.now > 3700 else 10 * STEP
+                self.clock.now += (
+                    3600 if BEGIN + number * STEP - self.clock.now > 3700 else 10 * STEP
+                )
                 self.monitor.tick()
             self.clock.now = max(self.clock.now, BEGIN + (number + 1) * STEP)
             monitors.publish(self.log, *(record for _, record in group))

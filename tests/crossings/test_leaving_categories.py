@@ -26,12 +26,27 @@ def leaving(chain, tmp_path_factory):
     """
     later = chain.copied_to(
         tmp_path_factory.mktemp("leaving"),
-        settings={**chain.settings, "preprocessing": {"frequency_threshold": 2, "category_ttl_days": 1.5}},
+        settings={
+            **chain.settings,
+            "preprocessing": {"frequency_threshold": 2, "category_ttl_days": 1.5},
+        },
     )
     world = World.create(seed=3)
     for number, day in ((3, date(2026, 1, 6)), (4, date(2026, 1, 7))):
-        drift = Drift(seed=number, new_category_columns=("C3", "C4"), new_category_share=0.5, new_categories=40)
-        write_lake(world.drifted(drift), str(later.root / "lake"), rows=2000, days=1, last_day=day, seed=number)
+        drift = Drift(
+            seed=number,
+            new_category_columns=("C3", "C4"),
+            new_category_share=0.5,
+            new_categories=40,
+        )
+        write_lake(
+            world.drifted(drift),
+            str(later.root / "lake"),
+            rows=2000,
+            days=1,
+            last_day=day,
+            seed=number,
+        )
         later.turn(f"round-{number}", validation_report=chain.rounds[1].paths["validation"])
     return later
 
@@ -52,7 +67,10 @@ def rows_of(ids, this):
 
 def test_categories_leave_and_their_ids_are_given_out_round_later(leaving):
     second, third, fourth = leaving.rounds[-3:]
-    changes = [vocabulary_changes(workflow_of(a), workflow_of(b)) for a, b in ((second, third), (third, fourth))]
+    changes = [
+        vocabulary_changes(workflow_of(a), workflow_of(b))
+        for a, b in ((second, third), (third, fourth))
+    ]
     evicted = [sum(len(column.evicted) for column in change) for change in changes]
     reused = [sum(len(column.reused) for column in change) for change in changes]
     assert evicted[0] > 100
@@ -66,7 +84,10 @@ def test_categories_leave_and_their_ids_are_given_out_round_later(leaving):
 def test_tombstones_row_is_empty_after_training_and_reused_one_is_learnt(leaving):
     third, fourth = leaving.rounds[-2:]
     now = weights_of(fourth)
-    dead = rows_of([FIRST_ID + np.flatnonzero(v == TOMBSTONE) for v in workflow_of(fourth).vocabularies], fourth)
+    dead = rows_of(
+        [FIRST_ID + np.flatnonzero(v == TOMBSTONE) for v in workflow_of(fourth).vocabularies],
+        fourth,
+    )
     for tensors in now.parts:
         assert not tensors.table[dead].any()
     changes = vocabulary_changes(workflow_of(third), workflow_of(fourth))

@@ -20,7 +20,7 @@ from tests.support.log_benches import open_log
 from tests.support.monitors import Bench
 from tests.support.monitors import clicks as clicked
 
-BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight, so that the rows are in two day partitions
+BEGIN = 1_767_225_590.123456  # ten seconds before a UTC midnight, so that the rows are in two day partitions  # noqa: E501
 WINDOW = 30.0
 ROWS = 8
 ODD_VALUES = (0.1, 1e-45, 3.4e38, -0.0, 16_777_217.0, -3.0)
@@ -56,14 +56,21 @@ def extracted(tmp_path_factory, predictions):
     bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=50)
     bench.clock.now = BEGIN
     bench.start()
-    publisher = RecordPublisher(bench.log, features=CRITEO, source="test", timing=Timing(clock=bench.clock))
+    publisher = RecordPublisher(
+        bench.log, features=CRITEO, source="test", timing=Timing(clock=bench.clock)
+    )
     for prediction in predictions:
-        publisher.add(prediction, [Outcome(request_id=prediction.request_id, row=2, time=prediction.time + 5.0)])
+        publisher.add(
+            prediction,
+            [Outcome(request_id=prediction.request_id, row=2, time=prediction.time + 5.0)],
+        )
     for _ in range(50):
         asyncio.run(publisher.flush())
         bench.turn(1, 3.0)
     # Redelivered messages and events that label nothing have no effect.
-    bench.tick(predictions[3], clicked("conversions", [("request 5", 6, bench.clock.now)], CONVERSION))
+    bench.tick(
+        predictions[3], clicked("conversions", [("request 5", 6, bench.clock.now)], CONVERSION)
+    )
     bench.monitor.stop()
     Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
     bench.close()
@@ -96,11 +103,16 @@ def test_logged_values_scores_versions_and_times_are_those_of_prediction(rows, p
             assert [value is None for value in numbers] == np.isnan(sent).tolist()
             present = np.array([value for value in numbers if value is not None], np.float32)
             assert present.tobytes() == sent[~np.isnan(sent)].tobytes()
-            categories = [MISSING_CATEGORY if read[name] is None else read[name] for name in criteo.CATEGORICAL]
+            categories = [
+                MISSING_CATEGORY if read[name] is None else read[name]
+                for name in criteo.CATEGORICAL
+            ]
             assert categories == prediction.categorical[row].tolist()
             assert np.float32(read[raw_rows.SCORE]) == prediction.scores[row]
             assert read[raw_rows.MODEL_VERSION] == prediction.model_version
-            assert round(read[raw_rows.EVENT_TIME].timestamp() * 1e6) == round(prediction.time * 1e6)
+            assert round(read[raw_rows.EVENT_TIME].timestamp() * 1e6) == round(
+                prediction.time * 1e6
+            )
 
 
 @pytest.mark.parametrize("name", ["a demo", "100%25 true", "what? #1"])
@@ -109,7 +121,11 @@ def test_demos_log_is_one_file_to_client_and_monitor_for_any_folder_name(tmp_pat
     settings.folder.mkdir()
     folders = LocalFolders(root=settings.folder)
     url = Services(
-        settings=settings, plan=plan_for_simulator(settings), folders=folders, triton_url="", metrics_url=""
+        settings=settings,
+        plan=plan_for_simulator(settings),
+        folders=folders,
+        triton_url="",
+        metrics_url="",
     ).log_url
     for log in (open_log(url), open_log(url)):
         log.close()

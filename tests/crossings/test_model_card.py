@@ -24,7 +24,20 @@ def card_of(tmp_path, capsys):
         capsys.readouterr()
         assert main(["model", "card", reference, "--store", store]) == 0
         card = ModelCard.loads(capsys.readouterr().out.encode(), source="what was printed")
-        assert main(["model", "card", reference, "--store", store, "--output", str(tmp_path / "card.html")]) == 0
+        assert (
+            main(
+                [
+                    "model",
+                    "card",
+                    reference,
+                    "--store",
+                    store,
+                    "--output",
+                    str(tmp_path / "card.html"),
+                ]
+            )
+            == 0
+        )
         return card, (tmp_path / "card.html").read_text()
 
     return show
@@ -33,27 +46,48 @@ def card_of(tmp_path, capsys):
 def test_numbers_are_those_of_manifests_and_of_scores(chain, card_of):
     first, second = chain.rounds
     card, page = card_of(chain, "2")
-    assert (card.model, card.raw) == (replace(second.training, files={}), replace(second.extraction, files={}))
+    assert (card.model, card.raw) == (
+        replace(second.training, files={}),
+        replace(second.extraction, files={}),
+    )
     assert (card.verdict, card.validation) == (second.evaluation, second.validation)
     verdict = second.evaluation
     with np.load(local_path(verdict.scores_uri)) as scores:
-        for bins, name in ((card.calibration, "candidate"), (card.champion_calibration, "champion")):
+        for bins, name in (
+            (card.calibration, "candidate"),
+            (card.champion_calibration, "champion"),
+        ):
             assert sum(each.num_rows for each in bins) == verdict.num_rows
-            assert sum(each.num_rows * each.click_rate for each in bins) == pytest.approx(verdict.num_clicks)
+            assert sum(each.num_rows * each.click_rate for each in bins) == pytest.approx(
+                verdict.num_clicks
+            )
             mean = sum(each.num_rows * each.mean_score for each in bins) / verdict.num_rows
             assert mean == pytest.approx(scores[name].mean(dtype=np.float64))
     assert [each.model_id for each in card.lineage] == [first.training.model_id]
     days = [each["digest"] for each in second.extraction.days]
-    figures = [f"{verdict.candidate.auc:.4f}", f"{verdict.difference.low:+.4f}", str(second.extraction.num_train_rows)]
-    figures += [second.extraction.digest, second.training.sha256["weights"], "Live as version 2 since"]
+    figures = [
+        f"{verdict.candidate.auc:.4f}",
+        f"{verdict.difference.low:+.4f}",
+        str(second.extraction.num_train_rows),
+    ]
+    figures += [
+        second.extraction.digest,
+        second.training.sha256["weights"],
+        "Live as version 2 since",
+    ]
     assert [told for told in days + figures if told not in page] == []
     assert_needs_nothing(page)
 
 
 def test_pages_of_first_model_have_no_champion_and_end_with_release(chain):
     store = chain.root / "store"
-    judged, released = (report_path(store, "round-1", step).read_text() for step in ("evaluation", "deployment"))
-    for page, state in ((judged, "It has not answered a request"), (released, "release of version 1 by round-1")):
+    judged, released = (
+        report_path(store, "round-1", step).read_text() for step in ("evaluation", "deployment")
+    )
+    for page, state in (
+        (judged, "It has not answered a request"),
+        (released, "release of version 1 by round-1"),
+    ):
         assert_needs_nothing(page)
         for told in (state, "There is no champion to compare with", "It began from scratch"):
             assert told in page
@@ -68,10 +102,18 @@ def test_after_rollback_cards_say_who_served_from_when_to_when(chain, card_of, t
     card, page = card_of(back, second.training.model_id)
     (span,) = card.served
     begun = span.begun
-    assert (begun.version, begun.action, begun.who, span.is_live) == (2, "release", "round-2", False)
+    assert (begun.version, begun.action, begun.who, span.is_live) == (
+        2,
+        "release",
+        "round-2",
+        False,
+    )
     assert (span.ended.action, span.ended.version) == ("rollback", 1)
     assert f"Not live since {span.ended.time[:19].replace('T', ' ')}" in page
     card, page = card_of(back, "1")
-    assert [(each.begun.action, each.is_live) for each in card.served] == [("release", False), ("rollback", True)]
+    assert [(each.begun.action, each.is_live) for each in card.served] == [
+        ("release", False),
+        ("rollback", True),
+    ]
     assert (card.served[0].ended, card.served[1].begun) == (begun, span.ended)
     assert "Live as version 1 since" in read_report(back.root / "store", "/models/1").decode()

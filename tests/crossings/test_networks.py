@@ -18,7 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("network", sorted(set(NETWORKS) - {"dcn"}))
-def test_network_is_trained_judged_released_served_and_continued(network, tmp_path, chain_of, held_out_rows):
+def test_network_is_trained_judged_released_served_and_continued(
+    network, tmp_path, chain_of, held_out_rows
+):
     chain = chain_of(model={"kind": network, "embedding_dim": 4, "tower": [16, 8]})
     world = World.create(seed=3)
     write_lake(world, str(tmp_path / "lake"), rows=3000, days=3, last_day=date(2026, 1, 3), seed=3)

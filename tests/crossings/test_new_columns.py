@@ -49,11 +49,24 @@ def clicks(day, n):
     source = random.Random(day)
     for i in range(n):
         time = datetime(2026, 5, day, tzinfo=timezone.utc) + timedelta(seconds=i)
-        row = {"shown": f"q{day}-{i}", "ts": time.isoformat(), "price": i % 9, "item": source.randrange(20)}
+        row = {
+            "shown": f"q{day}-{i}",
+            "ts": time.isoformat(),
+            "price": i % 9,
+            "item": source.randrange(20),
+        }
         odds = 0.1 + 0.3 * (row["item"] % 2)
         if day > 1:
-            row |= {"rate": source.gauss(0, 1), "city": source.randrange(4), "place": source.randrange(6, 9)}
-            row |= {"age": source.uniform(-1, 90), "tags": words(source, 4, 5), "last": words(source, 20, 6)}
+            row |= {
+                "rate": source.gauss(0, 1),
+                "city": source.randrange(4),
+                "place": source.randrange(6, 9),
+            }
+            row |= {
+                "age": source.uniform(-1, 90),
+                "tags": words(source, 4, 5),
+                "last": words(source, 20, 6),
+            }
             odds += 0.25 * (row["rate"] > 0) + 0.25 * (row["city"] == 1)
         yield {**row, "clicked": int(source.random() < odds)}
 
@@ -75,7 +88,14 @@ def rounds(chain_of):
         accept_into(chain.root / "store", chain.recommender)
         rows = list(clicks(day, n))
         pacsv.write_csv(pa.Table.from_pylist(rows), path := chain.root / f"{day}.csv")
-        flags = ["--store", str(chain.root / "store"), "--data", str(path), "--lake", str(chain.root / "lake")]
+        flags = [
+            "--store",
+            str(chain.root / "store"),
+            "--data",
+            str(path),
+            "--lake",
+            str(chain.root / "lake"),
+        ]
         assert ingest(flags) == 0
         chain.turn(f"round-{day}")
     return chain.rounds, {row["shown"]: row for row in rows}
@@ -91,7 +111,10 @@ def places_of(row):
 def test_run_adds_columns_and_each_model_is_evaluated_on_its_own(rounds):
     (first, second), rows = rounds
     assert second.training.parent_model_id == first.training.model_id
-    before, now = (FeatureWorkflow.load(local_path(turn.preprocessing.workflow_uri)) for turn in (first, second))
+    before, now = (
+        FeatureWorkflow.load(local_path(turn.preprocessing.workflow_uri))
+        for turn in (first, second)
+    )
     assert [now.means[1], now.stds[1]] == [before.means[0], before.stds[0]]
     kept = before.vocabularies[0]
     assert now.vocabularies[1][: len(kept)].tolist() == kept.tolist()
@@ -108,7 +131,9 @@ def test_run_adds_columns_and_each_model_is_evaluated_on_its_own(rounds):
         held_out = [rows[request] for request in table["request_id"].to_pylist() if request in rows]
         assert len(held_out) > 300
         served = {
-            "dense": np.array([[row["rate"], row["price"], row["age"]] for row in held_out], np.float32),
+            "dense": np.array(
+                [[row["rate"], row["price"], row["age"]] for row in held_out], np.float32
+            ),
             "categorical": np.array([places_of(row) for row in held_out]),
         }
         is_new = np.array([request in rows for request in table["request_id"].to_pylist()])

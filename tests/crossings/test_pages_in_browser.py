@@ -19,7 +19,15 @@ from evergreen.reports.model_card import card_page
 from evergreen.reports.page import refusal_page
 from monitoring.web.exposition import Exposition
 from monitoring.web.page import History, status_page
-from tests.support.browser import DARK, MARKUP, cut_texts, needs_browser, pixels_too_wide, planted, serious_findings
+from tests.support.browser import (
+    DARK,
+    MARKUP,
+    cut_texts,
+    needs_browser,
+    pixels_too_wide,
+    planted,
+    serious_findings,
+)
 from tests.support.snapshots import EVENTS, FULL, NOW, POINTS
 
 pytestmark = [needs_browser, pytest.mark.timeout(900)]
@@ -28,7 +36,9 @@ pytestmark = [needs_browser, pytest.mark.timeout(900)]
 def status(_chain, spoil=lambda value: value):
     exposition = Exposition()
     exposition.show(spoil(FULL))
-    return status_page(exposition, spoil(History(POINTS, EVENTS)), now=NOW).replace('http-equiv="refresh"', "")
+    return status_page(exposition, spoil(History(POINTS, EVENTS)), now=NOW).replace(
+        'http-equiv="refresh"', ""
+    )
 
 
 def comparison(chain, spoil=lambda value: value):
@@ -49,7 +59,9 @@ def comparison(chain, spoil=lambda value: value):
 
 WIDTHS = (390, 480, 1280, 1920)
 """Widths of a phone, Kubeflow's pane, a laptop and a desktop."""
-LONG = "a_column_with_a_very_long_name_indeed: 'a value of that column which nobody would call short'"
+LONG = (
+    "a_column_with_a_very_long_name_indeed: 'a value of that column which nobody would call short'"
+)
 
 
 def card(chain, **changes):
@@ -60,7 +72,9 @@ def card_of_many(chain):
     """Return a card with forty slices of long names, and long warnings and advice."""
     made = read_card(chain.root / "store", "2")
     slices = [replace(made.slices[0], name=f"{number} {LONG}") for number in range(40)]
-    verdict = replace(made.verdict, warnings=[LONG * 3], advice=[LONG * 3] * 3, column_aucs={LONG: 0.9})
+    verdict = replace(
+        made.verdict, warnings=[LONG * 3], advice=[LONG * 3] * 3, column_aucs={LONG: 0.9}
+    )
     return card(chain, slices=slices, verdict=verdict)
 
 
@@ -69,8 +83,12 @@ PAGES = {
     "comparison": comparison,
     "card": card,
     "card of many slices": card_of_many,
-    "card of no slices": lambda chain: card(chain, slices=[], calibration=[], champion_calibration=[], validation=None),
-    "validation": lambda chain: report_path(chain.root / "store", "round-2", "validation").read_text(),
+    "card of no slices": lambda chain: card(
+        chain, slices=[], calibration=[], champion_calibration=[], validation=None
+    ),
+    "validation": lambda chain: report_path(
+        chain.root / "store", "round-2", "validation"
+    ).read_text(),
 }
 
 
@@ -84,7 +102,10 @@ def test_page_fits_every_screen_and_hinders_nobody(chain, tmp_path, name):
 
 
 def test_findings_are_found(tmp_path):
-    text = f'<p style="color:#777;background:#555">grey on grey</p><p style="white-space:nowrap">{"wide " * 50}</p>'
+    text = (
+        '<p style="color:#777;background:#555">grey on grey</p><p '
+        f'style="white-space:nowrap">{"wide " * 50}</p>'
+    )
     faulty = f'<!doctype html><html lang="en"><title>t</title><body>{text}</body></html>'
     assert [rule for rule, *_ in serious_findings(tmp_path, faulty)] == ["color-contrast"]
     assert min(pixels_too_wide(tmp_path, faulty, 390, 500)) > 100
@@ -132,7 +153,9 @@ def spoilt(value):
 
 
 def validation_document(chain):
-    return json.loads(report_path(chain.root / "store", "round-2", "validation").with_suffix(".json").read_text())
+    return json.loads(
+        report_path(chain.root / "store", "round-2", "validation").with_suffix(".json").read_text()
+    )
 
 
 SPOILT_PAGES = {

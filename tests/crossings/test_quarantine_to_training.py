@@ -24,7 +24,11 @@ def learn(chain, run, *, turn=Chain.turn, **rules):
     Returns:
         The rows that came in, those that validation passed on, training set and model.
     """
-    chain.settings = {**chain.settings, "extraction": {"holdout_fraction": 0.25}, "validation": rules}
+    chain.settings = {
+        **chain.settings,
+        "extraction": {"holdout_fraction": 0.25},
+        "validation": rules,
+    }
     this = turn(chain, run)
     return this.extraction, RawDataset.read(this.paths["valid"]), this.preprocessing, this.training
 
@@ -54,7 +58,15 @@ def test_later_steps_train_on_rest_and_run_without_rule_on_all(chain, tmp_path):
     head, name, rest = local_path(last.validation.schema_uri).read_text().partition('name: "I2"')
     bounded = re.sub(r"(float_domain \{\s+min: \S+\s+max: )\S+", rf"\g<1>{bound}", rest, count=1)
     (own.root / "bounded.pbtxt").write_text(head + name + bounded)
-    accept = ["accept", own.root / "bounded.pbtxt", "--store", own.root / "store", "--reason", "a test", "--change=I2"]
+    accept = [
+        "accept",
+        own.root / "bounded.pbtxt",
+        "--store",
+        own.root / "store",
+        "--reason",
+        "a test",
+        "--change=I2",
+    ]
     assert evergreen("schema", *accept).returncode == 0
 
     actions = {"domain": "quarantine", "quarantined_share": "warn"}
@@ -85,5 +97,11 @@ def test_schema_command_reaches_its_own_environment(chain):
     shown = evergreen("schema", "show", "--store", chain.root / "store")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert 'name: "label"' in shown.stdout
-    assert evergreen("schema", "diff", "force", "live", "--store", chain.root / "store").returncode == 0
-    assert "expected one, or force, live" in evergreen("schema", "show", "no", "--store", chain.root / "store").stderr
+    assert (
+        evergreen("schema", "diff", "force", "live", "--store", chain.root / "store").returncode
+        == 0
+    )
+    assert (
+        "expected one, or force, live"
+        in evergreen("schema", "show", "no", "--store", chain.root / "store").stderr
+    )

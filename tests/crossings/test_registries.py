@@ -22,7 +22,9 @@ from tests.support.warm import Warm
 PYTHON = python_of("export")
 pytestmark = [
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is absent: make environments ENVIRONMENTS=export"),
+    pytest.mark.skipif(
+        not PYTHON.exists(), reason=f"{PYTHON} is absent: make environments ENVIRONMENTS=export"
+    ),
 ]
 IMPORTS = "import cli.registries.mlflow_server, cli.registries.kubeflow"
 PROGRAM = "import runpy; runpy.run_module('cli.registries', run_name='__main__', alter_sys=True)"
@@ -37,9 +39,13 @@ def ask(mlflow, path, body=None):
 
 def state_of(mlflow):
     """Return runs, MLflow's versions by the registry's number, and aliases."""
-    versions = ask(mlflow, "model-versions/search?filter=name%3D%27click_model%27")["model_versions"]
+    versions = ask(mlflow, "model-versions/search?filter=name%3D%27click_model%27")[
+        "model_versions"
+    ]
     numbers = {each["version"]: int(by_key(each["tags"])["evergreen.version"]) for each in versions}
-    aliases = ask(mlflow, "registered-models/get?name=click_model")["registered_model"].get("aliases", [])
+    aliases = ask(mlflow, "registered-models/get?name=click_model")["registered_model"].get(
+        "aliases", []
+    )
     return SimpleNamespace(
         runs=ask(mlflow, "runs/search", {"experiment_ids": ["1"], "max_results": 100})["runs"],
         versions=[(numbers[each["version"]], each) for each in versions],
@@ -57,19 +63,34 @@ def story(chain, tmp_path_factory):
     folder = tmp_path_factory.mktemp("registries")
     store, kubeflow = chain.copied_to(folder / "chain").root / "store", ModelRegistry()
     mlflow = f"http://127.0.0.1:{(port := free_port())}"
-    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "NO_PROXY": "*"}
+    quiet = {
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        "NO_PROXY": "*",
+    }
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **quiet}
     told = SimpleNamespace(store=store, artifacts=folder / "artifacts", kubeflow=kubeflow)
 
     def export(name, url=mlflow):
         flags = ["--store", str(store), "--mlflow", url, "--model-registry", kubeflow.url]
         code, said = warm.run(PROGRAM, flags, variables=environment, folder=folder)
-        held, state = json.loads(json.dumps(kubeflow.items)), state_of(mlflow) if url == mlflow else None
+        held, state = (
+            json.loads(json.dumps(kubeflow.items)),
+            state_of(mlflow) if url == mlflow else None,
+        )
         setattr(told, name, SimpleNamespace(code=code, said=said, mlflow=state, kubeflow=held))
 
     server = [str(PYTHON), "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
-    server += ["--backend-store-uri", f"sqlite:///{folder}/db", "--artifacts-destination", str(told.artifacts)]
-    with Stack(logs=folder / "logs", variables=environment) as stack, Warm(PYTHON, IMPORTS, environment) as warm:
+    server += [
+        "--backend-store-uri",
+        f"sqlite:///{folder}/db",
+        "--artifacts-destination",
+        str(told.artifacts),
+    ]
+    with (
+        Stack(logs=folder / "logs", variables=environment) as stack,
+        Warm(PYTHON, IMPORTS, environment) as warm,
+    ):
         stack.start("mlflow", server)
         export("away", f"http://127.0.0.1:{free_port()}")
         stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
@@ -102,7 +123,10 @@ def test_registry_that_is_away_costs_one_line_and_other_one_nothing(story):
 def test_registry_without_api_v1_is_named(story):
     (line,) = (line for line in story.old.said.splitlines() if "evergreen.export" in line)
     assert story.old.code == 3
-    assert f"{story.kubeflow.url} answers 404 to the API v1, expected a Kubeflow Hub that has it" in line
+    assert (
+        f"{story.kubeflow.url} answers 404 to the API v1, expected a Kubeflow Hub that has it"
+        in line
+    )
     assert story.old.kubeflow == story.back.kubeflow
 
 
@@ -117,7 +141,10 @@ def test_every_judged_round_is_run_with_its_verdict_and_numbers_once(chain, stor
             assert metrics.get(name) == pytest.approx(value), name
         assert metrics["lead_low"] == pytest.approx(verdict.difference.low)
         assert (metrics["holdout_rows"], run["info"]["status"]) == (verdict.num_rows, "FINISHED")
-        assert (parameters["training.learning_rate"], parameters["model.tower"]) == ("0.003", "[16, 8]")
+        assert (parameters["training.learning_rate"], parameters["model.tower"]) == (
+            "0.003",
+            "[16, 8]",
+        )
         assert by_key(run["data"]["tags"])["verdict"] == verdict.decision
         (card,) = story.artifacts.rglob(f"{run['info']['run_id']}/artifacts/card.html")
         assert f"Model card: {model}" in card.read_text()
@@ -135,11 +162,16 @@ def test_every_version_is_its_graph_with_graphs_own_tensors_as_signature(story):
         assert described["flavors"]["python_function"]["loader_module"] == "mlflow.onnx"
         graph = onnx.load(kept / "model.onnx", load_external_data=False).graph
         for side, tensors in (("inputs", graph.input), ("outputs", graph.output)):
-            specs = {each["name"]: each["tensor-spec"] for each in json.loads(described["signature"][side])}
+            specs = {
+                each["name"]: each["tensor-spec"]
+                for each in json.loads(described["signature"][side])
+            }
             assert list(specs) == [each.name for each in tensors]
             for spec, tensor in zip(specs.values(), (each.type.tensor_type for each in tensors)):
                 assert spec["dtype"] == onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-                assert spec["shape"] == [-1 if each.dim_param else each.dim_value for each in tensor.shape.dim]
+                assert spec["shape"] == [
+                    -1 if each.dim_param else each.dim_value for each in tensor.shape.dim
+                ]
 
 
 def test_aliases_follow_release_canary_and_rollback_and_nothing_else(story):
@@ -160,9 +192,16 @@ def test_model_registry_has_each_versions_graph_and_numbers_by_its_api(story):
     held = story.back.kubeflow
     uris = {each["id"]: each["uri"] for each in held["artifacts"]}
     for version in held["model_versions"]:
-        (uri,) = (uris[artifact] for artifact, of in story.kubeflow.version_of.items() if of == version["id"])
+        (uri,) = (
+            uris[artifact]
+            for artifact, of in story.kubeflow.version_of.items()
+            if of == version["id"]
+        )
         assert uri == (graph_folder(story.store, int(version["name"])) / "model.onnx").as_uri()
         told = version["customProperties"]
         verdict = Verdict.read(verdict_paths(story.store, told["model_id"]["string_value"])[0])
         assert told["auc"]["double_value"] == verdict.candidate.auc
-        assert (told["verdict"]["string_value"], version["description"]) == (verdict.decision, verdict.reason)
+        assert (told["verdict"]["string_value"], version["description"]) == (
+            verdict.decision,
+            verdict.reason,
+        )

@@ -20,7 +20,9 @@ def _ids(table):
 
 
 def _raw_categories(table):
-    return np.stack([table[name].fill_null(MISSING_CATEGORY).to_numpy() for name in criteo.CATEGORICAL], axis=1)
+    return np.stack(
+        [table[name].fill_null(MISSING_CATEGORY).to_numpy() for name in criteo.CATEGORICAL], axis=1
+    )
 
 
 def test_old_rows_are_lakes_and_reach_training_encoded_as_its_own(chain):
@@ -32,9 +34,14 @@ def test_old_rows_are_lakes_and_reach_training_encoded_as_its_own(chain):
         old, rows = table_in(getattr(raw, f"{name}_uri")), table_in(getattr(encoded, f"{name}_uri"))
         count = getattr(raw, f"num_{name}_rows")
         assert count == getattr(encoded, f"num_{name}_rows") == old.num_rows == rows.num_rows > 0
-        assert max(old[raw_rows.EVENT_TIME].to_pylist()).isoformat() <= chain.rounds[0].extraction.last_learned_time
+        assert (
+            max(old[raw_rows.EVENT_TIME].to_pylist()).isoformat()
+            <= chain.rounds[0].extraction.last_learned_time
+        )
         np.testing.assert_array_equal(_ids(rows), workflow.encode_categorical(_raw_categories(old)))
-        np.testing.assert_array_equal(rows[raw_rows.LABEL].to_numpy(), old[raw_rows.LABEL].to_numpy())
+        np.testing.assert_array_equal(
+            rows[raw_rows.LABEL].to_numpy(), old[raw_rows.LABEL].to_numpy()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +51,9 @@ def again(chain, tmp_path_factory):
     folders = [back.root / "store" / "models" / this.training.model_id for this in chain.rounds]
     before = [sha256_tree(folder) for folder in folders]
     back.go_back(1)
-    this = back.turn_to_training("round-2-again", validation_report=chain.rounds[1].paths["validation"])
+    this = back.turn_to_training(
+        "round-2-again", validation_report=chain.rounds[1].paths["validation"]
+    )
     this.store, this.folders, this.trees_before = back.root / "store", folders, before
     return this
 
@@ -52,7 +61,11 @@ def again(chain, tmp_path_factory):
 def test_rollback_makes_first_model_current_and_changes_neither(chain, again):
     first, second = (this.training for this in chain.rounds)
     journal = promotion_journal.read_journal(again.store)
-    assert [entry.model_id for entry in journal] == [first.model_id, second.model_id, first.model_id]
+    assert [entry.model_id for entry in journal] == [
+        first.model_id,
+        second.model_id,
+        first.model_id,
+    ]
     for model, folder, tree in zip((first, second), again.folders, again.trees_before):
         assert sha256_tree(folder) == tree
         for part in (Model.WEIGHTS, Model.WORKFLOW):
@@ -74,11 +87,16 @@ def test_same_round_after_rollback_gives_same_model_to_last_bit(chain, again):
     assert again.extraction.digest == second.extraction.digest
     # Vocabularies, moments and category counts for the next run. NVTabular's own copy is below.
     workflows = [local_path(this.training.uri) / Model.WORKFLOW for this in (second, again)]
-    files = [{path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} for folder in workflows]
+    files = [
+        {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+        for folder in workflows
+    ]
     assert files[0] == files[1]
     assert len(files[0]) > 1
     folders = [local_path(this.training.uri) / Model.WEIGHTS for this in (second, again)]
-    names = [sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in folders]
+    names = [
+        sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) for folder in folders
+    ]
     assert names[0] == names[1]
     assert any("opt" in name for name in names[0]), "the optimizer's state is among the weights"
     assert again.training.sha256[Model.WEIGHTS] == second.training.sha256[Model.WEIGHTS]

@@ -44,7 +44,10 @@ def test_round_is_trained_again_to_same_bytes_and_store_stays_as_it_was(chain, t
     before = state(store)
     assert main(["2", "--store", str(store), "--work", str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said == [*(f"same     {step}" for step in STEPS), f"model {model.model_id}: the same bytes"]
+    assert said == [
+        *(f"same     {step}" for step in STEPS),
+        f"model {model.model_id}: the same bytes",
+    ]
     manifests = (tmp_path / f"{RUN}-{model.model_id}" / "store" / "models").glob("*/model.json")
     (made,) = (path.parent for path in manifests if not path.is_symlink())
     assert sha256_tree(made / "weights") == sha256_tree(local_path(model.uri) / "weights")
@@ -52,7 +55,14 @@ def test_round_is_trained_again_to_same_bytes_and_store_stays_as_it_was(chain, t
 
 
 def test_what_came_to_lake_after_run_is_not_read(copy, second):
-    write_lake(World.create(seed=9), str(copy.root / "aside"), rows=500, days=3, last_day=date(2026, 1, 6), seed=9)
+    write_lake(
+        World.create(seed=9),
+        str(copy.root / "aside"),
+        rows=500,
+        days=3,
+        last_day=date(2026, 1, 6),
+        seed=9,
+    )
     for path in (copy.root / "aside").rglob("*.parquet"):
         (copy.root / "lake" / path.parent.name).mkdir(exist_ok=True)
         path.rename(copy.root / "lake" / path.parent.name / "later.parquet")
@@ -65,15 +75,20 @@ def test_edited_file_of_lake_is_first_difference(copy, second, keeps_time):
     status, table = path.stat(), pq.ParquetFile(path).read()
     labels = table["label"].to_numpy().copy()
     labels[0] = 1 - labels[0]
-    pq.write_table(table.set_column(table.schema.get_field_index("label"), "label", pa.array(labels)), path)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("label"), "label", pa.array(labels)), path
+    )
     if keeps_time:
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
     step, found = next(second.steps())
     assert step == "extraction"
     assert any(
-        line.startswith("days 2026-01-04 digest is " if keeps_time else "days 2026-01-04 is None") for line in found
+        line.startswith("days 2026-01-04 digest is " if keeps_time else "days 2026-01-04 is None")
+        for line in found
     )
-    is_named = found[-1].startswith("skipped, because written after ") and found[-1].endswith(str(EDITED)[5:])
+    is_named = found[-1].startswith("skipped, because written after ") and found[-1].endswith(
+        str(EDITED)[5:]
+    )
     assert is_named is not keeps_time
 
 
@@ -81,7 +96,10 @@ def test_lost_days_of_lake_and_collected_weights_of_parent_are_named(copy, tmp_p
     line = ["2", "--store", str(copy.root / "store"), "--work", str(tmp_path)]
     shutil.rmtree((copy.root / EDITED).parent)
     assert main(line) == 2
-    assert "holds no rows of 2026-01-04, expected the training days of model" in capsys.readouterr().err
+    assert (
+        "holds no rows of 2026-01-04, expected the training days of model"
+        in capsys.readouterr().err
+    )
     parent = copy.rounds[0].training.model_id
     shutil.rmtree(copy.root / "store" / "models" / parent / "weights")
     assert main(line) == 2
@@ -123,7 +141,9 @@ def test_difference_that_was_planted_in_step_is_first(copy, second, monkeypatch,
             replace(model, uri=(made / "model").as_uri(), sha256=sha256).write(manifest)
         else:
             with open(
-                made / {"validation": "reference.npz", "preprocessing": "workflow/admission.npz"}[name], "ab"
+                made
+                / {"validation": "reference.npz", "preprocessing": "workflow/admission.npz"}[name],
+                "ab",
             ) as file:
                 file.write(b" ")
 

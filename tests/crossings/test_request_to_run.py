@@ -81,9 +81,16 @@ def monitor_asks(tmp_path):
             recipe=RecipeSettings(),
             upload_wait_seconds=0.0,
         )
-        numbers = {**dict.fromkeys(OBSERVED_NUMBERS, 1.0), "auc": 0.61, "auc_low": None, "version": 3}
+        numbers = {
+            **dict.fromkeys(OBSERVED_NUMBERS, 1.0),
+            "auc": 0.61,
+            "auc_low": None,
+            "version": 3,
+        }
         reason = 'auc 0.610 < 0.700: "drift"'
-        decision = Decision(policy="threshold", action=Action.RETRAIN, reason=reason, numbers=numbers)
+        decision = Decision(
+            policy="threshold", action=Action.RETRAIN, reason=reason, numbers=numbers
+        )
         retraining.begin(decision, now=NOW, data_until=NOW)
         request = RetrainRequest(**retraining.progress.request)
         retraining.step(NOW)
@@ -99,18 +106,27 @@ def _fits(arguments, inputs):
     assert not unknown, f"the pipeline has no inputs {sorted(unknown)}"
     for name, value in arguments.items():
         # An integer is also a number.
-        assert isinstance(value, (int, float) if inputs[name] is float else inputs[name]), (name, value)
+        assert isinstance(value, (int, float) if inputs[name] is float else inputs[name]), (
+            name,
+            value,
+        )
 
 
 def test_extraction_understands_requests_window(monitor_asks, tmp_path):
     request = monitor_asks(LocalTrigger(tmp_path / "state", tmp_path / "store", "true"))
-    baselines = find_baselines(tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO)
-    window = resolve_window(start=request.window_start, end=request.window_end, parent=baselines.parent)
+    baselines = find_baselines(
+        tmp_path / "store", parent=request.parent, champion=request.champion, features=CRITEO
+    )
+    window = resolve_window(
+        start=request.window_start, end=request.window_end, parent=baselines.parent
+    )
     assert window.start is None
     assert window.end == round(NOW * 1e6) + 1  # the row at exactly that time belongs to the run
 
 
-def test_local_triggers_command_line_is_one_that_evergreen_takes(monitor_asks, services, package, inputs, tmp_path):
+def test_local_triggers_command_line_is_one_that_evergreen_takes(
+    monitor_asks, services, package, inputs, tmp_path
+):
     # The demo's settings of the monitor, with a harmless program instead of the interpreter.
     command = ["true", *services.run_command()[1:]]
     trigger = LocalTrigger(tmp_path / "state", tmp_path / "store", shlex.join(command))
@@ -143,7 +159,9 @@ def test_local_run_gives_pipeline_only_inputs_that_it_has(
     line = build_parser().parse_args(services.run_command()[3:])
     asked = {"parameters": read_parameters(package, line.parameter), "request": request}
     with pytest.raises(PermanentError, match="ended without an outcome"):
-        local_run.run_once(package, services.folders, **asked, places={"triton_urls": line.triton_urls})
+        local_run.run_once(
+            package, services.folders, **asked, places={"triton_urls": line.triton_urls}
+        )
     _fits(given, inputs)
     assert given["trigger_id"] == request.request_id
     assert given["window_end"] == request.window_end
@@ -151,7 +169,9 @@ def test_local_run_gives_pipeline_only_inputs_that_it_has(
     assert placed.keys() <= set(PLACES)
 
 
-def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(monitor_asks, kubeflow, inputs, tmp_path):
+def test_kubeflow_run_is_asked_for_with_inputs_that_pipeline_has(
+    monitor_asks, kubeflow, inputs, tmp_path
+):
     further = {"recommender": "3", "settings": "gate.min_auc=0.7"}
     settings = KubeflowSettings(
         kubeflow_host=kubeflow.url, pipeline_name="ours", pipeline_arguments=json.dumps(further)

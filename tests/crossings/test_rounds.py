@@ -36,13 +36,17 @@ def three(chain, tmp_path_factory):
     later.settings = {**later.settings, "extraction": {**later.settings["extraction"], **changed}}
     (later.root / "lake" / "day=2026-01-05" / "torn.parquet").write_bytes(b"PAR1 and no more")
     world = World.create(seed=3).drifted(Drift(seed=5))
-    write_lake(world, str(later.root / "aside"), rows=NUM_LATE, days=2, last_day=date(2026, 1, 5), seed=8)
+    write_lake(
+        world, str(later.root / "aside"), rows=NUM_LATE, days=2, last_day=date(2026, 1, 5), seed=8
+    )
     for path in sorted((later.root / "aside").rglob("*.parquet")):
         table = pq.ParquetFile(path).read()
         names = pa.array([f"late-{name}" for name in table[REQUEST_ID].to_pylist()])
         moved = table.set_column(table.schema.get_field_index(REQUEST_ID), REQUEST_ID, names)
         pq.write_table(moved, later.root / "lake" / path.parent.name / f"late-{path.name}")
-    write_lake(world, str(later.root / "lake"), rows=1000, days=1, last_day=date(2026, 1, 6), seed=9)
+    write_lake(
+        world, str(later.root / "lake"), rows=1000, days=1, last_day=date(2026, 1, 6), seed=9
+    )
     return later, [*chain.rounds, later.turn_to_training("round-3")]
 
 
@@ -53,11 +57,15 @@ def _learned(this, cache):
     """
     encoded = this.preprocessing
     features = encoded.recommender.features
-    folder = RowFolder(path=local_path(encoded.train_uri), num_rows=encoded.num_train_rows, features=features)
+    folder = RowFolder(
+        path=local_path(encoded.train_uri), num_rows=encoded.num_train_rows, features=features
+    )
     rows = open_rows([folder], encoded.slot_sizes, cache)
     keys = keys_in(this.extraction.train_uri)
     assert len(rows) == len(keys) == this.training.num_train_rows
-    np.testing.assert_array_equal(rows.labels, table_in(this.extraction.train_uri)["label"].to_numpy())
+    np.testing.assert_array_equal(
+        rows.labels, table_in(this.extraction.train_uri)["label"].to_numpy()
+    )
     return keys
 
 
@@ -70,7 +78,12 @@ def _lake(chain):
         ]
     )
     assert set(FEATURES) <= set(table.column_names)
-    return dict(zip(zip(table[REQUEST_ID].to_pylist(), table[ROW].to_pylist()), table[EVENT_TIME].to_pylist()))
+    return dict(
+        zip(
+            zip(table[REQUEST_ID].to_pylist(), table[ROW].to_pylist()),
+            table[EVENT_TIME].to_pylist(),
+        )
+    )
 
 
 def test_line_learns_each_row_once_and_those_that_judged_round_in_next(three, tmp_path):
@@ -89,8 +102,12 @@ def test_model_names_files_that_lay_in_lake_in_its_round(three):
     for this in (first, second, third):
         assert this.training.files == this.preprocessing.files == this.extraction.files
     second = second.training.files
-    assert [day for day, files in second.items() if files] == [f"2026-01-0{number}" for number in range(1, 6)]
-    new = {day: set(files) - set(second.get(day, ())) for day, files in third.training.files.items()}
+    assert [day for day, files in second.items() if files] == [
+        f"2026-01-0{number}" for number in range(1, 6)
+    ]
+    new = {
+        day: set(files) - set(second.get(day, ())) for day, files in third.training.files.items()
+    }
     late, own = {"2026-01-04": 1}, {"2026-01-05": 1, "2026-01-06": 1}
     assert {day: len(names) for day, names in new.items() if names} == late | own
 
@@ -119,7 +136,11 @@ def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
 def test_validation_judges_them_with_window_and_lineage_tells_their_days(three):
     _, (*_, third) = three
     assert third.validation.num_rows == third.extraction.num_train_rows
-    told = {each["day"]: each.get("num_late_rows") for each in third.training.days if not each.get("replay")}
+    told = {
+        each["day"]: each.get("num_late_rows")
+        for each in third.training.days
+        if not each.get("replay")
+    }
     on_second_day = third.extraction.num_late_rows - NUM_LATE // 2
     assert told == {"2026-01-04": NUM_LATE // 2, "2026-01-05": on_second_day, "2026-01-06": None}
 
@@ -128,4 +149,6 @@ def test_model_names_files_whose_rows_it_could_not_learn(three):
     _, (*_, third) = three
     assert third.training.unread_files == {"2026-01-05": {"torn.parquet": ""}}
     assert "torn.parquet" not in third.training.files["2026-01-05"]
-    assert [each["rule"] for each in third.validation.findings if each["rule"] == "files_quarantined"]
+    assert [
+        each["rule"] for each in third.validation.findings if each["rule"] == "files_quarantined"
+    ]

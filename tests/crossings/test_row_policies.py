@@ -33,11 +33,18 @@ def rounds(tmp_path_factory, chain, warm):
     """
     report = chain.rounds[0].paths["validation"]
     chain = Chain(tmp_path_factory.mktemp("row policies"), warm=warm)
-    window = {"holdout_fraction": 0.25, "columns": KEPT, "attribution_hours": HOURS, "replay_share": 0.2}
+    window = {
+        "holdout_fraction": 0.25,
+        "columns": KEPT,
+        "attribution_hours": HOURS,
+        "replay_share": 0.2,
+    }
     world = World.create(seed=3, click_rate=0.1)
     for number, rate in enumerate(RATES):
         last_day = date(2026, 1, 2 + 2 * number)
-        write_lake(world, str(chain.root / "lake"), rows=ROWS, days=2, last_day=last_day, seed=number)
+        write_lake(
+            world, str(chain.root / "lake"), rows=ROWS, days=2, last_day=last_day, seed=number
+        )
         thinned = {"frequency_threshold": 2, "negative_rate": rate}
         chain.settings = {**chain.settings, "extraction": window, "preprocessing": thinned}
         chain.turn(f"round {number}", validation_report=report)
@@ -45,7 +52,9 @@ def rounds(tmp_path_factory, chain, warm):
 
 
 def read(folder):
-    return pa.concat_tables([pq.ParquetFile(path).read() for path in sorted(folder.rglob("*.parquet"))])
+    return pa.concat_tables(
+        [pq.ParquetFile(path).read() for path in sorted(folder.rglob("*.parquet"))]
+    )
 
 
 def held_out(this):
@@ -97,8 +106,18 @@ def test_served_graph_scores_left_out_columns_as_training_without_them(rounds, t
     raw = read(local_path(this.extraction.holdout_uri))
     assert all(raw[name].null_count == raw.num_rows for name in EXCLUDED)
     whole = read(rounds.root / "lake")
-    places = {key: i for i, key in enumerate(zip(*(whole[n].to_pylist() for n in (raw_rows.REQUEST_ID, raw_rows.ROW))))}
-    rows = whole.take([places[key] for key in zip(*(raw[n].to_pylist() for n in (raw_rows.REQUEST_ID, raw_rows.ROW)))])
+    places = {
+        key: i
+        for i, key in enumerate(
+            zip(*(whole[n].to_pylist() for n in (raw_rows.REQUEST_ID, raw_rows.ROW)))
+        )
+    }
+    rows = whole.take(
+        [
+            places[key]
+            for key in zip(*(raw[n].to_pylist() for n in (raw_rows.REQUEST_ID, raw_rows.ROW)))
+        ]
+    )
     assert all(rows[name].null_count < rows.num_rows / 2 for name in EXCLUDED)
     dense, categorical = (
         np.stack([rows[name].cast(kind).fill_null(missing).to_numpy() for name in names], axis=1)

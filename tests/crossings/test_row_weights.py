@@ -46,7 +46,9 @@ def rows_on(day, drawn, *, prefix):
     columns = {"label": click, "price": price.astype(np.float32), "item": item}
     columns["request_id"] = [f"{prefix}{i}" for i in range(len(click))]
     columns["row"] = np.zeros(len(click), np.int32)
-    return pa.table({**columns, "event_time": pa.array(seconds * 1_000_000).cast(pa.timestamp("us", tz="UTC"))})
+    return pa.table(
+        {**columns, "event_time": pa.array(seconds * 1_000_000).cast(pa.timestamp("us", tz="UTC"))}
+    )
 
 
 def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
@@ -59,17 +61,33 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
     rows = drawn(ROWS, 1)
     click = rows[-1]
     kept = (click == 1) | (np.random.default_rng(2).random(ROWS) < 0.1)
-    file = rows_on(20_000, rows, prefix="q").append_column("counts", [10.0 - 9 * click]).filter(kept)
+    file = (
+        rows_on(20_000, rows, prefix="q").append_column("counts", [10.0 - 9 * click]).filter(kept)
+    )
     write_csv(file, chain.root / "clicks.csv")
     store, lake = str(chain.root / "store"), chain.root / "lake"
-    assert ingest(["--store", store, "--data", str(chain.root / "clicks.csv"), "--lake", str(lake)]) == 0
-    chain.settings["preprocessing"] = {"negative_rate": 0.5}  # of the remaining rows, with unchanged weights
+    assert (
+        ingest(["--store", store, "--data", str(chain.root / "clicks.csv"), "--lake", str(lake)])
+        == 0
+    )
+    chain.settings["preprocessing"] = {
+        "negative_rate": 0.5
+    }  # of the remaining rows, with unchanged weights
     first = chain.turn("sampled")
-    labels, weights = (each.to_numpy() for each in table_in(first.preprocessing.train_uri, "label", WEIGHT).columns)
+    labels, weights = (
+        each.to_numpy() for each in table_in(first.preprocessing.train_uri, "label", WEIGHT).columns
+    )
     assert weights.tolist() == (10 - 9 * labels).tolist()
     unsampled = drawn(20_000, 3)
-    check_click_rate(first, unsampled, num_clicks=int(click.sum()), num_others=int((kept & (click == 0)).sum()) / 2)
-    assert first.evaluation.decision == "pass"  # the gate also weights the rows of its log loss and its clicks
+    check_click_rate(
+        first,
+        unsampled,
+        num_clicks=int(click.sum()),
+        num_others=int((kept & (click == 0)).sum()) / 2,
+    )
+    assert (
+        first.evaluation.decision == "pass"
+    )  # the gate also weights the rows of its log loss and its clicks
     assert 0.9 < first.evaluation.candidate.calibration < 1.1
     assert first.evaluation.candidate.log_loss < 0.25
     assert first.training.progressive["log_loss"] < 0.35  # of downsampled rows
@@ -96,6 +114,9 @@ def check_click_rate(turn, unsampled, *, num_clicks, num_others):
     """
     price, item, probability, _ = unsampled
     session = onnxruntime.InferenceSession(str(local_path(turn.deployment.graph_uri)))
-    inputs = {"dense": price[:, None].astype(np.float32), "categorical": item[:, None].astype(np.int64)}
+    inputs = {
+        "dense": price[:, None].astype(np.float32),
+        "categorical": item[:, None].astype(np.int64),
+    }
     ratio = session.run(None, inputs)[0].mean() / probability.mean()
     assert abs(ratio - 1) < 4 * np.sqrt(2 / num_clicks + 2 / num_others)

@@ -30,7 +30,9 @@ def _record(number: int) -> PredictionBatch:
     The canary, version 4, answers every third one, and three of four have shadow scores.
     """
     by_canary, has_shadow = number % 3 == 0, number % 4 != 0
-    served = prediction(f"request {number:02}", ROWS, time=BEGIN + number, version=4 if by_canary else 3)
+    served = prediction(
+        f"request {number:02}", ROWS, time=BEGIN + number, version=4 if by_canary else 3
+    )
     shadow = np.random.default_rng(number).random(ROWS).astype(np.float32)
     return dataclasses.replace(
         served,
@@ -41,7 +43,9 @@ def _record(number: int) -> PredictionBatch:
 
 
 RECORDS = [_record(number) for number in range(NUM_REQUESTS)]
-PLAIN = [dataclasses.replace(r, shadow_version=None, shadow_scores=None, canary=False) for r in RECORDS]
+PLAIN = [
+    dataclasses.replace(r, shadow_version=None, shadow_scores=None, canary=False) for r in RECORDS
+]
 
 
 def _archived(folder, records):
@@ -59,8 +63,13 @@ def _archived(folder, records):
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """Records with shadow scores, partly uploaded, and the same records without."""
-    with_shadow, without = tmp_path_factory.mktemp("with shadow"), tmp_path_factory.mktemp("without")
-    return [_archived(folder, records) for folder, records in ((with_shadow, RECORDS), (without, PLAIN))]
+    with_shadow, without = (
+        tmp_path_factory.mktemp("with shadow"),
+        tmp_path_factory.mktemp("without"),
+    )
+    return [
+        _archived(folder, records) for folder, records in ((with_shadow, RECORDS), (without, PLAIN))
+    ]
 
 
 def _check_evidence(*folders):
@@ -73,7 +82,9 @@ def _check_evidence(*folders):
         if r.shadow_scores is not None
         for i, (served, other) in enumerate(zip(r.scores, r.shadow_scores))
     ]
-    assert list(zip(found.labels.tolist(), found.stable.tolist(), found.canary.tolist())) == expected
+    assert (
+        list(zip(found.labels.tolist(), found.stable.tolist(), found.canary.tolist())) == expected
+    )
     assert len(np.unique(found.groups)) * ROWS == len(expected)
 
 
@@ -83,7 +94,9 @@ def test_evidence_reads_every_pair_before_during_and_after_upload(places):
     _check_evidence(archive, lake)
 
     with pytest.raises(Killed):
-        Uploader(archive, lake, clock=Clock(BEGIN), checkpoint=crash_at("uploader.marked")).run_once()
+        Uploader(
+            archive, lake, clock=Clock(BEGIN), checkpoint=crash_at("uploader.marked")
+        ).run_once()
     assert len(list(lake.glob("day=*/*.parquet"))) == 1
     _check_evidence(archive, lake)
     Uploader(archive, lake, clock=Clock(BEGIN)).run_once()
@@ -97,7 +110,10 @@ def test_extraction_makes_same_rows_of_lake_with_shadow_scores(places):
         Uploader(place / "archive", place / "lake", clock=Clock(BEGIN)).run_once()
     rows, expected = (
         rows_in(raw.train_uri, raw.holdout_uri)
-        for raw in (extract_by_command(place, place / "lake", holdout_fraction=0.3) for place in (folder, without))
+        for raw in (
+            extract_by_command(place, place / "lake", holdout_fraction=0.3)
+            for place in (folder, without)
+        )
     )
     assert rows == expected
     assert len(rows) == NUM_REQUESTS * ROWS

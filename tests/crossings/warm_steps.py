@@ -11,9 +11,11 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 from tests.support.warm import Warm
 
 IMPORTS = {
-    "driver": "import evergreen.serving.release, components.extraction.extract, components.extraction.lake_files",
+    "driver": "import evergreen.serving.release, components.extraction.extract, "
+    "components.extraction.lake_files",
     "preprocessing": "import components.preprocessing.preprocess",
-    "training": "import components.evaluation.evaluate, components.training.pytorch.engine, components.training.step",
+    "training": "import components.evaluation.evaluate, components.training.pytorch.engine, "
+    "components.training.step",
     "validation": "import components.validation.validate",
 }
 """Modules that an environment's steps import after parsing their arguments."""
@@ -33,13 +35,19 @@ class WarmSteps:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def run(self, step: str, arguments: list[str], *, variables: dict[str, str], folder: Path) -> tuple[int, str]:
+    def run(
+        self, step: str, arguments: list[str], *, variables: dict[str, str], folder: Path
+    ) -> tuple[int, str]:
         """Return the exit code of the step's command with these arguments, and its output."""
-        return self.of(step, variables).run(STEP.format(step), arguments, variables=variables, folder=folder)
+        return self.of(step, variables).run(
+            STEP.format(step), arguments, variables=variables, folder=folder
+        )
 
     def of(self, step: str, variables: dict[str, str]) -> Warm:
         """Return the waiting process of the step's environment, started with `variables`."""
         name = ENVIRONMENT_OF_STEP[step]
         if name not in self._known:
-            self._known[name] = self._stack.enter_context(Warm(python_of(name), IMPORTS[name], variables))
+            self._known[name] = self._stack.enter_context(
+                Warm(python_of(name), IMPORTS[name], variables)
+            )
         return self._known[name]

@@ -20,7 +20,14 @@ from demo.demo import (
     open_demo,
     start_clean,
 )
-from demo.plan import DemoSettings, Services, count_requests, describe_data, have_times, plan_for_data
+from demo.plan import (
+    DemoSettings,
+    Services,
+    count_requests,
+    describe_data,
+    have_times,
+    plan_for_data,
+)
 from demo.runner import LocalFolders
 from demo.stack import ProcessDied, Stack
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
@@ -35,7 +42,9 @@ def test_second_demo_in_folder_is_refused_and_firsts_files_stay(tmp_path):
     with start_clean(folder):
         (folder / "lake").mkdir()
         with (
-            pytest.raises(ContractError, match=r"another demo is running in .*a demo, expected its end or"),
+            pytest.raises(
+                ContractError, match=r"another demo is running in .*a demo, expected its end or"
+            ),
             start_clean(folder),
         ):
             pass
@@ -61,12 +70,19 @@ def test_only_finished_demo_can_be_opened(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("clicks", "said"), [(0, "0 clicks in 4,000 rows"), (4000, "4,000 clicks in 4,000 rows")])
+@pytest.mark.parametrize(
+    ("clicks", "said"), [(0, "0 clicks in 4,000 rows"), (4000, "4,000 clicks in 4,000 rows")]
+)
 def test_labels_of_one_class_are_refused_before_anything_is_trained(tmp_path, clicks, said):
     settings = DemoSettings(folder=tmp_path)
     with pytest.raises(ContractError, match=said):
         plan_for_data(
-            settings, CRITEO_RECOMMENDER, replay_rows=1600, lake_rows=2400, clicks=clicks, replay_requests=1600
+            settings,
+            CRITEO_RECOMMENDER,
+            replay_rows=1600,
+            lake_rows=2400,
+            clicks=clicks,
+            replay_requests=1600,
         )
 
 
@@ -77,10 +93,22 @@ CRITEO_LINE = "0\t1\t" + "5\t" * 11 + "\t" + "68fd1e64\t" * 25 + "\n"
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("train.csv", (",".join(CRITEO_NAMES) + "\n" + "1," * 40 + "1\n").encode(), "the rows have Criteo's columns"),
+        (
+            "train.csv",
+            (",".join(CRITEO_NAMES) + "\n" + "1," * 40 + "1\n").encode(),
+            "the rows have Criteo's columns",
+        ),
         ("day_0.tsv", CRITEO_LINE.encode(), "the rows are Criteo's: text without a header"),
-        ("day_0", CRITEO_LINE.replace("0\t1\t", "1\t-2\t", 1).encode(), "the rows are Criteo's: text without a header"),
-        ("day_0.gz", gzip.compress(CRITEO_LINE.encode()), "the rows are Criteo's: text without a header"),
+        (
+            "day_0",
+            CRITEO_LINE.replace("0\t1\t", "1\t-2\t", 1).encode(),
+            "the rows are Criteo's: text without a header",
+        ),
+        (
+            "day_0.gz",
+            gzip.compress(CRITEO_LINE.encode()),
+            "the rows are Criteo's: text without a header",
+        ),
     ],
 )
 @pytest.mark.parametrize("is_folder", [True, False])
@@ -118,7 +146,9 @@ def test_undraftable_input_gets_drafts_own_message_and_never_criteos(tmp_path, n
 def test_folder_without_rows_says_which_files_are_looked_for(tmp_path):
     (tmp_path / "readme.md").write_text("No rows.")
     (tmp_path / ".hidden.csv").write_text("clicked,price\n0,1.5\n")
-    with pytest.raises(ContractError, match=r"holds no file of rows, expected one that ends with .csv, "):
+    with pytest.raises(
+        ContractError, match=r"holds no file of rows, expected one that ends with .csv, "
+    ):
         describe_data(tmp_path, tmp_path / "draft.yaml")
 
 
@@ -127,7 +157,9 @@ TIMES = "ts,clicked,price,item_id\n" + "".join(
 )
 
 
-@pytest.mark.parametrize(("text", "has_times"), [(TIMES, True), (TIMES.replace("ts,", "n,").replace("T00", ""), False)])
+@pytest.mark.parametrize(
+    ("text", "has_times"), [(TIMES, True), (TIMES.replace("ts,", "n,").replace("T00", ""), False)]
+)
 def test_rows_have_times_where_draft_or_given_file_names_their_column(tmp_path, text, has_times):
     data = tmp_path / "shop.csv"
     data.write_text(text)
@@ -141,7 +173,13 @@ def test_rows_have_times_where_draft_or_given_file_names_their_column(tmp_path, 
 
 @pytest.mark.parametrize(
     ("rows", "requests", "keeps"),
-    [(480, 480, True), (2000, 2000, True), (100_000, 100_000, False), (24_000, 4800, True), (24_000, 24_000, False)],
+    [
+        (480, 480, True),
+        (2000, 2000, True),
+        (100_000, 100_000, False),
+        (24_000, 4800, True),
+        (24_000, 24_000, False),
+    ],
 )
 def test_each_row_is_its_own_request_as_far_as_so_many_can_be_sent(tmp_path, rows, requests, keeps):
     plan = plan_for_data(
@@ -165,13 +203,17 @@ def test_each_row_is_its_own_request_as_far_as_so_many_can_be_sent(tmp_path, row
 
 
 def test_requests_of_replayed_rows_are_counted(tmp_path):
-    pq.write_table(pa.table({"request_id": ["a", "a", "b", "c", "c", "c"]}), tmp_path / "replay.parquet")
+    pq.write_table(
+        pa.table({"request_id": ["a", "a", "b", "c", "c", "c"]}), tmp_path / "replay.parquet"
+    )
     assert count_requests(tmp_path / "replay.parquet") == 3
 
 
 def test_rows_that_no_draft_can_describe_are_refused_with_what_is_missing(tmp_path):
     (tmp_path / "shop.csv").write_text("clicks,price\n" + "3,0.5\n0,1.5\n" * 50)
-    with pytest.raises(ContractError, match="no column that looks like label, expected .*recommender init"):
+    with pytest.raises(
+        ContractError, match="no column that looks like label, expected .*recommender init"
+    ):
         describe_data(tmp_path / "shop.csv", tmp_path / "draft.yaml")
 
 
@@ -191,7 +233,9 @@ def begun(tmp_path):
             verdict.write(folders.artifacts / "first" / "evaluation" / "verdict")
         command = [sys.executable, "-c", f"print('the last word'); raise SystemExit({code})"]
         services = SimpleNamespace(first_run_command=lambda: command)
-        return SimpleNamespace(folders=folders, screen=Screen(), stack=stack, services=services, watch=lambda: None)
+        return SimpleNamespace(
+            folders=folders, screen=Screen(), stack=stack, services=services, watch=lambda: None
+        )
 
     with Stack(logs=folders.logs, variables={}) as stack:
         yield partial(begin, stack)
@@ -199,13 +243,21 @@ def begun(tmp_path):
 
 def ended(state, step):
     return RunOutcome(
-        run="first", trigger_id="first", state=state, step=step, reason="because", version=None, ended_at="2026-01-01"
+        run="first",
+        trigger_id="first",
+        state=state,
+        step=step,
+        reason="because",
+        version=None,
+        ended_at="2026-01-01",
     )
 
 
 def test_refused_first_model_ends_demo_with_advice_that_would_release_one(begun, tmp_path, capsys):
     advice = ["about 600 held-out rows would tell", f"or {run_again('--set gate.min_auc=0.52')}"]
-    verdict = passing_verdict("m1", tmp_path / "s", num_rows=9, accepted=False, advice=advice, warnings=["price leaks"])
+    verdict = passing_verdict(
+        "m1", tmp_path / "s", num_rows=9, accepted=False, advice=advice, warnings=["price leaks"]
+    )
     demo = begun(1, ended("refused", "evaluation"), verdict)
     outcome = _first_run(demo)
     assert outcome.state == "refused"
@@ -254,7 +306,9 @@ class Told:
         (False, False, True, "the rows ran out before the drift began", []),
     ],
 )
-def test_world_is_said_to_change_only_where_it_does(capsys, decided, ran_out, has_ended, title, told):
+def test_world_is_said_to_change_only_where_it_does(
+    capsys, decided, ran_out, has_ended, title, told
+):
     demo = SimpleNamespace(
         stack=Told(has_ended=has_ended),
         screen=Screen(),
@@ -280,4 +334,6 @@ def test_bad_release_is_begun_only_where_rows_are_left(capsys, tmp_path, ran_out
         watch=lambda: None,
     )
     assert _wait_until_baked(demo) != ran_out
-    assert ("the rows ran out before a bad release could be planted" in capsys.readouterr().out) == ran_out
+    assert (
+        "the rows ran out before a bad release could be planted" in capsys.readouterr().out
+    ) == ran_out

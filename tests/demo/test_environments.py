@@ -21,7 +21,8 @@ def quick_python(tmp_path_factory):
     root = tmp_path_factory.mktemp("python")
     subprocess.run([sys.executable, "-m", "venv", root / "made"], check=True, timeout=240)
     (root / "python").write_text(
-        f'#!/bin/sh\nif [ "$1 $2" = "-m venv" ]; then cp -r "{root}/made" "$3"; else exec "{sys.executable}" "$@"; fi\n'
+        f'#!/bin/sh\nif [ "$1 $2" = "-m venv" ]; then cp -r "{root}/made" "$3"; else exec '
+        f'"{sys.executable}" "$@"; fi\n'
     )
     (root / "python").chmod(0o755)
     return root / "python"
@@ -39,11 +40,17 @@ def folder(tmp_path, quick_python):
 
 
 def make_serving(folder):
-    variables = {name: text for name, text in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    variables = {
+        name: text for name, text in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))
+    }
     return subprocess.run(
         ["make", "environments", "ENVIRONMENTS=serving", "PYTHON=./python"],
-        cwd=folder, env=variables, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 @needs_make
@@ -73,7 +80,9 @@ def test_failed_build_shows_reason_names_its_log_and_stays_unfinished(folder):
         made = make_serving(folder)
         assert made.returncode != 0
         assert "no-such-package" in made.stderr
-        assert "error: environment serving could not be built, see .venvs/serving.log" in made.stderr
+        assert (
+            "error: environment serving could not be built, see .venvs/serving.log" in made.stderr
+        )
 
 
 def test_every_environment_has_locks_and_every_pin_is_exact_with_hash():
@@ -85,11 +94,16 @@ def test_every_environment_has_locks_and_every_pin_is_exact_with_hash():
         pins = [line for line in text.splitlines() if line and not line.startswith("#")]
         assert pins
         for pin in pins:
-            assert re.fullmatch(r"[\w.-]+==[\w.!]+(?:\s+--hash=sha256:[0-9a-f]{64})+", pin), (name, pin[:80])
+            assert re.fullmatch(r"[\w.-]+==[\w.!]+(?:\s+--hash=sha256:[0-9a-f]{64})+", pin), (
+                name,
+                pin[:80],
+            )
 
 
 def _pins(name):
-    texts = [lock.read_text() for kind in ("", ".test") for lock in LOCKS.glob(f"{name}{kind}.lock")]
+    texts = [
+        lock.read_text() for kind in ("", ".test") for lock in LOCKS.glob(f"{name}{kind}.lock")
+    ]
     return dict(pin for text in texts for pin in re.findall(r"^([\w.-]+)==(\S+)", text, re.M))
 
 
@@ -111,7 +125,11 @@ def test_make_without_working_python_3_11_says_what_to_do(tmp_path, broken):
     if broken:
         (tmp_path / "python3.11").write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / "python3.11").chmod(0o755)
-    variables = {name: text for name, text in os.environ.items() if not name.startswith(("MAKE", "MFLAGS", "PYTHON"))}
+    variables = {
+        name: text
+        for name, text in os.environ.items()
+        if not name.startswith(("MAKE", "MFLAGS", "PYTHON"))
+    }
     made = subprocess.run(
         [shutil.which("make"), "demo"],
         cwd=environments.REPOSITORY,
@@ -123,6 +141,7 @@ def test_make_without_working_python_3_11_says_what_to_do(tmp_path, broken):
     assert made.returncode == 2
     first, *_ = made.stderr.splitlines()
     assert first.startswith(
-        "error: 'python3.11' is not a working Python 3.11 with venv; install it or say 'make PYTHON="
+        "error: 'python3.11' is not a working Python 3.11 with venv; install it or say 'make "
+        "PYTHON="
     )
     assert made.stdout == ""

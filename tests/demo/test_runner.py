@@ -23,7 +23,10 @@ def test_tasks_run_in_environment_of_their_image_and_clean_up_files(run_tiny, ca
 
 
 def test_steps_yield_cpu_to_server_and_get_their_arguments_unchanged():
-    look = "import os, sys, pathlib; print(os.nice(0), sys.argv[1:]); p = pathlib.Path('/proc/self/autogroup')\n"
+    look = (
+        "import os, sys, pathlib; print(os.nice(0), sys.argv[1:]); p = "
+        "pathlib.Path('/proc/self/autogroup')\n"
+    )
     look += "print(p.read_text().split()[-1] if p.exists() and p.read_text() else 'none')"
     done = subprocess.run(
         yielding([sys.executable, "-c", look, "two words", "$HOME"]),

@@ -16,7 +16,8 @@ STUBBORN = [
     sys.executable,
     "-c",
     "import signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True);"
+    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
+    "start_new_session=True);"
     "print('up', flush=True); time.sleep(600)",
 ]
 
@@ -34,7 +35,9 @@ def _is_up(tmp_path, name):
 def test_leaving_stack_ends_children_and_grandchildren(tmp_path):
     with Stack(logs=tmp_path / "logs", variables={}) as stack:
         child = stack.start("child", SLEEP)
-        parent = stack.start("parent", [*STUBBORN[:2], STUBBORN[2].replace("signal.SIG_IGN", "signal.SIG_DFL")])
+        parent = stack.start(
+            "parent", [*STUBBORN[:2], STUBBORN[2].replace("signal.SIG_IGN", "signal.SIG_DFL")]
+        )
         stack.wait_until(_is_up(tmp_path, "parent"), what="start", seconds=120)
         tag = next(iter(stack.tag_variables.values()))
         assert len(tagged_processes(tag)) == 3
@@ -68,10 +71,13 @@ def test_killed_owner_takes_its_processes_along(tmp_path):
     owner = (
         "import sys, time; from pathlib import Path; from demo.stack import Stack\n"
         "stack = Stack(logs=Path(sys.argv[1]), variables={})\n"
-        "print(stack.start('child', [sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\n"
+        "print(stack.start('child', [sys.executable, '-c', 'import time; time.sleep(600)']).pid, "
+        "flush=True)\n"
         "time.sleep(600)"
     )
-    process = subprocess.Popen([sys.executable, "-c", owner, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", owner, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     child = int(process.stdout.readline())
     process.kill()
     process.wait()
@@ -98,16 +104,31 @@ RELEASED = {"version": 2, "parity_max_abs_diff": 3e-7, "parity_rows": 4096}
     ("note", "text"),
     [
         (
-            StepNote(step="deployment", state="done", reason="version 2 serves; pass", seconds=1.25, facts=RELEASED),
+            StepNote(
+                step="deployment",
+                state="done",
+                reason="version 2 serves; pass",
+                seconds=1.25,
+                facts=RELEASED,
+            ),
             "deployment done in 1.2 s: version 2 serves, parity 3.0e-07 over 4,096 rows",
         ),
         (
-            StepNote(step="deployment", state="failed", reason="OSError: full", seconds=1.0, facts=RELEASED),
+            StepNote(
+                step="deployment",
+                state="failed",
+                reason="OSError: full",
+                seconds=1.0,
+                facts=RELEASED,
+            ),
             "deployment failed in 1.0 s: OSError: full",
         ),
         (
             StepNote(
-                step="training", state="done", seconds=2.0, facts={"progressive_auc": None, "rows_per_second": 1.0}
+                step="training",
+                state="done",
+                seconds=2.0,
+                facts={"progressive_auc": None, "rows_per_second": 1.0},
             ),
             "training done in 2.0 s",
         ),

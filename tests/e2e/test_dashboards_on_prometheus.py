@@ -54,7 +54,9 @@ def triton(stack: ExitStack, folder):
     for name, cached in MODELS.items():
         write_model(folder / "repository", name, options=ServingOptions(response_cache=cached))
     settings = TritonSettings(cache_bytes=1 << 20)
-    server = stack.enter_context(TritonServer(folder / "repository", log=folder / "triton.log", settings=settings))
+    server = stack.enter_context(
+        TritonServer(folder / "repository", log=folder / "triton.log", settings=settings)
+    )
     client = Triton(server.grpc_url)
     stack.callback(client.close)
 
@@ -76,7 +78,8 @@ def prometheus(tmp_path_factory):
         released = replace(
             FULL,
             store_status=replace(
-                FULL.store_status, promotions=replace(FULL.store_status.promotions, live_action="release")
+                FULL.store_status,
+                promotions=replace(FULL.store_status.promotions, live_action="release"),
             ),
         )
         pods = {
@@ -92,7 +95,10 @@ def prometheus(tmp_path_factory):
             nonlocal sent
             send(sent)
             sent += 1
-            return asking.ask("min(count_over_time(up[1m]))").get("", 0) >= 4 and min(asking.ask("up").values()) == 1
+            return (
+                asking.ask("min(count_over_time(up[1m]))").get("", 0) >= 4
+                and min(asking.ask("up").values()) == 1
+            )
 
         wait_for(is_scraped)
         yield asking
@@ -106,7 +112,9 @@ def test_query_is_answered_with_numbers(prometheus, asked: Asked):
 
 
 def answer(prometheus, dashboard, title, letter="A"):
-    (asked,) = [a for a in queries() if (a.dashboard, a.title, a.letter) == (dashboard, title, letter)]
+    (asked,) = [
+        a for a in queries() if (a.dashboard, a.title, a.letter) == (dashboard, title, letter)
+    ]
     return prometheus.numbers(asked.expr)
 
 

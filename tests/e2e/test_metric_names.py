@@ -18,7 +18,9 @@ def test_recorded_names_and_labels_are_servers(tmp_path):
     for name, cached in models.items():
         write_model(tmp_path / "repository", name, options=ServingOptions(response_cache=cached))
     settings = TritonSettings(cache_bytes=1 << 20)
-    with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
+    with TritonServer(
+        tmp_path / "repository", log=tmp_path / "triton.log", settings=settings
+    ) as server:
         client = Triton(server.grpc_url)
         for name in models:
             client.infer(name, np.zeros((3, 13), np.float32), np.zeros((3, 26), np.int64))

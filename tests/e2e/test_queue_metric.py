@@ -21,7 +21,10 @@ SECONDS = {MODEL_NAME: 0.004, CANARY_NAME: 0.03}
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("servers")
-    with sleeping_triton(folder / "busy", SECONDS) as busy, sleeping_triton(folder / "idle", SECONDS) as idle:
+    with (
+        sleeping_triton(folder / "busy", SECONDS) as busy,
+        sleeping_triton(folder / "idle", SECONDS) as idle,
+    ):
         yield dict(zip(PODS, (busy, idle)))
 
 
@@ -36,7 +39,9 @@ def statistics(client: Client):
     """Return queue microseconds and successful requests from the server's statistics."""
     models = client.grpc.get_inference_statistics(as_json=True)["model_stats"]
     queue_ns = sum(int(each["inference_stats"]["queue"].get("ns", 0)) for each in models)
-    return queue_ns / 1000, sum(int(each["inference_stats"]["success"].get("count", 0)) for each in models)
+    return queue_ns / 1000, sum(
+        int(each["inference_stats"]["success"].get("count", 0)) for each in models
+    )
 
 
 def send(client: Client):
@@ -53,8 +58,15 @@ def send(client: Client):
 def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers, prometheus):
     queries, client = read_queries(KEDA), servers[BUSY][1]
     # A rate needs values from before the load: three scrapes.
-    scrapes = f'min by (pod) (count_over_time(nv_inference_request_success{{model="{MODEL_NAME}"}}[1m]))'
-    wait_for(lambda: prometheus.ask(scrapes).keys() == set(PODS) and min(prometheus.ask(scrapes).values()) >= 3)
+    scrapes = (
+        f'min by (pod) (count_over_time(nv_inference_request_success{{model="{MODEL_NAME}"}}[1m]))'
+    )
+    wait_for(
+        lambda: (
+            prometheus.ask(scrapes).keys() == set(PODS)
+            and min(prometheus.ask(scrapes).values()) >= 3
+        )
+    )
     assert prometheus.ask(queries[QUEUE]) == prometheus.ask(queries[PENDING]) == {"": 0.0}
 
     # Once is enough if a scrape falls into the load.
@@ -82,7 +94,11 @@ def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers
 
 def test_adapter_finds_every_rules_series_by_pod_and_namespace(servers, prometheus):
     for rule in adapter_rules():
-        wait_for(lambda rule=rule: {s["pod"] for s in prometheus.series(rule["seriesQuery"])} == set(PODS))
+        wait_for(
+            lambda rule=rule: (
+                {s["pod"] for s in prometheus.series(rule["seriesQuery"])} == set(PODS)
+            )
+        )
         found = prometheus.series(rule["seriesQuery"])
         assert {s["namespace"] for s in found} == {"evergreen"}
         assert {s["model"] for s in found} == set(SECONDS)

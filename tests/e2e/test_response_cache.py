@@ -18,7 +18,9 @@ from tests.support.served_names import MODEL_NAME
 @pytest.fixture
 def triton(tmp_path):
     settings = TritonSettings(cache_bytes=1 << 20)
-    with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
+    with TritonServer(
+        tmp_path / "repository", log=tmp_path / "triton.log", settings=settings
+    ) as server:
         yield server
 
 
@@ -49,7 +51,9 @@ def hits(server, version):
     return seen()["cache_hits"]
 
 
-def test_no_answer_of_previous_version_after_release_or_rollback(deploy, client, triton, settings, raw_rows, expected):
+def test_no_answer_of_previous_version_after_release_or_rollback(
+    deploy, client, triton, settings, raw_rows, expected
+):
     rows = raw_rows(8)
 
     def ask_twice(version, seed):

@@ -30,7 +30,9 @@ from tests.support.triton import write_model
 def triton(tmp_path):
     # After a stub was killed, this Triton always takes the full time that it is given to stop.
     settings = TritonSettings(stop_seconds=0.2)
-    with TritonServer(tmp_path / "repository", log=tmp_path / "triton.log", settings=settings) as server:
+    with TritonServer(
+        tmp_path / "repository", log=tmp_path / "triton.log", settings=settings
+    ) as server:
         yield server
 
 
@@ -40,13 +42,21 @@ def check_answers(answers, scores_of_version, settings):
     entries = {entry.version: entry for entry in read_entries(settings.store)}
     for version in {answer.model_version for answer in answers}:
         told = Release.read(local_path(entries[version].release_uri)).sha256["graph"]
-        assert entries[version].sha256.get("graph", told) == told == repository.published.record(version).graph_sha256
+        assert (
+            entries[version].sha256.get("graph", told)
+            == told
+            == repository.published.record(version).graph_sha256
+        )
         repository.published.check(version)
     for answer in answers:
-        np.testing.assert_allclose(answer.scores, scores_of_version[answer.model_version], atol=1e-5)
+        np.testing.assert_allclose(
+            answer.scores, scores_of_version[answer.model_version], atol=1e-5
+        )
 
 
-def test_kill_9_under_load_costs_retries_but_no_request_and_no_leftovers(deploy, triton, settings, raw_rows, expected):
+def test_kill_9_under_load_costs_retries_but_no_request_and_no_leftovers(
+    deploy, triton, settings, raw_rows, expected
+):
     deploy(1)
     rows = raw_rows(8)
     with RetryingTraffic(triton.grpc_url, rows) as traffic:
@@ -63,8 +73,12 @@ def test_kill_9_under_load_costs_retries_but_no_request_and_no_leftovers(deploy,
     assert not list(Path("/dev/shm").glob(shm))
 
 
-@pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])
-def test_kill_9_in_middle_of_release_brings_back_what_journal_says(deploy, triton, settings, raw_rows, expected, name):
+@pytest.mark.parametrize(
+    "name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"]
+)
+def test_kill_9_in_middle_of_release_brings_back_what_journal_says(
+    deploy, triton, settings, raw_rows, expected, name
+):
     deploy(1)
     rows = raw_rows(8)
 
@@ -82,16 +96,25 @@ def test_kill_9_in_middle_of_release_brings_back_what_journal_says(deploy, trito
         done = deploy(3)
         traffic.more()
     assert traffic.failures == []
-    assert {traffic.answers[0].model_version, traffic.answers[-1].model_version} == {1, done.version}
-    check_answers(traffic.answers, {1: expected(1, rows), done.version: expected(3, rows)}, settings)
+    assert {traffic.answers[0].model_version, traffic.answers[-1].model_version} == {
+        1,
+        done.version,
+    }
+    check_answers(
+        traffic.answers, {1: expected(1, rows), done.version: expected(3, rows)}, settings
+    )
 
 
-def test_corrupt_live_graph_fails_start_and_offline_rollback_restores_it(deploy, triton, settings, raw_rows, expected):
+def test_corrupt_live_graph_fails_start_and_offline_rollback_restores_it(
+    deploy, triton, settings, raw_rows, expected
+):
     deploy(1), deploy(2)
     triton.stop()
     graph = triton.repository / MODEL_NAME / "2" / "model.onnx"
     graph.write_bytes(graph.read_bytes()[:1000])
-    with pytest.raises(PermanentError, match=r"triton ended with -?\d+ at start: .*'click_model' version 2"):
+    with pytest.raises(
+        PermanentError, match=r"triton ended with -?\d+ at start: .*'click_model' version 2"
+    ):
         triton.start()
     assert not triton.alive()
     rollback(dataclasses.replace(settings, triton_urls=()), reason="corrupt file")
@@ -109,7 +132,9 @@ def test_corrupt_graph_on_running_server_leaves_old_version_answering(deploy, tr
     (model / "2").mkdir()
     for file in (model / "1").iterdir():
         if file.is_file():
-            (model / "2" / file.name).write_bytes(file.read_bytes()[: 300 if file.name == "model.onnx" else None])
+            (model / "2" / file.name).write_bytes(
+                file.read_bytes()[: 300 if file.name == "model.onnx" else None]
+            )
     config = model / "config.pbtxt"
     config.write_text(with_versions(config.read_text(), [1, 2]))
     client = Triton(triton.grpc_url)
@@ -202,9 +227,15 @@ def test_overload_is_refused_early_and_all_accepted_requests_are_answered(tmp_pa
     assert len(answers) - instances in (queue, queue + 1)
     assert all(number == score for number, score in answers), "each got the answer to its own rows"
     assert sum(batches_in(tmp_path)) == len(answers)
-    assert len(batches_in(tmp_path)) <= instances + queue + 1, "who was accepted waited for a queue's length at most"
+    assert len(batches_in(tmp_path)) <= instances + queue + 1, (
+        "who was accepted waited for a queue's length at most"
+    )
 
 
 def batches_in(root):
     """Return the number of requests in each execution of the gated model."""
-    return [int(size) for size in (root / "executions").read_text().split()] if (root / "executions").exists() else []
+    return (
+        [int(size) for size in (root / "executions").read_text().split()]
+        if (root / "executions").exists()
+        else []
+    )

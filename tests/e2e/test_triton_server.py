@@ -54,9 +54,13 @@ def test_published_model_is_served_from_paths_with_spaces(repository, tmp_path):
 
     from evergreen.serving.servers import Triton
 
-    with TritonServer(repository, log=tmp_path / "a log folder" / "triton.log", variables={"MARK": "mine"}) as server:
+    with TritonServer(
+        repository, log=tmp_path / "a log folder" / "triton.log", variables={"MARK": "mine"}
+    ) as server:
         client = Triton(server.grpc_url)
-        scores, version = client.infer("click_model", np.full((3, 13), 0.25, np.float32), np.zeros((3, 26), np.int64))
+        scores, version = client.infer(
+            "click_model", np.full((3, 13), 0.25, np.float32), np.zeros((3, 26), np.int64)
+        )
         client.close()
         assert b"MARK=mine" in Path(f"/proc/{server.pid}/environ").read_bytes()
     assert scores.tolist() == [0.25] * 3
@@ -79,7 +83,11 @@ def test_proxy_in_environment_is_not_asked(repository, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "service", [name if name == "grpc" else pytest.param(name, marks=pytest.mark.slow) for name in Ports._fields]
+    "service",
+    [
+        name if name == "grpc" else pytest.param(name, marks=pytest.mark.slow)
+        for name in Ports._fields
+    ],
 )
 def test_port_taken_between_choice_and_start_leads_to_other_ports(tmp_path, monkeypatch, service):
     choose, num_choices = module._free_ports, []
@@ -107,7 +115,9 @@ def test_version_without_its_code_is_refused_because_it_would_hang_start(reposit
 
 def test_configured_version_that_is_absent_is_refused(repository):
     (repository / "click_model" / "1").rename(repository / "elsewhere")
-    with pytest.raises(ContractError, match="click_model/1/model.onnx is absent, expected in every version"):
+    with pytest.raises(
+        ContractError, match="click_model/1/model.onnx is absent, expected in every version"
+    ):
         check_repository(repository)
 
 
@@ -121,9 +131,13 @@ def test_version_folder_that_is_not_configured_may_be_half_copied(repository, tm
 
 
 def test_model_that_cannot_load_ends_start_with_servers_own_words(repository, tmp_path):
-    (repository / "click_model" / "1" / "model.py").write_text("raise RuntimeError('no such luck')\n")
+    (repository / "click_model" / "1" / "model.py").write_text(
+        "raise RuntimeError('no such luck')\n"
+    )
     server = TritonServer(repository, log=tmp_path / "triton.log")
-    with pytest.raises(PermanentError, match=r"triton ended with 1 at start: .*(no such luck|click_model)"):
+    with pytest.raises(
+        PermanentError, match=r"triton ended with 1 at start: .*(no such luck|click_model)"
+    ):
         server.start()
     assert not server.alive()
 
@@ -151,9 +165,14 @@ def test_killed_server_is_noticed_and_found_on_same_ports_after_restart(reposito
 
 
 def test_shared_memory_of_killed_owner_alone_is_swept_at_next_start(tmp_path):
-    ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
+    )
     left = Path(f"/dev/shm/{module._NAME}{ended.stdout.strip()}_18001_region")
-    others = [Path(f"/dev/shm/{module._NAME}{os.getpid()}_1_region"), Path("/dev/shm/not_evergreen_1_1")]
+    others = [
+        Path(f"/dev/shm/{module._NAME}{os.getpid()}_1_region"),
+        Path("/dev/shm/not_evergreen_1_1"),
+    ]
     try:
         for path in (left, *others):
             path.touch()
@@ -168,7 +187,9 @@ def test_shared_memory_of_killed_owner_alone_is_swept_at_next_start(tmp_path):
 def test_canary_is_loaded_at_start_beside_live_model(repository, tmp_path):
     shutil.copytree(repository / "click_model", repository / "click_model_canary")
     config = repository / "click_model_canary" / "config.pbtxt"
-    config.write_text(config.read_text().replace('name: "click_model"', 'name: "click_model_canary"'))
+    config.write_text(
+        config.read_text().replace('name: "click_model"', 'name: "click_model_canary"')
+    )
     with TritonServer(repository, log=tmp_path / "triton.log") as server:
         for name in ("click_model", "click_model_canary"):
             assert status(f"{server.http_url}/v2/models/{name}/ready") == 200
@@ -182,9 +203,11 @@ def test_server_and_its_stubs_do_not_outlive_their_killed_owner(repository, tmp_
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", code, repository, tmp_path / "triton.log"],
-        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    )
     pid = int(owner.stdout.readline())
     assert pid in running_in_group(pid)
     assert len(running_in_group(pid)) > 1, "the model's stub runs too"

@@ -52,13 +52,21 @@ def service(server, items, tmp_path, monkeypatch):
 def test_click_in_log_leads_to_item_that_was_shown(service, items, tmp_path):
     with TestClient(service) as web:
         page = web.get("/recommend", params={"user": "ada", "k": 3}).json()
-        assert web.post("/click", json={"request_id": page["request_id"], "position": 2}).status_code == 202
+        assert (
+            web.post("/click", json={"request_id": page["request_id"], "position": 2}).status_code
+            == 202
+        )
         assert web.get("/health").json()["problem"] is None
-        assert 'evergreen_client_log_available{recommender="click_model"} 1' in web.get("/metrics").text
+        assert (
+            'evergreen_client_log_available{recommender="click_model"} 1'
+            in web.get("/metrics").text
+        )
     categorical = np.stack([np.full(40, zlib.crc32(b"ada")), *items.values()], axis=1)
     expected = known_scores(np.full((40, 13), np.nan), categorical)
     best = np.argsort(-expected, kind="stable")[:3]
-    assert [(item["position"], item["item"]) for item in page["items"]] == list(enumerate(best.tolist(), start=1))
+    assert [(item["position"], item["item"]) for item in page["items"]] == list(
+        enumerate(best.tolist(), start=1)
+    )
     assert page["model_version"] == 6
     log = SqliteLog(tmp_path / "log.db")
     shown, clicked = (decode(delivery.payload) for delivery in log.pull(10))
@@ -88,7 +96,10 @@ def test_failures_keep_their_meaning(service, server, failure, code):
 
 
 def test_shops_log_is_what_its_recommender_describes(tmp_path):
-    found = [write_clicks(tmp_path / name, rows=8000, seed=1) for name in ("one.parquet", "other.parquet")]
+    found = [
+        write_clicks(tmp_path / name, rows=8000, seed=1)
+        for name in ("one.parquet", "other.parquet")
+    ]
     assert found[0] == found[1]
     assert 0.75 < found[0]["best_auc"] < 0.9
     assert 0.15 < found[0]["clicks"] / found[0]["rows"] < 0.25

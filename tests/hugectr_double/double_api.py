@@ -15,7 +15,11 @@ from typing import Any
 DOCUMENT = json.loads((Path(__file__).parent / "hugectr_api.json").read_text())
 ENUMS = {name: enum.Enum(name, members) for name, members in DOCUMENT["enums"].items()}
 
-_ALIASES = {"metrics::Type": "MetricsType", "DeviceMap::Layout": "DeviceLayout", "OptParams": "OptParamsPy"}
+_ALIASES = {
+    "metrics::Type": "MetricsType",
+    "DeviceMap::Layout": "DeviceLayout",
+    "OptParams": "OptParamsPy",
+}
 _UNTYPED = {
     ("hugectr.Model.add", "input"): "Input",
     ("hugectr.Model.add", "sparse_embedding"): "SparseEmbedding",
@@ -56,7 +60,9 @@ def bind(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, 
     raise TypeError(f"{name}(): incompatible function arguments: {'; '.join(reasons)}")
 
 
-def _bind(name: str, arguments: list[dict[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _bind(
+    name: str, arguments: list[dict[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     names = [argument["name"] for argument in arguments]
     if len(args) > len(names):
         raise TypeError(f"{len(args)} positional arguments, expected at most {len(names)}")
@@ -99,7 +105,11 @@ def _is_a(kind: str, value: Any) -> bool:
     if inner := re.fullmatch(r"std::vector<(.+)>", kind):
         return isinstance(value, list | tuple) and all(_is_a(inner[1], item) for item in value)
     if inner := re.fullmatch(r"std::pair<(.+), (.+)>", kind):
-        return isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_a, inner.groups(), value))
+        return (
+            isinstance(value, list | tuple)
+            and len(value) == 2
+            and all(map(_is_a, inner.groups(), value))
+        )
     if inner := re.fullmatch(r"std::map<([\w:]+), ?([\w:]+)>", kind):
         pairs = value.items() if isinstance(value, dict) else [(None, None)]
         return all(_is_a(inner[1], key) and _is_a(inner[2], item) for key, item in pairs)
@@ -138,7 +148,11 @@ def _absent_methods(name: str) -> dict[str, Any]:
 
         return call
 
-    return {full.removeprefix(prefix): method(full) for full in DOCUMENT["callables"] if full.startswith(prefix)}
+    return {
+        full.removeprefix(prefix): method(full)
+        for full in DOCUMENT["callables"]
+        if full.startswith(prefix)
+    }
 
 
 def method_class(name: str, implementation: type, *, constructible: bool = True) -> type:
@@ -161,7 +175,11 @@ def method_class(name: str, implementation: type, *, constructible: bool = True)
             raise TypeError(f"hugectr.{name}: No constructor defined!")
         self._inner = implementation(**bind(f"hugectr.{name}", args, kwargs))
 
-    methods = {full.removeprefix(prefix): method(full) for full in DOCUMENT["callables"] if full.startswith(prefix)}
+    methods = {
+        full.removeprefix(prefix): method(full)
+        for full in DOCUMENT["callables"]
+        if full.startswith(prefix)
+    }
     return type(name, (), {"__init__": init, "_type": name, **methods})
 
 

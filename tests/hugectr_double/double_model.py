@@ -47,19 +47,26 @@ class Model:
             raise RuntimeError("IllegalCall: cannot add a layer after Model.compile()")
         if self._input is None and value._type != "Input":
             raise RuntimeError("IllegalCall: the input comes first")
-        {"Input": self._add_input, "SparseEmbedding": self._add_embedding, "DenseLayer": self._add_layer}[value._type](
-            value
-        )
+        {
+            "Input": self._add_input,
+            "SparseEmbedding": self._add_embedding,
+            "DenseLayer": self._add_layer,
+        }[value._type](value)
 
     def _add_input(self, value: Any) -> None:
         if self._reader_params.data_reader_type.name in ("Norm", "Raw"):
-            raise RuntimeError(f"Deprecated: {self._reader_params.data_reader_type.name} is deprecated")
+            raise RuntimeError(
+                f"Deprecated: {self._reader_params.data_reader_type.name} is deprecated"
+            )
         if self._reader_params.data_reader_type.name != "Parquet":
             raise NotImplementedError("the double reads Parquet only")
         if self._solver.repeat_dataset:
             raise NotImplementedError("the double knows epoch mode only, repeat_dataset=False")
         self._input = value
-        self._tensors |= {value.label_name: (value.label_dim,), value.dense_name: (value.dense_dim,)}
+        self._tensors |= {
+            value.label_name: (value.label_dim,),
+            value.dense_name: (value.dense_dim,),
+        }
         most_keys: list[int] = []
         is_fixed: list[bool] = []
         for sparse in value.data_reader_sparse_param_array:
@@ -70,7 +77,10 @@ class Model:
             first = sum(most_keys)
             self._keys[sparse.top_name] = slice(first, first + sum(most)), most
             self._tensors[sparse.top_name] = (sparse.slot_num,)
-            most_keys, is_fixed = most_keys + most, is_fixed + [sparse.is_fixed_length] * sparse.slot_num
+            most_keys, is_fixed = (
+                most_keys + most,
+                is_fixed + [sparse.is_fixed_length] * sparse.slot_num,
+            )
         source = self._reader_params.source
         self._train_reader = Reader(
             source=source if isinstance(source, str) else source[0],
@@ -111,14 +121,18 @@ class Model:
                 raise RuntimeError(f"WrongInput: no tensor named {name}")
             self._uses[name] = self._uses.get(name, 0) + 1
             if self._uses[name] > 1:
-                raise NotImplementedError(f"tensor {name} feeds two layers: the double inserts no Slice by itself")
+                raise NotImplementedError(
+                    f"tensor {name} feeds two layers: the double inserts no Slice by itself"
+                )
         return [self._tensors[name] for name in names]
 
     def compile(self, **labels: Any) -> None:
         if self._network is not None:
             raise RuntimeError("IllegalCall: Model.compile() was called before")
         if not self._embeddings or len(self._layers) < 1:
-            raise RuntimeError("IllegalCall: The model should include input and at least two layers")
+            raise RuntimeError(
+                "IllegalCall: The model should include input and at least two layers"
+            )
         self._network = Network(self._layers, self._tensors, self._solver.seed)
         count = sum(p.numel() for p in self._network.flat_parameters)
         # v starts at the next multiple of 256 bytes.
@@ -151,10 +165,15 @@ class Model:
         if batch is None:
             return False
         if len(batch[0]) < self._solver.batchsize:
-            raise NotImplementedError(f"the double trains whole batches only, not one of {len(batch[0])} rows")
+            raise NotImplementedError(
+                f"the double trains whole batches only, not one of {len(batch[0])} rows"
+            )
         labels, dense, keys = batch
         keys = [keys[:, self._keys[each.bottom_name][0]] for each in self._embeddings]
-        vectors = [table.lookup(own, insert=True).requires_grad_() for table, own in zip(self._tables, keys)]
+        vectors = [
+            table.lookup(own, insert=True).requires_grad_()
+            for table, own in zip(self._tables, keys)
+        ]
         parameters = [p.requires_grad_() for p in self._network.flat_parameters]
         pooled = [self._pooled(*each) for each in zip(self._embeddings, vectors, keys)]
         loss, _ = self._network.run(self._inputs(labels, dense, pooled), train=True)
@@ -172,12 +191,20 @@ class Model:
         """
         slots, most_keys = [], self._keys[embedding.bottom_name][1]
         is_there = torch.from_numpy(keys >= 0)
-        for of_slot, there in zip(vectors.split(most_keys, dim=1), is_there.split(most_keys, dim=1)):
+        for of_slot, there in zip(
+            vectors.split(most_keys, dim=1), is_there.split(most_keys, dim=1)
+        ):
             summed = torch.where(there[:, :, None], of_slot, 0).sum(1)
-            slots.append(summed / there.sum(1, keepdim=True).clamp(min=1) if embedding.combiner == "mean" else summed)
+            slots.append(
+                summed / there.sum(1, keepdim=True).clamp(min=1)
+                if embedding.combiner == "mean"
+                else summed
+            )
         return torch.stack(slots, dim=1)
 
-    def _step(self, keys: list[np.ndarray], to_vectors: tuple[torch.Tensor, ...], to_dense: torch.Tensor) -> None:
+    def _step(
+        self, keys: list[np.ndarray], to_vectors: tuple[torch.Tensor, ...], to_dense: torch.Tensor
+    ) -> None:
         self._steps += 1
         for optimizer, is_dense in ((self._optimizer, True), (self._sparse_optimizer, False)):
             beta1, beta2, epsilon = optimizer.beta1, optimizer.beta2, optimizer.epsilon
@@ -193,11 +220,16 @@ class Model:
             for parameter, part in zip(parameters, change.split([p.numel() for p in parameters])):
                 parameter -= part.view_as(parameter)
 
-    def _inputs(self, labels: np.ndarray, dense: np.ndarray, pooled: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _inputs(
+        self, labels: np.ndarray, dense: np.ndarray, pooled: list[torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         return {
             self._input.label_name: torch.from_numpy(np.ascontiguousarray(labels)),
             self._input.dense_name: torch.from_numpy(np.ascontiguousarray(dense)),
-            **{each.sparse_embedding_name: vectors for each, vectors in zip(self._embeddings, pooled)},
+            **{
+                each.sparse_embedding_name: vectors
+                for each, vectors in zip(self._embeddings, pooled)
+            },
         }
 
     def get_current_loss(self) -> float:
@@ -223,7 +255,9 @@ class Model:
 
     def load_dense_weights(self, dense_model_file: str) -> None:
         self._compiled("load the dense weights")
-        values = self._buffer(dense_model_file, sum(p.numel() for p in self._network.flat_parameters))
+        values = self._buffer(
+            dense_model_file, sum(p.numel() for p in self._network.flat_parameters)
+        )
         with torch.no_grad():
             for parameter in self._network.flat_parameters:
                 part, values = values[: parameter.numel()], values[parameter.numel() :]
@@ -243,7 +277,9 @@ class Model:
             logger.error("swallowed while loading: %s", error)
             return torch.zeros(0)
         if len(values) > capacity:
-            raise AssertionError(f"{path} has {len(values)} floats: HugeCTR writes them past a buffer of {capacity}")
+            raise AssertionError(
+                f"{path} has {len(values)} floats: HugeCTR writes them past a buffer of {capacity}"
+            )
         return torch.from_numpy(values)
 
     def load_sparse_weights(self, **files: Any) -> None:

@@ -6,9 +6,16 @@ It runs the graph that it is given, so a wrong order, width or tensor becomes vi
 import torch
 from torch import Tensor
 
-USED = {"ReLU": set(), "Concat": {"axis"}, "Slice": {"ranges"}, "Reshape": {"leading_dim"}, "Dropout": {"dropout_rate"},
-        "InnerProduct": {"num_output"}, "MultiCross": {"num_layers", "projection_dim"},
-        "BinaryCrossEntropyLoss": set()}  # fmt: skip
+USED = {
+    "ReLU": set(),
+    "Concat": {"axis"},
+    "Slice": {"ranges"},
+    "Reshape": {"leading_dim"},
+    "Dropout": {"dropout_rate"},
+    "InnerProduct": {"num_output"},
+    "MultiCross": {"num_layers", "projection_dim"},
+    "BinaryCrossEntropyLoss": set(),
+}
 """Arguments that the double uses, per layer. NVIDIA's layers read a few more."""
 
 
@@ -20,10 +27,15 @@ class Network:
 
         `widths` holds each tensor's shape without the batch.
         """
-        self._layers, self._widths = [(layer.layer_type.name, layer) for layer in layers], dict(widths)
+        self._layers, self._widths = (
+            [(layer.layer_type.name, layer) for layer in layers],
+            dict(widths),
+        )
         self._random = torch.Generator().manual_seed(seed)
         self._dropout = torch.Generator().manual_seed(0)
-        self.parameters: list[list[Tensor]] = [self._make(kind, layer) for kind, layer in self._layers]
+        self.parameters: list[list[Tensor]] = [
+            self._make(kind, layer) for kind, layer in self._layers
+        ]
 
     def _make(self, kind: str, layer) -> list[Tensor]:
         shapes = [self._widths[name] for name in layer.bottom_names]
@@ -39,13 +51,20 @@ class Network:
         elif kind == "InnerProduct":
             (fan_in,), fan_out = shapes[0], layer.num_output
             sd = (2 / (fan_in + fan_out)) ** 0.5 / 0.87962566
-            parameters = [self._normal((fan_in, fan_out), sd), self._normal((fan_out,), fan_out**-0.5)]
+            parameters = [
+                self._normal((fan_in, fan_out), sd),
+                self._normal((fan_out,), fan_out**-0.5),
+            ]
             tops = [(fan_out,)]
         elif kind == "MultiCross":
             (n,), k = shapes[0], layer.projection_dim
             for _ in range(layer.num_layers):
                 sd = (2 / (n + k)) ** 0.5 if k else n**-0.5
-                parameters += [self._normal((n, k), sd), self._normal((k, n), sd)] if k else [self._normal((n,), sd)]
+                parameters += (
+                    [self._normal((n, k), sd), self._normal((k, n), sd)]
+                    if k
+                    else [self._normal((n,), sd)]
+                )
                 parameters.append(torch.zeros(n))
         elif kind == "Dropout" and not 0 < layer.dropout_rate < 1:
             raise RuntimeError(f"dropout rate {layer.dropout_rate} is not in (0, 1)")
@@ -71,12 +90,18 @@ class Network:
             inputs = [tensors[name] for name in layer.bottom_names]
             if kind == "BinaryCrossEntropyLoss":
                 logits, labels = (value[:, 0] for value in inputs)
-                stable = logits.clamp(min=0) - logits * labels + torch.log1p(torch.exp(-logits.abs()))
+                stable = (
+                    logits.clamp(min=0) - logits * labels + torch.log1p(torch.exp(-logits.abs()))
+                )
                 return stable.mean(), logits
-            tensors |= dict(zip(layer.top_names, self._forward(kind, layer, inputs, parameters, train)))
+            tensors |= dict(
+                zip(layer.top_names, self._forward(kind, layer, inputs, parameters, train))
+            )
         raise RuntimeError("the graph has no loss")
 
-    def _forward(self, kind: str, layer, inputs: list[Tensor], parameters: list[Tensor], train: bool) -> list[Tensor]:
+    def _forward(
+        self, kind: str, layer, inputs: list[Tensor], parameters: list[Tensor], train: bool
+    ) -> list[Tensor]:
         x = inputs[0]
         if kind == "Reshape":
             return [x.reshape(-1, layer.leading_dim)]

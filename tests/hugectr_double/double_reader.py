@@ -17,17 +17,36 @@ import pyarrow.parquet as pq
 class Reader:
     """The reader of training rows."""
 
-    def __init__(self, *, source: str, most_keys: list[int], is_fixed: list[bool], label_dim: int, dense_dim: int,
-                 batch_size: int, slot_sizes, num_workers: int, num_gpus: int, i64: bool) -> None:  # fmt: skip
+    def __init__(
+        self,
+        *,
+        source: str,
+        most_keys: list[int],
+        is_fixed: list[bool],
+        label_dim: int,
+        dense_dim: int,
+        batch_size: int,
+        slot_sizes,
+        num_workers: int,
+        num_gpus: int,
+        i64: bool,
+    ) -> None:
         """Open the source.
 
         `most_keys` is per slot, and `is_fixed` says whether it always has as many.
         """
-        self.source, self.batch_size, self._most_keys, self._is_fixed = source, batch_size, most_keys, is_fixed
+        self.source, self.batch_size, self._most_keys, self._is_fixed = (
+            source,
+            batch_size,
+            most_keys,
+            is_fixed,
+        )
         num_slots = len(most_keys)
         self._label_dim, self._dense_dim = label_dim, dense_dim
         if slot_sizes and len(slot_sizes) != num_slots:
-            raise RuntimeError(f"slot_size_array has {len(slot_sizes)} entries for {num_slots} slots")
+            raise RuntimeError(
+                f"slot_size_array has {len(slot_sizes)} entries for {num_slots} slots"
+            )
         sizes = np.array(slot_sizes or [0] * num_slots, dtype=np.int64)
         self._offsets = np.cumsum(sizes) - sizes
         self._num_workers = max(1, min(num_workers, len(_listed(source)), num_gpus))
@@ -39,7 +58,9 @@ class Reader:
 
     def set_source(self, file_name: str) -> None:
         if self._batches is not None and not self._ended:
-            raise RuntimeError("IllegalCall: DataSource cannot be changed when a worker is not in the EOF state")
+            raise RuntimeError(
+                "IllegalCall: DataSource cannot be changed when a worker is not in the EOF state"
+            )
         self.source = file_name or self.source
         self._batches, self._ended = self._read(), False
 
@@ -51,9 +72,14 @@ class Reader:
         Keys are [n, sum of `most_keys`], with -1 for absent ones.
         """
         if self._batches is None:
-            raise RuntimeError("Start the data reader first before calling Model::train() or Model::eval()")
+            raise RuntimeError(
+                "Start the data reader first before calling Model::train() or Model::eval()"
+            )
         if self._ended:
-            raise RuntimeError("the data reader is past its end: HugeCTR would wait for ever; set_source comes first")
+            raise RuntimeError(
+                "the data reader is past its end: HugeCTR would wait for ever; set_source comes "
+                "first"
+            )
         batch = next(self._batches, None)
         self._ended = batch is None
         return batch
@@ -61,7 +87,9 @@ class Reader:
     def _read(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         files = _listed(self.source)
         # As many workers as the first source needed. Those without a file end at once.
-        workers = [self._worker(files[number :: self._num_workers]) for number in range(self._num_workers)]
+        workers = [
+            self._worker(files[number :: self._num_workers]) for number in range(self._num_workers)
+        ]
         while workers:
             for worker in list(workers):
                 batch = next(worker, None)
@@ -70,7 +98,9 @@ class Reader:
                 else:
                     yield batch
 
-    def _worker(self, files: list[tuple[Path, dict, int]]) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def _worker(
+        self, files: list[tuple[Path, dict, int]]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         held: list[np.ndarray] | None = None
         for path, metadata, num_rows in files:
             read = self._file(path, metadata, num_rows)
@@ -83,23 +113,36 @@ class Reader:
 
     def _file(self, path: Path, metadata: dict, num_rows: int) -> list[np.ndarray]:
         if (group := _largest_group(path)) > self._room:
-            raise RuntimeError(f"{path} has a row group of {group} rows, the buffers hold {self._room}")
+            raise RuntimeError(
+                f"{path} has a row group of {group} rows, the buffers hold {self._room}"
+            )
         table = pq.read_table(path)
         if table.num_rows != num_rows:
-            raise RuntimeError(f"BrokenFile: {path} has {table.num_rows} rows, {num_rows} in _metadata.json")
+            raise RuntimeError(
+                f"BrokenFile: {path} has {table.num_rows} rows, {num_rows} in _metadata.json"
+            )
 
         def columns(kind: str) -> list[np.ndarray]:
-            found = [table.column(index) for index in sorted(entry["index"] for entry in metadata[kind])]
+            found = [
+                table.column(index) for index in sorted(entry["index"] for entry in metadata[kind])
+            ]
             if any(column.null_count for column in found):
                 raise RuntimeError(f"{path} has nulls in its {kind}")
             return [column.combine_chunks() for column in found]
 
-        floats = [_bits_as_float(column.to_numpy(), path) for column in columns("labels") + columns("conts")]
+        floats = [
+            _bits_as_float(column.to_numpy(), path)
+            for column in columns("labels") + columns("conts")
+        ]
         keys = columns("cats")
         if len(floats) != self._label_dim + self._dense_dim or len(keys) != len(self._most_keys):
-            raise RuntimeError("Parquet reader: Dense dim of given file and dense dim doesn't match")
+            raise RuntimeError(
+                "Parquet reader: Dense dim of given file and dense dim doesn't match"
+            )
         matrix = np.stack(floats, axis=1)
-        shifted = np.concatenate([self._padded(column, i, path) for i, column in enumerate(keys)], axis=1)
+        shifted = np.concatenate(
+            [self._padded(column, i, path) for i, column in enumerate(keys)], axis=1
+        )
         return [matrix[:, : self._label_dim], matrix[:, self._label_dim :], shifted]
 
     def _padded(self, column, slot: int, path: Path) -> np.ndarray:
@@ -110,20 +153,32 @@ class Reader:
             raise RuntimeError(f"{path} has nulls in its cats")
         keys = keys.to_numpy()
         if keys.dtype.itemsize != np.dtype(self._key_type).itemsize:
-            raise RuntimeError(f"{path} has keys of {keys.dtype}, expected {self._key_type.__name__}")
+            raise RuntimeError(
+                f"{path} has keys of {keys.dtype}, expected {self._key_type.__name__}"
+            )
         lengths = np.diff(column.offsets.to_numpy()) if is_list else np.ones(len(column), int)
         most = self._most_keys[slot]
-        if len(lengths) and (lengths.max() > most or (self._is_fixed[slot] and lengths.min() < most)):
+        if len(lengths) and (
+            lengths.max() > most or (self._is_fixed[slot] and lengths.min() < most)
+        ):
             expected = f"{most} of each row" if self._is_fixed[slot] else f"at most {most}"
-            raise RuntimeError(f"{path} has {lengths.min()}..{lengths.max()} keys in slot {slot}, expected {expected}")
+            raise RuntimeError(
+                f"{path} has {lengths.min()}..{lengths.max()} keys in slot {slot}, expected "
+                f"{expected}"
+            )
         padded = np.full((len(lengths), most), -1, np.int64)
-        padded[np.arange(most) < lengths[:, None]] = keys.view(self._key_type).astype(np.int64) + self._offsets[slot]
+        padded[np.arange(most) < lengths[:, None]] = (
+            keys.view(self._key_type).astype(np.int64) + self._offsets[slot]
+        )
         return padded
 
 
 def _largest_group(path: Path) -> int:
     metadata = pq.ParquetFile(path).metadata
-    return max((metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)), default=0)
+    return max(
+        (metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)),
+        default=0,
+    )
 
 
 def _bits_as_float(column: np.ndarray, path: Path) -> np.ndarray:

@@ -59,7 +59,8 @@ class Table:
         rows = self._rows[gpu]
         if len(rows) >= self.capacity:
             raise RuntimeError(
-                f"Runtime vocabulary size ({len(rows) + 1}) exceeds max_vocabulary_size_per_gpu ({self.capacity})"
+                f"Runtime vocabulary size ({len(rows) + 1}) exceeds max_vocabulary_size_per_gpu "
+                f"({self.capacity})"
             )
         rows[key] = len(rows)
         return gpu * self.capacity + rows[key]
@@ -70,7 +71,13 @@ class Table:
         return self.vectors[places.clamp(min=0)] * (places >= 0)[:, :, None]
 
     def update(
-        self, keys: np.ndarray, gradients: Tensor, rate: float, beta1: float, beta2: float, epsilon: float
+        self,
+        keys: np.ndarray,
+        gradients: Tensor,
+        rate: float,
+        beta1: float,
+        beta2: float,
+        epsilon: float,
     ) -> None:
         """Run Adam over the rows of `keys`. `rate` is bias-corrected."""
         rows = torch.from_numpy(self.places(keys, insert=False)).flatten()
@@ -91,7 +98,9 @@ class Table:
             raise OSError(f"{folder}: {len(keys)} keys are more than the hash tables hold")
         if any(self._rows):
             raise RuntimeError("the double loads into an empty table only")
-        self.vectors[self.places(keys, insert=True)] = torch.from_numpy(vectors.reshape(-1, self.dim))
+        self.vectors[self.places(keys, insert=True)] = torch.from_numpy(
+            vectors.reshape(-1, self.dim)
+        )
 
     def load_states(self, path: str) -> None:
         count = self.states[0].numel()
@@ -99,14 +108,19 @@ class Table:
         if len(values) < 2 * count:
             raise OSError(f"{path}: {len(values)} values, expected {2 * count}")
         for number, state in enumerate(self.states):
-            state.copy_(torch.from_numpy(values[number * count : (number + 1) * count].reshape(state.shape)))
+            state.copy_(
+                torch.from_numpy(values[number * count : (number + 1) * count].reshape(state.shape))
+            )
 
     def save(self, folder: str) -> None:
         path = Path(folder)
         path.mkdir(exist_ok=True)
         keys = np.concatenate([np.array(list(rows), dtype=np.int64) for rows in self._rows])
         vectors = self.vectors[torch.from_numpy(self.places(keys, insert=False))].numpy()
-        for name, content in (("key", keys.astype("<i8").tobytes()), ("emb_vector", vectors.tobytes())):
+        for name, content in (
+            ("key", keys.astype("<i8").tobytes()),
+            ("emb_vector", vectors.tobytes()),
+        ):
             # Writes over an older file without truncation, like MPI's writers.
             with open(path / name, "r+b" if (path / name).exists() else "wb") as file:
                 file.write(content)

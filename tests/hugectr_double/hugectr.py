@@ -27,8 +27,14 @@ def _embedding(values):
 
 def _layer(values):
     kind = values["layer_type"].name
-    arguments = {a["name"]: a for a in double_api.DOCUMENT["callables"]["hugectr.DenseLayer"] if not a["required"]}
-    given = {name for name, a in arguments.items() if values[name] != double_api._default(a["default"])}
+    arguments = {
+        a["name"]: a
+        for a in double_api.DOCUMENT["callables"]["hugectr.DenseLayer"]
+        if not a["required"]
+    }
+    given = {
+        name for name, a in arguments.items() if values[name] != double_api._default(a["default"])
+    }
     if kind in USED and (ignored := given - USED[kind]):
         raise RuntimeError(f"{kind} does not read {sorted(ignored)}")
 
@@ -57,7 +63,9 @@ for _name in {full.split(".")[1] for full in double_api.DOCUMENT["callables"]} -
         globals()[_name] = _function(_name, *_MADE[_name])
     elif _name in _implementations:
         _has_init = f"hugectr.{_name}" in double_api.DOCUMENT["callables"]
-        globals()[_name] = double_api.method_class(_name, _implementations[_name], constructible=_has_init)
+        globals()[_name] = double_api.method_class(
+            _name, _implementations[_name], constructible=_has_init
+        )
     else:
         globals()[_name] = double_api.value_class(_name, _CHECKS.get(_name))
 double_model.READER_CLASS["64"] = globals()["Core23DataReader64"]

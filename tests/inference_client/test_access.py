@@ -44,7 +44,9 @@ def secure(authority):
 
     def run(*names, mutual=False):
         pair = authority.certificate(*names, address="127.0.0.1")
-        credentials = grpc.ssl_server_credentials([pair], authority.pem if mutual else None, require_client_auth=mutual)
+        credentials = grpc.ssl_server_credentials(
+            [pair], authority.pem if mutual else None, require_client_auth=mutual
+        )
         running.append(RunningServer(credentials))
         return running[-1]
 
@@ -55,20 +57,26 @@ def secure(authority):
 
 def ask(url, rows, *, attempts=1, **access):
     async def run():
-        settings = ClientSettings(max_attempts=attempts, deadline_seconds=20, access=ServerAccess(**access))
+        settings = ClientSettings(
+            max_attempts=attempts, deadline_seconds=20, access=ServerAccess(**access)
+        )
         async with ScoringClient(url, MODEL_NAME, settings) as client:
             return await client.score(*rows)
 
     return asyncio.run(run())
 
 
-def test_server_with_certificate_of_known_authority_is_asked(secure, authority, files, make_rows, score_rows):
+def test_server_with_certificate_of_known_authority_is_asked(
+    secure, authority, files, make_rows, score_rows
+):
     rows = make_rows(2)
     answer = ask(secure("triton").url, rows, tls=True, **files(ca_file=authority.pem))
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
 
 
-def test_server_of_another_authority_or_without_tls_gets_no_request(secure, server, files, make_rows):
+def test_server_of_another_authority_or_without_tls_gets_no_request(
+    secure, server, files, make_rows
+):
     other = secure("triton")
     with pytest.raises(ServerUnavailable, match="(?i)handshake|certificate"):
         ask(other.url, make_rows(1), tls=True, **files(ca_file=Authority().pem))
@@ -98,7 +106,9 @@ def test_certificate_is_checked_against_name_that_client_was_given(
         assert running.scoring.requests == []
 
 
-def test_client_shows_its_own_certificate_to_server_that_asks_for_one(secure, authority, files, make_rows):
+def test_client_shows_its_own_certificate_to_server_that_asks_for_one(
+    secure, authority, files, make_rows
+):
     running = secure("triton", mutual=True)
     key, certificate = authority.certificate("a site")
     given = files(ca_file=authority.pem, key_file=key, certificate_file=certificate)
@@ -107,7 +117,9 @@ def test_client_shows_its_own_certificate_to_server_that_asks_for_one(secure, au
         ask(running.url, make_rows(2), tls=True, ca_file=given["ca_file"])
 
 
-@pytest.mark.parametrize("columns", [None, CRITEO.columns], ids=["", "also the one that asks for columns"])
+@pytest.mark.parametrize(
+    "columns", [None, CRITEO.columns], ids=["", "also the one that asks for columns"]
+)
 def test_each_call_carries_token(secure, authority, files, make_rows, columns):
     running = secure("triton")
     running.scoring.token = "s3cret"
@@ -145,7 +157,10 @@ def test_token_is_read_again_and_last_good_one_stays(tmp_path, caplog):
     [
         ({"token_file": "absent"}, "token_file is .*absent without tls"),
         ({"ca_file": "absent"}, "ca_file is .*absent without tls"),
-        ({"tls": True, "key_file": "absent"}, "certificate_file is None and key_file .*absent, expected both or none"),
+        (
+            {"tls": True, "key_file": "absent"},
+            "certificate_file is None and key_file .*absent, expected both or none",
+        ),
         ({"tls": True, "ca_file": "absent"}, "absent cannot be read: No such file"),
         ({"tls": True, "token_file": "absent"}, "absent cannot be read: No such file"),
         ({"tls": True, "token_file": "empty"}, "empty holds no token"),
@@ -155,6 +170,8 @@ def test_token_is_read_again_and_last_good_one_stays(tmp_path, caplog):
 def test_settings_that_cannot_be_are_named(tmp_path, wrong, said):
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "lines").write_text("a\nb")
-    given = {name: value if value is True else str(tmp_path / value) for name, value in wrong.items()}
+    given = {
+        name: value if value is True else str(tmp_path / value) for name, value in wrong.items()
+    }
     with pytest.raises(ContractError, match=said):
         ScoringClient("127.0.0.1:1", MODEL_NAME, ClientSettings(access=ServerAccess(**given)))

@@ -45,7 +45,12 @@ def prediction(make_rows):
         dense, categorical = make_rows(n)
         scores = np.linspace(0, 1, n, dtype=np.float32)
         return PredictionBatch(
-            request_id=request_id, time=time, model_version=1, dense=dense, categorical=categorical, scores=scores
+            request_id=request_id,
+            time=time,
+            model_version=1,
+            dense=dense,
+            categorical=categorical,
+            scores=scores,
         )
 
     return make
@@ -78,7 +83,11 @@ class MemoryLog:
 
 def publisher_of(log, time, **settings):
     return RecordPublisher(
-        log, features=CRITEO, source="test", settings=PublisherSettings(**settings), timing=time.timing()
+        log,
+        features=CRITEO,
+        source="test",
+        settings=PublisherSettings(**settings),
+        timing=time.timing(),
     )
 
 
@@ -133,14 +142,27 @@ def test_nothing_is_lost_or_doubled_while_log_is_locked(tmp_path, time, predicti
     lock.close()
     records = read_log(path)
     assert [r.request_id for r in records if isinstance(r, PredictionBatch)] == ["first", "later"]
-    assert sorted(o[1:3] for o in outcomes_of(records)) == [("first", 0), ("first", 2), ("later", 0)]
+    assert sorted(o[1:3] for o in outcomes_of(records)) == [
+        ("first", 0),
+        ("first", 2),
+        ("later", 0),
+    ]
 
 
-OUTAGES = [(TemporaryError, 600.0, 0.0), (PermanentError, 2.0, 0.0), (RuntimeError, 61.0, 0.0), (OSError, 61.0, 20.0)]
+OUTAGES = [
+    (TemporaryError, 600.0, 0.0),
+    (PermanentError, 2.0, 0.0),
+    (RuntimeError, 61.0, 0.0),
+    (OSError, 61.0, 20.0),
+]
 
 
-@pytest.mark.parametrize(("kind", "seconds", "slow_seconds"), OUTAGES, ids=["away", "refused", "broken", "slow"])
-def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction, caplog, kind, seconds, slow_seconds):
+@pytest.mark.parametrize(
+    ("kind", "seconds", "slow_seconds"), OUTAGES, ids=["away", "refused", "broken", "slow"]
+)
+def test_publishing_goes_on_after_any_outage_and_says_so_twice(
+    time, prediction, caplog, kind, seconds, slow_seconds
+):
     """A log that recovers slowly takes 20 s for each flush.
 
     Meanwhile requests are scored and logged.
@@ -152,7 +174,9 @@ def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction,
             time.now += slow_seconds / 20
             live()
 
-    log = MemoryLog(lambda: kind("gone") if 1000.0 < time.now < 1000.0 + seconds else None, store_slowly)
+    log = MemoryLog(
+        lambda: kind("gone") if 1000.0 < time.now < 1000.0 + seconds else None, store_slowly
+    )
     publisher = publisher_of(log, time)
     during = []
 
@@ -161,7 +185,9 @@ def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction,
             return
         number = len(during)
         during.append(publisher.counts.problem)
-        publisher.add(prediction(f"r{number}", time.now, n=1), clicks(f"r{number}", 0, time=time.now))
+        publisher.add(
+            prediction(f"r{number}", time.now, n=1), clicks(f"r{number}", 0, time=time.now)
+        )
         if time.now > 1000.0 + seconds + 5.0:
             publisher._stopping = True
 
@@ -178,11 +204,15 @@ def test_publishing_goes_on_after_any_outage_and_says_so_twice(time, prediction,
     assert "gone" in during
     assert publisher.counts.problem is None
     assert (publisher.counts.published_rows, publisher.counts.dropped_rows) == (len(expected), 0)
-    assert len({payload for _, payload in log.messages}) == len(dict(log.messages)), "an id named two contents"
+    assert len({payload for _, payload in log.messages}) == len(dict(log.messages)), (
+        "an id named two contents"
+    )
     lines = [record.message for record in caplog.records]
     assert len(lines) == 2
     assert (
-        lines[0] == f"the log {'refuses records' if kind is PermanentError else 'is unavailable'}, records wait: gone"
+        lines[0]
+        == f"the log {'refuses records' if kind is PermanentError else 'is unavailable'}, records "
+        "wait: gone"
     )
     assert "available again after" in lines[1]
 
@@ -251,9 +281,14 @@ def test_prometheus_reads_every_count_and_whether_log_is_there(time, prediction)
         for each in family.samples
     }
     assert {name: value for (name, of), value in read.items() if of == "shop"} == {
-        "published_rows_total": 4, "published_outcomes_total": 2, "dropped_rows_total": 8, "dropped_outcomes_total": 2,
-        "queued_rows": 12, "queued_outcomes": 3, "available": 0,
-    }  # fmt: skip
+        "published_rows_total": 4,
+        "published_outcomes_total": 2,
+        "dropped_rows_total": 8,
+        "dropped_outcomes_total": 2,
+        "queued_rows": 12,
+        "queued_outcomes": 3,
+        "available": 0,
+    }
     assert read["available", "news"] == 1
     assert {family.type for family in families.values()} == {"counter", "gauge"}
 
@@ -269,12 +304,21 @@ def test_long_outage_keeps_oldest_within_bounds_and_counts_dropped(time, predict
     queued = [publisher.add_outcome(Outcome(request_id="r0", row=1)) for _ in range(12)]
     assert queued == [True] * 9 + [False] * 3
     counts = publisher.counts
-    assert (counts.queued_rows, counts.queued_outcomes, counts.problem, counts.refused) == (12, 12, "gone", False)
+    assert (counts.queued_rows, counts.queued_outcomes, counts.problem, counts.refused) == (
+        12,
+        12,
+        "gone",
+        False,
+    )
     assert (counts.dropped_rows, counts.dropped_outcomes) == (17 * 4, 17 + 3)
     assert caplog.text.count("the queue is full") == 1
     is_out = False
     asyncio.run(publisher.drain())
-    assert [r.request_id for r in log.records() if isinstance(r, PredictionBatch)] == ["r0", "r1", "r2"]
+    assert [r.request_id for r in log.records() if isinstance(r, PredictionBatch)] == [
+        "r0",
+        "r1",
+        "r2",
+    ]
     assert (publisher.counts.published_rows, publisher.counts.published_outcomes) == (12, 12)
     assert publisher.add(prediction("after"))
     asyncio.run(publisher.drain())
@@ -284,11 +328,17 @@ def test_long_outage_keeps_oldest_within_bounds_and_counts_dropped(time, predict
 def test_draining_into_lost_log_ends_and_says_what_is_lost(time, prediction):
     publisher = publisher_of(MemoryLog(lambda: TemporaryError("gone")), time, close_seconds=20.0)
     publisher.add(prediction("r1"), clicks("r1", 0, 1))
-    with pytest.raises(Unpublished, match="4 rows and 2 outcomes could not be published and are lost: gone") as loss:
+    with pytest.raises(
+        Unpublished, match="4 rows and 2 outcomes could not be published and are lost: gone"
+    ) as loss:
         asyncio.run(publisher.drain())
     assert (loss.value.rows, loss.value.outcomes) == (4, 2)
     assert 1020.0 <= time.now <= 1024.0
-    assert (publisher.counts.dropped_rows, publisher.counts.dropped_outcomes, publisher.counts.queued_rows) == (4, 2, 0)
+    assert (
+        publisher.counts.dropped_rows,
+        publisher.counts.dropped_outcomes,
+        publisher.counts.queued_rows,
+    ) == (4, 2, 0)
 
 
 def test_draining_into_log_that_refuses_does_not_wait(time, prediction):
@@ -333,30 +383,48 @@ def test_one_partition_has_everything_of_request_and_none_waits_for_other(time, 
     assert away.published_rows == 4 * len(expected[0])
     for log, of_partition in zip(logs, expected):
         records = log.records()
-        assert {each.request_id for each in records if isinstance(each, PredictionBatch)} == set(of_partition)
+        assert {each.request_id for each in records if isinstance(each, PredictionBatch)} == set(
+            of_partition
+        )
         clicked = [(name, row) for _, name, row, _ in outcomes_of(records)]
         assert sorted(clicked) == sorted((name, row) for name in of_partition for row in (1, 3))
     counts = publisher.counts
-    assert (counts.published_rows, counts.published_outcomes, counts.queued_rows, counts.problem) == (80, 40, 0, None)
+    assert (
+        counts.published_rows,
+        counts.published_outcomes,
+        counts.queued_rows,
+        counts.problem,
+    ) == (80, 40, 0, None)
 
 
 def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     logs = [MemoryLog(), MemoryLog(lambda: PermanentError("no such topic"))]
     share = PublisherSettings(max_queued=8).share(2)
-    publisher = PartitionedPublisher([publisher_of(log, time, max_queued=share.max_queued) for log in logs])
+    publisher = PartitionedPublisher(
+        [publisher_of(log, time, max_queued=share.max_queued) for log in logs]
+    )
     # By crc32's last bits: three requests of the second partition. Its half of the queue has room
     # for one.
     names = [f"r{number}" for number in range(20)]
     lost = [name for name in names if zlib.crc32(name.encode()) % 2][:3]
     kept = next(name for name in names if not zlib.crc32(name.encode()) % 2)
     assert [publisher.add(prediction(name)) for name in (kept, *lost)] == [True, True, False, False]
-    with pytest.raises(Unpublished, match="4 rows and 0 outcomes could not be published and are lost: no such topic"):
+    with pytest.raises(
+        Unpublished,
+        match="4 rows and 0 outcomes could not be published and are lost: no such topic",
+    ):
         asyncio.run(publisher.drain())
     assert [record.request_id for record in logs[0].records()] == [kept]
-    assert (publisher.counts.dropped_rows, publisher.counts.published_rows, publisher.counts.refused) == (12, 4, True)
+    assert (
+        publisher.counts.dropped_rows,
+        publisher.counts.published_rows,
+        publisher.counts.refused,
+    ) == (12, 4, True)
 
 
-def test_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(time, prediction, monkeypatch):
+def test_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(
+    time, prediction, monkeypatch
+):
     monkeypatch.setattr(publisher_module, "MAX_ROWS_PER_FLUSH", 10)
     log = MemoryLog()
     publisher = publisher_of(log, time)
@@ -376,7 +444,9 @@ def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, mo
     asyncio.run(publisher.drain())
     assert [len(record) for record in log.records()] == [3, 3, 1]
     # The oldest first.
-    assert [name for _, name, *_ in outcomes_of(log.records())] == [f"r{number}" for number in reversed(range(7))]
+    assert [name for _, name, *_ in outcomes_of(log.records())] == [
+        f"r{number}" for number in reversed(range(7))
+    ]
 
 
 def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
@@ -399,13 +469,20 @@ def test_queue_takes_no_more_memory_than_it_is_allowed(time, num_rows, full):
     def record():
         more = {}
         if full:
-            more = {"positions": np.arange(1, num_rows + 1, dtype=np.int32), "propensities": np.ones(num_rows)}
+            more = {
+                "positions": np.arange(1, num_rows + 1, dtype=np.int32),
+                "propensities": np.ones(num_rows),
+            }
             more |= {"shadow_version": 3, "shadow_scores": np.full(num_rows, 0.5, np.float32)}
         return PredictionBatch(
-            request_id=f"{next(ids):032d}", time=1000.0 + next(ids), model_version=1,
-            dense=np.ones((num_rows, 13), np.float32), categorical=np.ones((num_rows, 26), np.int64),
-            scores=np.full(num_rows, 0.5, np.float32), **more,
-        )  # fmt: skip
+            request_id=f"{next(ids):032d}",
+            time=1000.0 + next(ids),
+            model_version=1,
+            dense=np.ones((num_rows, 13), np.float32),
+            categorical=np.ones((num_rows, 26), np.int64),
+            scores=np.full(num_rows, 0.5, np.float32),
+            **more,
+        )
 
     tracemalloc.start()
     try:
@@ -414,7 +491,9 @@ def test_queue_takes_no_more_memory_than_it_is_allowed(time, num_rows, full):
             pass
         of_rows = tracemalloc.get_traced_memory()[0] - before
         num_outcomes = 0
-        while publisher.add_outcome(Outcome(request_id=f"{next(ids):032d}", time=1000.0 + next(ids))):
+        while publisher.add_outcome(
+            Outcome(request_id=f"{next(ids):032d}", time=1000.0 + next(ids))
+        ):
             num_outcomes += 1
         of_all = tracemalloc.get_traced_memory()[0] - before
     finally:
@@ -461,7 +540,9 @@ def test_conversions_travel_beside_clicks_also_those_of_other_publishers(time, p
     assert publisher.counts.published_outcomes == 3
 
 
-@pytest.mark.parametrize("features", [CRITEO, Features(numeric=(), categorical=tuple(f"c{i}" for i in range(350)))])
+@pytest.mark.parametrize(
+    "features", [CRITEO, Features(numeric=(), categorical=tuple(f"c{i}" for i in range(350)))]
+)
 def test_largest_messages_fit_log(time, features):
     log, longest = MemoryLog(), '"' * MAX_ID_CHARACTERS
     publisher = RecordPublisher(log, features=features, source="test", timing=time.timing())
@@ -469,10 +550,17 @@ def test_largest_messages_fit_log(time, features):
     dense = np.ones((len(scores), len(features.numeric)), np.float32)
     categorical = np.full((len(scores), len(features.categorical)), 2**50)
     ranked = PredictionBatch(
-        request_id=longest, positions=np.ones(len(scores), np.int32), time=1.0, model_version=1,
-        dense=dense, categorical=categorical, scores=scores, shadow_version=2, shadow_scores=scores,
+        request_id=longest,
+        positions=np.ones(len(scores), np.int32),
+        time=1.0,
+        model_version=1,
+        dense=dense,
+        categorical=categorical,
+        scores=scores,
+        shadow_version=2,
+        shadow_scores=scores,
         propensities=np.ones(len(scores)),
-    )  # fmt: skip
+    )
     publisher.add(ranked, [Outcome(request_id=longest, time=1.0)] * (MAX_OUTCOMES_PER_MESSAGE + 1))
     asyncio.run(publisher.drain())
     sizes = [len(payload) for _, payload in log.messages]
@@ -487,11 +575,20 @@ def test_largest_messages_fit_log(time, features):
         ({"row": -1}, "outcome row is -1"),
         ({"request_id": ""}, "request_id is '', expected 1 to 128"),
         ({"request_id": "x" * 129}, "expected 1 to 128 printable"),
-        ({"time": 1_760_000_000_000.0}, "outcome time is 1760000000000.0, expected seconds since the epoch"),
+        (
+            {"time": 1_760_000_000_000.0},
+            "outcome time is 1760000000000.0, expected seconds since the epoch",
+        ),
         ({"time": float("nan")}, "outcome time is nan"),
         ({"time": -1.0}, "outcome time is -1.0"),
-        ({"time": datetime(2026, 3, 1)}, r"outcome time is datetime.datetime\(2026, 3, 1, 0, 0\), expected .*zone"),
-        ({"time": "2026-03-01T00:00:00Z"}, "outcome time is '2026-03-01T00:00:00Z', expected seconds since the epoch"),
+        (
+            {"time": datetime(2026, 3, 1)},
+            r"outcome time is datetime.datetime\(2026, 3, 1, 0, 0\), expected .*zone",
+        ),
+        (
+            {"time": "2026-03-01T00:00:00Z"},
+            "outcome time is '2026-03-01T00:00:00Z', expected seconds since the epoch",
+        ),
         ({"time": np.datetime64("NaT")}, "outcome time is .*NaT"),
         ({"time": None}, "outcome time is None"),
         ({"time": True}, "outcome time is True"),
@@ -541,12 +638,16 @@ class SmallLog(MemoryLog):
     def publish(self, messages):
         for name, payload in messages:
             if len(payload) > self.most:
-                raise ContractError(f"message {name} has {len(payload)} bytes, expected at most {self.most}")
+                raise ContractError(
+                    f"message {name} has {len(payload)} bytes, expected at most {self.most}"
+                )
         super().publish(messages)
 
 
 @pytest.mark.parametrize("place", [0, 3, 6])
-def test_record_over_logs_limit_is_dropped_with_sentence_and_next_go_on(time, prediction, caplog, place):
+def test_record_over_logs_limit_is_dropped_with_sentence_and_next_go_on(
+    time, prediction, caplog, place
+):
     log = SmallLog(3000)
     publisher = publisher_of(log, time)
     names = [f"r{i}" for i in range(7)]
@@ -560,7 +661,12 @@ def test_record_over_logs_limit_is_dropped_with_sentence_and_next_go_on(time, pr
     ]
     assert {name for _, name, *_ in outcomes_of(log.records())} == {*names}
     counts = publisher.counts
-    assert (counts.published_rows, counts.dropped_rows, counts.queued_rows, counts.problem) == (12, 20, 0, None)
+    assert (counts.published_rows, counts.dropped_rows, counts.queued_rows, counts.problem) == (
+        12,
+        20,
+        0,
+        None,
+    )
     (said,) = caplog.messages
     assert f"20 rows of record r{place} are dropped: message r{place} has" in said
     publisher.add(prediction("later"))
@@ -587,7 +693,11 @@ def test_outage_amid_refusal_drops_nothing_twice_and_nothing_else(time, predicti
     for name, n in (("a", 2), ("large", 20), ("b", 2), ("c", 2)):
         publisher.add(prediction(name, n=n), clicks("a", *range(40)) if name == "a" else ())
     asyncio.run(publisher.drain())
-    assert {r.request_id for r in log.records() if isinstance(r, PredictionBatch)} == {"a", "b", "c"}
+    assert {r.request_id for r in log.records() if isinstance(r, PredictionBatch)} == {
+        "a",
+        "b",
+        "c",
+    }
     assert len(outcomes_of(log.records())) == 40
     counts = publisher.counts
     assert (counts.published_rows, counts.dropped_rows, counts.published_outcomes) == (6, 20, 40)
@@ -610,4 +720,7 @@ def test_closing_says_how_many_rows_are_in_log_and_how_many_were_dropped(time, p
     for name in "abc":
         publisher.add(prediction(name))
     asyncio.run(publisher.drain())
-    assert "closed; 4 rows and 0 outcomes are in the log, 8 rows and 0 outcomes were dropped" in caplog.messages
+    assert (
+        "closed; 4 rows and 0 outcomes are in the log, 8 rows and 0 outcomes were dropped"
+        in caplog.messages
+    )

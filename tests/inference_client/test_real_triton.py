@@ -37,7 +37,9 @@ def write_model(repository):
     (version / "model.py").write_text(MODEL)
     (version / "model.onnx").touch()
     options = ServingOptions(instances=1, max_queued_requests=4)
-    (repository / MODEL_NAME / "config.pbtxt").write_text(triton_config(MODEL_NAME, options, [1], features=CRITEO))
+    (repository / MODEL_NAME / "config.pbtxt").write_text(
+        triton_config(MODEL_NAME, options, [1], features=CRITEO)
+    )
 
 
 def rows_taking(seconds, n=1):

@@ -10,12 +10,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evergreen.config.features import MISSING_CATEGORY, CategoricalOptions, Features, ListOptions, category_of
+from evergreen.config.features import (
+    MISSING_CATEGORY,
+    CategoricalOptions,
+    Features,
+    ListOptions,
+    category_of,
+)
 from evergreen.config.spec import Recommender
 from evergreen.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE, FEATURES
 from evergreen.contracts.records import OutcomeBatch, PredictionBatch
 from evergreen.runtime.errors import ContractError, TemporaryError
-from inference_client import Outcome, PublisherSettings, RecommenderClient, SyncRecommenderClient, Unpublished
+from inference_client import (
+    Outcome,
+    PublisherSettings,
+    RecommenderClient,
+    SyncRecommenderClient,
+    Unpublished,
+)
 from inference_client.errors import BadReply, ModelAbsent, ServerUnavailable
 from inference_client.request_ids import RequestIds
 from inference_client.rows import FeatureRows, feature_rows
@@ -30,9 +42,13 @@ SHOP = Recommender(name="shop", features=Features(numeric=("price",), categorica
 
 def by_name(dense, categorical):
     """Return the rows as an application has them: lists by column, None if missing."""
-    columns = {name: [None if np.isnan(v) else v for v in dense[:, i].tolist()] for i, name in enumerate(DENSE)}
+    columns = {
+        name: [None if np.isnan(v) else v for v in dense[:, i].tolist()]
+        for i, name in enumerate(DENSE)
+    }
     return columns | {
-        name: [None if v < 0 else v for v in categorical[:, i].tolist()] for i, name in enumerate(CATEGORICAL)
+        name: [None if v < 0 else v for v in categorical[:, i].tolist()]
+        for i, name in enumerate(CATEGORICAL)
     }
 
 
@@ -77,7 +93,11 @@ def predictions(records):
 
 def outcomes(records):
     batches = [record for record in records if isinstance(record, OutcomeBatch)]
-    return [(name, int(row), batch.event) for batch in batches for name, row in zip(batch.request_ids, batch.rows)]
+    return [
+        (name, int(row), batch.event)
+        for batch in batches
+        for name, row in zip(batch.request_ids, batch.rows)
+    ]
 
 
 @pytest.fixture
@@ -97,7 +117,9 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_by_name_are_scored_and_logged_as_model_takes_them(server, log, make_rows, score_rows, read_log, form):
+def test_rows_by_name_are_scored_and_logged_as_model_takes_them(
+    server, log, make_rows, score_rows, read_log, form
+):
     server.scoring.version = 7
     dense, categorical = make_rows(5)
     rows = FORMS[form](by_name(dense, categorical))
@@ -108,24 +130,42 @@ def test_rows_by_name_are_scored_and_logged_as_model_takes_them(server, log, mak
 
     scored = asyncio.run(talk())
     np.testing.assert_array_equal(scored.scores, score_rows(dense, categorical))
-    assert (scored.request_id, scored.model_version, scored.canary, scored.logged) == ("r1", 7, False, True)
+    assert (scored.request_id, scored.model_version, scored.canary, scored.logged) == (
+        "r1",
+        7,
+        False,
+        True,
+    )
     [record] = read_log(log)
     assert (record.request_id, record.model_version, record.time) == ("r1", 7, scored.time)
     assert (record.positions, record.propensities) == (None, None)
-    assert (record.recommender, record.recommender_digest) == ("click_model", CRITEO_RECOMMENDER.digest)
-    for name, expected in (("dense", dense), ("categorical", categorical), ("scores", scored.scores)):
+    assert (record.recommender, record.recommender_digest) == (
+        "click_model",
+        CRITEO_RECOMMENDER.digest,
+    )
+    for name, expected in (
+        ("dense", dense),
+        ("categorical", categorical),
+        ("scores", scored.scores),
+    ):
         np.testing.assert_array_equal(getattr(record, name), expected)
 
 
-def test_request_with_missing_probabilities_fails_and_is_logged(server, log, make_rows, score_rows, read_log):
-    server.scoring.reply_scores = lambda scores: np.where(np.arange(5)[:, None] % 2, scores, np.float32([[np.nan]]))
+def test_request_with_missing_probabilities_fails_and_is_logged(
+    server, log, make_rows, score_rows, read_log
+):
+    server.scoring.reply_scores = lambda scores: np.where(
+        np.arange(5)[:, None] % 2, scores, np.float32([[np.nan]])
+    )
     dense, categorical = make_rows(5)
 
     async def talk():
         async with connect(server.url, log=f"sqlite:///{log}") as client:
             for logged in (True, False):
                 with pytest.raises(BadReply, match=r"3 scores outside \[0, 1\], the first is nan"):
-                    await client.score(by_name(dense, categorical), request_id=f"r{logged}", log=logged)
+                    await client.score(
+                        by_name(dense, categorical), request_id=f"r{logged}", log=logged
+                    )
 
     asyncio.run(talk())
     [record] = read_log(log)
@@ -134,7 +174,9 @@ def test_request_with_missing_probabilities_fails_and_is_logged(server, log, mak
     np.testing.assert_array_equal(record.scores, expected.astype(np.float32))
 
 
-def test_rankings_log_holds_what_was_shown_and_click_on_it(server, log, make_rows, score_rows, read_log):
+def test_rankings_log_holds_what_was_shown_and_click_on_it(
+    server, log, make_rows, score_rows, read_log
+):
     dense, categorical = make_rows(30, seed=1)
     rows = by_name(dense, categorical)
     items = {name: values for name, values in rows.items() if name not in ("I1", "C1")}
@@ -160,10 +202,15 @@ def test_rankings_log_holds_what_was_shown_and_click_on_it(server, log, make_row
     assert record.positions.tolist() == ranking.positions.tolist() == [1, 2, 3, 4]
     np.testing.assert_array_equal(record.scores, expected[best])
     np.testing.assert_array_equal(record.categorical, categorical[best])
-    assert sorted(outcomes(records)) == [(ranking.request_id, 2, "click"), (ranking.request_id, 2, "conversion")]
+    assert sorted(outcomes(records)) == [
+        (ranking.request_id, 2, "click"),
+        (ranking.request_id, 2, "conversion"),
+    ]
 
 
-def test_explored_list_is_shown_and_logged_in_its_order_with_its_odds(server, log, make_rows, score_rows, read_log):
+def test_explored_list_is_shown_and_logged_in_its_order_with_its_odds(
+    server, log, make_rows, score_rows, read_log
+):
     dense, categorical = make_rows(30, seed=1)
     scores = score_rows(dense, categorical)
     best = np.argsort(-scores, kind="stable")[:4]
@@ -184,7 +231,9 @@ def test_explored_list_is_shown_and_logged_in_its_order_with_its_odds(server, lo
     np.testing.assert_array_equal(swapped.scores, scores[best[[0, 1, 3, 2]]])
     np.testing.assert_allclose(swapped.propensities, [0.9, 0.8, 0.1, 0.1])
     records = read_log(log)
-    of_swapped = next(record for record in predictions(records) if record.request_id == swapped.request_id)
+    of_swapped = next(
+        record for record in predictions(records) if record.request_id == swapped.request_id
+    )
     np.testing.assert_array_equal(of_swapped.propensities, swapped.propensities)
     assert of_swapped.positions.tolist() == [1, 2, 3, 4]
     clicked = outcomes(records)[0][1]
@@ -212,7 +261,9 @@ def test_equal_scores_keep_order_given_and_short_list_is_ranked_whole(server, ma
         assert (np.diff(ranking.candidates[ranking.scores == score]) > 0).all()
 
 
-@pytest.mark.parametrize(("n", "k", "text"), [(5, 0, "k is 0"), (5, 5000, "k is 5000"), (0, 3, "no candidates")])
+@pytest.mark.parametrize(
+    ("n", "k", "text"), [(5, 0, "k is 0"), (5, 5000, "k is 5000"), (0, 3, "no candidates")]
+)
 def test_impossible_lists_are_refused(server, make_rows, n, k, text):
     with pytest.raises(ContractError, match=text):
         rank(server, make_rows(n), k)
@@ -221,9 +272,18 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        ({"price": [1.0], "item": ["red"]}, "column item, row 0 is 'red', expected a whole number of 64 bits"),
-        ({"price": [1.0, "x"], "item": [1, 2]}, "column price, row 1 is 'x', expected a finite number"),
-        ({"price": ["1", "1.5"], "item": [1, 2]}, "column price, row 0 is '1', expected a finite number"),
+        (
+            {"price": [1.0], "item": ["red"]},
+            "column item, row 0 is 'red', expected a whole number of 64 bits",
+        ),
+        (
+            {"price": [1.0, "x"], "item": [1, 2]},
+            "column price, row 1 is 'x', expected a finite number",
+        ),
+        (
+            {"price": ["1", "1.5"], "item": [1, 2]},
+            "column price, row 0 is '1', expected a finite number",
+        ),
         (
             {"price": [None, np.int64(2), "y"], "item": [1, 2, 3]},
             "column price, row 2 is 'y', expected a finite number",
@@ -234,48 +294,84 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
             pa.table({"price": [1.0], "item": ["red"]}),
             "column item, row 0 is 'red', expected a whole number of 64 bits",
         ),
-        (pa.table({"price": [1.0, 1e39], "item": [1, 2]}), "column price, row 1 is 1e\\+39, expected a finite number"),
+        (
+            pa.table({"price": [1.0, 1e39], "item": [1, 2]}),
+            "column price, row 1 is 1e\\+39, expected a finite number",
+        ),
         ({"price": [1.0, 2.0], "item": [1, 2**64]}, f"column item, row 1 is {2**64}"),
         ({"price": [1.0, 2.0], "item": [1.0, 2.5]}, "column item, row 1 is 2.5"),
         ({"price": [1.0, 2.0], "item": [1]}, "column item has 1 rows, expected 2 as column price"),
-        ({"price": [1.0], "itme": [1]}, "rows have a column 'itme', which is no feature, expected item"),
+        (
+            {"price": [1.0], "itme": [1]},
+            "rows have a column 'itme', which is no feature, expected item",
+        ),
         ({"price": 1.0, "item": [1]}, "column price is 1.0, expected a list or an array"),
         ({"price": b"12", "item": [1, 2]}, "column price is b'12', expected a list or an array"),
-        ({"price": {"a": 1.0}, "item": [1]}, "column price is {'a': 1.0}, expected a list or an array"),
+        (
+            {"price": {"a": 1.0}, "item": [1]},
+            "column price is {'a': 1.0}, expected a list or an array",
+        ),
         ({"price": {1.0}, "item": [1]}, "column price is {1.0}, expected a list or an array"),
-        ({"price": np.array(1.0), "item": [1]}, r"column price is array\(1.\), expected a list or an array"),
-        ({"price": [1.0], "item": ["1.5"]}, "column item, row 0 is '1.5', expected a whole number of 64 bits"),
-        ({"price": [1.0], "item": [b"1"]}, "column item, row 0 is b'1', expected a whole number of 64 bits"),
-        ({"price": [[1.0]], "item": [1]}, r"column price, row 0 is \[1.0\], expected a finite number"),
-        ({"price": [1.0], "item": [[1]]}, r"column item, row 0 is \[1\], expected a whole number of 64 bits"),
+        (
+            {"price": np.array(1.0), "item": [1]},
+            r"column price is array\(1.\), expected a list or an array",
+        ),
+        (
+            {"price": [1.0], "item": ["1.5"]},
+            "column item, row 0 is '1.5', expected a whole number of 64 bits",
+        ),
+        (
+            {"price": [1.0], "item": [b"1"]},
+            "column item, row 0 is b'1', expected a whole number of 64 bits",
+        ),
+        (
+            {"price": [[1.0]], "item": [1]},
+            r"column price, row 0 is \[1.0\], expected a finite number",
+        ),
+        (
+            {"price": [1.0], "item": [[1]]},
+            r"column item, row 0 is \[1\], expected a whole number of 64 bits",
+        ),
         ("price", "rows are a str, expected a dict of columns"),
         ("", "rows are a str, expected a dict of columns"),
         (b"price", "rows are a bytes, expected a dict of columns"),
         (["1.5,7"], "row 0 is '1.5,7', expected a dict of features"),
         ([{"price": 1.0, "item": 1}, "1.5,7"], "row 1 is '1.5,7', expected a dict of features"),
         ([{"price": 1.0, "item": 1}, None], "row 1 is None, expected a dict of features"),
-        (FeatureRows(dense=np.zeros((1, 13)), categorical=np.zeros((1, 26))), "have 13 numeric and 26 categorical"),
+        (
+            FeatureRows(dense=np.zeros((1, 13)), categorical=np.zeros((1, 26))),
+            "have 13 numeric and 26 categorical",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_wrong_row_is_named_by_column_row_and_value(rows, text):
     with pytest.raises(ContractError, match=text):
         feature_rows(rows, SHOP.features, may_lack_columns=True)
-    with pytest.raises(ContractError, match=r"rows lack columns \['item', 'user'\], expected price, item, user"):
+    with pytest.raises(
+        ContractError, match=r"rows lack columns \['item', 'user'\], expected price, item, user"
+    ):
         feature_rows({"price": [1.0]}, SHOP.features)
     served = replace(SHOP.features, categorical_options={"user": CategoricalOptions(served_as=1)})
-    assert feature_rows({"price": [1.0], "item": [2]}, served).categorical[0, :2].tolist() == [2, MISSING_CATEGORY]
+    assert feature_rows({"price": [1.0], "item": [2]}, served).categorical[0, :2].tolist() == [
+        2,
+        MISSING_CATEGORY,
+    ]
 
 
 def test_numbers_texts_and_dictionaries_of_same_category_are_sound():
-    mixed = feature_rows({"price": [None, 2], "item": ["255", 255]}, SHOP.features, may_lack_columns=True)
+    mixed = feature_rows(
+        {"price": [None, 2], "item": ["255", 255]}, SHOP.features, may_lack_columns=True
+    )
     assert mixed.categorical[:, :1].tolist() == [[255], [255]]
     dictionary = pa.table({"price": [True], "item": pa.array(["10"]).dictionary_encode()})
     rows = feature_rows(dictionary, SHOP.features, may_lack_columns=True)
     assert (rows.dense.tolist(), rows.categorical.tolist()) == ([[1.0]], [[10, -1]])
 
 
-def test_client_works_by_recommender_that_store_serves_or_file_describes(server, log, tmp_path, read_log):
+def test_client_works_by_recommender_that_store_serves_or_file_describes(
+    server, log, tmp_path, read_log
+):
     """The recommender determines the columns, the requested model and the record."""
     with pytest.raises(ContractError, match="nowhere does not exist, expected a model store"):
         RecommenderClient(server.url, recommender=tmp_path / "nowhere", log=None)
@@ -286,8 +382,12 @@ def test_client_works_by_recommender_that_store_serves_or_file_describes(server,
 
     async def talk():
         for place in (tmp_path, str(tmp_path / "recommender" / "1.json")):
-            async with RecommenderClient(scorer, recommender=place, log=f"sqlite:///{log}") as client:
-                await client.rank([{"item": 5, "price": 2}, {"item": 6, "price": 7}], 2, context={"user": [8]})
+            async with RecommenderClient(
+                scorer, recommender=place, log=f"sqlite:///{log}"
+            ) as client:
+                await client.rank(
+                    [{"item": 5, "price": 2}, {"item": 6, "price": 7}], 2, context={"user": [8]}
+                )
         async with RecommenderClient(server.url, recommender=tmp_path, log=None) as client:
             with pytest.raises(ModelAbsent, match="shop"):
                 await client.score({"price": [1.0], "item": [2], "user": [3]})
@@ -295,17 +395,26 @@ def test_client_works_by_recommender_that_store_serves_or_file_describes(server,
     asyncio.run(talk())
     for record in read_log(log, SHOP.features):
         assert (record.recommender, record.recommender_digest) == ("shop", SHOP.digest)
-        assert (record.dense.tolist(), record.categorical.tolist()) == ([[7.0], [2.0]], [[6, 8], [5, 8]])
+        assert (record.dense.tolist(), record.categorical.tolist()) == (
+            [[7.0], [2.0]],
+            [[6, 8], [5, 8]],
+        )
 
 
 LISTS = Features(
     numeric=(),
     categorical=("item",),
     lists=("genres", "seen"),
-    list_options={"genres": ListOptions(type="string", max=3, keep="oldest"), "seen": ListOptions(max=2, table="item")},
+    list_options={
+        "genres": ListOptions(type="string", max=3, keep="oldest"),
+        "seen": ListOptions(max=2, table="item"),
+    },
 )
 PUNK, FOLK, JAZZ, ROCK = (category_of(each) for each in ("punk", "folk", "jazz", "rock"))
-GIVEN = {"item": [7, 8, 9], "genres": [["punk", None, "folk"], None, ["rock", "jazz", "folk", "punk"]]}
+GIVEN = {
+    "item": [7, 8, 9],
+    "genres": [["punk", None, "folk"], None, ["rock", "jazz", "folk", "punk"]],
+}
 SEEN = [[1, 2, 3], [], [None, 4]]
 PLACED = [[7, PUNK, FOLK, -1, 2, 3], [8, -1, -1, -1, -1, -1], [9, ROCK, JAZZ, FOLK, 4, -1]]
 
@@ -314,7 +423,10 @@ PLACED = [[7, PUNK, FOLK, -1, 2, 3], [8, -1, -1, -1, -1, -1], [9, ROCK, JAZZ, FO
     "rows",
     [
         {**GIVEN, "seen": SEEN},
-        [dict(zip(("item", "genres", "seen"), row)) for row in zip(GIVEN["item"], GIVEN["genres"], SEEN)],
+        [
+            dict(zip(("item", "genres", "seen"), row))
+            for row in zip(GIVEN["item"], GIVEN["genres"], SEEN)
+        ],
         pa.table({**GIVEN, "seen": SEEN}),
         {**GIVEN, "seen": [np.array([1, 2, 3]), (), ("", 4.0)]},
     ],
@@ -325,7 +437,10 @@ def test_of_list_elements_that_count_take_its_places(rows):
 
 
 def test_wrong_element_is_named_and_candidates_list_is_its_own_or_contexts():
-    wrongs = ((["punk", 1.5], "column genres, row 1 is 1.5, expected elements to be a text"), ("punk", "a list"))
+    wrongs = (
+        (["punk", 1.5], "column genres, row 1 is 1.5, expected elements to be a text"),
+        ("punk", "a list"),
+    )
     for wrong, said in wrongs:
         with pytest.raises(ContractError, match=said):
             feature_rows({"item": [1, 2], "genres": [["folk"], wrong], "seen": [None, None]}, LISTS)
@@ -363,7 +478,9 @@ def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows
 
     async def talk():
         publishing = PublisherSettings(interval_seconds=0.001)
-        async with connect(OwnScorer(score_rows), log=HangingLog(), publishing=publishing) as client:
+        async with connect(
+            OwnScorer(score_rows), log=HangingLog(), publishing=publishing
+        ) as client:
             for number in range(50):
                 scored = await client.score(rows, request_id=f"r{number}")
                 assert client.tell(Outcome(request_id=scored.request_id))
@@ -393,7 +510,8 @@ def test_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, ma
     publishing = PublisherSettings(interval_seconds=0.01, close_seconds=0.2)
     client = connect(OwnScorer(score_rows), log=log, publishing=publishing)
     with pytest.raises(
-        Unpublished, match="4 rows and 1 outcomes could not be published and are lost: the disk is gone"
+        Unpublished,
+        match="4 rows and 1 outcomes could not be published and are lost: the disk is gone",
     ):
         asyncio.run(talk(client))
     assert (client.log_counts.dropped_rows, client.log_counts.problem) == (4, "the disk is gone")
@@ -460,7 +578,9 @@ def test_outcomes_of_client_that_is_opened_again_are_new_to_log(score_rows, log,
     assert outcomes(read_log(log)) == [("first", 0, "click"), ("second", 0, "click")]
 
 
-def test_record_waits_for_its_shadow_and_its_outcome_for_record(score_rows, make_rows, log, read_log):
+def test_record_waits_for_its_shadow_and_its_outcome_for_record(
+    score_rows, make_rows, log, read_log
+):
     rows = FeatureRows(dense=make_rows(6)[0], categorical=make_rows(6)[1])
 
     async def talk():
@@ -511,7 +631,10 @@ def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, r
 
     asyncio.run(talk())
     records = read_log(log)
-    assert [(each.request_id, each.shadow_version) for each in predictions(records)] == [("r0", None), ("r1", None)]
+    assert [(each.request_id, each.shadow_version) for each in predictions(records)] == [
+        ("r0", None),
+        ("r1", None),
+    ]
     assert outcomes(records) == [("r0", 0, "click"), ("r1", 0, "click")]
     said = [each for each in caplog.messages if "is logged without shadow scores" in each]
     assert len(said) == 2
@@ -519,11 +642,15 @@ def test_record_is_logged_whatever_its_shadow_does(score_rows, make_rows, log, r
 
 def test_ids_and_sizes_that_log_cannot_hold_are_refused_before_scoring(score_rows, make_rows, log):
     scorer = OwnScorer(score_rows)
-    few, many = (FeatureRows(dense=rows[0], categorical=rows[1]) for rows in (make_rows(1), make_rows(2049)))
+    few, many = (
+        FeatureRows(dense=rows[0], categorical=rows[1]) for rows in (make_rows(1), make_rows(2049))
+    )
 
     async def talk():
         async with connect(scorer, log=f"sqlite:///{log}") as client:
-            with pytest.raises(ContractError, match="the logged request has 2049 rows, expected at most 2048"):
+            with pytest.raises(
+                ContractError, match="the logged request has 2049 rows, expected at most 2048"
+            ):
                 await client.score(many)
             for wrong in ("x" * 129, 7, b"r1", ""):
                 with pytest.raises(ContractError, match="request_id is"):
@@ -541,14 +668,21 @@ def test_ids_and_sizes_that_log_cannot_hold_are_refused_before_scoring(score_row
 
 def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_log):
     scorer = OwnScorer(score_rows)
-    rows = [FeatureRows(dense=dense[:1], categorical=categorical[:1]) for dense, categorical in [make_rows(1)] * 5]
+    rows = [
+        FeatureRows(dense=dense[:1], categorical=categorical[:1])
+        for dense, categorical in [make_rows(1)] * 5
+    ]
 
     async def talk():
         async with connect(scorer, log=f"sqlite:///{log}") as client:
-            await client.score(rows[0], request_id="session 7", log=False)  # absent from the log, so it names nothing
+            await client.score(
+                rows[0], request_id="session 7", log=False
+            )  # absent from the log, so it names nothing
             await client.score(rows[0], request_id="session 7")
             for again in rows[1:]:
-                with pytest.raises(ContractError, match="request_id 'session 7' was used by an earlier request"):
+                with pytest.raises(
+                    ContractError, match="request_id 'session 7' was used by an earlier request"
+                ):
                     await client.score(again, request_id="session 7")
                 with pytest.raises(ContractError, match="expected a new one for each request"):
                     await client.rank(again, 1, request_id="session 7")
@@ -577,12 +711,20 @@ def test_two_requests_at_once_cannot_share_id(make_rows, log, read_log):
             return await asyncio.gather(*asked, return_exceptions=True)
 
     answers = asyncio.run(talk())
-    assert [type(answer).__name__ for answer in answers] == ["ScoredRows", "ContractError", "ContractError"]
+    assert [type(answer).__name__ for answer in answers] == [
+        "ScoredRows",
+        "ContractError",
+        "ContractError",
+    ]
     assert len(predictions(read_log(log))) == 1
 
 
-@pytest.mark.parametrize("failure", [ServerUnavailable("away"), BadReply("no scores"), asyncio.CancelledError()])
-def test_id_of_request_that_left_no_record_is_free_again(score_rows, make_rows, log, read_log, failure):
+@pytest.mark.parametrize(
+    "failure", [ServerUnavailable("away"), BadReply("no scores"), asyncio.CancelledError()]
+)
+def test_id_of_request_that_left_no_record_is_free_again(
+    score_rows, make_rows, log, read_log, failure
+):
     rows = FeatureRows(dense=make_rows(1)[0], categorical=make_rows(1)[1])
     failures = [failure]
 
@@ -622,7 +764,8 @@ def test_of_wide_rows_request_has_as_many_as_message_of_log_holds(log):
         async with RecommenderClient(scorer, recommender=wide, log=f"sqlite:///{log}") as client:
             for ask in (client.score(rows), client.rank(rows, 500)):
                 with pytest.raises(
-                    ContractError, match="the logged request has 500 rows, expected at most 411, or log="
+                    ContractError,
+                    match="the logged request has 500 rows, expected at most 411, or log=",
                 ):
                     await ask
             assert (await client.rank(rows, 411)).logged
@@ -641,7 +784,9 @@ def test_without_log_scores_come_and_outcomes_are_refused(server, make_rows):
     assert asyncio.run(talk()).logged is False
 
 
-def test_synchronous_client_scores_from_threads_and_publishes_meanwhile(server, log, make_rows, read_log):
+def test_synchronous_client_scores_from_threads_and_publishes_meanwhile(
+    server, log, make_rows, read_log
+):
     rows = by_name(*make_rows(2))
     publishing = PublisherSettings(interval_seconds=0.01)
     with connect_sync(server.url, log=f"sqlite:///{log}", publishing=publishing) as client:

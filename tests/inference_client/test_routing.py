@@ -29,7 +29,9 @@ def test_without_plan_stable_model_answers(served, objects, make_rows):
     assert set(served.scoring.asked) == {MODEL_NAME}
 
 
-def test_plan_that_is_published_is_followed_and_one_that_is_taken_away_too(served, objects, publish, make_rows):
+def test_plan_that_is_published_is_followed_and_one_that_is_taken_away_too(
+    served, objects, publish, make_rows
+):
     async def talk(client):
         rows = make_rows(2)
         assert not (await client.score(*rows)).canary
@@ -82,7 +84,9 @@ def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, m
     late.start()
 
     async def run():
-        hanging = SimpleNamespace(uri="file:///somewhere", read=lambda name: released.wait(30) and None)
+        hanging = SimpleNamespace(
+            uri="file:///somewhere", read=lambda name: released.wait(30) and None
+        )
         async with PlannedClient(served.url, PlanFollower(hanging, MODEL_NAME)) as client:
             return await client.score(*make_rows(2))
 
@@ -122,9 +126,15 @@ def test_canary_whose_version_is_no_number_costs_no_request_and_no_record(
     publish(make_plan(share=1.0) if arm == "canary" else make_plan(share=0.0, shadow=1.0))
 
     async def talk():
-        options = {"recommender": CRITEO_RECOMMENDER, "log": f"sqlite:///{tmp_path}/log.db", "plan_uri": objects.uri}
+        options = {
+            "recommender": CRITEO_RECOMMENDER,
+            "log": f"sqlite:///{tmp_path}/log.db",
+            "plan_uri": objects.uri,
+        }
         async with RecommenderClient(served.url, **options) as client:
-            answers = [await client.score(rows, request_id=f"r{i}", key=f"user {i}") for i in range(3)]
+            answers = [
+                await client.score(rows, request_id=f"r{i}", key=f"user {i}") for i in range(3)
+            ]
         return answers, client.log_counts
 
     answers, counts = asyncio.run(talk())
@@ -132,7 +142,9 @@ def test_canary_whose_version_is_no_number_costs_no_request_and_no_record(
         assert (answer.canary, answer.model_version, answer.logged) == (False, 3, True)
         np.testing.assert_array_equal(answer.scores, score_rows(rows.dense, rows.categorical))
     records = read_log(tmp_path / "log.db")
-    logged = sorted((each.request_id, each.model_version, each.shadow_version is None) for each in records)
+    logged = sorted(
+        (each.request_id, each.model_version, each.shadow_version is None) for each in records
+    )
     assert logged == [(f"r{i}", 3, True) for i in range(3)]
     assert (counts.published_rows, counts.dropped_rows) == (6, 0)
 
@@ -145,7 +157,9 @@ def test_canary_whose_version_is_no_number_costs_no_request_and_no_record(
     ],
     ids=["fault", "refusal"],
 )
-def test_what_canary_cannot_do_stable_arm_does(served, objects, publish, make_rows, score_rows, failure, kind):
+def test_what_canary_cannot_do_stable_arm_does(
+    served, objects, publish, make_rows, score_rows, failure, kind
+):
     publish(make_plan(share=1.0, shadow=1.0))
     served.scoring.canary_failure = failure
     rows = make_rows(3)
@@ -170,7 +184,9 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
     told = iter([100.0, 129.9])
 
     async def run():
-        async with PlannedClient(served.url, PlanFollower(objects, MODEL_NAME), timer=lambda: next(told)) as client:
+        async with PlannedClient(
+            served.url, PlanFollower(objects, MODEL_NAME), timer=lambda: next(told)
+        ) as client:
             asking = asyncio.create_task(client.score(*make_rows(1)))
             await until(lambda: served.scoring.in_flight == 1)
             served.release(served.scoring.wait)
@@ -182,7 +198,9 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
     asyncio.run(run())
 
 
-def test_record_says_what_reply_says_and_not_what_plan_promised(served, objects, publish, make_rows):
+def test_record_says_what_reply_says_and_not_what_plan_promised(
+    served, objects, publish, make_rows
+):
     publish(make_plan(share=1.0))
     served.scoring.canary_version = 9
 
@@ -193,7 +211,9 @@ def test_record_says_what_reply_says_and_not_what_plan_promised(served, objects,
     assert (answer.canary, answer.model_version) == (True, 9)
 
 
-def test_stuck_shadow_delays_nobody_and_those_beyond_bound_are_dropped(served, objects, publish, make_rows, score_rows):
+def test_stuck_shadow_delays_nobody_and_those_beyond_bound_are_dropped(
+    served, objects, publish, make_rows, score_rows
+):
     publish(make_plan(share=0.0, shadow=1.0))
     served.scoring.canary_wait = served.make_event()
     rows = make_rows(2)
@@ -252,7 +272,9 @@ def test_ranked_list_is_one_arms_and_records_shadow_scores_of_its_rows(
 
     async def talk(planned):
         async with RecommenderClient(planned, recommender=CRITEO_RECOMMENDER, log=log) as client:
-            return await client.rank(FeatureRows(dense=dense, categorical=categorical), 10, key="a user")
+            return await client.rank(
+                FeatureRows(dense=dense, categorical=categorical), 10, key="a user"
+            )
 
     ranking = follow(served, objects, talk)
     expected = 1 - score_rows(dense, categorical)

@@ -33,7 +33,10 @@ def raw(table):
 
 def texts_in_another_order(table):
     """Return categories as texts, in another order and without label."""
-    texts = {name: [None if v is None else str(v) for v in table[name].to_pylist()] for name in CATEGORICAL}
+    texts = {
+        name: [None if v is None else str(v) for v in table[name].to_pylist()]
+        for name in CATEGORICAL
+    }
     return pa.table(texts | {n: table[n] for n in DENSE})
 
 
@@ -41,7 +44,9 @@ def texts_in_another_order(table):
 def test_every_form_gives_rows_that_were_written(tmp_path, raw_table, form):
     table = raw_table(150)
     labelled = form is raw
-    dense, categorical, label = read(write(tmp_path / "rows.parquet", form(table)), labelled=labelled)
+    dense, categorical, label = read(
+        write(tmp_path / "rows.parquet", form(table)), labelled=labelled
+    )
     for i, column in enumerate(DENSE):
         np.testing.assert_array_equal(dense[:, i], table[column].to_numpy().astype(np.float32))
     for i, column in enumerate(CATEGORICAL):
@@ -54,7 +59,15 @@ def test_every_form_gives_rows_that_were_written(tmp_path, raw_table, form):
 def test_own_columns_are_read_by_name_and_label_by_own_or_raw_name(tmp_path, label):
     features = Features(numeric=("price",), categorical=("Item", "item"))
     shop = Recommender(name="shop", features=features, data=ColumnNames(label="clicked"))
-    table = pa.table({"item": [5, None], label: [True, False], "seen": ["a", "b"], "Item": [7, 8], "price": [None, 2]})
+    table = pa.table(
+        {
+            "item": [5, None],
+            label: [True, False],
+            "seen": ["a", "b"],
+            "Item": [7, 8],
+            "price": [None, 2],
+        }
+    )
     dense, categorical, labels = read(write(tmp_path / "rows.parquet", table), shop)
     np.testing.assert_array_equal(dense, [[np.nan], [2.0]])
     assert (categorical.tolist(), labels.tolist()) == ([[7, 5], [8, -1]], [1, 0])
@@ -64,7 +77,8 @@ def test_own_columns_are_read_by_name_and_label_by_own_or_raw_name(tmp_path, lab
 def test_column_served_as_one_value_may_be_absent_but_is_read_if_present(tmp_path, held):
     place = {"place": CategoricalOptions(served_as=1)}
     shop = Recommender(
-        name="shop", features=Features(numeric=(), categorical=("place", "item"), categorical_options=place)
+        name="shop",
+        features=Features(numeric=(), categorical=("place", "item"), categorical_options=place),
     )
     path = write(tmp_path / "rows.parquet", pa.table({"item": [5, 6], LABEL: [1, 0], **held}))
     expected = np.c_[held.get("place", [-1, -1]), [5, 6]]
@@ -79,7 +93,10 @@ def test_column_served_as_one_value_may_be_absent_but_is_read_if_present(tmp_pat
             lambda t: t.rename_columns({"label": "lable"}),
             r"lacks columns \['label'\] of .* click_model, expected lable",
         ),
-        (lambda t: t.set_column(0, "label", pa.array([2] * 5000)), "rows.parquet row 0: label is 2, expected 0 or 1"),
+        (
+            lambda t: t.set_column(0, "label", pa.array([2] * 5000)),
+            "rows.parquet row 0: label is 2, expected 0 or 1",
+        ),
         (lambda t: t.set_column(14, "C1", pa.array(["68"] * 4999 + ["g"])), "row 4999: C1 is 'g'"),
         (lambda t: t.set_column(14, "C1", pa.array([0, 1, 2.5, *[4] * 4997])), "row 2: C1 is 2.5"),
     ],
@@ -106,9 +123,17 @@ def test_folder_is_read_in_order_of_its_names(tmp_path, raw_table):
     np.testing.assert_array_equal(read(tmp_path)[0][:, 0], expected)
 
 
-@pytest.mark.parametrize("text", ["0x1f", "68fd1e64", "1_0", " 1", "1 2", "1\n", "9" * 20, "\u0661"])
+@pytest.mark.parametrize(
+    "text", ["0x1f", "68fd1e64", "1_0", " 1", "1 2", "1\n", "9" * 20, "\u0661"]
+)
 def test_text_that_resembles_number_is_no_category(text):
-    for values in ([text], ["0123456789", text], ["1", None, text], ["1", 16, text], pa.array(["1", None, text])):
+    for values in (
+        [text],
+        ["0123456789", text],
+        ["1", None, text],
+        ["1", 16, text],
+        pa.array(["1", None, text]),
+    ):
         with pytest.raises(WrongValue, match="expected a whole number of 64 bits"):
             categories("C1", values)
 

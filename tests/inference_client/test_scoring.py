@@ -10,7 +10,14 @@ import pytest
 from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.serving import MAX_BATCH_ROWS
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
-from inference_client.errors import BadReply, BadRequest, ModelAbsent, ServerFault, ServerUnavailable, VersionsMixed
+from inference_client.errors import (
+    BadReply,
+    BadRequest,
+    ModelAbsent,
+    ServerFault,
+    ServerUnavailable,
+    VersionsMixed,
+)
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing
 from tests.support.served_names import MODEL_NAME
@@ -54,8 +61,12 @@ def test_one_connection_serves_many_requests_within_in_flight_bound(server, make
     assert 1 <= server.scoring.most_in_flight <= 3
 
 
-@pytest.mark.parametrize("failure", [(UNAVAILABLE, "Exceeds maximum queue size"), SWITCHING], ids=["busy", "switch"])
-def test_unavailable_server_is_asked_again_with_growing_waits(server, make_rows, score_rows, sleeps, failure):
+@pytest.mark.parametrize(
+    "failure", [(UNAVAILABLE, "Exceeds maximum queue size"), SWITCHING], ids=["busy", "switch"]
+)
+def test_unavailable_server_is_asked_again_with_growing_waits(
+    server, make_rows, score_rows, sleeps, failure
+):
     server.scoring.failures = [failure] * 4
     rows = make_rows(3)
     scored = score(server.url, rows, sleeps, first_backoff_seconds=0.1, max_backoff_seconds=0.3)
@@ -65,7 +76,9 @@ def test_unavailable_server_is_asked_again_with_growing_waits(server, make_rows,
 
 def test_retries_end_and_error_names_server(server, make_rows, sleeps):
     server.scoring.always = (UNAVAILABLE, "Exceeds maximum queue size")
-    with pytest.raises(ServerUnavailable, match=rf"{server.url} is unavailable: Exceeds maximum queue size"):
+    with pytest.raises(
+        ServerUnavailable, match=rf"{server.url} is unavailable: Exceeds maximum queue size"
+    ):
         score(server.url, make_rows(3), sleeps, max_attempts=4)
     assert len(sleeps.asked) == 3
 
@@ -73,13 +86,23 @@ def test_retries_end_and_error_names_server(server, make_rows, sleeps):
 @pytest.mark.parametrize(
     ("failure", "kind", "family"),
     [
-        ((NOT_FOUND, "Request for unknown model: 'click_model' is not found"), ModelAbsent, PermanentError),
+        (
+            (NOT_FOUND, "Request for unknown model: 'click_model' is not found"),
+            ModelAbsent,
+            PermanentError,
+        ),
         ((grpc.StatusCode.INVALID_ARGUMENT, "unexpected shape"), BadRequest, ContractError),
-        ((grpc.StatusCode.INTERNAL, "Stub process 'x' is not healthy."), ServerFault, TemporaryError),
+        (
+            (grpc.StatusCode.INTERNAL, "Stub process 'x' is not healthy."),
+            ServerFault,
+            TemporaryError,
+        ),
     ],
     ids=["absent", "refused", "fault"],
 )
-def test_other_failures_are_translated_and_not_retried(server, make_rows, sleeps, failure, kind, family):
+def test_other_failures_are_translated_and_not_retried(
+    server, make_rows, sleeps, failure, kind, family
+):
     server.scoring.always = failure
     with pytest.raises(kind, match=failure[1].split(":")[0]) as caught:
         score(server.url, make_rows(3), sleeps)
@@ -99,7 +122,9 @@ def test_refused_connection_is_unavailable(refusing_url, make_rows, sleeps):
         score(refusing_url, make_rows(1), sleeps, max_attempts=2)
 
 
-def test_proxy_in_environment_is_not_asked(server, make_rows, score_rows, refusing_url, monkeypatch):
+def test_proxy_in_environment_is_not_asked(
+    server, make_rows, score_rows, refusing_url, monkeypatch
+):
     for name in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(name, f"http://{refusing_url}")
     for name in ("no_proxy", "NO_PROXY", "no_grpc_proxy"):
@@ -160,7 +185,9 @@ def test_wrong_rows_are_refused_before_they_travel(server, make_rows, change, te
 
 
 @pytest.mark.parametrize("first", [1, 3], ids=["release", "rollback"])
-def test_split_request_over_version_switch_ends_with_later_version(server, make_rows, score_rows, first):
+def test_split_request_over_version_switch_ends_with_later_version(
+    server, make_rows, score_rows, first
+):
     server.scoring.versions, server.scoring.version = [first], 2
     rows = make_rows(2 * MAX_BATCH_ROWS)
     scored = score(server.url, rows, max_in_flight=1)
@@ -185,11 +212,17 @@ def test_each_version_gets_columns_that_it_takes_by_their_names(server, make_row
     dense, ids = make_rows(5)
     missing, without_first = np.full((5, 1), -1), dense.copy()
     without_first[:, 0] = np.nan
-    expected = {1: (dense, ids), 2: (without_first, ids), 3: (dense[:, 4:], np.hstack([missing, ids, missing]))}
+    expected = {
+        1: (dense, ids),
+        2: (without_first, ids),
+        3: (dense[:, 4:], np.hstack([missing, ids, missing])),
+    }
 
     async def ask():
         settings = ClientSettings(max_attempts=1)
-        async with ScoringClient(server.url, MODEL_NAME, settings, columns=CRITEO.columns) as client:
+        async with ScoringClient(
+            server.url, MODEL_NAME, settings, columns=CRITEO.columns
+        ) as client:
             for version in (1, 2, 3, 1, 3, 2):
                 server.scoring.version = version
                 scored = await client.score(dense, ids)

@@ -49,8 +49,14 @@ def test_expired_deadline_is_not_on_wire_and_frees_its_slot(stuck, make_rows, sc
         for number in range(1, CALLS_PER_SLOT + 1):
             with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
                 await client.score(*rows)
-            await until(lambda number=number: client.transport.num_calls == stuck.scoring.in_flight == number)
-        with pytest.raises(Overloaded, match=r"has 4 unanswered requests and freed no slot within 0\.2 s"):
+            await until(
+                lambda number=number: (
+                    client.transport.num_calls == stuck.scoring.in_flight == number
+                )
+            )
+        with pytest.raises(
+            Overloaded, match=r"has 4 unanswered requests and freed no slot within 0\.2 s"
+        ):
             await client.score(*rows)
         assert len(stuck.scoring.requests) == CALLS_PER_SLOT
         stuck.release(stuck.scoring.wait)
@@ -78,7 +84,9 @@ def test_cancelled_caller_leaves_call_alone(stuck, make_rows):
     assert stuck.scoring.cancelled == 0
 
 
-def test_full_line_is_said_at_once_and_takes_callers_again_when_it_moves(stuck, make_rows, score_rows):
+def test_full_line_is_said_at_once_and_takes_callers_again_when_it_moves(
+    stuck, make_rows, score_rows
+):
     rows = make_rows(2)
 
     async def talk(client):
@@ -156,7 +164,9 @@ def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score
         server.scoring.failures = [ABSENT] * 3
         return await client.score(*rows)
 
-    np.testing.assert_array_equal(converse(server, talk, first_backoff_seconds=0.01).scores, score_rows(*rows))
+    np.testing.assert_array_equal(
+        converse(server, talk, first_backoff_seconds=0.01).scores, score_rows(*rows)
+    )
 
 
 def test_message_larger_than_server_takes_is_not_tried_again(server, make_rows):
@@ -174,7 +184,9 @@ def replicas():
         each.close()
 
 
-def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(replicas, make_rows, score_rows):
+def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
+    replicas, make_rows, score_rows
+):
     first, second = replicas
     rows = make_rows(2)
 
@@ -227,7 +239,9 @@ class Unreliable:
                 far = socket.create_connection(("127.0.0.1", self._behind))
                 self._sockets.append(far)
                 for source, sink in ((near, far), (far, near)):
-                    threading.Thread(target=self._pump, args=(source, sink, self._frozen), daemon=True).start()
+                    threading.Thread(
+                        target=self._pump, args=(source, sink, self._frozen), daemon=True
+                    ).start()
 
     @staticmethod
     def _pump(source: socket.socket, sink: socket.socket, frozen: threading.Event) -> None:
@@ -276,7 +290,11 @@ async def ask_all(client, rows, *, callers, requests):
     async def caller():
         return [await client.score(*rows) for _ in range(requests)]
 
-    return [answer for each in await asyncio.gather(*(caller() for _ in range(callers))) for answer in each]
+    return [
+        answer
+        for each in await asyncio.gather(*(caller() for _ in range(callers)))
+        for answer in each
+    ]
 
 
 @pytest.mark.parametrize("kind", ["answers nothing", "says nothing at all"])
@@ -295,7 +313,9 @@ def test_replica_that_accepts_and_never_answers_costs_no_request(
         return await ask_all(client, rows, callers=20, requests=30)
 
     try:
-        answers = converse(None, talk, url=f"ipv4:127.0.0.1:{well.port},127.0.0.1:{port}", close_seconds=0.1)
+        answers = converse(
+            None, talk, url=f"ipv4:127.0.0.1:{well.port},127.0.0.1:{port}", close_seconds=0.1
+        )
     finally:
         if ill.scoring.wait is not None:
             ill.release(ill.scoring.wait)
@@ -306,7 +326,9 @@ def test_replica_that_accepts_and_never_answers_costs_no_request(
     assert len(ill.scoring.requests) < 60
 
 
-def test_half_open_connection_is_replaced_and_costs_no_request(server, make_rows, score_rows, unreliable, quick_stalls):
+def test_half_open_connection_is_replaced_and_costs_no_request(
+    server, make_rows, score_rows, unreliable, quick_stalls
+):
     rows, between = make_rows(2), unreliable(server.port)
 
     async def talk(client):
@@ -349,7 +371,9 @@ def test_replica_that_answers_again_gets_its_share_again(replicas, make_rows, qu
     converse(None, talk, url=f"ipv4:127.0.0.1:{first.port},127.0.0.1:{second.port}")
 
 
-def test_server_that_hangs_alone_gets_its_calls_answered_once_it_goes_on(stuck, make_rows, score_rows, quick_stalls):
+def test_server_that_hangs_alone_gets_its_calls_answered_once_it_goes_on(
+    stuck, make_rows, score_rows, quick_stalls
+):
     rows = make_rows(2)
 
     async def talk(client):

@@ -25,7 +25,9 @@ def validate_crd(manifest: Manifest) -> None:
     """
     kind = manifest.get("kind")
     name = f"{kind} {manifest.get('metadata', {}).get('name')}"
-    assert kind in SCHEMAS, f"{name}: no schema of this kind in {FOLDER.name}/; known are {', '.join(CRD_KINDS)}"
+    assert kind in SCHEMAS, (
+        f"{name}: no schema of this kind in {FOLDER.name}/; known are {', '.join(CRD_KINDS)}"
+    )
     validator = jsonschema.Draft202012Validator(SCHEMAS[kind])
     faults = [f"{fault.json_path}: {fault.message}" for fault in validator.iter_errors(manifest)]
     assert not faults, f"{name}: " + "; ".join(faults)

@@ -14,7 +14,9 @@ from tests.support.rendering import Manifest, find
 def container(workload: Manifest, name: str) -> Manifest:
     """Return the container or init container of that name."""
     spec = workload["spec"]["template"]["spec"]
-    (found,) = [c for c in (*spec.get("initContainers", ()), *spec["containers"]) if c["name"] == name]
+    (found,) = [
+        c for c in (*spec.get("initContainers", ()), *spec["containers"]) if c["name"] == name
+    ]
     return found
 
 
@@ -35,7 +37,9 @@ def command(workload: Manifest, name: str, dockerfile: str) -> list[str]:
     ours = container(workload, name)
     if "command" in ours:
         return [*ours["command"], *ours.get("args", ())]
-    (entry,) = re.findall(r"^ENTRYPOINT (\[.*\])$", (REPOSITORY / dockerfile).read_text(), re.MULTILINE)
+    (entry,) = re.findall(
+        r"^ENTRYPOINT (\[.*\])$", (REPOSITORY / dockerfile).read_text(), re.MULTILINE
+    )
     return [*json.loads(entry), *ours.get("args", ())]
 
 
@@ -56,5 +60,7 @@ def volume_at(workload: Manifest, name: str, path: str) -> tuple[Manifest, bool]
 
 def mounted(workload: Manifest, name: str, text: str, root: Path) -> str:
     """Replace every path below a mount in `text` by the test's folder below `root`."""
-    paths = sorted((m["mountPath"] for m in container(workload, name)["volumeMounts"]), key=len, reverse=True)
+    paths = sorted(
+        (m["mountPath"] for m in container(workload, name)["volumeMounts"]), key=len, reverse=True
+    )
     return re.sub(rf"(?<![\w/.])({'|'.join(map(re.escape, paths))})(?=/|$)", rf"{root}\1", text)

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from tests.support.rendering import K8S
 
 FOLDER = K8S / "components" / "observability" / "dashboards"
-DASHBOARDS: dict[str, dict[str, Any]] = {path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")}
+DASHBOARDS: dict[str, dict[str, Any]] = {
+    path.stem: json.loads(path.read_text()) for path in FOLDER.glob("*.json")
+}
 """Dashboards by file name."""
 CHOSEN = {"namespace": "evergreen", "recommender": "shop", "version": ".+", "model": ".+"}
 CHOSEN |= {"__rate_interval": "1m", "__range": "1h"}

@@ -29,24 +29,37 @@ class End:
     """Named ports of the pod."""
 
 
-def allowed(policies: list[Manifest], source: End, destination: End, port: int, protocol: str = TCP) -> bool:
+def allowed(
+    policies: list[Manifest], source: End, destination: End, port: int, protocol: str = TCP
+) -> bool:
     """Return whether `source` may open a connection to `port` of `destination`."""
     out = _lets(policies, source, destination, destination, port, protocol, "Egress")
     return out and _lets(policies, destination, source, destination, port, protocol, "Ingress")
 
 
 def _lets(
-    policies: list[Manifest], pod: End, peer: End, destination: End, port: int, protocol: str, direction: str
+    policies: list[Manifest],
+    pod: End,
+    peer: End,
+    destination: End,
+    port: int,
+    protocol: str,
+    direction: str,
 ) -> bool:
     """Return whether the policies of `pod` allow a connection with `peer` in that direction."""
     if not pod.namespace:
         return True
-    ours = [p for p in policies if p["metadata"]["namespace"] == pod.namespace and _isolates(p, pod, direction)]
+    ours = [
+        p
+        for p in policies
+        if p["metadata"]["namespace"] == pod.namespace and _isolates(p, pod, direction)
+    ]
     if not ours:
         return True
     key, side = ("egress", "to") if direction == "Egress" else ("ingress", "from")
     return any(
-        _is_peer(rule.get(side), peer, pod.namespace) and _is_port(rule.get("ports"), destination, port, protocol)
+        _is_peer(rule.get(side), peer, pod.namespace)
+        and _is_port(rule.get("ports"), destination, port, protocol)
         for policy in ours
         for rule in policy["spec"].get(key) or ()
     )
@@ -67,7 +80,9 @@ def _is_one(peer: Manifest, end: End, namespace: str) -> bool:
     if block := peer.get("ipBlock"):
         address = ipaddress.ip_address(end.address)
         inside = address in ipaddress.ip_network(block["cidr"])
-        return inside and not any(address in ipaddress.ip_network(each) for each in block.get("except", ()))
+        return inside and not any(
+            address in ipaddress.ip_network(each) for each in block.get("except", ())
+        )
     if not end.namespace:
         return False
     if "namespaceSelector" in peer:

@@ -31,7 +31,9 @@ def variables(manifests: list[Manifest], container: Manifest) -> dict[str, str]:
         if "value" in entry:
             found[entry["name"]] = entry["value"]
         elif source := entry["valueFrom"].get("configMapKeyRef"):
-            found[entry["name"]] = find(manifests, "ConfigMap", source["name"])["data"][source["key"]]
+            found[entry["name"]] = find(manifests, "ConfigMap", source["name"])["data"][
+                source["key"]
+            ]
     return found
 
 
@@ -84,17 +86,25 @@ class TritonPod:
         self.ports = _free_ports()
         command, *arguments = self.container["args"]
         assert command == wheel.binary.name
-        own = {**self._change, **{f"{name}-port": str(port) for name, port in self.ports._asdict().items()}}
+        own = {
+            **self._change,
+            **{f"{name}-port": str(port) for name, port in self.ports._asdict().items()},
+        }
         flags = []
         for argument in arguments:
             name = argument.partition("=")[0].removeprefix("--")
-            flags.append(f"--{name}={own[name]}" if name in own else expanded(argument, self._values))
+            flags.append(
+                f"--{name}={own[name]}" if name in own else expanded(argument, self._values)
+            )
         flags += [f"--{name}-address={LOOPBACK}" for name in Ports._fields]
         flags += [
             f"--backend-directory={wheel.backends}",
             f"--backend-config=python,shm-region-prefix-name={self._shm}",
         ]
-        flags += [f"--backend-config=python,shm-{kind}-byte-size=4194304" for kind in ("default", "growth")]
+        flags += [
+            f"--backend-config=python,shm-{kind}-byte-size=4194304"
+            for kind in ("default", "growth")
+        ]
         with open(self._folder / "triton.log", "wb") as log:
             self.process = subprocess.Popen(
                 tethered([str(wheel.binary), *flags], signal.SIGKILL),
@@ -141,14 +151,18 @@ class TritonPod:
     def passes(self, probe: str) -> bool:
         """Return whether this probe passes now, with a status from 200 to 399."""
         asked = self.container[probe]["httpGet"]
-        status = self.get(asked["path"], port=asked["port"], timeout=self.container[probe]["timeoutSeconds"])
+        status = self.get(
+            asked["path"], port=asked["port"], timeout=self.container[probe]["timeoutSeconds"]
+        )
         return 200 <= status < 400
 
     def wait_for(self, probe: str, seconds: float = 120.0) -> None:
         """Wait until the probe passes. A timeout reports the server's output."""
 
         def passes() -> bool:
-            assert self.process.poll() is None, f"triton ended with {self.process.returncode}: {self.log[-2000:]}"
+            assert self.process.poll() is None, (
+                f"triton ended with {self.process.returncode}: {self.log[-2000:]}"
+            )
             return self.passes(probe)
 
         wait_for(passes, seconds=seconds)

@@ -24,7 +24,9 @@ class Question(NamedTuple):
     answers: dict[str, float]
 
 
-def ask(name: str, series: dict[str, str], questions: list[Question], *, interval: str = "5s") -> None:
+def ask(
+    name: str, series: dict[str, str], questions: list[Question], *, interval: str = "5s"
+) -> None:
     """Assert that promtool finds every answer as expected.
 
     The assertion's message is promtool's output.
@@ -45,15 +47,23 @@ def ask(name: str, series: dict[str, str], questions: list[Question], *, interva
             {
                 "expr": question.query,
                 "eval_time": question.at,
-                "exp_samples": [{"labels": labels, "value": value} for labels, value in question.answers.items()],
+                "exp_samples": [
+                    {"labels": labels, "value": value} for labels, value in question.answers.items()
+                ],
             }
             for question in questions
         ],
     }
     FOLDER.mkdir(parents=True, exist_ok=True)
     path = FOLDER / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({"evaluation_interval": interval, "tests": [case]}, sort_keys=False, width=200))
-    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120)
+    path.write_text(
+        yaml.safe_dump(
+            {"evaluation_interval": interval, "tests": [case]}, sort_keys=False, width=200
+        )
+    )
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=120
+    )
     said = done.stdout + done.stderr
     path.with_suffix(".txt").write_text(said)
     assert done.returncode == 0, said

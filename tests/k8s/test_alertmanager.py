@@ -16,7 +16,10 @@ CONFIG = yaml.safe_load(PATH.read_text())
 
 def amtool(*words: str) -> str:
     if shutil.which("amtool") is None:
-        pytest.skip("amtool is not installed (Debian: prometheus-alertmanager): the example cannot be checked")
+        pytest.skip(
+            "amtool is not installed (Debian: prometheus-alertmanager): the example cannot be "
+            "checked"
+        )
     done = subprocess.run(["amtool", *words], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -32,7 +35,9 @@ def test_alert_reaches_whom_its_severity_says(name):
     labels = (f"alertname={name}", f"severity={severity}", "namespace=evergreen")
     found = amtool("config", "routes", "test", f"--config.file={PATH}", *labels)
     assert found.strip() == {"page": "pages", "ticket": "tickets"}[severity]
-    assert "://" not in re.sub(r"#.*", "", PATH.read_text()), "addresses and keys are files of a secret"
+    assert "://" not in re.sub(r"#.*", "", PATH.read_text()), (
+        "addresses and keys are files of a secret"
+    )
 
 
 def test_inhibitions_name_own_alerts_and_ticket_never_silences_page():
@@ -43,9 +48,13 @@ def test_inhibitions_name_own_alerts_and_ticket_never_silences_page():
         )
         (target,) = rule["target_matchers"]
         assert len(sources) == 1
-        assert len(targets) == len(re.search(r"\((.*)\)", target)[1].split("|")), f"{target} names an alert not ours"
+        assert len(targets) == len(re.search(r"\((.*)\)", target)[1].split("|")), (
+            f"{target} names an alert not ours"
+        )
         (source,) = sources
-        assert ALERTS[source]["labels"]["severity"] == "page", f"{source} silences others and wakes nobody"
+        assert ALERTS[source]["labels"]["severity"] == "page", (
+            f"{source} silences others and wakes nobody"
+        )
 
 
 def _matches(matcher: str, name: str) -> bool:

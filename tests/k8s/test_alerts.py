@@ -14,7 +14,14 @@ import pytest
 import yaml
 
 from tests.support.alerts import ALERTS, RECORDED, RULES, SPEC
-from tests.support.metric_names import FAILURE_REASONS, QUANTILES, Labels, known, selectors, strangers
+from tests.support.metric_names import (
+    FAILURE_REASONS,
+    QUANTILES,
+    Labels,
+    known,
+    selectors,
+    strangers,
+)
 from tests.support.paths import REPOSITORY
 
 RUNBOOK = REPOSITORY / "docs" / "runbook.md"
@@ -25,7 +32,10 @@ DEFAULTS = {
     "ctr_monitor_": {"namespace": "evergreen", "pod": "monitor-0", "recommender": "click_model"},
     "nv_": {"namespace": "evergreen", "pod": "triton-0", "model": "click_model", "version": "1"},
     "kube_deployment_": {"namespace": "evergreen", "deployment": "triton"},
-    "kube_horizontalpodautoscaler_": {"namespace": "evergreen", "horizontalpodautoscaler": "triton"},
+    "kube_horizontalpodautoscaler_": {
+        "namespace": "evergreen",
+        "horizontalpodautoscaler": "triton",
+    },
 }
 SERIES = re.compile(r"(?P<name>\w+)(\{(?P<labels>.*)\})?")
 
@@ -40,7 +50,10 @@ def with_defaults(series: str) -> tuple[str, dict[str, str]]:
 def promtool_test(case: dict[str, Any]) -> dict[str, Any]:
     """Return the case in promtool's form."""
     rule = ALERTS[case["alert"]]
-    expected = [{"eval_time": time, "alertname": case["alert"], "exp_alerts": []} for time in case.get("silent", ())]
+    expected = [
+        {"eval_time": time, "alertname": case["alert"], "exp_alerts": []}
+        for time in case.get("silent", ())
+    ]
     for time, description in case.get("fires", {}).items():
         alert = {
             "exp_labels": {"severity": rule["labels"]["severity"], **case["labels"]},
@@ -52,7 +65,12 @@ def promtool_test(case: dict[str, Any]) -> dict[str, Any]:
         name, labels = with_defaults(each)
         text = ",".join(f'{label}="{value}"' for label, value in labels.items())
         series.append({"series": f"{name}{{{text}}}", "values": values})
-    return {"interval": "1m", "name": case["case"], "input_series": series, "alert_rule_test": expected}
+    return {
+        "interval": "1m",
+        "name": case["case"],
+        "input_series": series,
+        "alert_rule_test": expected,
+    }
 
 
 def rules_for(alert: dict[str, Any]) -> list[dict[str, Any]]:
@@ -76,13 +94,17 @@ def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
     for alert in alerts:
         name = alert["alert"]
         rules = {"groups": [{"name": "evergreen", "rules": rules_for(alert)}]}
-        (folder / f"{name}.rules.yaml").write_text(yaml.safe_dump(rules, sort_keys=False, width=1000))
+        (folder / f"{name}.rules.yaml").write_text(
+            yaml.safe_dump(rules, sort_keys=False, width=1000)
+        )
         tests = {
             "rule_files": [f"{name}.rules.yaml"],
             "evaluation_interval": "30s",
             "tests": [promtool_test(case) for case in CASES if case["alert"] == name],
         }
-        (folder / f"{name}.test.yaml").write_text(yaml.safe_dump(tests, sort_keys=False, width=1000))
+        (folder / f"{name}.test.yaml").write_text(
+            yaml.safe_dump(tests, sort_keys=False, width=1000)
+        )
         command = ["promtool", "test", "rules", f"{name}.test.yaml"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
         (folder / f"{name}.output.txt").write_text(done.stdout + done.stderr)
@@ -135,7 +157,9 @@ def test_cases_use_series_that_exist():
         for series in case["series"]:
             name, labels = with_defaults(series)
             assert name in names, f"{case['alert']}: nobody exports {name}"
-            assert labels.keys() <= names[name], f"{case['alert']}: {name} has no labels {labels.keys() - names[name]}"
+            assert labels.keys() <= names[name], (
+                f"{case['alert']}: {name} has no labels {labels.keys() - names[name]}"
+            )
 
 
 def labels_of_record(name: str) -> Labels:
@@ -147,7 +171,9 @@ def test_expressions_ask_only_for_what_is_exported():
     recorded = {name: labels_of_record(name) for name in RECORDED}
     for rule in RULES:
         found = strangers(rule["expr"], recorded)
-        assert not found, f"{rule.get('alert', rule.get('record'))} asks for {found}, which nobody exports"
+        assert not found, (
+            f"{rule.get('alert', rule.get('record'))} asks for {found}, which nobody exports"
+        )
 
 
 def test_label_values_asked_for_are_those_that_exist():
@@ -174,7 +200,9 @@ def test_label_values_asked_for_are_those_that_exist():
     for rule in RULES:
         for selector in selectors(rule["expr"]):
             for matcher in selector.matchers.matchers:
-                assert set(matcher.value.split("|")) <= allowed[matcher.name], f"{rule.get('alert')}: {matcher.value}"
+                assert set(matcher.value.split("|")) <= allowed[matcher.name], (
+                    f"{rule.get('alert')}: {matcher.value}"
+                )
 
 
 @pytest.mark.parametrize("name", ALERTS)
@@ -183,7 +211,9 @@ def test_alert_states_severity_what_happened_and_where_its_runbook_is(name):
     assert rule["labels"] == {"severity": rule["labels"]["severity"]}
     assert rule["labels"]["severity"] in ("page", "ticket")
     assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
-    assert "{{" not in rule["annotations"]["summary"], "a summary names the alert; numbers are the description's"
+    assert "{{" not in rule["annotations"]["summary"], (
+        "a summary names the alert; numbers are the description's"
+    )
     assert rule["annotations"]["runbook_url"].endswith(f"/docs/runbook.md#{name.lower()}")
 
 

@@ -21,7 +21,11 @@ def specification(path):
 
 
 def scalers_of(manifests, target="triton"):
-    return [m for m in manifests if m["kind"] in SCALERS and m["spec"]["scaleTargetRef"]["name"] == target]
+    return [
+        m
+        for m in manifests
+        if m["kind"] in SCALERS and m["spec"]["scaleTargetRef"]["name"] == target
+    ]
 
 
 def test_adapter_publishes_what_hpa_asks_for_by_kedas_queries():
@@ -37,7 +41,9 @@ def test_adapter_publishes_what_hpa_asks_for_by_kedas_queries():
 def test_both_ask_prometheus_that_operator_makes():
     values = yaml.safe_load((ADAPTER / "values.yaml").read_text())
     address = values["prometheus"]["url"] + f":{values['prometheus']['port']}"
-    assert {each["metadata"]["serverAddress"] for each in specification(SHIPPED_AUTOSCALER)["triggers"]} == {address}
+    assert {
+        each["metadata"]["serverAddress"] for each in specification(SHIPPED_AUTOSCALER)["triggers"]
+    } == {address}
 
 
 def test_targets_are_written_as_api_server_writes_them():
@@ -46,20 +52,32 @@ def test_targets_are_written_as_api_server_writes_them():
     Other forms would be changed by every apply.
     """
     targets = [metric["external"]["target"] for metric in specification(HPA)["metrics"]]
-    assert targets == [{"type": "Value", "value": "1k"}, {"type": "AverageValue", "averageValue": "8"}]
+    assert targets == [
+        {"type": "Value", "value": "1k"},
+        {"type": "AverageValue", "averageValue": "8"},
+    ]
 
 
 def test_hpa_and_keda_decide_by_same_targets_bounds_and_pace():
     hpa, keda = specification(HPA), specification(SHIPPED_AUTOSCALER)
-    assert (hpa["minReplicas"], hpa["maxReplicas"]) == (keda["minReplicaCount"], keda["maxReplicaCount"])
+    assert (hpa["minReplicas"], hpa["maxReplicas"]) == (
+        keda["minReplicaCount"],
+        keda["maxReplicaCount"],
+    )
     assert hpa["behavior"] == keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     spec = read_autoscaler(SHIPPED_AUTOSCALER)
-    assert [(metric.target, metric.is_average) for metric in spec.metrics] == [(1000, False), (8, True)]
+    assert [(metric.target, metric.is_average) for metric in spec.metrics] == [
+        (1000, False),
+        (8, True),
+    ]
 
 
 def test_hpa_is_only_scaler_where_adapter_takes_kedas_place(tmp_path):
     [scaler] = scalers_of(documents(render_variant("base+prometheus-adapter", tmp_path)))
-    assert (scaler["kind"], scaler["metadata"]["namespace"]) == ("HorizontalPodAutoscaler", "evergreen")
+    assert (scaler["kind"], scaler["metadata"]["namespace"]) == (
+        "HorizontalPodAutoscaler",
+        "evergreen",
+    )
     assert scalers_of(documents(render_variant("base", tmp_path))) == []
 
 
@@ -69,7 +87,9 @@ def test_keda_is_only_scaler_of_overlay(rendered, overlay):
     assert scaler["kind"] == "ScaledObject"
     # KEDA's HPA replaces one applied before, under the name that alerts use.
     assert scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"] == "triton"
-    assert scaler["metadata"]["annotations"]["scaledobject.keda.sh/transfer-hpa-ownership"] == "true"
+    assert (
+        scaler["metadata"]["annotations"]["scaledobject.keda.sh/transfer-hpa-ownership"] == "true"
+    )
 
 
 def test_scaling_to_zero_is_option_and_something_beside_servers_wakes_them(rendered, tmp_path):
@@ -85,7 +105,9 @@ def test_scaling_to_zero_is_option_and_something_beside_servers_wakes_them(rende
     assert int(cron["metadata"]["desiredReplicas"]) >= spec["minReplicaCount"]
     # An error does not count as inactivity for KEDA. A 0 would stop the servers whenever Prometheus
     # is lost.
-    assert all(t["metadata"]["ignoreNullValues"] == "false" for t in spec["triggers"] if t is not cron)
+    assert all(
+        t["metadata"]["ignoreNullValues"] == "false" for t in spec["triggers"] if t is not cron
+    )
 
 
 def test_replicas_go_slowly_and_come_fast():
@@ -97,5 +119,9 @@ def test_replicas_go_slowly_and_come_fast():
         assert policy.period_seconds >= 60
     assert spec.up.stabilization_seconds == 0
     assert spec.up.select == "Max"
-    doubling = [each.period_seconds for each in spec.up.policies if each.type == "Percent" and each.value >= 100]
+    doubling = [
+        each.period_seconds
+        for each in spec.up.policies
+        if each.type == "Percent" and each.value >= 100
+    ]
     assert min(doubling) <= 60

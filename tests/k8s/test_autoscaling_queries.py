@@ -8,7 +8,16 @@ the counters.
 import pytest
 
 from tests.k8s.promql_units import Question, ask, close_to
-from tests.support.recorded_queues import PENDING, PODS, QUEUE, RECORD, SUCCESS, counted, recorded_series, truth
+from tests.support.recorded_queues import (
+    PENDING,
+    PODS,
+    QUEUE,
+    RECORD,
+    SUCCESS,
+    counted,
+    recorded_series,
+    truth,
+)
 from tests.support.scaler_queries import KEDA, of_pods, read_queries
 from tools.autoscaling.hpa import PENDING_METRIC, QUEUE_METRIC
 
@@ -64,7 +73,9 @@ def test_queue_time_per_request_is_truth(pods, moment):
             # counters of a model by the same factor. If a model's first requests fall into the
             # window, the factor differs by up to one reading.
             Question(close_to(query, between, share=0.01), f"{moment + 2}s", ONE),
-            Question(close_to(query, 1.02 * truth(moment, pods), share=0.01), f"{moment}s", {"{}": 0}),
+            Question(
+                close_to(query, 1.02 * truth(moment, pods), share=0.01), f"{moment}s", {"{}": 0}
+            ),
         ],
     )
 
@@ -73,7 +84,9 @@ def test_reference_query_misses_truth_of_same_series():
     def off_by(pods, moment, low, high):
         ratio = f"{of_pods(REFERENCE, *pods)} / {truth(moment, pods, window=30)!r}"
         return Question(
-            f"({ratio} > bool {low}) * ({ratio} < bool {high})", f"{moment}s", {'{namespace="evergreen"}': 1}
+            f"({ratio} > bool {low}) * ({ratio} < bool {high})",
+            f"{moment}s",
+            {'{namespace="evergreen"}': 1},
         )
 
     ask(
@@ -112,7 +125,9 @@ def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
     labels = 'namespace="evergreen",model="click_model",version="1"'
     # Its server answers from the eighth quarter of a minute on. A pod whose server has no model yet
     # has no series at all.
-    series = {f'{metric}{{{labels},pod="new"}}': "_x7 0 0 0 0 0" for metric in (QUEUE, SUCCESS, PENDING)}
+    series = {
+        f'{metric}{{{labels},pod="new"}}': "_x7 0 0 0 0 0" for metric in (QUEUE, SUCCESS, PENDING)
+    }
     queries = shipped("new", "without-a-model")
     ask(
         "idle_and_new",

@@ -26,9 +26,15 @@ every_dashboard = pytest.mark.parametrize("name", sorted(DASHBOARDS))
 
 def parts(expression) -> list:
     """Return the expression and every expression inside it."""
-    inner = [getattr(expression, name, None) for name in ("expr", "lhs", "rhs", "param", "vector_selector")]
+    inner = [
+        getattr(expression, name, None)
+        for name in ("expr", "lhs", "rhs", "param", "vector_selector")
+    ]
     inner += getattr(expression, "args", None) or []
-    return [expression, *(each for part in inner if isinstance(part, promql.Expr) for each in parts(part))]
+    return [
+        expression,
+        *(each for part in inner if isinstance(part, promql.Expr) for each in parts(part)),
+    ]
 
 
 def unknown_labels(text: str) -> set[str]:
@@ -37,7 +43,11 @@ def unknown_labels(text: str) -> set[str]:
     for part in parts(promql.parse(text)):
         if isinstance(part, promql.AggregateExpr) and part.modifier is not None:
             grouped = part.modifier.labels
-        elif isinstance(part, promql.BinaryExpr) and part.modifier is not None and part.modifier.matching is not None:
+        elif (
+            isinstance(part, promql.BinaryExpr)
+            and part.modifier is not None
+            and part.modifier.matching is not None
+        ):
             grouped = part.modifier.matching.labels
         else:
             continue
@@ -55,7 +65,9 @@ def test_query_is_promql_and_asks_for_metrics_and_labels_that_are_exported(asked
 
 def test_query_with_wrong_name_label_or_grouping_is_found():
     assert metric_names.strangers("ctr_monitor_rolling_auk") == ["ctr_monitor_rolling_auk"]
-    assert metric_names.strangers('ctr_monitor_rolling_auc{versoin="3"}') == ["ctr_monitor_rolling_auc{versoin}"]
+    assert metric_names.strangers('ctr_monitor_rolling_auc{versoin="3"}') == [
+        "ctr_monitor_rolling_auc{versoin}"
+    ]
     assert unknown_labels("max by (versoin) (ctr_monitor_rolling_auc)") == {"versoin"}
     assert unknown_labels("sum by (versoin) (rate(nv_inference_count[1m]))") == {"versoin"}
     assert unknown_labels("max(up) / on (pot) nv_gpu_utilization") == {"pot"}
@@ -75,8 +87,13 @@ def test_grafanas_own_types_hold_every_field(name):
 
 
 def test_queue_panels_show_by_pod_what_autoscaler_asks():
-    expected = {name: query.replace("sum(", "sum by (pod) (") for name, query in read_queries(KEDA).items()}
-    drawn = {panel["title"]: filled(panel["targets"][0]["expr"]) for panel in panels(DASHBOARDS["serving"])}
+    expected = {
+        name: query.replace("sum(", "sum by (pod) (") for name, query in read_queries(KEDA).items()
+    }
+    drawn = {
+        panel["title"]: filled(panel["targets"][0]["expr"])
+        for panel in panels(DASHBOARDS["serving"])
+    }
     assert drawn["Queue time per request"] == expected["triton_queue_microseconds_per_request"]
     assert drawn["Pending requests"] == expected["triton_pending_requests"]
 

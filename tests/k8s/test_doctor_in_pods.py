@@ -25,7 +25,9 @@ def in_pods(request, rendered):
             return subprocess.CompletedProcess(command, 1, "", "no cluster")
         assert (words[:2], words[4], words[6]) == (["-n", doctor.NAMESPACE], "-c", "--")
         ran.append((words[3], words[5], " ".join(words[7:])))
-        return subprocess.CompletedProcess(command, 0, "1 /evergreen/store/open" if "st_mode" in words[-1] else "", "")
+        return subprocess.CompletedProcess(
+            command, 0, "1 /evergreen/store/open" if "st_mode" in words[-1] else "", ""
+        )
 
     server = KubeflowServer("http://127.0.0.1:9", timeout_seconds=(0.1, 0.1))
     found = list(diagnose(Installation(server=server, cluster=Kubectl(run=kubectl), store=None)))

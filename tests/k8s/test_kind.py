@@ -24,7 +24,9 @@ from tests.support.rendering import containers, workloads
 from tests.support.yaml_texts import documents
 
 SCRIPT = REPOSITORY / "k8s" / "kind" / "up"
-DOUBLES = {path.stem: path.read_text() for path in (Path(__file__).parent / "kind_doubles").glob("*.sh")}
+DOUBLES = {
+    path.stem: path.read_text() for path in (Path(__file__).parent / "kind_doubles").glob("*.sh")
+}
 
 
 @pytest.fixture
@@ -48,7 +50,9 @@ def run(tmp_path):
 
     def do(*steps: str) -> list[str]:
         (place / "told").unlink(missing_ok=True)
-        done = subprocess.run([SCRIPT, *steps], env=variables, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [SCRIPT, *steps], env=variables, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         return (place / "told").read_text().splitlines()
 
@@ -73,17 +77,27 @@ def test_second_run_makes_nothing_twice_and_applies_again(run):
 
 
 def test_nothing_is_asked_of_another_cluster_than_one_that_was_made(run):
-    told = [line for line in run("pipelines", "evergreen", "lake", "traffic", "drift") if line.startswith("kubectl ")]
+    told = [
+        line
+        for line in run("pipelines", "evergreen", "lake", "traffic", "drift")
+        if line.startswith("kubectl ")
+    ]
     assert len(told) > 10
-    assert [line for line in told if "--context kind-evergreen " not in line] == ["kubectl kustomize k8s/kind"]
+    assert [line for line in told if "--context kind-evergreen " not in line] == [
+        "kubectl kustomize k8s/kind"
+    ]
 
 
 @pytest.mark.parametrize("path", ["k8s/kind/up", "docs/gke.md", "docs/pipeline.md"])
 def test_every_installation_has_failed_steps_tried_again(path):
     """Kubeflow Pipelines as installed never retries, whatever the pipeline says."""
     text = (REPOSITORY / path).read_text().replace("\\\n", " ")
-    (patch,) = re.findall(r"set env deployment/ml-pipeline .*'COMPILED_PIPELINE_SPEC_PATCH=(.+?)'", text)
-    assert json.loads(patch) == {"templateDefaults": {"retryStrategy": {"retryPolicy": "Always", "limit": "0"}}}
+    (patch,) = re.findall(
+        r"set env deployment/ml-pipeline .*'COMPILED_PIPELINE_SPEC_PATCH=(.+?)'", text
+    )
+    assert json.loads(patch) == {
+        "templateDefaults": {"retryStrategy": {"retryPolicy": "Always", "limit": "0"}}
+    }
 
 
 def test_kubeflow_is_ready_only_with_its_settings(run):
@@ -111,7 +125,11 @@ def test_what_is_applied_takes_images_that_are_built_by_tag(run):
 
 def test_every_evergreen_command_of_script_is_one():
     text = SCRIPT.read_text().replace('"$tag"', "0123abc").replace("$store", "build/kind/store")
-    commands = [shlex.split(line.partition("$evergreen ")[2]) for line in text.splitlines() if "$evergreen " in line]
+    commands = [
+        shlex.split(line.partition("$evergreen ")[2])
+        for line in text.splitlines()
+        if "$evergreen " in line
+    ]
     assert [command[0] for command in commands] == ["recommender", "compile", "submit", "doctor"]
     recommender, compile_, submit, look = commands
     recommender_file.build_parser().parse_args(recommender[1:])
@@ -127,8 +145,13 @@ def test_tool_that_is_not_there_is_named(tmp_path, tool):
     for name in {*DOUBLES, "git", "bash", "dirname"} - {tool}:
         (tmp_path / name).symlink_to(shutil.which(name) or "/bin/true")
     variables = {"PATH": str(tmp_path), "TAG": "0123abc"}
-    done = subprocess.run([tmp_path / "bash", SCRIPT, "lake"], env=variables, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, f"error: '{tool}' is not installed; a cluster of kind needs it\n")
+    done = subprocess.run(
+        [tmp_path / "bash", SCRIPT, "lake"], env=variables, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"error: '{tool}' is not installed; a cluster of kind needs it\n",
+    )
 
 
 def test_step_that_is_none_is_refused_before_anything_is_made(run):

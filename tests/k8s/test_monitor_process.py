@@ -29,7 +29,13 @@ pytestmark = pytest.mark.e2e
 
 DOCKERFILE = "monitoring/Dockerfile"
 # The folder stays writable through its own mount, and everything else becomes read-only.
-READ_ONLY_ROOT = ["unshare", "-Urm", "sh", "-c", 'mount --bind "$0" "$0" && mount -o remount,ro,bind / && exec "$@"']
+READ_ONLY_ROOT = [
+    "unshare",
+    "-Urm",
+    "sh",
+    "-c",
+    'mount --bind "$0" "$0" && mount -o remount,ro,bind / && exec "$@"',
+]
 
 
 class Pod:
@@ -52,7 +58,9 @@ class Pod:
 
     def variables(self, name: str) -> dict[str, str]:
         found = environment_of(self._manifests, self.deployment, name)
-        found = {key: mounted(self.deployment, name, value, self.root) for key, value in found.items()}
+        found = {
+            key: mounted(self.deployment, name, value, self.root) for key, value in found.items()
+        }
         if name == "monitor":
             found["EVERGREEN_MONITOR_LOG"] = f"sqlite:///{self.root / 'log.db'}"
             found["EVERGREEN_MONITOR_HTTP_HOST"] = "127.0.0.1"
@@ -63,11 +71,18 @@ class Pod:
         return found
 
     def start(self, name: str, **changes: str) -> subprocess.Popen[bytes]:
-        argv = [mounted(self.deployment, name, word, self.root) for word in command(self.deployment, name, DOCKERFILE)]
+        argv = [
+            mounted(self.deployment, name, word, self.root)
+            for word in command(self.deployment, name, DOCKERFILE)
+        ]
         argv = [sys.executable, *argv[1:]] if argv[0] == "python" else argv
         # Only the path to programs is inherited from this session's environment, because the pod
         # has none of it.
-        variables = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PYTHONDONTWRITEBYTECODE": "1"}
+        variables = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(REPOSITORY),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         with open(self.root / f"{name}.log", "ab") as lines:
             process = subprocess.Popen(
                 [*self.prefix, *([str(self.root)] if self.prefix else []), *argv],
@@ -85,7 +100,9 @@ class Pod:
     def probe(self, name: str) -> int:
         """Return the HTTP status of the probe of that name, or 0 without an answer."""
         probe = container(self.deployment, "monitor")[name]["httpGet"]
-        ports = {p["name"]: p["containerPort"] for p in container(self.deployment, "monitor")["ports"]}
+        ports = {
+            p["name"]: p["containerPort"] for p in container(self.deployment, "monitor")["ports"]
+        }
         assert ports[probe["port"]] == 9464  # here: self.port
         return self.get(probe["path"]).status
 
@@ -119,7 +136,9 @@ def make_pod(tmp_path):
 def _lives(pod: Pod) -> None:
     """Run the pod from the folders' init container to SIGTERM, with records in progress."""
     assert pod.start("folders").wait(120) == 0
-    accept_into(pod.root / "evergreen/store", criteo_with(monitor={"attribution_window_seconds": 0.2}))
+    accept_into(
+        pod.root / "evergreen/store", criteo_with(monitor={"attribution_window_seconds": 0.2})
+    )
     monitor = pod.start("monitor")
     uploader = pod.start("uploader", EVERGREEN_UPLOADER_INTERVAL_SECONDS="0.1")
     wait_for(lambda: pod.probe("startupProbe") == 200, "the startup probe")
@@ -134,8 +153,14 @@ def _lives(pod: Pod) -> None:
     wait_for(lambda: list(lake.glob("day=*/part-*.parquet")), "the lake's file")
     assert pod.stop(uploader) == 0
     assert not list((pod.root / "var/lib/evergreen/archive").glob("day=*/part-*.parquet"))
-    assert [line["message"] for line in pod.lines("monitor") if line["message"].startswith("stopped")]
-    assert [line["message"] for line in pod.lines("uploader") if line["message"].startswith("moved day=")]
+    assert [
+        line["message"] for line in pod.lines("monitor") if line["message"].startswith("stopped")
+    ]
+    assert [
+        line["message"]
+        for line in pod.lines("uploader")
+        if line["message"].startswith("moved day=")
+    ]
 
 
 def test_pod_lives_from_its_probes_to_its_stop(rendered, make_pod):
@@ -144,12 +169,21 @@ def test_pod_lives_from_its_probes_to_its_stop(rendered, make_pod):
 
 def test_pod_lives_on_read_only_root(rendered, make_pod, tmp_path):
     probe = subprocess.run(
-        [*READ_ONLY_ROOT, str(tmp_path), "sh", "-c", f"touch '{tmp_path}/in' && ! touch /evergreen-test 2>/dev/null"],
+        [
+            *READ_ONLY_ROOT,
+            str(tmp_path),
+            "sh",
+            "-c",
+            f"touch '{tmp_path}/in' && ! touch /evergreen-test 2>/dev/null",
+        ],
         capture_output=True,
         text=True,
     )
     if probe.returncode != 0:
-        pytest.skip(f"this kernel lets us make no read-only root: {probe.stderr.strip() or probe.returncode}")
+        pytest.skip(
+            "this kernel lets us make no read-only root: "
+            f"{probe.stderr.strip() or probe.returncode}"
+        )
     # The root is the base's in every overlay. This overlay's lake is a folder, so its content can
     # be checked.
     _lives(make_pod(rendered("cpu"), READ_ONLY_ROOT))

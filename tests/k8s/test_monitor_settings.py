@@ -35,7 +35,10 @@ def monitor(manifests) -> Manifest:
 
 def read(settings, variables: dict[str, str], prefix: str = ENVIRONMENT_PREFIX):
     return read_settings(
-        settings, build_parser(settings, prog="x", description="").parse_args([]), environment=variables, prefix=prefix
+        settings,
+        build_parser(settings, prog="x", description="").parse_args([]),
+        environment=variables,
+        prefix=prefix,
     )
 
 
@@ -47,7 +50,9 @@ def settings(manifests, monitor) -> InstallationSettings:
 
 @pytest.fixture
 def uploader(manifests, monitor) -> UploaderSettings:
-    return read(UploaderSettings, environment_of(manifests, monitor, "uploader"), prefix=UPLOADER_PREFIX)
+    return read(
+        UploaderSettings, environment_of(manifests, monitor, "uploader"), prefix=UPLOADER_PREFIX
+    )
 
 
 def test_pod_is_what_two_processes_need(monitor, settings, uploader):
@@ -57,14 +62,19 @@ def test_pod_is_what_two_processes_need(monitor, settings, uploader):
     assert settings.log_format == uploader.log_format == "json"
     # A variable set in a container would override the ConfigMap's.
     for name in ("monitor", "uploader"):
-        assert not [e["name"] for e in container(monitor, name)["env"] if e["name"].startswith("EVERGREEN_")]
+        assert not [
+            e["name"] for e in container(monitor, name)["env"] if e["name"].startswith("EVERGREEN_")
+        ]
     # Kubernetes sets variables for each Service. EVERGREEN_MONITOR_SERVICE_HOST would stop the
     # monitor at its start.
     assert spec["enableServiceLinks"] is False
-    # A rolling update would start the new pod first, which could not mount the disk on another node.
+    # A rolling update would start the new pod first, which could not mount the disk on another
+    # node.
     assert (monitor["spec"]["strategy"], monitor["spec"]["replicas"]) == ({"type": "Recreate"}, 1)
     assert spec["terminationGracePeriodSeconds"] > 2 * sum(REQUEST_TIMEOUT_SECONDS)
-    assert len({container(monitor, name)["image"] for name in ("folders", "monitor", "uploader")}) == 1
+    assert (
+        len({container(monitor, name)["image"] for name in ("folders", "monitor", "uploader")}) == 1
+    )
     with pytest.raises(LookupError):  # the uploader gets no token
         volume_at(monitor, "uploader", TOKEN_PATH)
 
@@ -72,7 +82,11 @@ def test_pod_is_what_two_processes_need(monitor, settings, uploader):
 def test_every_folder_lies_on_volume_of_kind_that_it_needs(monitor, settings, uploader):
     own, share = "monitor-state", "evergreen"
     baking = findings_path(settings.store, 1)
-    places = [("monitor", settings.state, own), ("monitor", settings.archive, own), ("monitor", baking, share)]
+    places = [
+        ("monitor", settings.state, own),
+        ("monitor", settings.archive, own),
+        ("monitor", baking, share),
+    ]
     places += [("uploader", uploader.archive, own), ("monitor", settings.store, share)]
     if not uploader.lake.startswith("gs://"):
         places += [("uploader", uploader.lake, share)]
@@ -88,11 +102,23 @@ def runs_namespace(settings) -> str:
 
 
 def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifests, settings):
-    volumes = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "PersistentVolume"}
-    claims = [m for m in manifests if m["kind"] == "PersistentVolumeClaim" and m["metadata"]["name"] == "evergreen"]
-    assert sorted(c["metadata"]["namespace"] for c in claims) == ["evergreen", runs_namespace(settings)]
+    volumes = {
+        m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "PersistentVolume"
+    }
+    claims = [
+        m
+        for m in manifests
+        if m["kind"] == "PersistentVolumeClaim" and m["metadata"]["name"] == "evergreen"
+    ]
+    assert sorted(c["metadata"]["namespace"] for c in claims) == [
+        "evergreen",
+        runs_namespace(settings),
+    ]
     (state,) = [m for m in manifests if m["kind"] == "PersistentVolumeClaim" and m not in claims]
-    assert (state["metadata"]["name"], state["spec"]["accessModes"]) == ("monitor-state", ["ReadWriteOnce"])
+    assert (state["metadata"]["name"], state["spec"]["accessModes"]) == (
+        "monitor-state",
+        ["ReadWriteOnce"],
+    )
     sources = []
     for claim in claims:
         assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
@@ -136,7 +162,10 @@ def test_stuck_loop_is_restarted_and_unreachable_log_is_not(monitor):
 
 
 def test_runs_are_asked_for_at_kubeflows_api_as_pipelines_account(manifests, settings):
-    assert settings.actions.kubeflow.kubeflow_host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
+    assert (
+        settings.actions.kubeflow.kubeflow_host
+        == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
+    )
     assert settings.actions.kubeflow.pipeline_name == PIPELINE_NAME
     account = find(manifests, "ServiceAccount", settings.actions.kubeflow.kubeflow_service_account)
     assert account["metadata"]["namespace"] == runs_namespace(settings)
@@ -145,7 +174,9 @@ def test_runs_are_asked_for_at_kubeflows_api_as_pipelines_account(manifests, set
 def test_kubeflow_token_is_where_trigger_looks_and_good_for_nothing_else(monitor):
     volume, is_writable = volume_at(monitor, "monitor", TOKEN_PATH)
     (source,) = volume["projected"]["sources"]
-    (mount,) = [m for m in container(monitor, "monitor")["volumeMounts"] if m["name"] == volume["name"]]
+    (mount,) = [
+        m for m in container(monitor, "monitor")["volumeMounts"] if m["name"] == volume["name"]
+    ]
     assert f"{mount['mountPath']}/{source['serviceAccountToken']['path']}" == TOKEN_PATH
     assert source["serviceAccountToken"]["audience"] == "pipelines.kubeflow.org"
     assert not is_writable
@@ -158,7 +189,9 @@ def test_log_is_one_that_several_machines_reach(settings):
     assert log.path
 
 
-def test_webhook_address_is_read_from_optional_secret_and_appears_nowhere(manifests, monitor, settings):
+def test_webhook_address_is_read_from_optional_secret_and_appears_nowhere(
+    manifests, monitor, settings
+):
     if not settings.actions.notifications.webhook_file:
         assert "evergreen-notifications" not in str(monitor)
         return
@@ -193,17 +226,28 @@ def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
     A compromised uploader must not read them.
     """
     found = [
-        each for each, spec in workloads(variant) if {c["name"] for c in spec["containers"]} >= {"monitor", "uploader"}
+        each
+        for each, spec in workloads(variant)
+        if {c["name"] for c in spec["containers"]} >= {"monitor", "uploader"}
     ]
     assert found
     for workload in found:
         settings = read(InstallationSettings, environment_of(variant, workload, "monitor"))
-        mounts = {name: container(workload, name)["volumeMounts"] for name in ("monitor", "uploader")}
+        mounts = {
+            name: container(workload, name)["volumeMounts"] for name in ("monitor", "uploader")
+        }
         volumes = {each["name"]: each for each in workload["spec"]["template"]["spec"]["volumes"]}
-        claims = {name: each.get("persistentVolumeClaim", {}).get("claimName") for name, each in volumes.items()}
+        claims = {
+            name: each.get("persistentVolumeClaim", {}).get("claimName")
+            for name, each in volumes.items()
+        }
         shared = {name for name, claim in claims.items() if claim == "evergreen"}
         of_share = {
-            name: {m["mountPath"]: (m["subPath"], not m.get("readOnly", False)) for m in each if m["name"] in shared}
+            name: {
+                m["mountPath"]: (m["subPath"], not m.get("readOnly", False))
+                for m in each
+                if m["name"] in shared
+            }
             for name, each in mounts.items()
         }
         store, baking = settings.store, findings_path(settings.store, 1).parent
@@ -228,14 +272,24 @@ def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendere
     for suffix in ("", "-shop"):
         monitor = find(objects, "Deployment", f"monitor{suffix}")
         settings = read(InstallationSettings, environment_of(objects, monitor, "monitor"))
-        uploader = read(UploaderSettings, environment_of(objects, monitor, "uploader"), prefix=UPLOADER_PREFIX)
+        uploader = read(
+            UploaderSettings, environment_of(objects, monitor, "uploader"), prefix=UPLOADER_PREFIX
+        )
         disk, _ = volume_at(monitor, "monitor", str(settings.state))
         claim = disk["persistentVolumeClaim"]["claimName"]
         places.append(
-            {settings.log, str(settings.store), uploader.lake, claim, settings.actions.kubeflow.kubeflow_experiment}
+            {
+                settings.log,
+                str(settings.store),
+                uploader.lake,
+                claim,
+                settings.actions.kubeflow.kubeflow_experiment,
+            }
         )
         (canary,) = pod_spec(find(objects, "CronJob", f"canary{suffix}"))["containers"]
-        asked = container(find(objects, "Deployment", f"release-controller{suffix}"), "release-controller")["args"]
+        asked = container(
+            find(objects, "Deployment", f"release-controller{suffix}"), "release-controller"
+        )["args"]
         assert f"--store={settings.store}" in asked
         assert f"--store={settings.store}" in canary["args"]
         assert variables(objects, canary)["LAKE"] == uploader.lake
@@ -243,16 +297,27 @@ def test_second_recommender_has_own_log_disk_registry_lake_on_one_triton(rendere
     assert places[0].isdisjoint(places[1])
     told = (REPOSITORY / "k8s/components/second-recommender/shop/shop.env").read_text()
     compiled = dict(re.findall(r"--(store|lake|work) (\S+)", told))
-    assert compiled == {"store": str(settings.store), "lake": uploader.lake, "work": "/evergreen/shop/work"}
+    assert compiled == {
+        "store": str(settings.store),
+        "lake": uploader.lake,
+        "work": "/evergreen/shop/work",
+    }
     assert f"--pipeline {settings.actions.kubeflow.pipeline_name} " in told
     assert settings.actions.kubeflow.pipeline_name != PIPELINE_NAME
-    loaded = [each for each in triton_container(objects)["args"] if each.startswith("--load-model=")]
-    assert loaded == [f"--load-model={n}" for name in ("$(RECOMMENDER)", "shop") for n in (name, f"{name}_canary")]
+    loaded = [
+        each for each in triton_container(objects)["args"] if each.startswith("--load-model=")
+    ]
+    assert loaded == [
+        f"--load-model={n}" for name in ("$(RECOMMENDER)", "shop") for n in (name, f"{name}_canary")
+    ]
 
 
 def test_each_archiver_has_own_partition_and_disk_and_rest_is_monitors(rendered):
     objects = rendered("cpu+archivers")
-    archivers, monitor = find(objects, "StatefulSet", "archivers"), find(objects, "Deployment", "monitor")
+    archivers, monitor = (
+        find(objects, "StatefulSet", "archivers"),
+        find(objects, "Deployment", "monitor"),
+    )
     spec = archivers["spec"]
     assert (spec["ordinals"]["start"], spec["podManagementPolicy"]) == (1, "Parallel")
     variables = {each["name"]: each for each in container(archivers, "monitor")["env"]}
@@ -262,7 +327,9 @@ def test_each_archiver_has_own_partition_and_disk_and_rest_is_monitors(rendered)
         assert environment_of(objects, archivers, name) == environment_of(objects, monitor, name)
     settings = read(InstallationSettings, environment_of(objects, archivers, "monitor"))
     (claim,) = spec["volumeClaimTemplates"]
-    mounts = {each["mountPath"]: each["name"] for each in container(archivers, "monitor")["volumeMounts"]}
+    mounts = {
+        each["mountPath"]: each["name"] for each in container(archivers, "monitor")["volumeMounts"]
+    }
     (mount,) = [path for path, name in mounts.items() if name == claim["metadata"]["name"]]
     assert all(folder.is_relative_to(mount) for folder in (settings.state, settings.archive))
     # Neither the monitor's Service nor its Deployment selects an archiver.

@@ -17,7 +17,11 @@ from tests.support.yaml_texts import documents
 
 OVERLAYS = ("cpu", "gke", "gke-mig")
 INTERNET, PRIVATE = End("142.250.74.10"), End("10.8.0.1")
-METADATA, METADATA_CALICO, PRIVATE_GOOGLE = End("169.254.169.254"), End("169.254.169.252"), End("199.36.153.9")
+METADATA, METADATA_CALICO, PRIVATE_GOOGLE = (
+    End("169.254.169.254"),
+    End("169.254.169.252"),
+    End("199.36.153.9"),
+)
 
 
 def outsider(namespace: str, labels: dict[str, str], address: str, **namespace_labels: str) -> End:
@@ -33,7 +37,12 @@ def step(name: str) -> End:
     return outsider("kubeflow", executors[f"exec-{name}"]["podMetadata"]["labels"], "10.4.2.1")
 
 
-CLIENT = End("10.4.1.1", "shop", {}, {"kubernetes.io/metadata.name": "shop", "evergreen.io/serving-client": "true"})
+CLIENT = End(
+    "10.4.1.1",
+    "shop",
+    {},
+    {"kubernetes.io/metadata.name": "shop", "evergreen.io/serving-client": "true"},
+)
 OTHERS = {
     "client": CLIENT,
     "stranger": outsider("default", {"app.kubernetes.io/name": "prometheus"}, "10.4.1.2"),
@@ -73,11 +82,18 @@ NEEDED = {
         for each in ("triton", "monitor", "release-controller", "canary")
         for protocol in (TCP, UDP)
     ),
-    *(Flow(each, "node dns", 53, UDP) for each in ("triton", "monitor", "release-controller", "canary")),
+    *(
+        Flow(each, "node dns", 53, UDP)
+        for each in ("triton", "monitor", "release-controller", "canary")
+    ),
     Flow("client", "triton", 8000),
     Flow("client", "triton", 8001),
     Flow("deployment step", "triton", 8001),
-    *(Flow(each, "triton", port) for each in ("release-controller", "canary") for port in (8001, 8002)),
+    *(
+        Flow(each, "triton", port)
+        for each in ("release-controller", "canary")
+        for port in (8001, 8002)
+    ),
     Flow("prometheus", "triton", 8002),
     Flow("prometheus", "monitor", 9464),
     Flow("monitor", "kubeflow api", 8888),
@@ -85,13 +101,22 @@ NEEDED = {
 ON_GOOGLE = {
     Flow(each, *where)
     for each in ("triton", "monitor", "release-controller", "canary")
-    for where in (("internet", 443), ("google privately", 443), ("metadata", 80), ("metadata by calico", 988))
+    for where in (
+        ("internet", 443),
+        ("google privately", 443),
+        ("metadata", 80),
+        ("metadata by calico", 988),
+    )
 }
 ON_CPU = NEEDED | {Flow("monitor", "broker", 9092), Flow("monitor", "broker", 9093)}
 DASK_STEPS = ("extraction", "preprocessing")
 DASK_PODS = [f"{step}-dask-{part}" for step in DASK_STEPS for part in ("scheduler", "worker")]
 DASK = {
-    *(Flow(f"{step}{end}", f"{step}-dask-scheduler", 8786) for step in DASK_STEPS for end in ("-dask-worker", " step")),
+    *(
+        Flow(f"{step}{end}", f"{step}-dask-scheduler", 8786)
+        for step in DASK_STEPS
+        for end in ("-dask-worker", " step")
+    ),
     *(Flow(f"{step}-dask-scheduler", f"{step}-dask-worker", 8788) for step in DASK_STEPS),
     *(Flow(each, "dns", 53, protocol) for each in DASK_PODS for protocol in (TCP, UDP)),
     *(Flow(each, "node dns", 53, UDP) for each in DASK_PODS),
@@ -107,12 +132,20 @@ NEEDED_OF = {
 
 def ends(manifests: list[Manifest]) -> dict[str, End]:
     """Return the pods by name, as both ends: ours as rendered, and the others."""
-    spaces = {m["metadata"]["name"]: m["metadata"].get("labels", {}) for m in manifests if m["kind"] == "Namespace"}
+    spaces = {
+        m["metadata"]["name"]: m["metadata"].get("labels", {})
+        for m in manifests
+        if m["kind"] == "Namespace"
+    }
     ours = {}
     for number, (workload, _) in enumerate(workloads(manifests)):
         template, namespace = pod_template(workload), workload["metadata"]["namespace"]
         assert template is not None
-        ports = {p["name"]: p["containerPort"] for c in template["spec"]["containers"] for p in c.get("ports", ())}
+        ports = {
+            p["name"]: p["containerPort"]
+            for c in template["spec"]["containers"]
+            for p in c.get("ports", ())
+        }
         labels = {"kubernetes.io/metadata.name": namespace, **spaces[namespace]}
         ours[workload["metadata"]["name"]] = End(
             f"10.4.0.{number + 1}", namespace, template["metadata"]["labels"], labels, ports
@@ -126,7 +159,11 @@ def policies_of(manifests: list[Manifest]) -> list[Manifest]:
 
 def passing(policies: list[Manifest], known: dict[str, End], flows: set[Flow]) -> set[Flow]:
     """Return those flows that the policies allow."""
-    return {f for f in flows if allowed(policies, known[f.source], known[f.destination], f.port, f.protocol)}
+    return {
+        f
+        for f in flows
+        if allowed(policies, known[f.source], known[f.destination], f.port, f.protocol)
+    }
 
 
 @pytest.fixture(params=sorted(NEEDED_OF))
@@ -142,13 +179,21 @@ def test_every_flow_that_is_needed_is_let_through(case):
 
 
 TOLERATED = {
-    *(Flow(each, "node dns", 53, TCP) for each in ("triton", "monitor", "release-controller", "canary", *DASK_PODS)),
+    *(
+        Flow(each, "node dns", 53, TCP)
+        for each in ("triton", "monitor", "release-controller", "canary", *DASK_PODS)
+    ),
     # Ports of GKE's data planes besides those that are needed everywhere: 8080, and 987 of Cloud
     # DNS.
     *(
         Flow(each, *where)
         for each in ("triton", "monitor", "release-controller", "canary")
-        for where in (("metadata", 8080), ("metadata", 53), ("metadata", 53, UDP), ("metadata by calico", 987))
+        for where in (
+            ("metadata", 8080),
+            ("metadata", 53),
+            ("metadata", 53, UDP),
+            ("metadata by calico", 987),
+        )
     ),
     # Addresses of Google's services are among the public ones.
     Flow("monitor", "google privately", 443),
@@ -160,16 +205,22 @@ def test_nothing_else_is_open(case):
     """Checks every pair of ends, at policies' ports, their neighbours, and common ones."""
     policies, known, needed = case
     named = {n for n in _numbers([policy["spec"] for policy in policies]) if n > 1}
-    tried = {22, 80, 443, 3000, 3306, 6443, 10250, 65535} | {n + step for n in named for step in (-1, 0, 1)}
+    tried = {22, 80, 443, 3000, 3306, 6443, 10250, 65535} | {
+        n + step for n in named for step in (-1, 0, 1)
+    }
     pairs = [(a, b) for a in known for b in known if a != b and {a, b} - OTHERS.keys()]
-    flows = {Flow(a, b, port, protocol) for a, b in pairs for port in tried for protocol in (TCP, UDP)}
+    flows = {
+        Flow(a, b, port, protocol) for a, b in pairs for port in tried for protocol in (TCP, UDP)
+    }
     assert passing(policies, known, flows) - needed - TOLERATED == set()
 
 
 def _numbers(node) -> Iterator[int]:
     if isinstance(node, int):
         yield node
-    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+    for child in (
+        node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+    ):
         yield from _numbers(child)
 
 
@@ -190,7 +241,9 @@ def test_no_rule_could_be_left_out(case):
 def test_every_pod_of_ours_is_isolated_in_both_directions(variant):
     """A later workload, with any labels, starts with everything closed."""
     policies = policies_of(variant)
-    newcomer = End("10.4.0.99", "evergreen", {"app": "new"}, {"kubernetes.io/metadata.name": "evergreen"})
+    newcomer = End(
+        "10.4.0.99", "evergreen", {"app": "new"}, {"kubernetes.io/metadata.name": "evergreen"}
+    )
     for other in (INTERNET, PRIVATE, CLIENT, OTHERS["stranger"]):
         assert not allowed(policies, newcomer, other, 443)
         assert not allowed(policies, other, newcomer, 8080)
@@ -199,7 +252,11 @@ def test_every_pod_of_ours_is_isolated_in_both_directions(variant):
 KUBEFLOWS_OWN = {
     "kind": "NetworkPolicy",
     "metadata": {"name": "default-allow-same-namespace", "namespace": "kubeflow"},
-    "spec": {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": {}}]}]},
+    "spec": {
+        "podSelector": {},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": {}}]}],
+    },
 }
 """Kubeflow's own policies in newer manifests of Kubeflow Pipelines
 (manifests/kustomize/base/pipeline)."""
@@ -207,7 +264,9 @@ KUBEFLOWS_OWN = {
 
 def test_kubeflow_closed_to_other_namespaces_is_opened_for_monitor_alone(rendered):
     known = ends(rendered("gke"))
-    monitor, triton, api, ui = (known[name] for name in ("monitor", "triton", "kubeflow api", "kubeflow ui"))
+    monitor, triton, api, ui = (
+        known[name] for name in ("monitor", "triton", "kubeflow api", "kubeflow ui")
+    )
     closed = [*policies_of(rendered("gke")), KUBEFLOWS_OWN]
     opened = [*policies_of(rendered("gke+kubeflow-network")), KUBEFLOWS_OWN]
     assert not allowed(closed, monitor, api, 8888)
@@ -238,22 +297,46 @@ def policy(namespace: str = "b", **spec) -> Manifest:
         ([policy("a", policyTypes=["Egress"])], False),
         ([policy("a", policyTypes=["Ingress"])], True),  # replies and egress are not ingress
         ([policy(policyTypes=["Ingress"], ingress=[{}])], True),  # an empty rule allows all
-        ([policy(ingress=[{"from": [{"podSelector": {}}]}])], False),  # a bare podSelector: the policy's namespace
+        (
+            [policy(ingress=[{"from": [{"podSelector": {}}]}])],
+            False,
+        ),  # a bare podSelector: the policy's namespace
         ([policy(ingress=[{"from": [OF_TEAM_X]}])], True),
-        ([policy(ingress=[{"from": [{**OF_TEAM_X, **OF_APP_B}]}])], False),  # both selectors of one entry must match
-        ([policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])], True),  # one of two entries must match
+        (
+            [policy(ingress=[{"from": [{**OF_TEAM_X, **OF_APP_B}]}])],
+            False,
+        ),  # both selectors of one entry must match
+        (
+            [policy(ingress=[{"from": [OF_TEAM_X, OF_APP_B]}])],
+            True,
+        ),  # one of two entries must match
         ([policy(policyTypes=["Ingress"]), policy(ingress=[{}])], True),  # policies add up
-        ([policy(podSelector={"matchLabels": {"app": "c"}}, policyTypes=["Ingress"])], True),  # selects another pod
+        (
+            [policy(podSelector={"matchLabels": {"app": "c"}}, policyTypes=["Ingress"])],
+            True,
+        ),  # selects another pod
         ([policy(ingress=[{"ports": [{"port": 8080}]}])], True),
         ([policy(ingress=[{"ports": [{"port": 8081}]}])], False),
         ([policy(ingress=[{"ports": [{"port": 8080, "protocol": "UDP"}]}])], False),
         ([policy(ingress=[{"ports": [{"port": "web"}]}])], True),
         ([policy(ingress=[{"ports": [{"port": "grpc"}]}])], False),
         ([policy(ingress=[{"ports": [{"port": 8000, "endPort": 8100}]}])], True),
-        ([policy(ingress=[{"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/24"]}}]}])], False),
+        (
+            [
+                policy(
+                    ingress=[
+                        {"from": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.0.0.0/24"]}}]}
+                    ]
+                )
+            ],
+            False,
+        ),
         ([policy("a", egress=[{"to": [{"ipBlock": {"cidr": "10.0.0.2/32"}}]}])], True),
         (
-            [policy("a", egress=[{"to": [{"ipBlock": {"cidr": "10.0.0.2/32"}}]}]), policy(policyTypes=["Ingress"])],
+            [
+                policy("a", egress=[{"to": [{"ipBlock": {"cidr": "10.0.0.2/32"}}]}]),
+                policy(policyTypes=["Ingress"]),
+            ],
             False,
         ),
     ],

@@ -15,9 +15,12 @@ def section(heading: str) -> str:
 
 
 def test_every_metric_of_monitor_is_documented_with_its_labels():
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) ?\| (.+) \|$", section("The monitor's metrics"), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| (.*?) ?\| (.+) \|$", section("The monitor's metrics"), re.MULTILINE
+    )
     documented = {
-        f"ctr_monitor_{name}": frozenset(re.findall(r"`(\w+)`", labels)) | {"recommender"} for name, labels, _ in rows
+        f"ctr_monitor_{name}": frozenset(re.findall(r"`(\w+)`", labels)) | {"recommender"}
+        for name, labels, _ in rows
     }
     assert len(documented) == len(rows)
     assert documented == metric_names.monitor()

@@ -13,7 +13,16 @@ import yaml
 from pipelines.placement import read_values
 from tests.k8s.environment import environment_of
 from tests.k8s.pod import expanded, triton_container, variables
-from tests.support.rendering import K8S, find, pod_spec, pod_template, render_edited, render_variant, title, workloads
+from tests.support.rendering import (
+    K8S,
+    find,
+    pod_spec,
+    pod_template,
+    render_edited,
+    render_variant,
+    title,
+    workloads,
+)
 from tests.support.yaml_texts import documents
 
 PLACEHOLDER = re.compile(r"\bmy-[a-z]")
@@ -36,7 +45,9 @@ def test_nothing_is_left_to_replace_once_one_file_is_edited(overlay, rendered, c
     values = read_values(K8S / "overlays" / overlay / "cluster.env")
     assert any(PLACEHOLDER.search(value) for value in values.values())
     assert PLACEHOLDER.search(yaml.safe_dump_all(rendered(overlay)))
-    left = [title(m) for m in changed(overlay, filled(values)) if PLACEHOLDER.search(yaml.safe_dump(m))]
+    left = [
+        title(m) for m in changed(overlay, filled(values)) if PLACEHOLDER.search(yaml.safe_dump(m))
+    ]
     assert not left
 
 
@@ -48,7 +59,9 @@ def test_every_line_of_one_file_reaches_cluster(overlay, changed):
     assert not [key for key, value in marked.items() if value not in sent], "these change nothing"
 
 
-@pytest.mark.parametrize("registry", ["registry.example/team/evergreen", "registry.example:5000/evergreen"])
+@pytest.mark.parametrize(
+    "registry", ["registry.example/team/evergreen", "registry.example:5000/evergreen"]
+)
 def test_every_image_of_ours_comes_from_registry_with_tag(registry, overlay, changed):
     objects = changed(overlay, {"REGISTRY": registry, "TAG": "3f2a9c1"})
     images = [
@@ -58,7 +71,11 @@ def test_every_image_of_ours_comes_from_registry_with_tag(registry, overlay, cha
     ]
     others = {image for image in images if not image.startswith(registry)}
     assert others == {"nvcr.io/nvidia/tritonserver:26.10-py3"}
-    ours = {image.removeprefix(f"{registry}/evergreen-") for image in images if image.startswith(registry)}
+    ours = {
+        image.removeprefix(f"{registry}/evergreen-")
+        for image in images
+        if image.startswith(registry)
+    }
     assert ours >= {"monitoring:3f2a9c1", "deployment:3f2a9c1"}
     assert all(re.fullmatch(r"[a-z-]+:3f2a9c1", image) for image in ours)
 
@@ -74,17 +91,23 @@ def lakes(objects):
 @pytest.mark.parametrize("overlay", ["gke", "gke-mig"], indirect=False)
 def test_on_gke_models_are_in_bucket_and_each_account_is_projects(overlay, changed):
     objects = changed(overlay, {"PROJECT": "shop-7", "BUCKET": "shop-models"})
-    assert variables(objects, triton_container(objects))["MODEL_REPOSITORY"] == "gs://shop-models/repository"
+    assert (
+        variables(objects, triton_container(objects))["MODEL_REPOSITORY"]
+        == "gs://shop-models/repository"
+    )
     assert lakes(objects) == {"gs://my-lake-bucket/lake"}, "one of its own: Triton reads the other"
     assert lakes(changed(overlay, {"LAKE_BUCKET": "shop-clicks"})) == {"gs://shop-clicks/lake"}
     accounts = {
-        m["metadata"]["name"]: m["metadata"].get("annotations", {}).get("iam.gke.io/gcp-service-account")
+        m["metadata"]["name"]: m["metadata"]
+        .get("annotations", {})
+        .get("iam.gke.io/gcp-service-account")
         for m in objects
         if m["kind"] == "ServiceAccount"
     }
     assert accounts.pop("collect") is None, "it needs no right in the cloud"
     assert accounts == {
-        name: f"evergreen-{name.removeprefix('evergreen-')}@shop-7.iam.gserviceaccount.com" for name in accounts
+        name: f"evergreen-{name.removeprefix('evergreen-')}@shop-7.iam.gserviceaccount.com"
+        for name in accounts
     }
     assert {"triton", "monitor", "release-controller", "evergreen-pipeline"} <= set(accounts)
 
@@ -110,7 +133,9 @@ def gpus(manifests):
 
 
 def selector(manifests):
-    return find(manifests, "Deployment", "triton")["spec"]["template"]["spec"].get("nodeSelector", {})
+    return find(manifests, "Deployment", "triton")["spec"]["template"]["spec"].get(
+        "nodeSelector", {}
+    )
 
 
 def test_without_gpu_models_are_on_share_which_triton_may_only_read(rendered):
@@ -121,13 +146,17 @@ def test_without_gpu_models_are_on_share_which_triton_may_only_read(rendered):
     folder = variables(manifests, container)["MODEL_REPOSITORY"]
     (mount,) = [m for m in container["volumeMounts"] if m["mountPath"] == folder]
     assert mount["readOnly"] is True
-    assert mount["subPath"] == "repository", "answers and clicks lie beside it, and are none of Triton's business"
+    assert mount["subPath"] == "repository", (
+        "answers and clicks lie beside it, and are none of Triton's business"
+    )
 
 
 def test_on_gke_pod_has_whole_gpu_of_pools_kind(rendered, changed):
     assert gpus(rendered("gke")) == {"nvidia.com/gpu": 1}
     assert selector(rendered("gke")) == {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100"}
-    assert selector(changed("gke", {"ACCELERATOR": "nvidia-l4"})) == {"cloud.google.com/gke-accelerator": "nvidia-l4"}
+    assert selector(changed("gke", {"ACCELERATOR": "nvidia-l4"})) == {
+        "cloud.google.com/gke-accelerator": "nvidia-l4"
+    }
 
 
 def test_slice_is_gpu_on_partitioned_gke_nodes_and_resource_elsewhere(changed, tmp_path):

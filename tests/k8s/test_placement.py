@@ -24,7 +24,20 @@ def compiled(tmp_path_factory):
         if overlay not in known:
             path = tmp_path_factory.mktemp("compiled") / "retraining.yaml"
             placement = K8S / "overlays" / overlay / "placement.yaml"
-            assert main(["compile", "--output", str(path), "--placement", str(placement), "--tag", "3f2a9c1"]) == 0
+            assert (
+                main(
+                    [
+                        "compile",
+                        "--output",
+                        str(path),
+                        "--placement",
+                        str(placement),
+                        "--tag",
+                        "3f2a9c1",
+                    ]
+                )
+                == 0
+            )
             known[overlay] = Compiled(path)
         return known[overlay]
 
@@ -32,7 +45,9 @@ def compiled(tmp_path_factory):
 
 
 def in_kubeflow(manifests, kind: str) -> list[dict]:
-    return [m for m in manifests if m["kind"] == kind and m["metadata"].get("namespace") == KUBEFLOW]
+    return [
+        m for m in manifests if m["kind"] == kind and m["metadata"].get("namespace") == KUBEFLOW
+    ]
 
 
 def triton(manifests) -> dict:
@@ -42,13 +57,21 @@ def triton(manifests) -> dict:
 def tolerates(toleration: dict, taint: dict) -> bool:
     """Return whether a pod's toleration covers the other one, by Kubernetes' rule."""
     same_value = toleration.get("operator", "Equal") == "Exists" or (
-        taint.get("operator", "Equal") == "Equal" and toleration.get("value", "") == taint.get("value", "")
+        taint.get("operator", "Equal") == "Equal"
+        and toleration.get("value", "") == taint.get("value", "")
     )
-    return toleration["key"] == taint["key"] and toleration["effect"] == taint["effect"] and same_value
+    return (
+        toleration["key"] == taint["key"] and toleration["effect"] == taint["effect"] and same_value
+    )
 
 
-def test_every_step_mounts_claim_of_pipeline_namespace_for_many_writers(compiled, manifests, overlay):
-    claims = {m["metadata"]["name"]: m["spec"]["accessModes"] for m in in_kubeflow(manifests, "PersistentVolumeClaim")}
+def test_every_step_mounts_claim_of_pipeline_namespace_for_many_writers(
+    compiled, manifests, overlay
+):
+    claims = {
+        m["metadata"]["name"]: m["spec"]["accessModes"]
+        for m in in_kubeflow(manifests, "PersistentVolumeClaim")
+    }
     for step in STEPS:
         (mount,) = compiled(overlay).platform(step)["pvcMount"]
         assert "ReadWriteMany" in claims[mount["pvcNameParameter"]["runtimeValue"]["constant"]]
@@ -60,7 +83,9 @@ def test_training_goes_to_gpu_nodes_of_serving_servers(compiled, manifests, over
     asked = compiled(overlay).executor("training")["resources"].get("accelerator")
     assert ({asked["resourceType"]} if asked else set()) == gpus
     platform = compiled(overlay).platform("training")
-    assert platform.get("nodeSelector", {}).get("labels", {}) == triton(manifests).get("nodeSelector", {})
+    assert platform.get("nodeSelector", {}).get("labels", {}) == triton(manifests).get(
+        "nodeSelector", {}
+    )
     mine = platform.get("tolerations", [])
     for needed in triton(manifests).get("tolerations", []):
         assert any(tolerates(each, needed) for each in mine), needed
@@ -68,19 +93,28 @@ def test_training_goes_to_gpu_nodes_of_serving_servers(compiled, manifests, over
 
 def test_release_reaches_every_pod_of_serving_servers(compiled, manifests, overlay):
     found = re.fullmatch(
-        r"dns:///([a-z-]+)\.([a-z]+)\.svc\.cluster\.local:(\d+)", compiled(overlay).places["triton_urls"]
+        r"dns:///([a-z-]+)\.([a-z]+)\.svc\.cluster\.local:(\d+)",
+        compiled(overlay).places["triton_urls"],
     )
     service = find(manifests, "Service", found[1])
     assert service["metadata"]["namespace"] == found[2]
     assert service["spec"]["clusterIP"] == "None"
-    assert {port["port"] for port in service["spec"]["ports"] if port["name"] == "grpc"} == {int(found[3])}
+    assert {port["port"] for port in service["spec"]["ports"] if port["name"] == "grpc"} == {
+        int(found[3])
+    }
 
 
 def test_pipeline_names_places_and_device_that_manifests_have(compiled, manifests, overlay):
-    settings = {m["metadata"]["name"].rpartition("-")[0]: m["data"] for m in manifests if m["kind"] == "ConfigMap"}
+    settings = {
+        m["metadata"]["name"].rpartition("-")[0]: m["data"]
+        for m in manifests
+        if m["kind"] == "ConfigMap"
+    }
     limits = triton(manifests)["containers"][0]["resources"]["limits"]
     expected = {
-        "store": find(manifests, "ConfigMap", "monitor-settings")["data"]["EVERGREEN_MONITOR_STORE"],
+        "store": find(manifests, "ConfigMap", "monitor-settings")["data"][
+            "EVERGREEN_MONITOR_STORE"
+        ],
         "repository": settings["triton-settings"]["MODEL_REPOSITORY"],
         "lake": settings["uploader-settings"]["EVERGREEN_UPLOADER_LAKE"],
         "server": "onnxruntime",
@@ -91,13 +125,17 @@ def test_pipeline_names_places_and_device_that_manifests_have(compiled, manifest
 
 
 def test_account_that_runs_are_given_exists_where_they_run(manifests):
-    assert SERVICE_ACCOUNT in {m["metadata"]["name"] for m in in_kubeflow(manifests, "ServiceAccount")}
+    assert SERVICE_ACCOUNT in {
+        m["metadata"]["name"] for m in in_kubeflow(manifests, "ServiceAccount")
+    }
     settings = find(manifests, "ConfigMap", "monitor-settings")["data"]
     assert settings["EVERGREEN_MONITOR_KUBEFLOW_SERVICE_ACCOUNT"] == SERVICE_ACCOUNT
 
 
 def test_steps_images_come_from_where_monitors_comes(compiled, manifests, overlay):
-    monitor = find(manifests, "Deployment", "monitor")["spec"]["template"]["spec"]["containers"][0]["image"]
+    monitor = find(manifests, "Deployment", "monitor")["spec"]["template"]["spec"]["containers"][0][
+        "image"
+    ]
     registry, _, name = monitor.rpartition("/")
     assert name.startswith("evergreen-monitoring:")
     for step in STEPS:
@@ -108,7 +146,9 @@ def test_steps_images_come_from_where_monitors_comes(compiled, manifests, overla
 
 def test_steps_run_as_user_that_their_images_have(compiled, overlay):
     for step in STEPS:
-        users = re.findall(r"^USER (\d+)", (REPOSITORY / DOCKERFILES[step]).read_text(), re.MULTILINE)
+        users = re.findall(
+            r"^USER (\d+)", (REPOSITORY / DOCKERFILES[step]).read_text(), re.MULTILINE
+        )
         context = compiled(overlay).platform(step)["securityContext"]
         assert (context["runAsUser"], context["runAsNonRoot"]) == (users[-1], True)
 

@@ -28,7 +28,11 @@ def test_it_selects_pods_of_one_deployment_and_one_of_their_ports(manifests, nam
     monitor = find(manifests, "PodMonitor", name)
     labels = monitor["spec"]["selector"]["matchLabels"]
     deployments = [m for m in manifests if m["kind"] == "Deployment"]
-    selected = [d for d in deployments if labels.items() <= d["spec"]["template"]["metadata"]["labels"].items()]
+    selected = [
+        d
+        for d in deployments
+        if labels.items() <= d["spec"]["template"]["metadata"]["labels"].items()
+    ]
     assert [d["metadata"]["name"] for d in selected] == [name]
     assert monitor["metadata"]["namespace"] == selected[0]["metadata"]["namespace"]
     containers = selected[0]["spec"]["template"]["spec"]["containers"]
@@ -45,12 +49,18 @@ def test_job_names_are_workloads(manifests, name):
     """Alerts on `up` use them."""
     monitor = find(manifests, "PodMonitor", name)
     label = monitor["spec"]["jobLabel"]
-    assert find(manifests, "Deployment", name)["spec"]["template"]["metadata"]["labels"][label] == name
+    assert (
+        find(manifests, "Deployment", name)["spec"]["template"]["metadata"]["labels"][label] == name
+    )
 
 
 def test_autoscalers_window_holds_four_scrapes(manifests):
     interval = seconds(endpoint(manifests, "triton")["interval"])
-    windows = {seconds(each) for query in read_queries(KEDA).values() for each in re.findall(r"\[(\w+)\]", query)}
+    windows = {
+        seconds(each)
+        for query in read_queries(KEDA).values()
+        for each in re.findall(r"\[(\w+)\]", query)
+    }
     assert windows
     assert 4 * interval <= min(windows)
 

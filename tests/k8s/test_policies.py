@@ -10,8 +10,15 @@ from evergreen.runtime.onnx_runtime import SILENT
 from tests.support.rendering import Manifest, containers, title, workloads
 
 RESTRICTED_VOLUMES = {
-    "configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret",
-}  # fmt: skip
+    "configMap",
+    "csi",
+    "downwardAPI",
+    "emptyDir",
+    "ephemeral",
+    "persistentVolumeClaim",
+    "projected",
+    "secret",
+}
 UNPROBED = {
     "uploader": "serves nothing; it ends when it cannot go on, and its lag has an alert",
     "traffic": "serves nothing; it ends when it cannot go on",
@@ -22,21 +29,40 @@ IMAGE = re.compile(
 MUTABLE_TAGS = {"latest", "dev", "main", "master", "stable", "edge", "nightly"}
 ONNX_RUNTIME_IMAGES = re.compile(r"(^|/)(tritonserver|evergreen-(deployment|evaluation))[:@]")
 """Images whose programs open ONNX graphs."""
-SECRET_WORDS = re.compile(r"(password|passwd|secret|token|api_?key|webhook|credential)", re.IGNORECASE)
+SECRET_WORDS = re.compile(
+    r"(password|passwd|secret|token|api_?key|webhook|credential)", re.IGNORECASE
+)
 
 
 def refusals(workload: Manifest, spec: Manifest) -> list[str]:
     """Return every rule that the workload's pods break, as text."""
-    claims = [{"name": each["metadata"]["name"]} for each in workload["spec"].get("volumeClaimTemplates", ())]
+    claims = [
+        {"name": each["metadata"]["name"]}
+        for each in workload["spec"].get("volumeClaimTemplates", ())
+    ]
     spec = {**spec, "volumes": [*spec.get("volumes", ()), *claims]}
     found = [f"{title(workload)}: {text}" for text in _of_pod(spec)]
     for container in containers(spec):
         where = f"{title(workload)} container {container['name']}"
-        found += [f"{where}: {text}" for text in (*_of_container(container, spec), *_of_resources(container))]
-        found += [f"{where}: {text}" for text in (*_of_image(container["image"]), *_of_environment(container))]
-    found += [f"{title(workload)} container {c['name']}: {t}" for c in spec["containers"] for t in _of_telemetry(c)]
+        found += [
+            f"{where}: {text}"
+            for text in (*_of_container(container, spec), *_of_resources(container))
+        ]
+        found += [
+            f"{where}: {text}"
+            for text in (*_of_image(container["image"]), *_of_environment(container))
+        ]
+    found += [
+        f"{title(workload)} container {c['name']}: {t}"
+        for c in spec["containers"]
+        for t in _of_telemetry(c)
+    ]
     if workload["kind"] in ("Deployment", "StatefulSet", "DaemonSet"):
-        found += [f"{title(workload)} container {c['name']}: {t}" for c in spec["containers"] for t in _of_probes(c)]
+        found += [
+            f"{title(workload)} container {c['name']}: {t}"
+            for c in spec["containers"]
+            for t in _of_probes(c)
+        ]
     return found
 
 
@@ -79,7 +105,11 @@ def _of_container(container: Manifest, spec: Manifest) -> list[str]:
     if any("hostPort" in port for port in container.get("ports", ())):
         found.append("takes a port of its node")
     known = {v["name"] for v in spec.get("volumes", ())}
-    found += [f"mounts unknown volume {m['name']}" for m in container.get("volumeMounts", ()) if m["name"] not in known]
+    found += [
+        f"mounts unknown volume {m['name']}"
+        for m in container.get("volumeMounts", ())
+        if m["name"] not in known
+    ]
     return found
 
 
@@ -101,7 +131,11 @@ def _of_image(image: str) -> list[str]:
         return [f"image {image!r} is no image reference"]
     if match["digest"]:
         return []
-    return [f"image {image!r} has no immutable tag"] if not match["tag"] or match["tag"] in MUTABLE_TAGS else []
+    return (
+        [f"image {image!r} has no immutable tag"]
+        if not match["tag"] or match["tag"] in MUTABLE_TAGS
+        else []
+    )
 
 
 def _of_environment(container: Manifest) -> list[str]:
@@ -109,7 +143,9 @@ def _of_environment(container: Manifest) -> list[str]:
     return [
         f"variable {entry['name']} holds what belongs in a Secret"
         for entry in container.get("env", ())
-        if SECRET_WORDS.search(entry["name"]) and entry.get("value", "").strip() and "/" not in entry["value"]
+        if SECRET_WORDS.search(entry["name"])
+        and entry.get("value", "").strip()
+        and "/" not in entry["value"]
     ]
 
 
@@ -135,14 +171,20 @@ def test_every_workload_keeps_every_rule(variant):
 
 
 def test_nothing_is_reachable_from_outside_cluster(variant):
-    assert not [title(m) for m in variant if m["kind"] in ("Ingress", "Gateway", "HTTPRoute", "GRPCRoute")]
+    assert not [
+        title(m) for m in variant if m["kind"] in ("Ingress", "Gateway", "HTTPRoute", "GRPCRoute")
+    ]
     for service in (m for m in variant if m["kind"] == "Service"):
         assert service["spec"].get("type", "ClusterIP") == "ClusterIP", title(service)
         assert "externalIPs" not in service["spec"], title(service)
 
 
 def test_no_secret_is_in_manifests(variant):
-    assert not [title(m) for m in variant if m["kind"] == "Secret" and (m.get("data") or m.get("stringData"))]
+    assert not [
+        title(m)
+        for m in variant
+        if m["kind"] == "Secret" and (m.get("data") or m.get("stringData"))
+    ]
 
 
 def test_namespace_of_our_pods_refuses_what_is_not_restricted(variant):
@@ -151,7 +193,8 @@ def test_namespace_of_our_pods_refuses_what_is_not_restricted(variant):
     enforced = {
         m["metadata"]["name"]
         for m in variant
-        if m["kind"] == "Namespace" and m["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+        if m["kind"] == "Namespace"
+        and m["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     }
     assert homes == enforced
     assert homes - others == {"evergreen"}

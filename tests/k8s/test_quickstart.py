@@ -57,7 +57,13 @@ def room(machine: str) -> Node:
     )
     kept_gib = 100 / 1024 + sum(
         share * max(0.0, min(gib, upper) - lower)
-        for share, lower, upper in ((0.25, 0, 4), (0.2, 4, 8), (0.1, 8, 16), (0.06, 16, 128), (0.02, 128, 1e9))
+        for share, lower, upper in (
+            (0.25, 0, 4),
+            (0.2, 4, 8),
+            (0.1, 8, 16),
+            (0.06, 16, 128),
+            (0.02, 128, 1e9),
+        )
     )
     return Node(cores - kept_cores - SYSTEM_CORES, gib - kept_gib - SYSTEM_GIB)
 
@@ -73,7 +79,9 @@ def gib(text: str) -> float:
 
 def asks(manifests) -> Node:
     """Return the requests of one of Triton's pods."""
-    requests = pod_spec(find(manifests, "Deployment", "triton"))["containers"][0]["resources"]["requests"]
+    requests = pod_spec(find(manifests, "Deployment", "triton"))["containers"][0]["resources"][
+        "requests"
+    ]
     return Node(cores(requests["cpu"]), gib(requests["memory"]))
 
 
@@ -83,7 +91,9 @@ def test_every_step_of_pipeline_fits_empty_node_of_pool_that_it_is_sent_to(overl
     for step in NEEDS:
         needs = placement.needs_of(step)
         start = (
-            f"gcloud container node-pools create {POOL[overlay]} " if needs.gpu else "gcloud container clusters create"
+            f"gcloud container node-pools create {POOL[overlay]} "
+            if needs.gpu
+            else "gcloud container clusters create"
         )
         node = room(flag(command(start), "machine-type"))
         assert cores(needs.cpu) <= node.cores, (step, node)
@@ -124,20 +134,29 @@ def test_guides_sed_fills_in_all_but_runbooks_address(tmp_path, overlay):
     folder = tmp_path / "k8s" / "overlays" / overlay
     shutil.copytree(K8S / "overlays" / overlay, folder)
     names = "\n".join(
-        re.sub(r" TAG=.*", " TAG=0123abc", line) for line in commands() if line.startswith("export PROJECT")
+        re.sub(r" TAG=.*", " TAG=0123abc", line)
+        for line in commands()
+        if line.startswith("export PROJECT")
     )
     registry = command("export BUCKET=").replace("$(git rev-parse HEAD)", "0123abc")
-    script = "\n".join([
-        names.replace("my-project", "a-project").replace("OVERLAY=gke", f"OVERLAY={overlay}"),
-        registry, "export FILESTORE_IP=10.0.0.2", command("sed -i"),
-    ])  # fmt: skip
+    script = "\n".join(
+        [
+            names.replace("my-project", "a-project").replace("OVERLAY=gke", f"OVERLAY={overlay}"),
+            registry,
+            "export FILESTORE_IP=10.0.0.2",
+            command("sed -i"),
+        ]
+    )
     done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = (folder / "cluster.env").read_text().splitlines()
     left = [line.partition("=")[0] for line in lines if not line.startswith("#") and "my-" in line]
     assert left == ["RUNBOOK_URL"]
     settings = read_values(folder / "cluster.env")
-    assert settings["LOG_URL"] == "pubsub://a-project/evergreen-records?subscription=evergreen-records-monitor"
+    assert (
+        settings["LOG_URL"]
+        == "pubsub://a-project/evergreen-records?subscription=evergreen-records-monitor"
+    )
     assert settings["REGISTRY"] == "europe-west4-docker.pkg.dev/a-project/evergreen"
 
 
@@ -149,15 +168,23 @@ def test_cpu_pages_lines_fill_in_all_but_runbooks_address(tmp_path):
     done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     settings = read_values(folder / "cluster.env")
-    assert [name for name, value in settings.items() if "my-" in value or not value] == ["RUNBOOK_URL"]
+    assert [name for name, value in settings.items() if "my-" in value or not value] == [
+        "RUNBOOK_URL"
+    ]
     assert settings["TAG"] == "0123abc"
-    assert settings["LOG_URL"].startswith("kafka://broker.kafka.svc.cluster.local:9092/evergreen-records?")
+    assert settings["LOG_URL"].startswith(
+        "kafka://broker.kafka.svc.cluster.local:9092/evergreen-records?"
+    )
 
 
 def test_every_manifest_beside_kustomization_is_named_in_it():
     for kustomization in K8S.rglob("kustomization.yaml"):
         text = kustomization.read_text()
         for path in kustomization.parent.glob("*.yaml"):
-            if path != kustomization and isinstance(first := next(yaml.safe_load_all(path.read_text())), dict):
+            if path != kustomization and isinstance(
+                first := next(yaml.safe_load_all(path.read_text())), dict
+            ):
                 is_manifest = "kind" in first and "apiVersion" in first
-                assert not is_manifest or path.name in text, f"{path.relative_to(K8S)} is sent by nobody"
+                assert not is_manifest or path.name in text, (
+                    f"{path.relative_to(K8S)} is sent by nobody"
+                )

@@ -8,7 +8,15 @@ import re
 
 import pytest
 
-from tests.support.rendering import Manifest, containers, find, matches, pod_template, title, workloads
+from tests.support.rendering import (
+    Manifest,
+    containers,
+    find,
+    matches,
+    pod_template,
+    title,
+    workloads,
+)
 
 GIVEN = {
     ("Role", "kubeflow", "pipeline-runner"): "Kubeflow Pipelines standalone brings it",
@@ -23,7 +31,10 @@ class Cluster:
 
     def __init__(self, manifests: list[Manifest]) -> None:
         self.manifests = manifests
-        self._known = {(m["kind"], m["metadata"].get("namespace", ""), m["metadata"]["name"]): m for m in manifests}
+        self._known = {
+            (m["kind"], m["metadata"].get("namespace", ""), m["metadata"]["name"]): m
+            for m in manifests
+        }
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
         return self._known.get((kind, namespace, name))
@@ -36,7 +47,8 @@ class Cluster:
         return [
             template
             for workload in self.manifests
-            if (template := pod_template(workload)) and workload["metadata"]["namespace"] == namespace
+            if (template := pod_template(workload))
+            and workload["metadata"]["namespace"] == namespace
             if matches(selector, template["metadata"].get("labels", {}))
         ]
 
@@ -48,16 +60,30 @@ def cluster(variant) -> Cluster:
 
 def ports(template: Manifest) -> dict[str, int]:
     """Return the named ports of a pod."""
-    return {p["name"]: p["containerPort"] for c in template["spec"]["containers"] for p in c.get("ports", ())}
+    return {
+        p["name"]: p["containerPort"]
+        for c in template["spec"]["containers"]
+        for p in c.get("ports", ())
+    }
 
 
 def _maps_and_secrets(spec: Manifest):
     """Yield kind, name, key or None, and optionality of each map and secret of a pod."""
     for volume in spec.get("volumes", ()):
         if "configMap" in volume:
-            yield "ConfigMap", volume["configMap"]["name"], None, volume["configMap"].get("optional", False)
+            yield (
+                "ConfigMap",
+                volume["configMap"]["name"],
+                None,
+                volume["configMap"].get("optional", False),
+            )
         if "secret" in volume:
-            yield "Secret", volume["secret"]["secretName"], None, volume["secret"].get("optional", False)
+            yield (
+                "Secret",
+                volume["secret"]["secretName"],
+                None,
+                volume["secret"].get("optional", False),
+            )
         for source in volume.get("projected", {}).get("sources", ()):
             for kind, field in (("ConfigMap", "configMap"), ("Secret", "secret")):
                 if field in source:
@@ -78,7 +104,9 @@ def test_config_maps_and_secrets_that_pods_read_exist_or_may_be_absent(cluster):
         for kind, name, key, optional in _maps_and_secrets(spec):
             found = cluster.get(kind, workload["metadata"]["namespace"], name)
             assert found or optional, f"{title(workload)} reads {kind} {name}, which is not there"
-            assert not (found and key) or key in found["data"], f"{title(workload)} reads {key} of {kind} {name}"
+            assert not (found and key) or key in found["data"], (
+                f"{title(workload)} reads {key} of {kind} {name}"
+            )
 
 
 def test_claims_accounts_and_priority_classes_exist(cluster):
@@ -86,7 +114,9 @@ def test_claims_accounts_and_priority_classes_exist(cluster):
         namespace = workload["metadata"]["namespace"]
         for volume in spec.get("volumes", ()):
             if claim := volume.get("persistentVolumeClaim"):
-                assert cluster.has("PersistentVolumeClaim", namespace, claim["claimName"]), title(workload)
+                assert cluster.has("PersistentVolumeClaim", namespace, claim["claimName"]), title(
+                    workload
+                )
         assert cluster.has("ServiceAccount", namespace, spec["serviceAccountName"]), title(workload)
         assert cluster.has("PriorityClass", "", spec["priorityClassName"]), title(workload)
 
@@ -110,7 +140,9 @@ def test_services_select_pods_that_have_their_ports(cluster):
     services = [m for m in cluster.manifests if m["kind"] == "Service"]
     assert len(services) >= 3
     for service in services:
-        selected = cluster.pods(service["metadata"]["namespace"], {"matchLabels": service["spec"]["selector"]})
+        selected = cluster.pods(
+            service["metadata"]["namespace"], {"matchLabels": service["spec"]["selector"]}
+        )
         assert len(selected) == 1, f"{title(service)} selects {len(selected)} workloads"
         for port in service["spec"]["ports"]:
             target = port.get("targetPort", port["port"])
@@ -121,12 +153,16 @@ def test_services_select_pods_that_have_their_ports(cluster):
 def test_workloads_select_their_own_pods_and_nobody_elses(cluster):
     for workload, _ in workloads(cluster.manifests):
         if selector := workload["spec"].get("selector"):
-            assert cluster.pods(workload["metadata"]["namespace"], selector) == [pod_template(workload)]
+            assert cluster.pods(workload["metadata"]["namespace"], selector) == [
+                pod_template(workload)
+            ]
 
 
 def test_triton_has_one_scaler_or_states_its_replicas(cluster):
     """`kubectl apply` of a Deployment with `replicas` would undo the scaler's change."""
-    scalers = [m for m in cluster.manifests if m["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")]
+    scalers = [
+        m for m in cluster.manifests if m["kind"] in ("HorizontalPodAutoscaler", "ScaledObject")
+    ]
     targets = [(m["metadata"]["namespace"], m["spec"]["scaleTargetRef"]) for m in scalers]
     is_stated = "replicas" in find(cluster.manifests, "Deployment", "triton")["spec"]
     assert [ref["name"] for _, ref in targets] == ([] if is_stated else ["triton"])
@@ -135,12 +171,18 @@ def test_triton_has_one_scaler_or_states_its_replicas(cluster):
 
 
 def test_role_bindings_name_roles_and_accounts_that_exist(cluster):
-    for binding in (m for m in cluster.manifests if m["kind"] in ("RoleBinding", "ClusterRoleBinding")):
+    for binding in (
+        m for m in cluster.manifests if m["kind"] in ("RoleBinding", "ClusterRoleBinding")
+    ):
         namespace = binding["metadata"].get("namespace", "")
         role = binding["roleRef"]
-        assert cluster.has(role["kind"], namespace if role["kind"] == "Role" else "", role["name"]), title(binding)
+        assert cluster.has(
+            role["kind"], namespace if role["kind"] == "Role" else "", role["name"]
+        ), title(binding)
         for subject in binding["subjects"]:
-            assert cluster.has(subject["kind"], subject["namespace"], subject["name"]), title(binding)
+            assert cluster.has(subject["kind"], subject["namespace"], subject["name"]), title(
+                binding
+            )
 
 
 def test_variables_in_arguments_are_defined(cluster):
@@ -148,7 +190,10 @@ def test_variables_in_arguments_are_defined(cluster):
     for workload, spec in workloads(cluster.manifests):
         for container in containers(spec):
             used = set(
-                re.findall(r"\$\((\w+)\)", " ".join([*container.get("command", ()), *container.get("args", ())]))
+                re.findall(
+                    r"\$\((\w+)\)",
+                    " ".join([*container.get("command", ()), *container.get("args", ())]),
+                )
             )
             defined = {entry["name"] for entry in container.get("env", ())}
             for source in container.get("envFrom", ()):

@@ -30,10 +30,15 @@ def only_container(manifest: Manifest) -> Manifest:
     return container
 
 
-def command_line(container: Manifest, variables: dict[str, str], replaced: dict[str, str]) -> list[str]:
+def command_line(
+    container: Manifest, variables: dict[str, str], replaced: dict[str, str]
+) -> list[str]:
     """Return command and arguments with variables filled in and paths moved."""
     words = [*container["command"], *container["args"]]
-    for old, new in {**{f"$({name})": value for name, value in variables.items()}, **replaced}.items():
+    for old, new in {
+        **{f"$({name})": value for name, value in variables.items()},
+        **replaced,
+    }.items():
         words = [word.replace(old, new) for word in words]
     assert words[0] == "python"
     return [sys.executable, *words[1:]]
@@ -41,7 +46,10 @@ def command_line(container: Manifest, variables: dict[str, str], replaced: dict[
 
 def says_yes(container: Manifest, probe: str, status: Path) -> bool:
     """Return the kubelet's result of the container's probe."""
-    words = [word.replace("/tmp/controller.json", str(status)) for word in container[probe]["exec"]["command"]]
+    words = [
+        word.replace("/tmp/controller.json", str(status))
+        for word in container[probe]["exec"]["command"]
+    ]
     return subprocess.run(words, capture_output=True).returncode == 0
 
 
@@ -101,11 +109,15 @@ def test_flags_are_accepted_by_commands_and_addresses_resolve(variant):
     parsed = controller_parser().parse_args(controller["args"])
     step = canary_parser().parse_args([*canary["command"][3:], *canary["args"]])
     assert step.command == "step"
-    for manifest in (m for m in variant if m["kind"] == "CronJob" and m["metadata"]["name"].startswith("collect")):
+    for manifest in (
+        m for m in variant if m["kind"] == "CronJob" and m["metadata"]["name"].startswith("collect")
+    ):
         container = only_container(manifest)
         removes = collect_parser().parse_args(container["args"])
         mounts = {mount["mountPath"]: mount["subPath"] for mount in container["volumeMounts"]}
-        assert mounts == {path: path.removeprefix("/evergreen/") for path in (removes.store, removes.work)}
+        assert mounts == {
+            path: path.removeprefix("/evergreen/") for path in (removes.store, removes.work)
+        }
         assert removes.yes
     services = {m["metadata"]["name"] for m in variant if m["kind"] == "Service"}
     urls = [url for each in (parsed, step) for url in (each.triton_urls, each.metrics_urls)]

@@ -28,7 +28,11 @@ def commands() -> list[str]:
     lines = [line for block in blocks for line in block.splitlines()]
     prose = re.sub(r"^```.*?^```$", "", PAGE, flags=re.M | re.S)
     lines += [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", prose)]
-    return [re.sub(r"\s{2,}#.*", "", line) for line in lines if line.startswith(("evergreen ", "kubectl ", "python "))]
+    return [
+        re.sub(r"\s{2,}#.*", "", line)
+        for line in lines
+        if line.startswith(("evergreen ", "kubectl ", "python "))
+    ]
 
 
 COMMANDS = commands()
@@ -61,9 +65,13 @@ def test_commands_in_pods_parse_and_their_image_has_program(line):
     containers = {each["name"]: each for each in manifest["spec"]["template"]["spec"]["containers"]}
     image = containers[workload[3] or workload[1]]["image"]
     (dockerfile,) = [path for name, path in DOCKERFILES.items() if name in image]
-    copied = re.findall(r"^COPY (?!--from)(\S+) ", (REPOSITORY / dockerfile).read_text(), flags=re.M)
+    copied = re.findall(
+        r"^COPY (?!--from)(\S+) ", (REPOSITORY / dockerfile).read_text(), flags=re.M
+    )
     path = inner(line)[2].replace(".", "/")
-    assert any(path == each or path.startswith(f"{each}/") for each in copied), f"{dockerfile} has no {path}"
+    assert any(path == each or path.startswith(f"{each}/") for each in copied), (
+        f"{dockerfile} has no {path}"
+    )
 
 
 def workload_manifest(name: str):
@@ -78,18 +86,26 @@ def workload_manifest(name: str):
 
 
 def test_line_that_no_program_takes_is_noticed():
-    for line in ("evergreen rollback --store S --too 3 --reason r", "evergreen live-at --store S", "evergreen undo"):
+    for line in (
+        "evergreen rollback --store S --too 3 --reason r",
+        "evergreen live-at --store S",
+        "evergreen undo",
+    ):
         with pytest.raises(SystemExit):
             parse(line)
 
 
 def test_pods_containers_and_objects_named_are_those_of_base():
-    for kind, name in re.findall(r"\b(deploy|hpa|configmap|pvc|scaledobject)[ /]([a-z][a-z-]+)", PAGE):
+    for kind, name in re.findall(
+        r"\b(deploy|hpa|configmap|pvc|scaledobject)[ /]([a-z][a-z-]+)", PAGE
+    ):
         owner = {"configmap": "monitor", "pvc": "monitor", "hpa": "triton"}.get(kind, name)
         if kind in ("scaledobject",) or name in ("ml-pipeline",):
             continue
         texts = "".join(path.read_text() for path in (K8S / "base" / owner).glob("*.yaml"))
-        assert re.search(rf"^  name: {name}$", texts, flags=re.M), f"{kind}/{name} is not in k8s/base/{owner}"
+        assert re.search(rf"^  name: {name}$", texts, flags=re.M), (
+            f"{kind}/{name} is not in k8s/base/{owner}"
+        )
 
 
 def test_settings_and_metrics_named_exist():
@@ -108,7 +124,9 @@ def test_settings_and_metrics_named_exist():
 def test_monitors_account_may_publish_what_page_replays_in_its_pod():
     """Redelivery publishes to the log. In Pub/Sub the monitor needs that right only for this."""
     assert any("deploy/monitor" in line and "dead-letters replay" in line for line in EXEC)
-    settings = dict(re.findall(r"^(EVERGREEN_\w+)=(.+)$", (K8S / "base/monitor/monitor.env").read_text(), re.M))
+    settings = dict(
+        re.findall(r"^(EVERGREEN_\w+)=(.+)$", (K8S / "base/monitor/monitor.env").read_text(), re.M)
+    )
     topic = urlsplit(settings["EVERGREEN_MONITOR_LOG"]).path.strip("/")
     granted = f"on_topic evergreen-monitor {topic} roles/pubsub.publisher"
     assert granted in (REPOSITORY / "docs" / "gke.md").read_text()

@@ -57,7 +57,10 @@ def test_every_built_in_object_is_valid_in(version, variant):
     for manifest in built_in:
         try:
             validate(manifest, version)
-        except (kubernetes_validate.ValidationError, kubernetes_validate.SchemaNotFoundError) as error:
+        except (
+            kubernetes_validate.ValidationError,
+            kubernetes_validate.SchemaNotFoundError,
+        ) as error:
             pytest.fail(f"{title(manifest)} in Kubernetes {version}: {error.message}")
 
 
@@ -69,7 +72,13 @@ def test_every_custom_resource_is_valid_by_its_definitions_facts(variant):
 
 def _walk(node, path=""):
     yield path, node
-    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    children = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for key, child in children:
         yield from _walk(child, f"{path}.{key}")
 
@@ -81,10 +90,22 @@ def test_names_labels_and_quantities_are_ones_that_api_takes(variant):
         assert NAME.fullmatch(manifest["metadata"]["name"]), where
         assert len(manifest["metadata"]["name"]) <= 63, where
         for path, node in _walk(manifest):
-            if path.endswith(".labels") and isinstance(node, dict) and manifest["kind"] != "PrometheusRule":
-                bad = {k: v for k, v in node.items() if not LABEL_VALUE.fullmatch(str(v)) or len(str(v)) > 63}
+            if (
+                path.endswith(".labels")
+                and isinstance(node, dict)
+                and manifest["kind"] != "PrometheusRule"
+            ):
+                bad = {
+                    k: v
+                    for k, v in node.items()
+                    if not LABEL_VALUE.fullmatch(str(v)) or len(str(v)) > 63
+                }
                 assert not bad, f"{where}{path}: {bad}"
-            if path.endswith((".requests", ".limits")) and isinstance(node, dict) and is_built_in(manifest):
+            if (
+                path.endswith((".requests", ".limits"))
+                and isinstance(node, dict)
+                and is_built_in(manifest)
+            ):
                 bad = {k: v for k, v in node.items() if not QUANTITY.fullmatch(str(v))}
                 assert not bad, f"{where}{path}: {bad}"
 

@@ -39,13 +39,19 @@ CALLS: list[tuple[str, str, Right]] = [
 def right(method: str, path: str) -> Right:
     """Return the right that the server checks in Kubernetes for that call."""
     name = path.removeprefix("/apis/v2beta1/")
-    (found,) = [each for known, pattern, each in CALLS if known == method and re.fullmatch(pattern, name)]
+    (found,) = [
+        each for known, pattern, each in CALLS if known == method and re.fullmatch(pattern, name)
+    ]
     return found
 
 
 def granted(role: Manifest) -> set[Right]:
     return {
-        (g, r, v) for rule in role["rules"] for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]
+        (g, r, v)
+        for rule in role["rules"]
+        for g in rule["apiGroups"]
+        for r in rule["resources"]
+        for v in rule["verbs"]
     }
 
 
@@ -87,10 +93,16 @@ def test_every_verb_granted_at_kubeflow_is_used_and_every_used_is_granted(render
 
 def test_monitor_is_bound_where_its_settings_say_that_runs_are(rendered):
     manifests = rendered("gke+kubeflow-multi-user")
-    place = find(manifests, "ConfigMap", "monitor-settings")["data"]["EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"]
+    place = find(manifests, "ConfigMap", "monitor-settings")["data"][
+        "EVERGREEN_MONITOR_KUBEFLOW_NAMESPACE"
+    ]
     for kind in ("Role", "RoleBinding"):
         assert find(manifests, kind, "evergreen-monitor")["metadata"]["namespace"] == place
-    (rule,) = [r for r in find(manifests, "Role", "evergreen-monitor")["rules"] if "serviceaccounts" in r["resources"]]
+    (rule,) = [
+        r
+        for r in find(manifests, "Role", "evergreen-monitor")["rules"]
+        if "serviceaccounts" in r["resources"]
+    ]
     assert rule["resourceNames"] == ["evergreen-pipeline"]
     (subject,) = find(manifests, "RoleBinding", "evergreen-monitor")["subjects"]
     assert (subject["name"], subject["namespace"]) == ("monitor", "evergreen")
@@ -109,30 +121,50 @@ def named(value, word: str, path: str = "") -> set[str]:
 def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, overlay):
     shutil.copytree(K8S, tmp_path / "k8s")
     monkeypatch.setattr("tests.support.rendering.K8S", tmp_path / "k8s")
-    (tmp_path / "k8s" / "components" / "kubeflow-multi-user" / "profile.env").write_text("PROFILE=team-a\n")
+    (tmp_path / "k8s" / "components" / "kubeflow-multi-user" / "profile.env").write_text(
+        "PROFILE=team-a\n"
+    )
     others = "dask-extraction+dask-preprocessing+kubeflow-trainer+kubeflow-network"
-    manifests = documents(render_variant(f"{overlay}+{others}+kubeflow-multi-user", tmp_path / "rendered"))
+    manifests = documents(
+        render_variant(f"{overlay}+{others}+kubeflow-multi-user", tmp_path / "rendered")
+    )
     left = {(title(each), path) for each in manifests for path in named(each, "kubeflow")}
-    left = {each for each in left if not each[1].endswith("MONITOR_TRIGGER")}  # a program's name, no namespace
+    left = {
+        each for each in left if not each[1].endswith("MONITOR_TRIGGER")
+    }  # a program's name, no namespace
     to = "/spec/egress/to/namespaceSelector/matchLabels/kubernetes.io/metadata.name"
     assert left == {
         ("NetworkPolicy evergreen/monitor-to-kubeflow", to),
         ("NetworkPolicy kubeflow/ml-pipeline-from-monitor", "/metadata/namespace"),
     }, "Kubeflow's API server stays where it is"
     moved = {
-        title(each).replace(" team-a/", " ") for each in manifests if each["metadata"].get("namespace") == "team-a"
+        title(each).replace(" team-a/", " ")
+        for each in manifests
+        if each["metadata"].get("namespace") == "team-a"
     }
     assert moved == {
         "PersistentVolumeClaim evergreen",
         "ServiceAccount evergreen-pipeline",
         "RoleBinding evergreen-pipeline",
-        *(f"{kind} evergreen-{what}" for kind in ("Role", "RoleBinding") for what in ("monitor", "train-jobs")),
+        *(
+            f"{kind} evergreen-{what}"
+            for kind in ("Role", "RoleBinding")
+            for what in ("monitor", "train-jobs")
+        ),
         "TrainingRuntime evergreen-torch",
     }
-    policies = {title(each) for each in manifests if each["kind"] == "NetworkPolicy" and named(each, "team-a")}
+    policies = {
+        title(each)
+        for each in manifests
+        if each["kind"] == "NetworkPolicy" and named(each, "team-a")
+    }
     assert policies == {
         f"NetworkPolicy evergreen/{name}"
-        for name in ("triton-from-deployment", "extraction-dask-scheduler", "preprocessing-dask-scheduler")
+        for name in (
+            "triton-from-deployment",
+            "extraction-dask-scheduler",
+            "preprocessing-dask-scheduler",
+        )
     }
     for name in ("evergreen-pipeline", "evergreen-train-jobs"):
         assert named(find(manifests, "RoleBinding", name)["subjects"], "team-a") == {"/namespace"}
@@ -148,9 +180,17 @@ def test_only_kubeflow_rights_go_to_pipeline_account_no_workload_has(variant):
     kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     (binding,) = [m for m in variant if m["kind"] in kinds]
     assert title(binding) == "RoleBinding kubeflow/evergreen-pipeline"
-    assert binding["roleRef"] == {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "pipeline-runner"}
-    assert [(s["namespace"], s["name"]) for s in binding["subjects"]] == [("kubeflow", "evergreen-pipeline")]
-    accounts = {(w["metadata"]["namespace"], spec["serviceAccountName"]) for w, spec in workloads(variant)}
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "Role",
+        "name": "pipeline-runner",
+    }
+    assert [(s["namespace"], s["name"]) for s in binding["subjects"]] == [
+        ("kubeflow", "evergreen-pipeline")
+    ]
+    accounts = {
+        (w["metadata"]["namespace"], spec["serviceAccountName"]) for w, spec in workloads(variant)
+    }
     assert ("kubeflow", "evergreen-pipeline") not in accounts
 
 
@@ -160,4 +200,6 @@ def test_no_token_that_kubernetes_api_takes_reaches_pod(variant):
         for volume in spec.get("volumes", ()):
             for source in volume.get("projected", {}).get("sources", ()):
                 audience = source.get("serviceAccountToken", {"audience": "none"}).get("audience")
-                assert audience, f"{title(workload)}: a token without an audience is for the API server"
+                assert audience, (
+                    f"{title(workload)}: a token without an audience is for the API server"
+                )

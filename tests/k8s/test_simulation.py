@@ -41,8 +41,12 @@ def test_traffic_draws_from_world_whose_days_are_in_lake(variant, tmp_path):
             "--rows=400000": "--rows=1000",
         }
         subprocess.run(words(container, moved), cwd=REPOSITORY, check=True, capture_output=True)
-    assert (tmp_path / "lake" / "world.json").read_bytes() == (tmp_path / "traffic" / "world.json").read_bytes()
-    assert (tmp_path / "traffic" / "drifted.json").read_bytes() != (tmp_path / "traffic" / "world.json").read_bytes()
+    assert (tmp_path / "lake" / "world.json").read_bytes() == (
+        tmp_path / "traffic" / "world.json"
+    ).read_bytes()
+    assert (tmp_path / "traffic" / "drifted.json").read_bytes() != (
+        tmp_path / "traffic" / "world.json"
+    ).read_bytes()
     assert len(list((tmp_path / "lake" / "lake").glob("day=*"))) == 4
 
 
@@ -58,7 +62,10 @@ def test_apply_with_another_revision_changes_no_field_that_cannot_change(variant
 def test_traffic_may_end_as_late_as_its_last_label(variant):
     spec = pod_spec(find(variant, "Deployment", "traffic"))
     (delay,) = [a for a in spec["containers"][0]["args"] if a.startswith("--label-delay-seconds=")]
-    assert spec["terminationGracePeriodSeconds"] >= float(delay.partition("=")[2]) * MAX_DELAY_FACTOR + 20
+    assert (
+        spec["terminationGracePeriodSeconds"]
+        >= float(delay.partition("=")[2]) * MAX_DELAY_FACTOR + 20
+    )
 
 
 def test_traffic_waits_until_model_is_served_and_no_longer(variant):
@@ -100,16 +107,24 @@ def test_lake_that_is_there_already_ends_job_at_first_try(variant, tmp_path):
     assert spec["restartPolicy"] == "Never", "or the API server refuses the rule"
     (tmp_path / "day=2026-01-04").mkdir()
     (tmp_path / "day=2026-01-04" / "part-0.parquet").touch()
-    command = words(spec["containers"][0], {"$(LAKE)": str(tmp_path), "/tmp/world": f"{tmp_path}/world"})
+    command = words(
+        spec["containers"][0], {"$(LAKE)": str(tmp_path), "/tmp/world": f"{tmp_path}/world"}
+    )
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert "holds day 2026-01-04 already" in done.stderr
-    assert (rule["action"], rule["onExitCodes"]) == ("FailJob", {"operator": "In", "values": [done.returncode]})
+    assert (rule["action"], rule["onExitCodes"]) == (
+        "FailJob",
+        {"operator": "In", "values": [done.returncode]},
+    )
 
 
 def test_traffics_flags_are_ones_that_it_takes(variant):
     (traffic,) = pod_spec(find(variant, "Deployment", "traffic"))["containers"]
     known = subprocess.run(
-        [sys.executable, "-m", "demo.simulation", "traffic", "--help"], cwd=REPOSITORY, capture_output=True, text=True
+        [sys.executable, "-m", "demo.simulation", "traffic", "--help"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
     ).stdout
     assert traffic["args"][0] == "traffic"
     assert all(flag.partition("=")[0] in known for flag in traffic["args"][1:])

@@ -69,7 +69,10 @@ def flags(tmp_path):
 def follow(api, flags, *events):
     """Return the step's note. `events` happen one after another, one at each wait."""
     waiting = iter(events)
-    jobs, note = TrainJobs(api.configuration(), NAMESPACE), StepNote(step="training", started_at="of the step")
+    jobs, note = (
+        TrainJobs(api.configuration(), NAMESPACE),
+        StepNote(step="training", started_at="of the step"),
+    )
     train_elsewhere(flags, note, jobs, sleep=lambda _: next(waiting)(), clock=lambda: api.now)
     assert next(waiting, None) is None
     return note
@@ -107,14 +110,27 @@ def test_job_is_created_followed_and_its_model_taken_over(api, flags, do, capsys
 
     def look():
         seen.update(json.loads(json.dumps(api.jobs[RUN])))
-        assert (tmp_path / "work" / RUN / "train-job/training_set.json").read_text() == "the training_set"
+        assert (
+            tmp_path / "work" / RUN / "train-job/training_set.json"
+        ).read_text() == "the training_set"
 
     note = follow(
-        api, flags, look, do.start(phase="Pending"), do.start("one", "two"), do.write("three"), do.write(), do.succeed
+        api,
+        flags,
+        look,
+        do.start(phase="Pending"),
+        do.start("one", "two"),
+        do.write("three"),
+        do.write(),
+        do.succeed,
     )
     assert (tmp_path / "model").read_text() == "the model"
     assert note.facts == {"auc": 0.7}
-    assert [line for line in capsys.readouterr().err.splitlines() if line] == ["one", "two", "three"]
+    assert [line for line in capsys.readouterr().err.splitlines() if line] == [
+        "one",
+        "two",
+        "three",
+    ]
     assert api.jobs == {}
     assert seen["metadata"]["ownerReferences"] == [
         {"apiVersion": "v1", "kind": "Pod", "name": "the-step", "uid": "uid-1"}
@@ -122,7 +138,12 @@ def test_job_is_created_followed_and_its_model_taken_over(api, flags, do, capsys
     arguments = seen["spec"]["trainer"]["args"]
     assert seen["spec"]["trainer"]["command"] == ["torchrun", "-m", "components.training"]
     workers = step.build_parser().parse_args(arguments)
-    assert (workers.run, workers.store, workers.work, workers.train_job) == (RUN, flags.store, flags.work, "")
+    assert (workers.run, workers.store, workers.work, workers.train_job) == (
+        RUN,
+        flags.store,
+        flags.work,
+        "",
+    )
     assert workers.training_set == tmp_path / "work" / RUN / "train-job/training_set.json"
 
 
@@ -183,7 +204,9 @@ def test_step_that_is_tried_again_follows_its_own_job_further(api, flags, do, mo
         follow(api, flags, do.start(), killed)
     monkeypatch.setenv("EVERGREEN_POD_UID", "uid-2")
     owners = []
-    follow(api, flags, lambda: owners.extend(api.jobs[RUN]["metadata"]["ownerReferences"]), do.succeed)
+    follow(
+        api, flags, lambda: owners.extend(api.jobs[RUN]["metadata"]["ownerReferences"]), do.succeed
+    )
     assert api.made == 1
     assert [each["uid"] for each in owners] == ["uid-2"]
 
@@ -195,23 +218,37 @@ def test_job_of_earlier_try_that_cannot_go_on_is_replaced_when_it_is_gone(api, f
     if change != "failed":
         api.jobs[RUN]["status"], flags.num_gpus = {}, 2
     api.lingers = True
-    follow(api, flags, lambda: None, lambda: api.jobs.pop(RUN), lambda: setattr(api, "lingers", False), do.succeed)
+    follow(
+        api,
+        flags,
+        lambda: None,
+        lambda: api.jobs.pop(RUN),
+        lambda: setattr(api, "lingers", False),
+        do.succeed,
+    )
     assert api.made == 2
 
 
 def test_job_of_another_program_is_left_alone(api, flags):
     api.jobs[RUN] = {"metadata": {"name": RUN}}
-    with pytest.raises(ContractError, match=f"TrainJob {RUN} exists and was not created by this step"):
+    with pytest.raises(
+        ContractError, match=f"TrainJob {RUN} exists and was not created by this step"
+    ):
         follow(api, flags)
     assert api.jobs[RUN] == {"metadata": {"name": RUN}}
 
 
 def test_job_that_somebody_deleted_is_failure_to_try_again(api, flags, do):
-    with pytest.raises(TemporaryError, match="was deleted by someone; the same command continues from the last save"):
+    with pytest.raises(
+        TemporaryError,
+        match="was deleted by someone; the same command continues from the last save",
+    ):
         follow(api, flags, do.start(), lambda: api.jobs.clear())
 
 
-@pytest.mark.parametrize("stop", [Preempted("SIGTERM came"), KeyboardInterrupt()], ids=["preempted", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "stop", [Preempted("SIGTERM came"), KeyboardInterrupt()], ids=["preempted", "Ctrl-C"]
+)
 def test_step_that_is_ended_deletes_its_job(api, flags, do, stop):
     def end():
         raise stop
@@ -226,7 +263,9 @@ def test_control_plane_in_trouble_is_waited_for_and_refusal_is_told(api, flags, 
     follow(api, flags, lambda: api.failures.extend(trouble), *[lambda: None] * 3, do.succeed)
     assert [record.levelname for record in caplog.records].count("WARNING") == 3
     api.failures.append(403)
-    with pytest.raises(PermanentError, match="answered 403 Forbidden to create_namespaced_custom_object"):
+    with pytest.raises(
+        PermanentError, match="answered 403 Forbidden to create_namespaced_custom_object"
+    ):
         follow(api, flags)
     api.close()
     with pytest.raises(TemporaryError, match="does not answer create_namespaced_custom_object"):
@@ -236,7 +275,9 @@ def test_control_plane_in_trouble_is_waited_for_and_refusal_is_told(api, flags, 
 def test_command_ends_by_jobs_end_and_notes_its_numbers(api, flags, do, monkeypatch, tmp_path):
     monkeypatch.setattr(TrainJobs, "of_this_pod", lambda: TrainJobs(api.configuration(), NAMESPACE))
     waits = iter([do.start(), do.succeed])
-    monkeypatch.setattr(train_job, "train_elsewhere", partial(train_elsewhere, sleep=lambda _: next(waits)()))
+    monkeypatch.setattr(
+        train_job, "train_elsewhere", partial(train_elsewhere, sleep=lambda _: next(waits)())
+    )
     arguments = [f"--{name.replace('_', '-')}={value}" for name, value in vars(flags).items()]
     assert step.main(arguments) == ExitCode.DONE
     (note,) = read_notes(tmp_path / "store", RUN)
@@ -257,12 +298,18 @@ def test_step_outside_of_pod_is_refused(monkeypatch):
 
 def test_pod_says_address_token_authority_and_namespace(api, monkeypatch, tmp_path):
     authority = Authority()
-    for name, content in zip(("key", "certificate"), authority.certificate("localhost", address="127.0.0.1")):
+    for name, content in zip(
+        ("key", "certificate"), authority.certificate("localhost", address="127.0.0.1")
+    ):
         (tmp_path / name).write_bytes(content)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "certificate", tmp_path / "key")
     api.server.socket = context.wrap_socket(api.server.socket, server_side=True)
-    for name, text in (("token", "the token"), ("ca.crt", authority.pem.decode()), ("namespace", NAMESPACE)):
+    for name, text in (
+        ("token", "the token"),
+        ("ca.crt", authority.pem.decode()),
+        ("namespace", NAMESPACE),
+    ):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
@@ -281,7 +328,9 @@ def test_rights_are_exactly_what_step_asks_for(api, flags, do, tmp_path):
     follow(api, flags, do.start(), do.succeed)
     TrainJobs(api.configuration(), NAMESPACE).own(RUN, [])
     granted = set()
-    manifests = list(yaml.safe_load_all((K8S / "components/kubeflow-trainer/rights.yaml").read_text()))
+    manifests = list(
+        yaml.safe_load_all((K8S / "components/kubeflow-trainer/rights.yaml").read_text())
+    )
     for rule in find(manifests, "Role", "evergreen-train-jobs")["rules"]:
         granted |= {(verb, resource) for verb in rule["verbs"] for resource in rule["resources"]}
     assert api.asked == granted
@@ -293,8 +342,13 @@ def test_jobs_spec_is_valid_and_places_its_pods_as_step_was(placement):
     validate_crd(build_job(RUN, spec))
     assert spec["runtimeRef"]["name"] == TRAINING_RUNTIME
     limits = spec["trainer"]["resourcesPerNode"]["limits"]
-    assert (limits.get("nvidia.com/gpu"), limits["cpu"]) == ("1" if placement.accelerator else None, "8")
-    (patched,) = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    assert (limits.get("nvidia.com/gpu"), limits["cpu"]) == (
+        "1" if placement.accelerator else None,
+        "8",
+    )
+    (patched,) = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"][
+        "replicatedJobs"
+    ]
     pod = patched["template"]["spec"]["template"]["spec"]
     nodes = NODES if placement.accelerator else Nodes()
     assert pod["nodeSelector"] == nodes.selector
@@ -322,7 +376,11 @@ def test_field_that_trainer_does_not_know_is_refused(old, new, words):
 
 def test_component_brings_runtime_and_rights_in_pipelines_namespace(tmp_path):
     manifests = yaml.safe_load_all(render_variant("cpu+kubeflow-trainer", tmp_path))
-    mine = [each for each in manifests if each["metadata"]["name"] in (TRAINING_RUNTIME, "evergreen-train-jobs")]
+    mine = [
+        each
+        for each in manifests
+        if each["metadata"]["name"] in (TRAINING_RUNTIME, "evergreen-train-jobs")
+    ]
     assert {each["metadata"]["namespace"] for each in mine} == {NAMESPACE}
     assert sorted(each["kind"] for each in mine) == ["Role", "RoleBinding", "TrainingRuntime"]
     validate_crd(next(each for each in mine if each["kind"] == "TrainingRuntime"))

@@ -43,7 +43,10 @@ from tools.autoscaling.cluster import STOP_SECONDS
 
 pytestmark = pytest.mark.e2e
 
-BROKEN = "class TritonPythonModel:\n    def initialize(self, args):\n        raise ValueError('half a table')\n"
+BROKEN = (
+    "class TritonPythonModel:\n    def initialize(self, args):\n        raise "
+    "ValueError('half a table')\n"
+)
 HALF_COPIED = "class TritonPythonModel:\n    def execute(self, requ"
 
 
@@ -73,7 +76,11 @@ def help_text(tmp_path_factory):
     """The real binary's help about its flags."""
     wheel = prepare(DEFAULT_VENV, tmp_path_factory.mktemp("runtime"))
     done = subprocess.run(
-        [wheel.binary, "--help"], env={**os.environ, **wheel.variables}, capture_output=True, text=True, timeout=60
+        [wheel.binary, "--help"],
+        env={**os.environ, **wheel.variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     return done.stdout + done.stderr
 
@@ -84,27 +91,38 @@ def known_flags(help_text):
 
 
 def test_every_argument_is_flag_of_real_binary_and_none_deprecated_one(variant, help_text):
-    used = {argument.partition("=")[0].removeprefix("--") for argument in triton_container(variant)["args"][1:]}
+    used = {
+        argument.partition("=")[0].removeprefix("--")
+        for argument in triton_container(variant)["args"][1:]
+    }
     assert len(known_flags(help_text)) > 60
     assert used <= known_flags(help_text)
 
 
 def test_models_and_ports_are_those_that_clients_and_releases_use(manifests, rendered):
     container = triton_container(manifests)
-    assert container["args"] == triton_container(rendered("cpu"))["args"], "a pod is started below by cpu's"
+    assert container["args"] == triton_container(rendered("cpu"))["args"], (
+        "a pod is started below by cpu's"
+    )
     # Releases reach pods that are not ready, but clients do not.
     assert find(manifests, "Service", "triton-headless")["spec"]["publishNotReadyAddresses"] is True
     assert find(manifests, "Service", "triton-headless")["spec"]["clusterIP"] == "None"
     assert not find(manifests, "Service", "triton")["spec"].get("publishNotReadyAddresses", False)
     words = [expanded(argument, variables(manifests, container)) for argument in container["args"]]
-    asked_for = [word.removeprefix("--load-model=") for word in words if word.startswith("--load-model=")]
+    asked_for = [
+        word.removeprefix("--load-model=") for word in words if word.startswith("--load-model=")
+    ]
     assert asked_for == [MODEL_NAME, CANARY_NAME]
     assert container["readinessProbe"]["httpGet"]["path"] == f"/v2/models/{MODEL_NAME}/ready"
     named = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert named == {name: int(flag(container, f"{name}-port")) for name in ("http", "grpc", "metrics")}
+    assert named == {
+        name: int(flag(container, f"{name}-port")) for name in ("http", "grpc", "metrics")
+    }
 
 
-def test_pod_without_model_stays_unready_and_is_reached_by_first_release(pod, repository, tmp_path, make_candidate):
+def test_pod_without_model_stays_unready_and_is_reached_by_first_release(
+    pod, repository, tmp_path, make_candidate
+):
     with pod(until="startupProbe") as started:
         assert started.passes("livenessProbe")
         assert not started.passes("readinessProbe")
@@ -122,18 +140,24 @@ def test_pod_without_model_stays_unready_and_is_reached_by_first_release(pod, re
         assert 'nv_inference_request_success{model="click_model",version="1"}' in started.metrics()
 
 
-def test_what_release_writes_can_be_read_by_triton_who_is_another_user(rendered, repository, tmp_path, make_candidate):
+def test_what_release_writes_can_be_read_by_triton_who_is_another_user(
+    rendered, repository, tmp_path, make_candidate
+):
     """On the share a release writes as the user of our images.
 
     Triton has another user, and no group in common.
     """
     settings = ReleaseSettings(
-        store=tmp_path / "store", repository=repository.as_uri(), options=ServingOptions(instances=1)
+        store=tmp_path / "store",
+        repository=repository.as_uri(),
+        options=ServingOptions(instances=1),
     )
     release(*make_candidate(settings.store, 1), settings=settings)
     written = [path for path in repository.rglob("*") if not path.name.startswith(".")]
     assert [path for path in written if path.name == "model.onnx"]
-    hidden = [p for p in written if not p.stat().st_mode & (stat.S_IXOTH if p.is_dir() else stat.S_IROTH)]
+    hidden = [
+        p for p in written if not p.stat().st_mode & (stat.S_IXOTH if p.is_dir() else stat.S_IROTH)
+    ]
     assert not hidden
     users = {
         spec.get("securityContext", {}).get("runAsUser")
@@ -143,7 +167,9 @@ def test_what_release_writes_can_be_read_by_triton_who_is_another_user(rendered,
     assert len(users) == 2
 
 
-def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(rendered, cloud_storage, tmp_path):
+def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(
+    rendered, cloud_storage, tmp_path
+):
     """Therefore a cluster's setup writes one object below the prefix before the first apply."""
     from evergreen.storage.bucket import BucketObjects
 
@@ -152,7 +178,9 @@ def test_over_bucket_pod_needs_first_object_and_then_starts_without_model(render
     uri = "gs://models/repository"
     with TritonPod(rendered("gke"), uri, tmp_path / "early", environment=environment) as early:
         wait_for(lambda: early.get("/v2/health/live"))
-        assert not early.passes("startupProbe"), "a kubelet starts it anew, until the object is there"
+        assert not early.passes("startupProbe"), (
+            "a kubelet starts it anew, until the object is there"
+        )
     BucketObjects(uri).write("README", b"")
     with TritonPod(rendered("gke"), uri, tmp_path / "late", environment=environment) as late:
         late.wait_for("startupProbe")
@@ -174,11 +202,15 @@ def test_pod_without_its_repository_is_restarted_instead_of_staying(pod, reposit
 def test_broken_canary_does_not_keep_live_model_from_its_traffic(pod, repository):
     write_model(repository)
     write_model(repository, CANARY_NAME, code=BROKEN)
-    write_model(repository, CANDIDATE_NAME, code=HALF_COPIED)  # in parity check by a release in progress
+    write_model(
+        repository, CANDIDATE_NAME, code=HALF_COPIED
+    )  # in parity check by a release in progress
     with pod(until="readinessProbe") as started:
         assert not loaded(started, CANARY_NAME)
         assert CANDIDATE_NAME not in started.log
-        assert started.get("/v2/health/ready") != 200, "readiness of the whole server would take every pod away"
+        assert started.get("/v2/health/ready") != 200, (
+            "readiness of the whole server would take every pod away"
+        )
 
 
 def test_pod_with_broken_model_is_unready_and_alive_and_healed_by_load(pod, repository):
@@ -204,7 +236,9 @@ ROW = np.zeros((1, 13), np.float32), np.zeros((1, 26), np.int64)
 
 
 def spec_of_triton(manifests):
-    return next(spec for workload, spec in workloads(manifests) if workload["metadata"]["name"] == "triton")
+    return next(
+        spec for workload, spec in workloads(manifests) if workload["metadata"]["name"] == "triton"
+    )
 
 
 def pre_stop_seconds(container):
@@ -216,7 +250,9 @@ def pre_stop_seconds(container):
 def test_pod_outlasts_any_connection_and_has_time_left_to_end(variant):
     container = triton_container(variant)
     age = int(flag(container, "grpc-max-connection-age")) / 1000
-    assert not any("connection-age-grace" in argument for argument in container["args"]), "it would cut calls off"
+    assert not any("connection-age-grace" in argument for argument in container["args"]), (
+        "it would cut calls off"
+    )
     waits, drains = pre_stop_seconds(container), int(flag(container, "exit-timeout-secs"))
     assert waits == STOP_SECONDS, "the autoscaler's simulator knows it"
     assert waits >= age * JITTER + SECONDS_TO_FORGET
@@ -228,7 +264,10 @@ def test_update_brings_new_pod_before_it_takes_old_one(variant):
     (triton,) = [w for w, _ in workloads(variant) if w["metadata"]["name"] == "triton"]
     assert triton["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
     start = pod_template(triton)["spec"]["containers"][0]["startupProbe"]
-    assert triton["spec"]["progressDeadlineSeconds"] > start["periodSeconds"] * start["failureThreshold"]
+    assert (
+        triton["spec"]["progressDeadlineSeconds"]
+        > start["periodSeconds"] * start["failureThreshold"]
+    )
 
 
 class Service:
@@ -294,7 +333,10 @@ def make_pod(rendered, tmp_path):
 
     def make(name, *, seconds=0.0):
         repository = tmp_path / name / "repository"
-        write_model(repository, work=f"Path({str(tmp_path / name / 'begun')!r}).touch()\ntime.sleep({seconds})")
+        write_model(
+            repository,
+            work=f"Path({str(tmp_path / name / 'begun')!r}).touch()\ntime.sleep({seconds})",
+        )
         pod = TritonPod(
             rendered("cpu"),
             repository,
@@ -312,11 +354,16 @@ def make_pod(rendered, tmp_path):
 
 def test_pod_is_replaced_under_load_and_no_request_fails(make_pod):
     old, new = make_pod("old"), make_pod("new")
-    with Service(old.ports.grpc) as service, RetryingTraffic(service.url, ROW, attempts=1) as traffic:
+    with (
+        Service(old.ports.grpc) as service,
+        RetryingTraffic(service.url, ROW, attempts=1) as traffic,
+    ):
         traffic.more(20)
         service.target = new.ports.grpc
         # The preStop hook only waits, while connections reach their maximum age.
-        wait_for(lambda: service.open[old.ports.grpc] == 0 and service.open.get(new.ports.grpc, 0) > 0)
+        wait_for(
+            lambda: service.open[old.ports.grpc] == 0 and service.open.get(new.ports.grpc, 0) > 0
+        )
         traffic.more(20)
         old.process.send_signal(signal.SIGTERM)
         old.process.wait(120)
@@ -328,7 +375,10 @@ def test_pod_is_replaced_under_load_and_no_request_fails(make_pod):
 def waiting(pod) -> int:
     """Return the number of requests in the server's queue, without the one in computation."""
     with suppress(OSError):
-        return sum(int(n) for n in re.findall(r"nv_inference_pending_request_count\{[^}]*\} (\d+)", pod.metrics()))
+        return sum(
+            int(n)
+            for n in re.findall(r"nv_inference_pending_request_count\{[^}]*\} (\d+)", pod.metrics())
+        )
     return 0
 
 
@@ -337,7 +387,9 @@ def test_what_was_begun_at_signal_is_answered(make_pod, tmp_path):
     pod = make_pod("slow", seconds=2.0)
 
     async def three_and_the_signal() -> list[object]:
-        async with ScoringClient(pod.grpc_url, MODEL_NAME, ClientSettings(max_attempts=1)) as client:
+        async with ScoringClient(
+            pod.grpc_url, MODEL_NAME, ClientSettings(max_attempts=1)
+        ) as client:
             calls = [asyncio.ensure_future(client.score(*ROW))]
             # One is computed before two others start to wait, because all three at once could be
             # one batch.

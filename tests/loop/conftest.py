@@ -60,7 +60,9 @@ class Command:
         """Wait until `condition` is true, while the command lives."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.poll() is None, f"the command ended with {self.process.returncode}:\n{self.output}"
+            assert self.process.poll() is None, (
+                f"the command ended with {self.process.returncode}:\n{self.output}"
+            )
             assert time.monotonic() < deadline, f"not within {seconds} s:\n{self.output}"
             time.sleep(0.05)
 
@@ -131,7 +133,9 @@ def turned(tmp_path_factory, run_to_end):
     Tests read it, or change a copy.
     """
     folder = tmp_path_factory.mktemp("loop") / "a demo"
-    ended = run_to_end(["demo", "--rows", "60000", "--folder", str(folder)], output=folder.parent / "screen.log")
+    ended = run_to_end(
+        ["demo", "--rows", "60000", "--folder", str(folder)], output=folder.parent / "screen.log"
+    )
     assert ended.code == 0, ended.output
     return folder, ended, json.loads((folder / "summary.json").read_text())
 
@@ -146,8 +150,14 @@ def write_kaggle() -> Callable[[Path, int], Path]:
         with open(path, "w") as file:
             file.write(",".join(["Id", "Label", *criteo.DENSE, *criteo.CATEGORICAL]) + "\n")
             for number in range(rows):
-                integers = ["" if value != value else str(int(value)) for value in drawn.dense[number].tolist()]
-                categories = ["" if value < 0 else f"{value:08x}" for value in drawn.categorical[number].tolist()]
+                integers = [
+                    "" if value != value else str(int(value))
+                    for value in drawn.dense[number].tolist()
+                ]
+                categories = [
+                    "" if value < 0 else f"{value:08x}"
+                    for value in drawn.categorical[number].tolist()
+                ]
                 label = str(int(drawn.label[number]))
                 file.write(",".join([str(number), label, *integers, *categories]) + "\n")
         return path
@@ -177,7 +187,9 @@ def write_clicks() -> Callable[[Path, int], Path]:
                 rate = 0.05 + 0.35 * (item % 3 == 0) + 0.35 * (price < 0.3)
                 shown = [time.isoformat(), f"q{at // 5}", int(draw.random() < rate)]
                 price_text = "" if at % 9 == 0 else f"{100 * price:.2f}"
-                out.writerow([*shown, price_text, draw.randrange(-9, 90), f"item {item}", draw.randrange(5)])
+                out.writerow(
+                    [*shown, price_text, draw.randrange(-9, 90), f"item {item}", draw.randrange(5)]
+                )
         return path
 
     return write

@@ -25,11 +25,20 @@ def test_loop_turns_and_holds_every_promise(turned):
     assert summary["versions"][1]["parent"] == summary["versions"][0]["model_id"]
     assert summary["uncertain"] == []
     drift = summary["feature_drift"]
-    assert set(list(drift["columns"])[:2]) == set(summary["drift"]["new_category_columns"]) == {"C2", "C14"}
+    assert (
+        set(list(drift["columns"])[:2])
+        == set(summary["drift"]["new_category_columns"])
+        == {"C2", "C14"}
+    )
     assert summary["policies"]["data_drift"] is not None
     assert ended.left == {}
     assert re.search(r"status page: http://127\.0\.0\.1:\d+/", ended.output)
-    assert auc["at_detection"] < auc["threshold"] < auc["baseline"] < summary["bayes_auc"]["before"] + 0.02
+    assert (
+        auc["at_detection"]
+        < auc["threshold"]
+        < auc["baseline"]
+        < summary["bayes_auc"]["before"] + 0.02
+    )
 
 
 def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
@@ -45,7 +54,9 @@ def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
     assert second.run.startswith("drift-")
     for place in ("work", "artifacts", "logs/runs"):
         assert {path.name for path in (folder / place).iterdir()} == names, "one name everywhere"
-    assert {entry.trigger_id for entry in read_entries(folder / "store") if entry.action == "release"} == names
+    assert {
+        entry.trigger_id for entry in read_entries(folder / "store") if entry.action == "release"
+    } == names
     assert (second.model_id, second.rows) == (made["model_id"], made["trained_rows"])
     assert second.settings["release"]["rollout"] == "full"
     told = describe_run(folder / "store", read_outcomes(folder / "store")[1])
@@ -65,11 +76,22 @@ def test_bad_release_under_traffic_rolled_back_by_itself_without_failures(turned
     folder, _, summary = turned
     bad = summary["bad_release"]
     assert (bad["made"]["version"], bad["rolled_back"]["version"]) == (3, 2)
-    assert bad["made"]["started_at"] < bad["rolled_back"]["started_at"] < bad["rolled_back"]["answered_at"]
+    assert (
+        bad["made"]["started_at"]
+        < bad["rolled_back"]["started_at"]
+        < bad["rolled_back"]["answered_at"]
+    )
     assert bad["during"]["requests_failed"] == 0
-    lived = [(entry.action, entry.version) for entry in read_entries(folder / "store") if entry.action != INTENT]
+    lived = [
+        (entry.action, entry.version)
+        for entry in read_entries(folder / "store")
+        if entry.action != INTENT
+    ]
     assert lived == [("release", 1), ("release", 2), ("baked", 2), ("promote", 3), ("rollback", 2)]
-    told = [event["kind"] for event in map(json.loads, (folder / "monitor" / "events.jsonl").read_text().splitlines())]
+    told = [
+        event["kind"]
+        for event in map(json.loads, (folder / "monitor" / "events.jsonl").read_text().splitlines())
+    ]
     assert (told.count("bad_release"), told.count("taken_back")) == (1, 1)
 
 

@@ -66,17 +66,29 @@ def test_few_thousand_rows_of_other_columns_need_no_description(few_rows):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("form", "between"), [("other columns", 0.5), ("Criteo's", 0.6)])
-def test_loop_turns_on_persons_file(tmp_path, write_clicks, write_kaggle, run_to_end, form, between):
+def test_loop_turns_on_persons_file(
+    tmp_path, write_clicks, write_kaggle, run_to_end, form, between
+):
     write = write_clicks if form == "other columns" else write_kaggle
     folder, data = tmp_path / "a demo", write(tmp_path / "in put" / "my clicks.csv", 60_000)
-    ended = run_to_end(["demo", "--data", str(data), "--folder", str(folder)], output=tmp_path / "screen.log")
+    ended = run_to_end(
+        ["demo", "--data", str(data), "--folder", str(folder)], output=tmp_path / "screen.log"
+    )
     assert ended.code == 0, ended.output
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["requests"]["failed"] == 0
     assert summary["records"]["archived"] == summary["records"]["published"] > 0
-    assert [(each["version"], each["gate"]) for each in summary["versions"]] == [(1, "pass"), (2, "pass")]
+    assert [(each["version"], each["gate"]) for each in summary["versions"]] == [
+        (1, "pass"),
+        (2, "pass"),
+    ]
     # On a busy machine the rows may run out before the new version is measured.
-    assert summary["auc"]["at_detection"] < between < summary["auc"]["threshold"] < summary["auc"]["baseline"]
+    assert (
+        summary["auc"]["at_detection"]
+        < between
+        < summary["auc"]["threshold"]
+        < summary["auc"]["baseline"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,8 +96,16 @@ def test_loop_turns_on_persons_file(tmp_path, write_clicks, write_kaggle, run_to
     [
         (lambda folder, kaggle: folder / "absent.csv", "does not exist"),
         (lambda folder, kaggle: folder, "holds no file of rows"),
-        (lambda folder, kaggle: (at := folder / "letter.csv").write_text("Dear all,\n...") and at, "letter.csv"),
-        (lambda folder, kaggle: kaggle(folder / "train.csv", 200), "holds 200 rows, expected at least 1,000"),
+        (
+            lambda folder, kaggle: (
+                (at := folder / "letter.csv").write_text("Dear all,\n...") and at
+            ),
+            "letter.csv",
+        ),
+        (
+            lambda folder, kaggle: kaggle(folder / "train.csv", 200),
+            "holds 200 rows, expected at least 1,000",
+        ),
     ],
     ids=["absent", "empty folder", "a letter", "200 rows"],
 )
@@ -94,7 +114,9 @@ def test_unusable_data_is_one_clear_line(tmp_path, run_to_end, write_kaggle, mak
     data.mkdir()
     path = make(data, write_kaggle)
     ended = run_to_end(
-        ["demo", "--data", str(path), "--folder", str(tmp_path / "a demo")], output=tmp_path / "screen.log", seconds=120
+        ["demo", "--data", str(path), "--folder", str(tmp_path / "a demo")],
+        output=tmp_path / "screen.log",
+        seconds=120,
     )
     assert ended.code == 2
     assert words in ended.output.splitlines()[-1]

@@ -15,7 +15,9 @@ def _pid_of(command, word):
 @pytest.mark.slow
 def test_triton_killed_under_traffic_ends_demo_with_clear_word(tmp_path, started):
     folder = tmp_path / "a demo"
-    with started(["demo", *ROWS, "--folder", str(folder)], output=tmp_path / "screen.log") as command:
+    with started(
+        ["demo", *ROWS, "--folder", str(folder)], output=tmp_path / "screen.log"
+    ) as command:
         traffic = folder / "traffic.jsonl"
         command.wait_for(lambda: traffic.exists() and traffic.stat().st_size > 0)
         os.kill(_pid_of(command, "/bin/tritonserver"), signal.SIGKILL)
@@ -31,7 +33,9 @@ def test_ctrl_c_in_middle_of_step_leaves_nothing(tmp_path, started):
     old = folder / "store" / "of an earlier demo"
     old.mkdir(parents=True)
     (folder / ".evergreen-demo").touch()
-    with started(["demo", *ROWS, "--folder", str(folder)], output=tmp_path / "screen.log") as command:
+    with started(
+        ["demo", *ROWS, "--folder", str(folder)], output=tmp_path / "screen.log"
+    ) as command:
         command.wait_for(lambda: "extraction done" in command.output)
         assert not old.exists()
         command.process.send_signal(signal.SIGINT)
@@ -46,4 +50,6 @@ def test_ctrl_c_in_middle_of_step_leaves_nothing(tmp_path, started):
 def _shared_memory(command):
     """Return the shared memory of the demo's Triton, whose names contain its owner's process id."""
     shared = "/dev/shm"
-    return [name for name in os.listdir(shared) if name.startswith(f"evergreen_{command.process.pid}_")]
+    return [
+        name for name in os.listdir(shared) if name.startswith(f"evergreen_{command.process.pid}_")
+    ]

@@ -19,7 +19,9 @@ def test_loop_turns_and_loses_no_record_over_log_server(kind, tmp_path, run_to_e
             pytest.skip(str(error))
     folder = tmp_path / "a demo"
     ended = run_to_end(
-        ["demo", "--rows", "60000", "--folder", str(folder), "--log", kind], output=tmp_path / "screen.log", seconds=850
+        ["demo", "--rows", "60000", "--folder", str(folder), "--log", kind],
+        output=tmp_path / "screen.log",
+        seconds=850,
     )
     assert ended.code == 0, ended.output
     summary = json.loads((folder / "summary.json").read_text())
@@ -34,7 +36,10 @@ def test_loop_turns_and_loses_no_record_over_log_server(kind, tmp_path, run_to_e
 
 
 def test_demo_refuses_log_that_it_does_not_know_before_it_touches_folder(tmp_path, run_to_end):
-    ended = run_to_end(["demo", "--folder", str(tmp_path / "demo"), "--log", "rabbit"], output=tmp_path / "screen.log")
+    ended = run_to_end(
+        ["demo", "--folder", str(tmp_path / "demo"), "--log", "rabbit"],
+        output=tmp_path / "screen.log",
+    )
     assert ended.code == 2
     assert "log is 'rabbit', expected one of sqlite, pubsub, kafka" in ended.output
     assert not (tmp_path / "demo").exists()

@@ -53,13 +53,20 @@ class Page:
 
     def run(self, block):
         for script, promised in block.steps():
-            started = {"cwd": self.folder, "env": self.environment, "stdin": subprocess.DEVNULL, "text": True}
+            started = {
+                "cwd": self.folder,
+                "env": self.environment,
+                "stdin": subprocess.DEVNULL,
+                "text": True,
+            }
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             if block.until is not None:
                 self.running.enter_context(self.beside(block, script, started))
                 continue
             done = subprocess.run(self.command(block, script), **started, **pipes, timeout=600)
-            assert done.returncode == 0, f"{block.place}: {script}\nended with {done.returncode}\n{done.stdout}"
+            assert done.returncode == 0, (
+                f"{block.place}: {script}\nended with {done.returncode}\n{done.stdout}"
+            )
             flags = ELLIPSIS | NORMALIZE_WHITESPACE
             assert promised is None or OutputChecker().check_output(promised, done.stdout, flags), (
                 f"{block.place}: {script}\nprinted\n{done.stdout}\ninstead of\n{promised}"
@@ -71,7 +78,9 @@ class Page:
         path = self.folder / "build" / "beside.log"
         with open(path, "w") as log:
             command = self.command(block, f"exec {script}")
-            process = subprocess.Popen(command, **started, stdout=log, stderr=log, start_new_session=True)
+            process = subprocess.Popen(
+                command, **started, stdout=log, stderr=log, start_new_session=True
+            )
         try:
             deadline = time.monotonic() + 120
             while block.until not in path.read_text():
@@ -89,7 +98,11 @@ class Page:
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.slow if page.name in SLOW else ()) for page in DOCUMENTS if RUN[page]],
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name in SLOW else ())
+        for page in DOCUMENTS
+        if RUN[page]
+    ],
     ids=lambda page: str(page.relative_to(REPOSITORY)),
 )
 def test_pages_commands_run_as_they_stand_there(page, tmp_path, request):
@@ -104,13 +117,16 @@ def test_commands_not_run_here_say_why_and_contributing_has_their_number():
     """It also prints them: `pytest -s`."""
     found, reasons = Counter(), Counter()
     for block in (block for page in DOCUMENTS for block in blocks(page)):
-        found["here" if block.runs_here else "there" if block.run_by else "nowhere"] += len(block.commands)
+        found["here" if block.runs_here else "there" if block.run_by else "nowhere"] += len(
+            block.commands
+        )
         if block.run_by:
             assert (REPOSITORY / block.run_by).is_file(), f"{block.place}: {block.run_by} is absent"
         if block.needs:
             reasons[block.needs] += len(block.commands)
     total = (
-        f"Of {found.total()} commands in the pages, {found['here']} are run by tests/loop/test_documents.py, "
+        f"Of {found.total()} commands in the pages, {found['here']} are run by "
+        "tests/loop/test_documents.py, "
         f"{found['there']} by other tests, and {found['nowhere']} by none:"
     )
     rows = [f"| {what} | {count} |" for what, count in reasons.most_common()]

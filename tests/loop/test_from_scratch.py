@@ -83,7 +83,10 @@ def test_forgotten_user_is_in_no_model_after_command_that_forget_prints(shop, ca
     assert forget(["--user=item 7", "--yes", *places]) == 0
     told = capsys.readouterr().out
     before = current(folder / "store")
-    assert f"version {before.version} still contains the user, until a run from scratch is released:" in told
+    assert (
+        f"version {before.version} still contains the user, until a run from scratch is released:"
+        in told
+    )
     command = next(line for line in told.splitlines() if line.startswith("  evergreen run "))
     ended = call(*words_of(command))
     assert ended.code == 0, ended.output
@@ -99,4 +102,7 @@ def test_forgotten_user_is_in_no_model_after_command_that_forget_prints(shop, ca
         assert category_of("item 8") in items
         assert category_of("item 7") not in items
     assert forget(["--user=item 7", *places]) == 0
-    assert f"version {live.version}, which is live, did not learn from the user" in capsys.readouterr().out
+    assert (
+        f"version {live.version}, which is live, did not learn from the user"
+        in capsys.readouterr().out
+    )

@@ -47,17 +47,31 @@ def test_pickle_is_told_from_what_pipeline_writes(protocol):
 
 def tutorial(folder):
     """Return the README's commands for your own data, with its files in `folder`."""
-    section = (REPOSITORY / "README.md").read_text().partition("## Use your own data\n")[2].partition("\n## ")[0]
+    section = (
+        (REPOSITORY / "README.md")
+        .read_text()
+        .partition("## Use your own data\n")[2]
+        .partition("\n## ")[0]
+    )
     for line in section.splitlines():
         if line.startswith(("evergreen ", "mkdir ")):
-            yield [str(folder / w) if re.fullmatch(r"clicks\.csv|build/[./\w]*", w) else w for w in shlex.split(line)]
+            yield [
+                str(folder / w) if re.fullmatch(r"clicks\.csv|build/[./\w]*", w) else w
+                for w in shlex.split(line)
+            ]
 
 
 def test_readme_commands_train_model_on_csv_of_other_columns(write_clicks, tmp_path, run_to_end):
     write_clicks(tmp_path / "clicks.csv", 6000)
     folder, draft = tmp_path / "build/shop", tmp_path / "build/shop.yaml"
     store, commands = folder / "store", list(tutorial(tmp_path))
-    assert [words[1] for words in commands] == ["recommender"] * 2 + ["-p", "recommender", "ingest", "compile", "run"]
+    assert [words[1] for words in commands] == ["recommender"] * 2 + [
+        "-p",
+        "recommender",
+        "ingest",
+        "compile",
+        "run",
+    ]
     for number, (program, *words) in enumerate(commands):
         if program == "mkdir":
             store.mkdir(parents=True)

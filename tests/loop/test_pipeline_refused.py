@@ -12,7 +12,18 @@ from tests.support.recommenders import accept_into
 def small_lake(tmp_path_factory, run_to_end):
     """A folder with a compiled pipeline and a small lake that suffices for the gate."""
     root = tmp_path_factory.mktemp("runs") / "a folder"
-    lake = ["--lake", str(root / "lake"), "--rows", "12000", "--days", "2", "--last-day", "2026-01-02", "--seed", "5"]
+    lake = [
+        "--lake",
+        str(root / "lake"),
+        "--rows",
+        "12000",
+        "--days",
+        "2",
+        "--last-day",
+        "2026-01-02",
+        "--seed",
+        "5",
+    ]
     for words in (
         ["simulate", *lake, "--world", str(root / "world.json")],
         ["compile", "--output", str(root / "pipeline.yaml")],
@@ -23,16 +34,26 @@ def small_lake(tmp_path_factory, run_to_end):
     return root
 
 
-def test_steps_under_argos_umask_leave_nothing_that_others_may_read(small_lake, tmp_path, run_to_end):
+def test_steps_under_argos_umask_leave_nothing_that_others_may_read(
+    small_lake, tmp_path, run_to_end
+):
     words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]
     words += ["-p", "trigger_id=umask", "-p", "settings=gate.min_auc=0.99"]
     for name in ("store", "work"):  # as an administrator created them
         (small_lake / name).mkdir(exist_ok=True)
     with argo_umask():
         assert run_to_end(words, output=tmp_path / "run.log").code == 1
-    for name, left in (("store", "runs/umask/training.json"), ("store", "runs/umask/outcome.json"), ("work", "umask")):
+    for name, left in (
+        ("store", "runs/umask/training.json"),
+        ("store", "runs/umask/outcome.json"),
+        ("work", "umask"),
+    ):
         assert (small_lake / name / left).exists()
-        assert [path for path in too_open(small_lake / name, 0o640) if "umask" in path or "models" in path] == []
+        assert [
+            path
+            for path in too_open(small_lake / name, 0o640)
+            if "umask" in path or "models" in path
+        ] == []
 
 
 @pytest.mark.parametrize(
@@ -54,7 +75,9 @@ def test_run_without_release_records_step_and_reason(
 ):
     words = ["run", "--package", str(small_lake / "pipeline.yaml"), "--folder", str(small_lake)]
     trigger = f"request-{state}"
-    ended = run_to_end([*words, "-p", f"trigger_id={trigger}", "-p", parameter], output=tmp_path / "run.log")
+    ended = run_to_end(
+        [*words, "-p", f"trigger_id={trigger}", "-p", parameter], output=tmp_path / "run.log"
+    )
     assert ended.code == code, ended.output
     outcome = find_outcome(small_lake / "store", trigger)
     assert (outcome.state, outcome.step) == (state, step)

@@ -21,7 +21,14 @@ from controller.watchdog import Watchdog
 from demo.triton import TritonServer, TritonSettings
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
-from evergreen.registry.promotion_journal import BAKED, INTENT, RELEASE, ROLLBACK, blocked_models, read_entries
+from evergreen.registry.promotion_journal import (
+    BAKED,
+    INTENT,
+    RELEASE,
+    ROLLBACK,
+    blocked_models,
+    read_entries,
+)
 from evergreen.serving.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
@@ -69,13 +76,21 @@ class Site:
         probabilities = toy.scores(workflow, self.dense, self.categorical)
         log_odds = np.log(probabilities / (1 - probabilities))
         shift = _shift_to(RATE, log_odds)
-        self.workflow, self.toy, self.truth = workflow, _with_bias(toy, shift), expit(log_odds + shift)
+        self.workflow, self.toy, self.truth = (
+            workflow,
+            _with_bias(toy, shift),
+            expit(log_odds + shift),
+        )
         store = self.bench.settings.store
         accept_into(store, criteo_with(release=limits))
         self.settings = ReleaseSettings(
-            store=store, repository=triton.repository.as_uri(), triton_urls=(triton.grpc_url,),
-            options=ServingOptions(instances=1), who="a test", clock=clock.moment,
-        )  # fmt: skip
+            store=store,
+            repository=triton.repository.as_uri(),
+            triton_urls=(triton.grpc_url,),
+            options=ServingOptions(instances=1),
+            who="a test",
+            clock=clock.moment,
+        )
         self.controller = ReleaseController(
             watchdog=Watchdog(site=self.settings),
             baking=Baking(site=self.settings, metrics=(triton.metrics_address,)),
@@ -90,7 +105,9 @@ class Site:
         self.bench.start()
 
     def release(self, number, toy):
-        candidate = self._make(self.settings.store, number, parts=(self.workflow, toy), quality=self.quality)
+        candidate = self._make(
+            self.settings.store, number, parts=(self.workflow, toy), quality=self.quality
+        )
         candidate[1].write(verdict_paths(self.settings.store, f"model-{number}")[0])
         release(*candidate, settings=self.settings)
 
@@ -103,8 +120,13 @@ class Site:
         Returns:
             What the controller did.
         """
-        bench, how = self.bench, {"timing": Timing(clock=self.bench.clock), "settings": ClientSettings(max_attempts=1)}
-        client = SyncRecommenderClient(self.triton.grpc_url, recommender=criteo_with(), log=bench.log, **how)
+        bench, how = (
+            self.bench,
+            {"timing": Timing(clock=self.bench.clock), "settings": ClientSettings(max_attempts=1)},
+        )
+        client = SyncRecommenderClient(
+            self.triton.grpc_url, recommender=criteo_with(), log=bench.log, **how
+        )
         with client, suppress(ServerFault, ServerUnavailable):
             for number in range(ROUND_REQUESTS):
                 name = f"{bench.clock.now} {number}"
@@ -173,7 +195,8 @@ def site(triton, tmp_path, raw_rows, make_candidate):
 
 
 @pytest.mark.parametrize(
-    ("off", "reason"), [(2.0, "less than 1/1.5 of the clicks"), (0.5, "more than 1.5 times the clicks")]
+    ("off", "reason"),
+    [(2.0, "less than 1/1.5 of the clicks"), (0.5, "more than 1.5 times the clicks")],
 )
 def test_calibration_off_by_two_is_taken_back_within_10_000_rows(site, off, reason):
     world = site(3)
@@ -211,7 +234,8 @@ def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_r
         starts[column] + 3 + place
         for column, vocabulary in enumerate(world.workflow.vocabularies)
         for place, key in enumerate(vocabulary)
-        if 0.01 < (world.categorical[:, column] == key).mean() < 0.05 and key not in held_out[:, column]
+        if 0.01 < (world.categorical[:, column] == key).mean() < 0.05
+        and key not in held_out[:, column]
     )
     table = world.toy.table.copy()
     table[row] = np.nan
@@ -222,9 +246,16 @@ def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_r
 def test_five_times_latency_is_taken_back_after_thousand_requests(site):
     world = site(11)
     world.release(2, world.toy)
-    counted = json.loads((world.settings.store / "baking" / COUNTERS_FILE).read_text())["counts"]["1"]
+    counted = json.loads((world.settings.store / "baking" / COUNTERS_FILE).read_text())["counts"][
+        "1"
+    ]
     seconds = 4 * counted["infer_us"] / counted["success"] / 1e6
-    change_code(world.triton, 2, ANSWER, ANSWER.replace("scores =", f"__import__('time').sleep({seconds}); scores ="))
+    change_code(
+        world.triton,
+        2,
+        ANSWER,
+        ANSWER.replace("scores =", f"__import__('time').sleep({seconds}); scores ="),
+    )
     assert "mean time in the model is" in world.until_taken_back(13)
 
 
@@ -232,7 +263,10 @@ def test_five_times_latency_is_taken_back_after_thousand_requests(site):
 def test_one_slow_request_in_sixty_rolls_back_after_twelve_p99_readings(site):
     world = site(13, max_latency_ratio=100.0)
     world.release(2, world.toy)
-    slow = "self._asked = getattr(self, '_asked', 0) + 1; __import__('time').sleep(0.25 * (self._asked % 60 == 0))"
+    slow = (
+        "self._asked = getattr(self, '_asked', 0) + 1; __import__('time').sleep(0.25 * "
+        "(self._asked % 60 == 0))"
+    )
     change_code(world.triton, 2, ANSWER, ANSWER.replace("scores =", f"{slow}; scores ="))
     assert "p99 of the time in the model is" in world.until_taken_back(P99_READINGS)
 

@@ -47,7 +47,9 @@ SHOPS = [
         list_options={"genres": ListOptions(max=3), "seen": ListOptions(max=2, table="item")},
     ),
 ]
-EACH = pytest.mark.parametrize("features", SHOPS, ids=["both", "no numeric", "no categorical", "lists"])
+EACH = pytest.mark.parametrize(
+    "features", SHOPS, ids=["both", "no numeric", "no categorical", "lists"]
+)
 
 
 def batch_of(features, rows=4, *, seed=0, **changes):
@@ -70,10 +72,14 @@ def reference_of(batch, features):
     """Return the reference with one row a request, as validation counts archived rows."""
     counter, rows = ProfileCounter(features), []
     for at in range(len(batch.scores)):
-        arrays = {name: getattr(batch, name)[at : at + 1] for name in ("dense", "categorical", "scores")}
+        arrays = {
+            name: getattr(batch, name)[at : at + 1] for name in ("dense", "categorical", "scores")
+        }
         rows.append(replace(batch, request_id=f"r-{at}", **arrays))
     requests = Predictions.of(rows)
-    for record_batch in build_row_table(requests, np.ones(requests.num_rows, np.uint8), features).to_batches():
+    for record_batch in build_row_table(
+        requests, np.ones(requests.num_rows, np.uint8), features
+    ).to_batches():
         counter.add(record_batch)
     return counter.reference()
 
@@ -83,11 +89,16 @@ def test_record_with_known_columns_is_accepted_and_others_are_counted(features):
     shop = Recommender(name="shop", features=features)
     form = RecordFormat(features)
     message = form.encode(batch_of(features, recommender="shop", recommender_digest=shop.digest))
-    rules = IntakeRules(form, "shop", 86_400.0, AdmittedVersions(frozenset, lambda: START, memory=None))
+    rules = IntakeRules(
+        form, "shop", 86_400.0, AdmittedVersions(frozenset, lambda: START, memory=None)
+    )
     found = read_records([message], rules, now=START)
     assert (found.predictions.dense.shape, found.bad) == ((4, len(features.numeric)), [])
     wide = Features(numeric=(*features.numeric, "more"), categorical=features.categorical)
-    for recommender, said in (("shop", r"features has the fields \[\d+\], which"), ("books", "of recommender 'books'")):
+    for recommender, said in (
+        ("shop", r"features has the fields \[\d+\], which"),
+        ("books", "of recommender 'books'"),
+    ):
         other = RecordFormat(wide).encode(batch_of(wide, recommender=recommender))
         ((place, refused),) = read_records([other], rules, now=START).bad
         assert place == 0
@@ -104,10 +115,15 @@ def test_archive_names_recommenders_columns(features):
     for i, name in enumerate(features.categorical):
         assert table[name].to_pylist() == batch.categorical[:, i].tolist()
     for name, (start, stop, _) in zip(features.lists, features.places.lists):
-        held = [[each for each in row if each != -1] or None for row in batch.categorical[:, start:stop].tolist()]
+        held = [
+            [each for each in row if each != -1] or None
+            for row in batch.categorical[:, start:stop].tolist()
+        ]
         assert table[name].to_pylist() == held
         assert None in held
-    np.testing.assert_array_equal(category_matrix(table.to_batches()[0], features), batch.categorical)
+    np.testing.assert_array_equal(
+        category_matrix(table.to_batches()[0], features), batch.categorical
+    )
 
 
 def test_backtest_passes_over_rows_of_words_that_person_brought_to_lake(tmp_path):
@@ -115,9 +131,15 @@ def test_backtest_passes_over_rows_of_words_that_person_brought_to_lake(tmp_path
     batch, folder = batch_of(features), tmp_path / "day=2025-10-09"
     folder.mkdir()
     served = build_row_table(Predictions.of([batch]), np.ones(4, np.uint8), features)
-    brought = {**dict.fromkeys(served.column_names, [None]), "item": ["red shoe"], "request_id": ["q"]}
+    brought = {
+        **dict.fromkeys(served.column_names, [None]),
+        "item": ["red shoe"],
+        "request_id": ["q"],
+    }
     pq.write_table(served, folder / "served.parquet")
-    pq.write_table(pa.table(brought, arrow_schema(lake_types(features))), folder / "brought.parquet")
+    pq.write_table(
+        pa.table(brought, arrow_schema(lake_types(features))), folder / "brought.parquet"
+    )
     (found,) = read_requests(FolderObjects(tmp_path), features=features)
     np.testing.assert_array_equal(found.predictions.categorical, batch.categorical)
 
@@ -137,7 +159,9 @@ def test_cells_of_every_column_hold_each_row_once_and_changed_one_drifts(feature
         rows = slice(at, at + 1)
         arrays = {name: getattr(changed, name)[rows] for name in ("dense", "categorical", "scores")}
         sketch.add(Predictions.of([batch_of(features, 1, request_id=f"r-{at}", **arrays)]))
-    assert [sketch.cells[layout.slice_of(name)].sum() for name in layout.columns] == [4000] * len(layout.columns)
+    assert [sketch.cells[layout.slice_of(name)].sum() for name in layout.columns] == [4000] * len(
+        layout.columns
+    )
     compared = compare(sketch, DriftSettings())
     assert [column.feature for column in compared] == list(features.names)
     distances = [column.effect for column in compared]
@@ -167,14 +191,20 @@ def layout_of(lengths, elements):
 
 def counted(batches):
     counter, requests = ProfileCounter(LISTS), Predictions.of([*batches])
-    for record_batch in build_row_table(requests, np.ones(requests.num_rows, np.uint8), LISTS).to_batches():
+    for record_batch in build_row_table(
+        requests, np.ones(requests.num_rows, np.uint8), LISTS
+    ).to_batches():
         counter.add(record_batch)
     return counter.reference()
 
 
 @pytest.mark.parametrize(
     ("lengths", "elements", "drifted"),
-    [([0, 1, 3], [1, 2, 2], set()), ([0, 1, 1, 3], [1, 2, 2], {"genres/length"}), ([0, 1, 3], [1, 2], {"genres"})],
+    [
+        ([0, 1, 3], [1, 2, 2], set()),
+        ([0, 1, 1, 3], [1, 2, 2], {"genres/length"}),
+        ([0, 1, 3], [1, 2], {"genres"}),
+    ],
     ids=["nothing", "lengths", "elements"],
 )
 def test_lists_lengths_and_its_elements_drift_each_alone(lengths, elements, drifted):
@@ -200,7 +230,9 @@ def test_elements_of_request_that_are_all_alike_count_as_one():
     sketch = Sketch(Layout(counted(requests)))
     for batch in requests:
         sketch.add(Predictions.of([batch]))
-    (genres,) = (column for column in compare(sketch, DriftSettings()) if column.feature == "genres")
+    (genres,) = (
+        column for column in compare(sketch, DriftSettings()) if column.feature == "genres"
+    )
     assert genres.design_effect == pytest.approx(12)  # four rows of three elements
     assert not genres.drifted
 
@@ -209,14 +241,20 @@ def test_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_p
     bench = Bench(tmp_path)
     bench.start()
     shop = Recommender(name="shop", features=SHOPS[0])
-    with pytest.raises(ContractError, match=r"the columns \['I1', .*, expected only \['price', 'item', 'shop'\]"):
-        Monitor(bench.settings, subscriber=bench.log, store=bench.store, trigger=None, recommender=shop)
+    with pytest.raises(
+        ContractError, match=r"the columns \['I1', .*, expected only \['price', 'item', 'shop'\]"
+    ):
+        Monitor(
+            bench.settings, subscriber=bench.log, store=bench.store, trigger=None, recommender=shop
+        )
     bench.close()
 
 
 def test_new_column_is_archived_with_rows_of_clients_that_know_it(tmp_path):
     bench, price = Bench(tmp_path), np.arange(8, dtype=np.float32)
-    more = replace(CRITEO_RECOMMENDER, features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1])))
+    more = replace(
+        CRITEO_RECOMMENDER, features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1]))
+    )
     bench.start()
     publish(bench.log, prediction("before"))
     bench.turn(1, 0)
@@ -247,7 +285,10 @@ def test_drift_compares_columns_by_name_and_is_undefined_if_one_is_lost():
     trained, sent = batch_of(features, 40), batch_of(rows, 40)
     layout = Layout(reference_of(trained, features), rows=rows)
     dense, places = layout.columns_of(sent.dense, sent.categorical)
-    assert [layout.fits(Predictions.of([sent])), layout.fits(Predictions.of([trained]))] == [True, False]
+    assert [layout.fits(Predictions.of([sent])), layout.fits(Predictions.of([trained]))] == [
+        True,
+        False,
+    ]
     np.testing.assert_array_equal(dense, sent.dense[:, 1:])
     np.testing.assert_array_equal(places, sent.categorical[:, [1, 0]])
     lost = Layout(reference_of(trained, features), rows=replace(rows, numeric=("age", "cost")))
@@ -261,7 +302,9 @@ def test_metrics_of_two_recommenders_are_same_series_with_other_label(tmp_path):
         bench = Bench(tmp_path / name)
         monitor = bench.start(replace(CRITEO_RECOMMENDER, name=name))
         monitor.tick()
-        families = text_string_to_metric_families(metrics_page(monitor._exposition.snapshot).decode())
+        families = text_string_to_metric_families(
+            metrics_page(monitor._exposition.snapshot).decode()
+        )
         found = [sample for family in families for sample in family.samples]
         assert {sample.labels.pop("recommender") for sample in found} == {name}
         series[name] = {(sample.name, *sample.labels.items()) for sample in found}
@@ -271,8 +314,17 @@ def test_metrics_of_two_recommenders_are_same_series_with_other_label(tmp_path):
 
 
 def test_rows_of_one_user_are_alike_after_kill_backtest_and_incident(tmp_path):
-    shop, form = Recommender(name="shop", features=SHOPS[0], data=ColumnNames(user="shop")), RecordFormat(SHOPS[0])
-    rules = {"policies": "threshold", "auc_threshold": 0.7, "min_clicks": 1, "window_rows": 60, "decide_seconds": 5.0}
+    shop, form = (
+        Recommender(name="shop", features=SHOPS[0], data=ColumnNames(user="shop")),
+        RecordFormat(SHOPS[0]),
+    )
+    rules = {
+        "policies": "threshold",
+        "auc_threshold": 0.7,
+        "min_clicks": 1,
+        "window_rows": 60,
+        "decide_seconds": 5.0,
+    }
     b = Bench(tmp_path, archive_roll_rows=50, **rules)
     accept_into(b.settings.store, shop)
     b.start(shop)
@@ -288,16 +340,23 @@ def test_rows_of_one_user_are_alike_after_kill_backtest_and_incident(tmp_path):
     lines = (b.settings.state / "decisions.jsonl").read_text().splitlines()
     archive, judging = FolderObjects(b.settings.archive), b.settings.judging
     replayed = {
-        user: [each.line() for each in evaluate_requests(read_requests(archive, user=user), judging)]
+        user: [
+            each.line() for each in evaluate_requests(read_requests(archive, user=user), judging)
+        ]
         for user in ("shop", None)
     }
     assert lines == replayed["shop"]
     assert lines != replayed[None]
     kpis = list(evaluate_requests(read_requests(archive, user="shop"), judging))[-1].kpis
-    users, labels = np.array([each.categorical[1:, 1] for each in sent[-15:]]), np.zeros((15, 4), int)
+    users, labels = (
+        np.array([each.categorical[1:, 1] for each in sent[-15:]]),
+        np.zeros((15, 4), int),
+    )
     labels[np.arange(15), np.arange(25, 40) % 4] = 1
     scores = np.array([each.scores[1:] for each in sent[-15:]])
-    assert kpis.gauc == user_quality(labels[:, 1:].ravel(), scores.ravel(), users=users.ravel()).gauc
+    assert (
+        kpis.gauc == user_quality(labels[:, 1:].ravel(), scores.ravel(), users=users.ravel()).gauc
+    )
     write_rules(b.settings.state, judging)
     record(tmp_path / "it", state=b.settings.state, archive=archive, store=b.settings.store)
     assert replay(tmp_path / "it").first_difference is None

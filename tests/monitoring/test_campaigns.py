@@ -38,16 +38,22 @@ class Installation:
         self.url = f"sqlite:///{log}?lease_seconds=1".replace(" ", "%20")
         self.said = processes.folder / "said.jsonl"
         self.num_clients = 0
-        self.monitor = Program(lambda: processes.monitor(log=self.url, policies="schedule", max_serving_seconds=1e9))
+        self.monitor = Program(
+            lambda: processes.monitor(log=self.url, policies="schedule", max_serving_seconds=1e9)
+        )
         upload = {"archive": processes.archive, "lake": processes.lake, "interval_seconds": 0.2}
-        self.uploader = Program(lambda: processes.start("monitoring.uploader", upload), may_end=(DISK_FULL,))
+        self.uploader = Program(
+            lambda: processes.start("monitoring.uploader", upload), may_end=(DISK_FULL,)
+        )
         self.client = Program(self._next_client)
         self.programs = [self.monitor, self.uploader, self.client]
 
     def _next_client(self) -> subprocess.Popen:
         self.num_clients += 1
         log = self.processes.folder / "client.log"
-        self.processes.started.append(campaigns.client(self.url, self.said, number=self.num_clients, log=log))
+        self.processes.started.append(
+            campaigns.client(self.url, self.said, number=self.num_clients, log=log)
+        )
         return self.processes.started[-1]
 
     def kill(self) -> None:
@@ -69,12 +75,17 @@ class Installation:
         counter = self.processes.counter
         with closing(SqliteLog(self.log_file)) as log:
             wait_for(lambda: log.backlog() == 0, "the log's end", seconds=300)
-            wait_for(lambda: counter("matured") == counter("predicted") > 0, "all labels", seconds=300)
+            wait_for(
+                lambda: counter("matured") == counter("predicted") > 0, "all labels", seconds=300
+            )
             self.monitor.end()
             assert (log.backlog(), log.list_dead_letters()) == (0, [])
         self.uploader.keep_up()
         archive = self.processes.archive
-        wait_for(lambda: not [*archive.glob("day=*/*.parquet"), *archive.glob("outcomes/*/*")], "all files in the lake")
+        wait_for(
+            lambda: not [*archive.glob("day=*/*.parquet"), *archive.glob("outcomes/*/*")],
+            "all files in the lake",
+        )
         return expect_each_once(self.said, self.processes.lake)
 
 
@@ -129,13 +140,17 @@ def test_each_request_counts_once_whichever_disk_fills_up(processes, name):
             assert num_met > 0
             assert installation.monitor.ends == installation.client.ends == []
             sent = installation.finish()
-            points = [json.loads(line)["time"] for line in (p.state / DECISIONS_FILE).read_text().splitlines()]
+            points = [
+                json.loads(line)["time"]
+                for line in (p.state / DECISIONS_FILE).read_text().splitlines()
+            ]
             assert points == sorted(set(points)), "each decision is written once"
         finally:
             installation.kill()
     restarts = len(installation.uploader.ends)
     print(
-        f"{number} full disks of the {name}, {num_met} met by a program, uploader started again {restarts} times:"
+        f"{number} full disks of the {name}, {num_met} met by a program, uploader started again "
+        f"{restarts} times:"
         f" {sent:,} requests once"
     )
 
@@ -156,7 +171,9 @@ def meets_full_disk(installation: Installation, folder, chance) -> bool:
     ballast.unlink()
     for program in installation.programs:
         program.keep_up()
-    wait_for(lambda: installation.processes.ask("/readyz").status == 200, "readiness after a full disk")
+    wait_for(
+        lambda: installation.processes.ask("/readyz").status == 200, "readiness after a full disk"
+    )
     return is_met
 
 
@@ -200,7 +217,15 @@ def wild(chance, payload: bytes) -> bytes:
 
 READER = reader_of(FORM.proto())
 _FLOATS = [float("nan"), float("inf"), -float("inf"), -1.0, -0.0, 1e-45, 3.4e38, 1.5]
-_TEXTS = ["", "\x00", "\x1b[2J\r\n", "<script>alert(1)</script>", "é" * 128, "x" * 100_000, "../../etc/passwd"]
+_TEXTS = [
+    "",
+    "\x00",
+    "\x1b[2J\r\n",
+    "<script>alert(1)</script>",
+    "é" * 128,
+    "x" * 100_000,
+    "../../etc/passwd",
+]
 _WHOLE = [0, -1, 2**31 - 1, -(2**31), 2**20]
 _Type = FieldDescriptor
 WILD = {
@@ -222,7 +247,9 @@ def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
         messages = []
         for each in range(start, min(start + 500, number)):
             made = prediction(f"r{each}", 1 + each % 4, time=now, seed=each)
-            payload = encode(made if each % 3 else clicks(f"o{each}", [(f"valid {each - each % 10}", 0, now)]))
+            payload = encode(
+                made if each % 3 else clicks(f"o{each}", [(f"valid {each - each % 10}", 0, now)])
+            )
             messages.append((f"fuzzed {each}", (spoiled if each % 2 else wild)(chance, payload)))
             if each % 10 == 0:
                 sound = prediction(f"valid {each}", 3, time=now, seed=each)
@@ -232,7 +259,10 @@ def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
         wait_for(lambda: p.log.backlog() < 2000, "the monitor")
         assert p.ask("/healthz").status == 200
     wait_for(lambda: p.log.backlog() == 0, "all records", seconds=300)
-    wait_for(lambda: json.loads(p.page("/status"))["log_read_up_to"] > now + 2.0, "the labels of all valid rows")
+    wait_for(
+        lambda: json.loads(p.page("/status"))["log_read_up_to"] > now + 2.0,
+        "the labels of all valid rows",
+    )
     dead = p.log.list_dead_letters()
     assert all(each.reason and each.message_id.startswith("fuzzed") for each in dead)
     assert p.counter("dead_letter") == len(dead)
@@ -241,9 +271,14 @@ def test_each_fuzzed_record_counts_or_is_dead_letter_with_its_reason(processes):
     rows = read_rows(p.archive)
     found = {(row["request_id"], row["row"]): np.float32(row["score"]) for row in rows}
     assert len(found) == len(rows)
-    assert {(name, row): score for name, made in healthy.items() for row, score in enumerate(made.scores)}.items() <= (
-        found.items()
-    )
+    assert {
+        (name, row): score
+        for name, made in healthy.items()
+        for row, score in enumerate(made.scores)
+    }.items() <= (found.items())
     open_rows = read_events(p.state)[-1]["pending"]
-    print(f"{number:,} records: {len(dead):,} dead letters, {predicted:.0f} rows taken in, {len(rows):,} archived")
+    print(
+        f"{number:,} records: {len(dead):,} dead letters, {predicted:.0f} rows taken in, "
+        f"{len(rows):,} archived"
+    )
     assert len(rows) + open_rows == predicted

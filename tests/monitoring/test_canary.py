@@ -44,7 +44,9 @@ def test_canary_is_not_version_that_serves_however_new_its_answers(beside, resta
 
 def test_canary_serves_once_promoted_and_late_records_do_not_revert_that(beside):
     beside.clock.now += 5
-    beside.tick(prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2))
+    beside.tick(
+        prediction("promoted", time=START + 4, version=2), by_canary("late", time=START + 2)
+    )
     assert beside.monitor.serving_version == 2
     beside.start()
     assert beside.monitor.serving_version == 2
@@ -52,7 +54,11 @@ def test_canary_serves_once_promoted_and_late_records_do_not_revert_that(beside)
 
 def test_version_of_newest_prediction_serves_even_after_rollback(started):
     b = started()
-    b.tick(prediction("new", time=START + 3, version=2), prediction("late", time=START + 2, version=1), at=START + 5)
+    b.tick(
+        prediction("new", time=START + 3, version=2),
+        prediction("late", time=START + 2, version=1),
+        at=START + 5,
+    )
     assert b.monitor.serving_version == 2
     b.tick(prediction("rolled back", time=START + 4, version=1))
     assert b.monitor.serving_version == b.start().serving_version == 1
@@ -70,11 +76,15 @@ def test_ranked_list_is_no_pair_because_arm_that_served_it_chose_its_rows():
     """
     shadow = np.array([0.25, 0.5, 0.75], np.float32)
     scored = dataclasses.replace(prediction("scored", 3), shadow_version=9, shadow_scores=shadow)
-    ranked = dataclasses.replace(scored, request_id="ranked", positions=np.arange(1, 4, dtype=np.int32))
+    ranked = dataclasses.replace(
+        scored, request_id="ranked", positions=np.arange(1, 4, dtype=np.int32)
+    )
     table = archived(ranked, scored)
     assert table["request_id"].to_pylist() == ["ranked"] * 3 + ["scored"] * 3
     assert table["shadow_version"].to_pylist() == [None, None, None, 9, 9, 9]
     assert table["shadow_score"].to_pylist() == [None, None, None, 0.25, 0.5, 0.75]
     alone = archived(ranked).schema
     assert alone.names == SCHEMA.names, "no shadow columns where no row is a pair"
-    assert decode(encode(ranked)).shadow_scores.tolist() == shadow.tolist(), "the log has them all the same"
+    assert decode(encode(ranked)).shadow_scores.tolist() == shadow.tolist(), (
+        "the log has them all the same"
+    )

@@ -46,7 +46,9 @@ def make_chain(request, tmp_path, nursery):
 
     def make(seed: int, **settings) -> Chain:
         folder = tmp_path / f"a chain {len(made)}"
-        lake = str(folder / "lake") if request.param == "folder" else f"gs://models/chain {len(made)}"
+        lake = (
+            str(folder / "lake") if request.param == "folder" else f"gs://models/chain {len(made)}"
+        )
         made.append(Chain(nursery, folder, lake, seed, **settings))
         return made[-1]
 
@@ -59,7 +61,9 @@ class Chain:
     Its processes live turn by turn and die as the seed decides.
     """
 
-    def __init__(self, nursery: Nursery, folder: Path, lake: str, seed: int, *, together: bool = False) -> None:
+    def __init__(
+        self, nursery: Nursery, folder: Path, lake: str, seed: int, *, together: bool = False
+    ) -> None:
         self.nursery, self.folder, self.lake, self.together = nursery, folder, lake, together
         self.random = random.Random(seed)
         self.now = BEGIN
@@ -96,21 +100,30 @@ class Chain:
                 time=self.now + i,
                 model_version=1 + self.turn // 4,
                 dense=values.normal(size=(num_rows, criteo.NUM_DENSE)).astype(np.float32),
-                categorical=values.integers(0, 2**32, (num_rows, criteo.NUM_CATEGORICAL), dtype=np.int64),
+                categorical=values.integers(
+                    0, 2**32, (num_rows, criteo.NUM_CATEGORICAL), dtype=np.int64
+                ),
                 scores=values.random(num_rows).astype(np.float32),
             )
             self.predictions.append(prediction)
             new.append(prediction)
             for row in range(num_rows):
-                after, late = self.turn + self.random.choice([0, 1, 3]), self.random.choice([5.0, WINDOW + 15.0])
+                after, late = (
+                    self.turn + self.random.choice([0, 1, 3]),
+                    self.random.choice([5.0, WINDOW + 15.0]),
+                )
                 kind = self.random.choice([None, None, CLICK, CLICK, CONVERSION])
                 if kind:
-                    self.due.append((after, prediction.request_id, row, kind, prediction.time + late))
+                    self.due.append(
+                        (after, prediction.request_id, row, kind, prediction.time + late)
+                    )
         due = [each for each in self.due if each[0] <= self.turn]
         self.due = [each for each in self.due if each[0] > self.turn]
         for kind in (CLICK, CONVERSION):
             of_kind = [each for each in due if each[3] == kind]
-            self.outcomes |= {(request, row, event): time for _, request, row, event, time in of_kind}
+            self.outcomes |= {
+                (request, row, event): time for _, request, row, event, time in of_kind
+            }
             if of_kind:
                 events = [(request, row, time) for _, request, row, _, time in of_kind]
                 new.append(monitors.clicks(f"{kind}s {self.turn}", events, kind))
@@ -122,7 +135,9 @@ class Chain:
             self.poison.append(f"poison {self.turn}")
             messages.append((self.poison[-1], b"no record"))
         if self.messages:
-            messages.append(self.random.choice(self.messages))  # a redelivery of records that may be archived already
+            messages.append(
+                self.random.choice(self.messages)
+            )  # a redelivery of records that may be archived already
         self.messages += [each for each in messages if each[0] not in self.poison]
         name = f"messages {self.turn}"
         batches = [messages[at : at + 2] for at in range(0, len(messages), 2)]
@@ -145,7 +160,9 @@ class Chain:
 
     def _doom(self, order: dict, kills: str) -> dict:
         role = order["role"]
-        if kills == "each boundary" and (left := [n for n in self.unkilled if n.startswith(f"{role}: ")]):
+        if kills == "each boundary" and (
+            left := [n for n in self.unkilled if n.startswith(f"{role}: ")]
+        ):
             return {**order, "kill_at": [name.partition(": ")[2] for name in left]}
         if kills != "moment":
             return {**order, "kill_at": [self.random.randrange(self.lengths[role])]}
@@ -203,12 +220,17 @@ class Chain:
         if not log.exists() or not state.exists():
             return
         acknowledged = _column(log, "SELECT message_id FROM messages WHERE state = 'acknowledged'")
-        stored = _column(state, "SELECT request_id FROM predictions UNION SELECT batch_id FROM outcome_batches")
+        stored = _column(
+            state, "SELECT request_id FROM predictions UNION SELECT batch_id FROM outcome_batches"
+        )
         # A batch is stored under its id, its event and a digest.
         assert acknowledged <= {name.partition("/")[0] for name in stored}
 
     def expect_nothing_lost_or_doubled(self) -> None:
-        lake = {each.name: open_objects(self.lake).read(each.name).content for each in open_objects(self.lake).list()}
+        lake = {
+            each.name: open_objects(self.lake).read(each.name).content
+            for each in open_objects(self.lake).list()
+        }
         rows = _rows(lake, "day=")
         self._expect_rows(rows)
         self._expect_late_outcomes(rows, _rows(lake, "outcomes/"))
@@ -217,19 +239,29 @@ class Chain:
         assert log.backlog() == 0
         assert sorted(each.message_id for each in log.list_dead_letters()) == sorted(self.poison)
         log.close()
-        left = [p.name for p in self.folder.rglob("*part-*") if p.is_file() and p.parent.name != "uploaded"]
-        assert sorted(left) == sorted(Path(name).name for name in lake if self.lake.startswith("/")), "no torn file"
+        left = [
+            p.name
+            for p in self.folder.rglob("*part-*")
+            if p.is_file() and p.parent.name != "uploaded"
+        ]
+        assert sorted(left) == sorted(
+            Path(name).name for name in lake if self.lake.startswith("/")
+        ), "no torn file"
 
     def _expect_rows(self, rows: list[dict]) -> None:
         found = {(row["request_id"], row["row"]): row for row in rows}
         assert len(found) == len(rows), "a row lies in two files"
-        assert set(found) == {(p.request_id, row) for p in self.predictions for row in range(len(p))}
+        assert set(found) == {
+            (p.request_id, row) for p in self.predictions for row in range(len(p))
+        }
         for prediction in self.predictions:
             for row, score in enumerate(prediction.scores):
                 archived = found[prediction.request_id, row]
                 assert np.float32(archived["score"]) == score
                 assert archived["event_time"].timestamp() == prediction.time
-                assert [archived[name] for name in criteo.CATEGORICAL] == prediction.categorical[row].tolist()
+                assert [archived[name] for name in criteo.CATEGORICAL] == prediction.categorical[
+                    row
+                ].tolist()
 
     def _expect_late_outcomes(self, rows: list[dict], late: list[dict]) -> None:
         """Assert that a timely click is a label or late by its arrival, never both.
@@ -238,9 +270,16 @@ class Chain:
         """
         times = {p.request_id: p.time for p in self.predictions}
         clicked = {(row["request_id"], row["row"]) for row in rows if row["label"]}
-        found = {(each["request_id"], each["row"], each["event"]): each["outcome_time"].timestamp() for each in late}
+        found = {
+            (each["request_id"], each["row"], each["event"]): each["outcome_time"].timestamp()
+            for each in late
+        }
         assert len(found) == len(late), "a late outcome is archived twice"
-        in_time = {key for key, time in self.outcomes.items() if key[2] == CLICK and time <= times[key[0]] + WINDOW}
+        in_time = {
+            key
+            for key, time in self.outcomes.items()
+            if key[2] == CLICK and time <= times[key[0]] + WINDOW
+        }
         assert {key: self.outcomes.get(key) for key in found} == found
         assert self.outcomes.keys() - in_time <= found.keys()
         as_labels = {key for key in in_time if key[:2] in clicked}
@@ -249,9 +288,14 @@ class Chain:
         assert len(clicked) == len(as_labels), "no label without a click"
 
     def _expect_manifests(self, lake: dict[str, bytes]) -> None:
-        markers = [json.loads(path.read_text()) for path in (self.folder / "archive" / "uploaded").glob("*.json")]
+        markers = [
+            json.loads(path.read_text())
+            for path in (self.folder / "archive" / "uploaded").glob("*.json")
+        ]
         volume = {(each["name"], each["num_bytes"], each["sha256"]) for each in markers}
-        assert volume == {(name, len(held), hashlib.sha256(held).hexdigest()) for name, held in lake.items()}
+        assert volume == {
+            (name, len(held), hashlib.sha256(held).hexdigest()) for name, held in lake.items()
+        }
         assert len(markers) == len(lake)
         assert _column(self.folder / "state" / "monitor.db", "SELECT name FROM files") == set(lake)
 
@@ -267,7 +311,9 @@ def _column(path: Path, query: str) -> set:
 
 def _rows(lake: dict[str, bytes], start: str) -> list[dict]:
     found = [content for name, content in sorted(lake.items()) if name.startswith(start)]
-    return [row for content in found for row in pq.ParquetFile(io.BytesIO(content)).read().to_pylist()]
+    return [
+        row for content in found for row in pq.ParquetFile(io.BytesIO(content)).read().to_pylist()
+    ]
 
 
 def run_chain(chain: Chain, *, num_turns: int, kills: tuple[str, ...]) -> Chain:

@@ -35,7 +35,10 @@ def traffic(seed: int = 5):
         batch = prediction(f"r{i}", 8, time=time, version=2 if i > 60 or i % 7 == 3 else 1, seed=i)
         batch = dataclasses.replace(batch, canary=i <= 60 and i % 7 == 3)
         records.append((time, batch))
-        clicked = [(batch.request_id, row, time + 1.0) for row in np.flatnonzero(random.random(8) < 0.4).tolist()]
+        clicked = [
+            (batch.request_id, row, time + 1.0)
+            for row in np.flatnonzero(random.random(8) < 0.4).tolist()
+        ]
         if clicked:
             records.append((time + 1.0, clicks(f"o{i}", clicked)))
     return records
@@ -50,7 +53,9 @@ def play(b: Bench, tick_seconds: float, crash: str = "") -> list[str]:
     random, records = np.random.default_rng(0), traffic()
     began = START - 1.0
     b.start()
-    for turn, now in enumerate(np.arange(START + tick_seconds, START + 90.0, tick_seconds).tolist()):
+    for turn, now in enumerate(
+        np.arange(START + tick_seconds, START + 90.0, tick_seconds).tolist()
+    ):
         b.clock.now = now
         due = [record for time, record in records if began < time <= now]
         publish(b.log, *(due[i] for i in random.permutation(len(due))))
@@ -74,7 +79,9 @@ def expected(tmp_path_factory):
     return lines
 
 
-@pytest.mark.parametrize("name", ["intake.stored", "join.matured", "evaluator.decided", "evaluator.stored"])
+@pytest.mark.parametrize(
+    "name", ["intake.stored", "join.matured", "evaluator.decided", "evaluator.stored"]
+)
 def test_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expected, name):
     assert play(bench(**SETTINGS), 2.0, name) == expected
 
@@ -90,8 +97,12 @@ def test_request_after_its_point_counts_once_in_no_window_even_after_kill(tmp_pa
         (tmp_path / (killed or "unkilled")).mkdir(exist_ok=True)
         b = Bench(tmp_path / (killed or "unkilled"), **{**SETTINGS, "policies": "threshold"})
         b.start()
-        b.tick(prediction("a", 8, time=START), prediction("b", 8, time=START + 5.0), at=START + 14.0)
-        publish(b.log, prediction("late", 8, time=START + 1.0), prediction("c", 8, time=START + 9.0))
+        b.tick(
+            prediction("a", 8, time=START), prediction("b", 8, time=START + 5.0), at=START + 14.0
+        )
+        publish(
+            b.log, prediction("late", 8, time=START + 1.0), prediction("c", 8, time=START + 9.0)
+        )
         b.clock.now = START + 17.0
         b.checkpoint = crash_at(killed)
         try:
@@ -105,7 +116,9 @@ def test_request_after_its_point_counts_once_in_no_window_even_after_kill(tmp_pa
         assert b.store.counters["matured"] == 32
         lines[killed] = decisions(b.settings.state)
         b.close()
-        assert [json.loads(line)["decisions"][0]["numbers"]["rows"] for line in lines[killed]][-1] == 24
+        assert [json.loads(line)["decisions"][0]["numbers"]["rows"] for line in lines[killed]][
+            -1
+        ] == 24
     assert lines[""] == lines[name]
 
 

@@ -22,7 +22,11 @@ SECONDS = 260
 
 def know(store, version: int, *, trained_until: float) -> None:
     model_id = f"m{version}"
-    keep_model(store, model_id, last_learned_time=datetime.fromtimestamp(trained_until, timezone.utc).isoformat())
+    keep_model(
+        store,
+        model_id,
+        last_learned_time=datetime.fromtimestamp(trained_until, timezone.utc).isoformat(),
+    )
     release(store, version, model_id, previous_version=version - 1 or None)
     path = verdict_paths(store, model_id)[0]
     quality = ModelQuality(auc=0.9, auc_low=0.88, auc_high=0.92)
@@ -35,7 +39,12 @@ def seen(tmp_path_factory):
 
     After the drift, scores do not predict clicks.
     """
-    bench = Bench(tmp_path_factory.mktemp("frequent"), drift_grace_seconds=2.0, decide_seconds=2.0, window_rows=600)
+    bench = Bench(
+        tmp_path_factory.mktemp("frequent"),
+        drift_grace_seconds=2.0,
+        decide_seconds=2.0,
+        window_rows=600,
+    )
     for version in range(1, int(SECONDS // EVERY) + 2):
         know(bench.settings.store, version, trained_until=START + (version - 1) * EVERY - WINDOW)
     random, banners = np.random.default_rng(3), []
@@ -47,7 +56,9 @@ def seen(tmp_path_factory):
             told = 0.25 * labels if second < CHANGED_AT else 0.0
             scores = np.clip(0.4 + told + 0.12 * random.normal(size=8), 0, 1)
             name = f"r{second}-{number}"
-            publish(bench.log, replace(prediction(name, 8, time=time, version=version, scores=scores)))
+            publish(
+                bench.log, replace(prediction(name, 8, time=time, version=version, scores=scores))
+            )
             if labels.any():
                 events = [(name, row, time + 5.0) for row in np.flatnonzero(labels).tolist()]
                 publish(bench.log, clicks(f"c-{name}", events))

@@ -28,7 +28,9 @@ MAX_MEGABYTES = 500
 
 def narrow(name: str, rows: int, **changes) -> bytes:
     whole = prediction(name, rows, **changes)
-    return NARROW.encode(replace(whole, dense=whole.dense[:, :1], categorical=whole.categorical[:, :0]))
+    return NARROW.encode(
+        replace(whole, dense=whole.dense[:, :1], categorical=whole.categorical[:, :0])
+    )
 
 
 def with_id(name: str, rows: int) -> bytes:
@@ -47,12 +49,18 @@ def long_ids() -> list[bytes]:
 
 
 def versions() -> list[bytes]:
-    return [narrow(f"r{number}", 1, time=time.time(), version=number, seed=0) for number in range(100_000)]
+    return [
+        narrow(f"r{number}", 1, time=time.time(), version=number, seed=0)
+        for number in range(100_000)
+    ]
 
 
 def days() -> list[bytes]:
     times = time.time() - 86_400.0 * np.arange(15_000)
-    return [narrow(f"r{number}", 1, time=max(at, 0.0), seed=0) for number, at in enumerate(times.tolist())]
+    return [
+        narrow(f"r{number}", 1, time=max(at, 0.0), seed=0)
+        for number, at in enumerate(times.tolist())
+    ]
 
 
 def minutes() -> list[bytes]:
@@ -83,7 +91,11 @@ def probed(processes):
 
 
 def peak_megabytes(pid: int) -> float:
-    (line,) = [each for each in Path(f"/proc/{pid}/status").read_text().splitlines() if each.startswith("VmHWM")]
+    (line,) = [
+        each
+        for each in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if each.startswith("VmHWM")
+    ]
     return int(line.split()[1]) / 1024
 
 
@@ -103,7 +115,10 @@ def test_flood_leaves_monitor_small_answering_and_stoppable(processes, flood, nu
         peak = peak_megabytes(process.pid)
     process.send_signal(signal.SIGTERM)
     assert process.wait(SLOWER * 20.0) == 0
-    print(f"{flood.__name__}: {peak:.0f} MB, healthz {max(seconds):.3f} s, stop {time.monotonic() - began:.1f} s")
+    print(
+        f"{flood.__name__}: {peak:.0f} MB, healthz {max(seconds):.3f} s, stop "
+        f"{time.monotonic() - began:.1f} s"
+    )
     assert peak < MAX_MEGABYTES
     assert max(seconds) < SLOWER * 1.0
     dead = processes.log.list_dead_letters()

@@ -22,11 +22,17 @@ pytestmark = pytest.mark.filterwarnings("error")
 @pytest.fixture
 def two_versions(bench, tmp_path):
     """A monitor of a registry in which version 2 just replaced version 1, both of AUC 0.9."""
-    b: Bench = bench(**{**DRIFT, "consecutive_breaches": 8}, bake_rows=8000, bake_seconds=0.0, max_auc_loss=0.1)
+    b: Bench = bench(
+        **{**DRIFT, "consecutive_breaches": 8}, bake_rows=8000, bake_seconds=0.0, max_auc_loss=0.1
+    )
     quality = replace(ModelQuality(), auc=0.9, auc_low=0.89, auc_high=0.91)
     for version in (1, 2):
-        made = release(b.settings.store, version, f"m{version}", previous_version=version - 1 or None)
-        verdict: Verdict = passing_verdict(f"m{version}", tmp_path / "none", num_rows=1, candidate=quality)
+        made = release(
+            b.settings.store, version, f"m{version}", previous_version=version - 1 or None
+        )
+        verdict: Verdict = passing_verdict(
+            f"m{version}", tmp_path / "none", num_rows=1, candidate=quality
+        )
         verdict.write(verdict_paths(b.settings.store, f"m{version}")[0])
         make_live(b.settings.store, made)
     b.start()
@@ -37,7 +43,15 @@ def take_back(b: Bench) -> None:
     """Write what the controller writes for a rollback."""
     line = baking(b.settings.store)
     time = datetime.fromtimestamp(b.clock.now, timezone.utc).isoformat()
-    back = replace(line, time=time, action=ROLLBACK, version=1, previous_version=2, model_id="m1", reason="it is bad")
+    back = replace(
+        line,
+        time=time,
+        action=ROLLBACK,
+        version=1,
+        previous_version=2,
+        model_id="m1",
+        reason="it is bad",
+    )
     append_promotion(b.settings.store, replace(back, blocked_model_id="m2"))
 
 
@@ -63,7 +77,10 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     assert b.kinds().count("taken_back") == 1
     # The version before is as bad by now. A run is requested, but not within the cooldown after the
     # rollback.
-    assert b.monitor.actions.retraining.memory.blocked_by == "cool-down after a new version was taken back"
+    assert (
+        b.monitor.actions.retraining.memory.blocked_by
+        == "cool-down after a new version was taken back"
+    )
     for number in range(14):
         traffic(b, f"again-{number}", auc="bad", version=1)
         b.turn(2, 1.0)
@@ -82,7 +99,8 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
     assert found.state == BAD
     # After 50 requests, which took more than half a minute.
     assert found.reason == (
-        "200 of 600 rows have a score that is no probability, expected at most 0.10%: model version 2"
+        "200 of 600 rows have a score that is no probability, expected at most 0.10%: model "
+        "version 2"
     )
     assert found.numbers["unusable_requests"] == 50
     assert b.kinds().count("bad_release") == 1
@@ -96,10 +114,13 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
     [(60, 60, 4, 0.02), (60, 49, 4, 1.0), (60, 60, 1, 1.0), (3, 3, 2000, 100.0)],
     ids=["a burst", "the same requests again", "few rows", "few requests"],
 )
-def test_few_requests_that_anybody_can_make_up_take_nothing_back(two_versions, requests, distinct, rows, seconds):
+def test_few_requests_that_anybody_can_make_up_take_nothing_back(
+    two_versions, requests, distinct, rows, seconds
+):
     b = two_versions
     forged = [
-        prediction(f"forged-{number}", rows, version=2, scores=np.full(rows, np.nan)) for number in range(distinct)
+        prediction(f"forged-{number}", rows, version=2, scores=np.full(rows, np.nan))
+        for number in range(distinct)
     ]
     for number in range(requests):
         b.log.publish([(f"message {number}", encode(forged[number % distinct]))])
@@ -114,7 +135,10 @@ def test_versions_that_do_not_bake_hide_no_row_of_one_that_does(two_versions):
     b = two_versions
     for number in range(60):
         for version in (2, *range(100, 110)):
-            publish(b.log, prediction(f"bad-{version}-{number}", version=version, scores=np.full(8, np.nan)))
+            publish(
+                b.log,
+                prediction(f"bad-{version}-{number}", version=version, scores=np.full(8, np.nan)),
+            )
         b.turn(1, 1.0)
     assert read_findings(b.settings.store, 2).state == BAD
     assert read_findings(b.settings.store, 100) is None

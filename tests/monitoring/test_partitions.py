@@ -35,7 +35,9 @@ class Partitions:
         self.folder, self.lake = folder, folder / "lake"
         self.url = f"sqlite:///{folder}/log-{{0-{PARTITIONS - 1}}}.db?lease_seconds=1"
         self.logs = [open_publisher(url) for url in partition_urls(self.url)]
-        self.client = PartitionedPublisher([RecordPublisher(log, features=CRITEO, source="test") for log in self.logs])
+        self.client = PartitionedPublisher(
+            [RecordPublisher(log, features=CRITEO, source="test") for log in self.logs]
+        )
         self.truth: dict[tuple[str, int], int] = {}
         rules = {"attribution_window_seconds": 1.0, "decide_seconds": 0.1}
         accept_into(folder / "store", criteo_with(monitor=rules))
@@ -57,10 +59,15 @@ class Partitions:
     def monitor(self, partition: int) -> subprocess.Popen:
         state, archive = self.folder / f"state-{partition}", self.folder / f"archive-{partition}"
         argv = f"--log {self.url} --partition {partition} --state {state} --archive {archive}"
-        argv += f" --store {self.folder / 'store'} --http-port 0 --tick-seconds 0.05 --archive-roll-rows 100"
+        argv += (
+            f" --store {self.folder / 'store'} --http-port 0 --tick-seconds 0.05 "
+            "--archive-roll-rows 100"
+        )
         command = [sys.executable, "-m", "monitoring", *argv.split()]
         with open(self.folder / f"monitor-{partition}.log", "ab") as lines:
-            return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stderr=lines)
+            return subprocess.Popen(
+                command, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}, stderr=lines
+            )
 
     def publish(self, wave: int) -> None:
         """Publish requests.
@@ -89,7 +96,9 @@ class Partitions:
         """Return the number of rows whose labels are final."""
         path = self.folder / f"state-{partition}" / STORE_FILE
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
-            (rows,) = store.execute("SELECT coalesce(sum(value), 0) FROM counters WHERE name = 'matured'").fetchone()
+            (rows,) = store.execute(
+                "SELECT coalesce(sum(value), 0) FROM counters WHERE name = 'matured'"
+            ).fetchone()
             return int(rows)
 
     def end(self) -> list[int]:
@@ -122,7 +131,9 @@ def test_every_row_is_in_lake_once_whichever_archivers_are_killed(partitions):
             uploader.run_once()
     wait_for(lambda: all(p.taken_in(number) for number in range(PARTITIONS)), "all records")
     wait_for(lambda: sum(map(p.matured, range(PARTITIONS))) == len(p.truth), "the last labels")
-    wait_for(lambda: all(p.starts(n) > p.ended_starts[n] for n in range(PARTITIONS)), "the last monitors")
+    wait_for(
+        lambda: all(p.starts(n) > p.ended_starts[n] for n in range(PARTITIONS)), "the last monitors"
+    )
     assert p.end() == [0] * PARTITIONS
     for uploader in uploaders:
         uploader.run_once()

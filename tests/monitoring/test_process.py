@@ -33,18 +33,29 @@ FAILED = pytest.param(7, "failed", marks=pytest.mark.slow)
 def test_drift_starts_one_local_run_that_survives_monitors_death(processes, code, outcome):
     p = processes
     command = shlex.join([sys.executable, "-c", RUN.format(folder=str(p.folder), code=code)])
-    flags = {"trigger": "local", "run_command": command, "min_clicks": 20, "consecutive_breaches": 1}
+    flags = {
+        "trigger": "local",
+        "run_command": command,
+        "min_clicks": 20,
+        "consecutive_breaches": 1,
+    }
     flags |= {"policies": "threshold", "auc_threshold": 0.74}
     flags |= {"decide_seconds": 0.1}
     flags |= {"upload_wait_seconds": 30.0, "attribution_window_seconds": 0.2}
-    uploader = p.start("monitoring.uploader", {"archive": p.archive, "lake": p.lake, "interval_seconds": 0.05})
+    uploader = p.start(
+        "monitoring.uploader", {"archive": p.archive, "lake": p.lake, "interval_seconds": 0.05}
+    )
     monitor = p.monitor(**flags)
 
     def traffic(name: str) -> None:
         """Publish random clicks with an AUC of a half."""
         now, requests = time.time(), [f"{name}-{number}" for number in range(20)]
         clicked = [(request, row, now) for request in requests for row in range(0, 20, 4)]
-        publish(p.log, *(prediction(request, 20, time=now) for request in requests), clicks(f"o-{name}", clicked))
+        publish(
+            p.log,
+            *(prediction(request, 20, time=now) for request in requests),
+            clicks(f"o-{name}", clicked),
+        )
 
     traffic("first")
     wait_for((p.folder / "runs.txt").exists, "the run")
@@ -70,7 +81,9 @@ def test_drift_starts_one_local_run_that_survives_monitors_death(processes, code
     # Killed between an action and its record, the monitor reports the action again.
     kinds = list(dict.fromkeys(event["kind"] for event in read_events(p.state)))
     order = ["decision", "archived", "uploaded", "requested", "run_started", "run_ended"]
-    assert [kind for kind in kinds if kind in order and kind != "archived"] == [k for k in order if k != "archived"]
+    assert [kind for kind in kinds if kind in order and kind != "archived"] == [
+        k for k in order if k != "archived"
+    ]
     (decision,) = [event for event in read_events(p.state) if event["kind"] == "decision"]
     assert decision["auc"] == pytest.approx(0.5, abs=0.1)
 
@@ -80,7 +93,12 @@ def test_nobody_else_reads_state_and_run_keeps_rights_that_it_would_have(process
     p.state.mkdir(mode=0o755)
     seen = p.folder / "umask"
     command = shlex.join(["sh", "-c", f'umask > "{seen}"', "run"])
-    flags = {"trigger": "local", "run_command": command, "policies": "schedule", "max_serving_seconds": 0.1}
+    flags = {
+        "trigger": "local",
+        "run_command": command,
+        "policies": "schedule",
+        "max_serving_seconds": 0.1,
+    }
     monitor = p.monitor(**flags, attribution_window_seconds=0.2, upload_wait_seconds=0.0)
     now = time.time()
     publish(p.log, *(prediction(f"r{number}", 20, time=now + number / 10) for number in range(20)))
@@ -88,7 +106,9 @@ def test_nobody_else_reads_state_and_run_keeps_rights_that_it_would_have(process
     assert int(seen.read_text(), 8) == current_umask()
     assert p.end(monitor) == 0
     kept = [p.state, *p.state.rglob("*"), *p.archive.rglob("*.parquet")]
-    assert {"monitor.db", "events.jsonl", "decisions.jsonl", "http.json"} <= {path.name for path in kept}
+    assert {"monitor.db", "events.jsonl", "decisions.jsonl", "http.json"} <= {
+        path.name for path in kept
+    }
     own = [path for path in kept if path.parent.name != "runs"]
     assert [(path, oct(path.stat().st_mode)) for path in own if path.stat().st_mode & 0o077] == []
 

@@ -20,7 +20,11 @@ def _is_required(field):
 
 def blank(manifest, **values):
     """Return a manifest with empty other fields."""
-    unset = {f.name: BLANK.get(str(f.type), {}) for f in fields(manifest) if f.name not in values and _is_required(f)}
+    unset = {
+        f.name: BLANK.get(str(f.type), {})
+        for f in fields(manifest)
+        if f.name not in values and _is_required(f)
+    }
     return manifest(**unset, **values)
 
 
@@ -41,10 +45,14 @@ LEARNED = "2026-01-02T03:04:05+00:00"
 def test_gates_auc_and_newest_learned_row_of_released_model_are_found(tmp_path):
     keep(tmp_path, candidate=GATE, learned=LEARNED)
     trained_until = datetime.fromisoformat(LEARNED).timestamp()
-    assert ReleasedModels(tmp_path).baseline(7) == Baseline(auc=0.8, low=0.79, high=0.81, trained_until=trained_until)
+    assert ReleasedModels(tmp_path).baseline(7) == Baseline(
+        auc=0.8, low=0.79, high=0.81, trained_until=trained_until
+    )
 
 
-@pytest.mark.parametrize("candidate", [None, {"auc": None, "auc_low": None, "auc_high": None}, {}], ids=str)
+@pytest.mark.parametrize(
+    "candidate", [None, {"auc": None, "auc_low": None, "auc_high": None}, {}], ids=str
+)
 def test_version_without_verdict_or_auc_has_no_gates_auc(tmp_path, candidate):
     keep(tmp_path, candidate=candidate, learned=LEARNED)
     known = ReleasedModels(tmp_path).baseline(7)

@@ -82,7 +82,9 @@ def expect_moved(archive, lake, names=tuple(CONTENT)):
     No local file may be left.
     """
     assert [each.name for each in lake.list()] == sorted(names)
-    assert {name: lake.read(name).content for name in names} == {name: CONTENT[name] for name in names}
+    assert {name: lake.read(name).content for name in names} == {
+        name: CONTENT[name] for name in names
+    }
     markers = [json.loads(path.read_text()) for path in (archive / "uploaded").glob("*.json")]
     assert sorted((m["name"], m["num_bytes"], m["sha256"]) for m in markers) == sorted(
         (name, len(CONTENT[name]), hashlib.sha256(CONTENT[name]).hexdigest()) for name in names
@@ -112,7 +114,9 @@ def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_l
         (archive / name).write_bytes(b"rows")
         os.utime(archive / name, (1e9 + age, 1e9 + age))
     (archive / "day=2025-11-12").mkdir()
-    (archive / "day=2025-11-12" / "part-z.parquet").write_bytes(b"rows")  # sealed last, of the day before
+    (archive / "day=2025-11-12" / "part-z.parquet").write_bytes(
+        b"rows"
+    )  # sealed last, of the day before
     assert Uploader(archive, open_lake()).run_once() == ["day=2025-11-12/part-z.parquet", *names]
 
 
@@ -146,7 +150,9 @@ def test_power_cut_at_any_moment_loses_neither_rows_nor_proof_of_upload(tmp_path
                 stored = lake / name
                 assert not stored.exists() or stored.read_bytes() == content, f"torn after {moment}"
                 marker = archive / "uploaded" / f"{stored.name}.json"
-                assert (archive / name).exists() or (stored.exists() and marker.exists()), f"lost after {moment}"
+                assert (archive / name).exists() or (stored.exists() and marker.exists()), (
+                    f"lost after {moment}"
+                )
             Uploader(archive, lake).run_once()
             expect_moved(archive, FolderObjects(lake))
 
@@ -161,7 +167,9 @@ def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(folder_storage.os, "fsync", spoil)
-        with pytest.raises(TemporaryError, match="part-1.parquet was not moved: .*reads back otherwise"):
+        with pytest.raises(
+            TemporaryError, match="part-1.parquet was not moved: .*reads back otherwise"
+        ):
             Uploader(archive, lake).run_once()
     assert kept(archive) == [NAME, OUTCOMES]
     assert FolderObjects(lake).list() == []
@@ -178,7 +186,9 @@ def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bu
         times=2,
         change=lambda body: body.replace(true, b"AAAAAA=="),
     )
-    with pytest.raises(Differs, match=rf"CRC32C AAAAAA==, .* expected those of .*\({re.escape(true.decode())}, "):
+    with pytest.raises(
+        Differs, match=rf"CRC32C AAAAAA==, .* expected those of .*\({re.escape(true.decode())}, "
+    ):
         Uploader(archive, open_bucket()).run_once()
     assert fault.met == 2, "asked before the upload and after it"
     assert kept(archive) == [NAME]
@@ -188,7 +198,13 @@ def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bu
 
 @pytest.mark.parametrize(("do", "status"), [("status", 503), ("cut", 0)])
 def test_outage_keeps_every_file_and_first_pass_after_it_moves_them(archive, bucket, do, status):
-    bucket.fail(lambda request: True, do, status=status, message="Quota exceeded for the moment", times=10**6)
+    bucket.fail(
+        lambda request: True,
+        do,
+        status=status,
+        message="Quota exceeded for the moment",
+        times=10**6,
+    )
     with pytest.raises(TemporaryError, match=r"part-1.parquet was not moved"):
         Uploader(archive, open_bucket(retry_seconds=0.05)).run_once()
     assert kept(archive) == [NAME, OUTCOMES]
@@ -213,9 +229,15 @@ def test_passes_back_off_while_lake_is_away_and_are_frequent_again_after(archive
     expect_moved(archive, open_bucket())
 
 
-@pytest.mark.parametrize(("status", "message"), [(403, "The bucket's quota is exceeded"), (401, "Invalid credentials")])
-def test_full_disk_or_missing_permission_stops_process_and_keeps_files(archive, bucket, capsys, status, message):
-    bucket.fail(lambda request: request.is_upload, "status", status=status, message=message, times=10**6)
+@pytest.mark.parametrize(
+    ("status", "message"), [(403, "The bucket's quota is exceeded"), (401, "Invalid credentials")]
+)
+def test_full_disk_or_missing_permission_stops_process_and_keeps_files(
+    archive, bucket, capsys, status, message
+):
+    bucket.fail(
+        lambda request: request.is_upload, "status", status=status, message=message, times=10**6
+    )
     argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.01"]
     assert main(argv, {}) == 3
     error = capsys.readouterr().err
@@ -225,7 +247,9 @@ def test_full_disk_or_missing_permission_stops_process_and_keeps_files(archive, 
     assert not list((archive / "uploaded").iterdir())
 
 
-def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(archive, open_lake, capsys):
+def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(
+    archive, open_lake, capsys
+):
     generation = open_lake().write(NAME, b"somebody else's")
     uploader = Uploader(archive, open_lake())
     with pytest.raises(Differs, match="part-1.parquet is there with other bytes"):
@@ -235,7 +259,12 @@ def test_same_name_with_other_bytes_is_refused_and_kept_while_others_move(archiv
     assert open_lake().read(OUTCOMES).content == CONTENT[OUTCOMES]
     assert not (archive / "uploaded" / "part-1.parquet.json").exists()
     assert uploader.run_once() == [], "it is not tried and told again and again"
-    assert main(["--archive", str(archive), "--lake", open_lake().uri.replace("%20", " "), "--once"], {}) == 1
+    assert (
+        main(
+            ["--archive", str(archive), "--lake", open_lake().uri.replace("%20", " "), "--once"], {}
+        )
+        == 1
+    )
     assert "part-1.parquet stays in the archive: " in capsys.readouterr().err
 
 
@@ -259,7 +288,9 @@ def test_two_uploaders_at_once_do_no_harm(tmp_path, open_lake):
     at_once(3, lambda me: moved.append(uploaders[me].run_once()))
     assert len(moved) == 3, "none failed"
     assert {name for names in moved for name in names} == set(contents)
-    assert {each.name: open_lake().read(each.name).content for each in open_lake().list()} == contents
+    assert {
+        each.name: open_lake().read(each.name).content for each in open_lake().list()
+    } == contents
     assert len(list((archive / "uploaded").glob("part-*.json"))) == len(contents)
     assert not list(archive.glob("day=*/part-*"))
 
@@ -271,12 +302,15 @@ def test_once_moves_what_is_there_and_ends(archive, open_lake, monkeypatch, tmp_
     expect_moved(archive, open_lake())
 
 
-def test_process_moves_sealed_files_to_bucket_while_running_until_sigterm(archive, bucket, tmp_path):
+def test_process_moves_sealed_files_to_bucket_while_running_until_sigterm(
+    archive, bucket, tmp_path
+):
     late = archive / "day=2025-11-14" / "part-3.parquet"
     late.parent.mkdir()
     argv = ["--archive", str(archive), "--lake", URI, "--interval-seconds", "0.05"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "monitoring.uploader", *argv], env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        [sys.executable, "-m", "monitoring.uploader", *argv],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )
     try:
         wait_for(lambda: not kept(archive) or process.poll() is not None, "the upload")
@@ -296,7 +330,10 @@ def test_lake_that_cannot_be_written_stops_with_its_name_and_keeps_file(archive,
     lake.mkdir()
     (lake / "day=2025-11-13").write_text("a file where a folder belongs")
     assert main(["--archive", str(archive), "--lake", str(lake), "--once"], {}) == 3
-    assert "part-1.parquet was not moved; it and the files sealed after it stay" in capsys.readouterr().err
+    assert (
+        "part-1.parquet was not moved; it and the files sealed after it stay"
+        in capsys.readouterr().err
+    )
     assert kept(archive) == [NAME, OUTCOMES]
 
 
@@ -310,7 +347,10 @@ def test_file_that_cannot_be_read_is_named_and_all_others_are_moved(archive, tmp
     assert all(f"{path} cannot be read: Is a directory" in error for path in unreadable)
     assert kept(archive) == []
     assert all(path.exists() for path in unreadable)
-    assert {path.name for path in (tmp_path / "a lake").rglob("part-*")} == {"part-1.parquet", "part-2.parquet"}
+    assert {path.name for path in (tmp_path / "a lake").rglob("part-*")} == {
+        "part-1.parquet",
+        "part-2.parquet",
+    }
 
 
 def test_archive_and_lake_must_differ(tmp_path):

@@ -37,7 +37,9 @@ def test_hour_after_clock_was_set_right_nothing_waits_for_its_time(started, whos
     # Every row is in the archive, is set aside, or is a dead letter. None has a future day.
     apart, dead = int(b.store.counters.get("set_apart", 0)), b.log.list_dead_letters()
     assert len(b.archived) + apart == 400 + 4 + 4 + 400 + (4 if whose == "all clocks" else 0)
-    assert [letter.message_id for letter in dead] == ([] if whose == "all clocks" else ["ahead", "o"])
+    assert [letter.message_id for letter in dead] == (
+        [] if whose == "all clocks" else ["ahead", "o"]
+    )
     assert max(row["event_time"].timestamp() for row in b.archived) < b.clock.now
     days = {path.parent.name for path in b.settings.archive.glob("**/part-*")}
     assert max(days) <= "day=2025-11-14"

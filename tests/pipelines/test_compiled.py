@@ -21,7 +21,9 @@ def compiled(compile_with):
 
 def test_compiled_pipeline_is_golden_file(compiled):
     same = compiled.path.read_bytes() == GOLDEN.read_bytes()
-    assert same, "the compiled pipeline changed; if that is meant: make golden, and read the difference"
+    assert same, (
+        "the compiled pipeline changed; if that is meant: make golden, and read the difference"
+    )
 
 
 def test_every_input_is_described_and_has_default(compiled):
@@ -43,17 +45,27 @@ def test_task_runs_its_image_within_its_limits_is_retried_and_never_cached(compi
     container, task, needs = compiled.executor(step), compiled.task(step), NEEDS[step]
     assert container["image"] == f"evergreen-{dashed(step)}:dev"
     resources = container["resources"]
-    assert (resources["resourceCpuLimit"], resources["resourceMemoryLimit"]) == (needs.cpu, needs.memory)
+    assert (resources["resourceCpuLimit"], resources["resourceMemoryLimit"]) == (
+        needs.cpu,
+        needs.memory,
+    )
     # Training takes longest and resumes after an interruption, so more retries pay off on
     # preemptible nodes.
     retry = task["retryPolicy"]
-    assert (retry["maxRetryCount"], retry["backoffDuration"]) == (4 if step == "training" else 2, "10s")
+    assert (retry["maxRetryCount"], retry["backoffDuration"]) == (
+        4 if step == "training" else 2,
+        "10s",
+    )
     assert retry["backoffFactor"] > 1
     assert compiled.platform(step)["activeDeadlineSeconds"] == str(needs.timeout_seconds)
     assert not task["cachingOptions"].get("enableCache", False)
-    assert task["inputs"]["parameters"]["run"] == {"runtimeValue": {"constant": "{{$.pipeline_job_name}}"}}
+    assert task["inputs"]["parameters"]["run"] == {
+        "runtimeValue": {"constant": "{{$.pipeline_job_name}}"}
+    }
     script = " ".join(container["command"])
-    assert not re.search(r"\bpip\b|PIP_|install|kfp==", script), "a task installs nothing when it starts"
+    assert not re.search(r"\bpip\b|PIP_|install|kfp==", script), (
+        "a task installs nothing when it starts"
+    )
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -76,7 +88,9 @@ def test_only_training_asks_for_gpu_by_name_given(compile_with, accelerator):
         if step in GPU_STEPS:
             assert (asked["resourceType"], asked["resourceCount"]) == (accelerator, "1")
             assert compiled.platform(step)["tolerations"]
-            assert [m["mountPath"] for m in compiled.platform(step)["emptyDirMounts"]] == ["/dev/shm"]
+            assert [m["mountPath"] for m in compiled.platform(step)["emptyDirMounts"]] == [
+                "/dev/shm"
+            ]
         else:
             assert asked is None
             assert not {"tolerations", "emptyDirMounts"} & compiled.platform(step).keys()
@@ -110,7 +124,11 @@ def test_each_step_takes_only_what_step_before_hands_on(compiled):
 def test_every_artifact_is_file_of_kubeflows_own_storage_its_page_opens(compiled, step):
     """The page opens no path of a share, so manifests and reports stay among Kubeflow's outputs."""
     script = " ".join(compiled.executor(step)["command"])
-    outputs = compiled.spec["components"][f"comp-{dashed(step)}"].get("outputDefinitions", {}).get("artifacts", {})
+    outputs = (
+        compiled.spec["components"][f"comp-{dashed(step)}"]
+        .get("outputDefinitions", {})
+        .get("artifacts", {})
+    )
     assert all(f"{name}.path" in script for name in outputs)
     assert ".uri" not in script
 
@@ -122,14 +140,17 @@ def test_run_in_which_every_step_runs_takes_eighteen_pods(compiled):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(
-    "form", ["{name}", "{name}:dev", "localhost:5000/{name}:dev", "r.dev/p/{name}@sha256:" + "0" * 64]
+    "form",
+    ["{name}", "{name}:dev", "localhost:5000/{name}:dev", "r.dev/p/{name}@sha256:" + "0" * 64],
 )
 def test_step_of_any_form_of_its_image_is_known(step, form):
     assert step_of_image(form.format(name=f"evergreen-{dashed(step)}")) == step
     assert step_of_image(image_reference(step, registry="r.dev/p", tag="t")) == step
 
 
-@pytest.mark.parametrize("image", ["python:3.11", "evergreen-driver:dev", "r.dev/evergreen/training:dev", ""])
+@pytest.mark.parametrize(
+    "image", ["python:3.11", "evergreen-driver:dev", "r.dev/evergreen/training:dev", ""]
+)
 def test_foreign_image_is_refused_by_name(image):
     with pytest.raises(ValueError, match=re.escape(f"image {image!r} belongs to no step")):
         step_of_image(image)
@@ -140,13 +161,17 @@ def test_exit_handler_wraps_every_other_step_and_is_told_how_it_ended(compiled):
     outcome = compiled.task("run_outcome")
     assert outcome["dependentTasks"] == ["exit-handler-1"]
     assert outcome["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
-    assert outcome["inputs"]["parameters"]["status"] == {"taskFinalStatus": {"producerTask": "exit-handler-1"}}
+    assert outcome["inputs"]["parameters"]["status"] == {
+        "taskFinalStatus": {"producerTask": "exit-handler-1"}
+    }
 
 
 def test_gates_stand_before_learning_and_before_release_on_plain_bools(compiled):
     assert compiled.owner("extraction") == compiled.owner("validation") == "comp-exit-handler-1"
     assert compiled.owner("condition-2") == "comp-exit-handler-1"
-    assert {compiled.owner(dashed(s)) for s in ("preprocessing", "training", "evaluation")} == {"comp-condition-2"}
+    assert {compiled.owner(dashed(s)) for s in ("preprocessing", "training", "evaluation")} == {
+        "comp-condition-2"
+    }
     assert compiled.owner("condition-3") == "comp-condition-2"
     assert compiled.owner("deployment") == "comp-condition-3"
     for gate, step in (("condition-2", "validation"), ("condition-3", "evaluation")):

@@ -13,14 +13,21 @@ from tests.support.demo_summaries import GOOD, START
 from tests.support.html_pages import parse_page, table_of, text_of
 
 LONG = (
-    "evidence 101 of 100 that the auc is below 0.778 after 4228 clicks of a_column_with_a_very_long_name_indeed; " * 4
+    "evidence 101 of 100 that the auc is below 0.778 after 4228 clicks of "
+    "a_column_with_a_very_long_name_indeed; " * 4
 )
 EVIL = "<script>alert(1)</script>"
 
 
 def report_of(tmp_path, summary: DemoSummary, *, events=(), timeline=()) -> str:
     folders = LocalFolders(root=tmp_path)
-    known = {"plan": None, "decisions": [], "traffic_summary": {}, "stage_seconds": {}, "traffic": []}
+    known = {
+        "plan": None,
+        "decisions": [],
+        "traffic_summary": {},
+        "stage_seconds": {},
+        "traffic": [],
+    }
     observed = Observations(folders=folders, timeline=list(timeline), events=list(events), **known)
     return write_report(observed, summary).read_text()
 
@@ -40,7 +47,9 @@ def window(second, version=1):
 def test_report_of_long_texts_fits_its_pane_however_many_rows(tmp_path, good, rows):
     kinds = ("decision", "drift", "run_ended", "archived")
     events = [{"time": START + i, "kind": kinds[i % 4], "text": LONG} for i in range(rows)]
-    summary = replace(good, uncertain=[LONG] * rows, warnings=[LONG], to_turn=[LONG], drift={"columns": [LONG]})
+    summary = replace(
+        good, uncertain=[LONG] * rows, warnings=[LONG], to_turn=[LONG], drift={"columns": [LONG]}
+    )
     page = report_of(tmp_path, summary, events=events, timeline=map(window, range(rows)))
     assert pixels_too_wide(tmp_path, page, 390, 480, 1280) == [0, 0, 0]
     assert cut_texts(tmp_path, page, 390, 480, 1280) == [[], [], []]
@@ -48,7 +57,9 @@ def test_report_of_long_texts_fits_its_pane_however_many_rows(tmp_path, good, ro
 
 
 def test_report_says_what_was_done_first_and_lets_no_text_in(tmp_path, good):
-    summary = replace(good, auc=AucNumbers(), trigger=TriggerNumbers(reason=EVIL, runs=1), uncertain=[EVIL])
+    summary = replace(
+        good, auc=AucNumbers(), trigger=TriggerNumbers(reason=EVIL, runs=1), uncertain=[EVIL]
+    )
     page = report_of(tmp_path, summary, events=[{"time": START, "kind": EVIL, "text": EVIL}])
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in parse_page(page)}
     assert text_of(page).count(EVIL) >= 4
@@ -59,13 +70,23 @@ def test_report_says_what_was_done_first_and_lets_no_text_in(tmp_path, good):
 
 def test_report_leads_to_reports_of_its_runs(tmp_path, good):
     outcome = RunOutcome(
-        run="a run", trigger_id="t", state="refused", step="evaluation", reason="fail over 9 rows", version=None,
-        ended_at="2026-01-01T00:00:00+00:00", reports={"validation": "file:///gone"},
-    )  # fmt: skip
+        run="a run",
+        trigger_id="t",
+        state="refused",
+        step="evaluation",
+        reason="fail over 9 rows",
+        version=None,
+        ended_at="2026-01-01T00:00:00+00:00",
+        reports={"validation": "file:///gone"},
+    )
     store = LocalFolders(root=tmp_path).store
     keep_report(store, outcome.run, "validation", html="<p>1</p>")
     write_outcome(store, outcome)
-    links = [attributes["href"] for tag, attributes in parse_page(report_of(tmp_path, good)) if tag == "a"]
+    links = [
+        attributes["href"]
+        for tag, attributes in parse_page(report_of(tmp_path, good))
+        if tag == "a"
+    ]
     assert "store/runs/a%20run/validation_report.html" in links
 
 

@@ -27,8 +27,12 @@ ENDED, NEVER = "ba6d12df-9927-4382-a9c6-0c030e8c8ff3", "00000000-0000-0000-0000-
 ASKED = [name for name, answer in ANSWERS.items() if not answer["request"].startswith("GET ")]
 
 
-def call(url: str, method: str = "GET", body: bytes | None = None, kind: str = "application/json") -> tuple[int, dict]:
-    request = urllib.request.Request(url.replace(" ", "%20"), body, {"Content-Type": kind}, method=method)
+def call(
+    url: str, method: str = "GET", body: bytes | None = None, kind: str = "application/json"
+) -> tuple[int, dict]:
+    request = urllib.request.Request(
+        url.replace(" ", "%20"), body, {"Content-Type": kind}, method=method
+    )
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             return answer.status, json.loads(answer.read())
@@ -37,7 +41,10 @@ def call(url: str, method: str = "GET", body: bytes | None = None, kind: str = "
 
 
 def upload(url: str, path: Path) -> tuple[int, dict]:
-    form = b'--x\r\nContent-Disposition: form-data; name="uploadfile"; filename="f"\r\n\r\n' + path.read_bytes()
+    form = (
+        b'--x\r\nContent-Disposition: form-data; name="uploadfile"; filename="f"\r\n\r\n'
+        + path.read_bytes()
+    )
     return call(url, "POST", form + b"\r\n--x--\r\n", "multipart/form-data; boundary=x")
 
 
@@ -46,10 +53,16 @@ def server():
     """A server with all objects that the recorded requests name, under the double's ids."""
     double = KfpServer()
     double.api = f"{double.url}/apis/v2beta1"
-    for name in ("pipelines/upload?name=evergreen-retraining", "pipelines/upload_version?name=kfp2&pipelineid=p1"):
+    for name in (
+        "pipelines/upload?name=evergreen-retraining",
+        "pipelines/upload_version?name=kfp2&pipelineid=p1",
+    ):
         assert upload(f"{double.api}/{name}&description=sha256:f7", GOLDEN)[0] == 200
     assert (
-        upload(f"{double.api}/pipelines/upload_version?name=third&pipelineid=p1&description=sha256:f8", GOLDEN)[0]
+        upload(
+            f"{double.api}/pipelines/upload_version?name=third&pipelineid=p1&description=sha256:f8",
+            GOLDEN,
+        )[0]
         == 200
     )
     double.runs.append({**double.add_run("ended", "SUCCEEDED"), "run_id": ENDED})
@@ -103,7 +116,9 @@ def test_double_answers_as_real_server(server, name):
         ("versions", "list_versions", lambda *_: {}),
     ],
 )
-def test_double_that_answered_otherwise_would_be_found(server, monkeypatch, name, method, otherwise):
+def test_double_that_answered_otherwise_would_be_found(
+    server, monkeypatch, name, method, otherwise
+):
     answer = getattr(server, method)
     monkeypatch.setattr(server, method, lambda *given: otherwise(answer, *given))
     with pytest.raises(AssertionError):
@@ -116,15 +131,26 @@ def test_run_that_ended_has_fields_and_states_of_real_one(server):
     asked |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
     made = call(f"{server.api}/runs", "POST", json.dumps(asked).encode())[1]
     (run,) = server.named("weekly")
-    server.end(run, "FAILED", deployment="FAILED", root="FAILED", training="SUCCEEDED", executor="FAILED")
+    server.end(
+        run, "FAILED", deployment="FAILED", root="FAILED", training="SUCCEEDED", executor="FAILED"
+    )
     shown = call(f"{server.api}/runs/{made['run_id']}")[1]
-    assert [each["state"] for each in shown["state_history"]] == [each["state"] for each in recorded["state_history"]]
-    tasks = {each["display_name"]: each["state"] for each in shown.pop("run_details")["task_details"]}
-    there = {each.partition(": ")[0]: each.rpartition(" ")[2] for each in recorded["run_details"]["task_details"]}
+    assert [each["state"] for each in shown["state_history"]] == [
+        each["state"] for each in recorded["state_history"]
+    ]
+    tasks = {
+        each["display_name"]: each["state"] for each in shown.pop("run_details")["task_details"]
+    }
+    there = {
+        each.partition(": ")[0]: each.rpartition(" ")[2]
+        for each in recorded["run_details"]["task_details"]
+    }
     assert {name: there[name] for name in tasks if name != "executor"} == {
         name: state for name, state in tasks.items() if name != "executor"
     }
-    assert fields(shown) == fields({key: value for key, value in recorded.items() if key != "run_details"})
+    assert fields(shown) == fields(
+        {key: value for key, value in recorded.items() if key != "run_details"}
+    )
 
 
 def compare(server, name: str) -> None:
@@ -145,15 +171,23 @@ def compare(server, name: str) -> None:
         assert fields(body) == fields(recorded["body"])
         return
     expected = {key: str(value).removesuffix("...") for key, value in recorded["body"].items()}
-    assert {key: UUID.sub("ID", str(value)[: len(expected[key])]) for key, value in body.items()} == {
-        key: UUID.sub("ID", value) for key, value in expected.items()
-    }
+    assert {
+        key: UUID.sub("ID", str(value)[: len(expected[key])]) for key, value in body.items()
+    } == {key: UUID.sub("ID", value) for key, value in expected.items()}
 
 
 def test_double_lists_schedules_and_runs_as_real_server(server):
     recorded = ANSWERS["recurring_runs"]["body"]["recurringRuns"][0]
-    asked = {"display_name": "nightly", "max_concurrency": "1", "mode": "ENABLE", "no_catchup": True}
-    asked |= {"trigger": recorded["trigger"], "runtime_config": {"parameters": {"trigger_reason": "schedule"}}}
+    asked = {
+        "display_name": "nightly",
+        "max_concurrency": "1",
+        "mode": "ENABLE",
+        "no_catchup": True,
+    }
+    asked |= {
+        "trigger": recorded["trigger"],
+        "runtime_config": {"parameters": {"trigger_reason": "schedule"}},
+    }
     asked |= {"pipeline_version_reference": {"pipeline_id": "p1", "pipeline_version_id": "v2"}}
     assert call(f"{server.api}/recurringruns", "POST", json.dumps(asked).encode())[0] == 200
     listed = call(f"{server.api}/recurringruns")[1]
@@ -163,8 +197,12 @@ def test_double_lists_schedules_and_runs_as_real_server(server):
     server.end(run, "FAILED")
     (shown,) = call(f"{server.api}/runs?sort_by=created_at desc&page_size=3")[1]["runs"]
     expected = ANSWERS["runs_list"]["body"]["runs"][0]
-    assert fields({key: value for key, value in shown.items() if key != "run_details"}) == fields(expected)
-    assert [each["state"] for each in shown["state_history"]] == [each["state"] for each in expected["state_history"]]
+    assert fields({key: value for key, value in shown.items() if key != "run_details"}) == fields(
+        expected
+    )
+    assert [each["state"] for each in shown["state_history"]] == [
+        each["state"] for each in expected["state_history"]
+    ]
     for each in (shown, expected):
         assert re.fullmatch(r"evergreen-retraining\w+-1-\d+", each["display_name"])
 
@@ -178,7 +216,10 @@ def test_runs_tasks_have_names_that_its_end_is_read_by(name):
 
     body = ANSWERS[name]["body"]
     tasks = [each.partition(": ") for each in body["run_details"]["task_details"]]
-    details = [SimpleNamespace(display_name=task, state=states.split(" > ")[-1]) for task, _, states in tasks]
+    details = [
+        SimpleNamespace(display_name=task, state=states.split(" > ")[-1])
+        for task, _, states in tasks
+    ]
     run = SimpleNamespace(run_id="r", state=body["state"], service_account="a", error=None)
     run.run_details = SimpleNamespace(task_details=details)
     ended = {"run_failed": "FAILED: deployment failed"}.get(name, "SUCCEEDED")

@@ -10,11 +10,22 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 from cli.__main__ import main
 from components.run_outcome.__main__ import ADDRESS_VARIABLE
 from evergreen.runtime.errors import ContractError
-from pipelines.placement import NEEDS, NeedsChange, Nodes, Placement, Toleration, Variables, train_job_spec
+from pipelines.placement import (
+    NEEDS,
+    NeedsChange,
+    Nodes,
+    Placement,
+    Toleration,
+    Variables,
+    train_job_spec,
+)
 from tests.support.compiled import STEPS, Compiled, dashed
 
 SPOT = Toleration(key="cloud.google.com/gke-spot", operator="Equal", value="true")
-SLICES = {"cloud.google.com/gke-accelerator": "nvidia-tesla-a100", "cloud.google.com/gke-gpu-partition-size": "1g.5gb"}
+SLICES = {
+    "cloud.google.com/gke-accelerator": "nvidia-tesla-a100",
+    "cloud.google.com/gke-gpu-partition-size": "1g.5gb",
+}
 EVERYTHING = {
     "registry": "europe-docker.pkg.dev/p/r/",
     "tag": "3f2a9c1",
@@ -32,7 +43,9 @@ EVERYTHING = {
     "run_as_user": 10001,
     "labels": {"cost-centre": "ads"},
     "secrets": (
-        Variables(name="evergreen-notifications", keys={"url": ADDRESS_VARIABLE}, steps=("run_outcome",)),
+        Variables(
+            name="evergreen-notifications", keys={"url": ADDRESS_VARIABLE}, steps=("run_outcome",)
+        ),
         Variables(name="proxy", keys={"https": "HTTPS_PROXY"}),
     ),
     "num_retries": 0,
@@ -47,27 +60,40 @@ def everything(compile_with):
 
 def parsed(compiled: Compiled, step: str):
     """Parse the step's platform section like the backend: an unknown field is an error."""
-    return json_format.ParseDict(compiled.platform(step), kubernetes_executor_config_pb2.KubernetesExecutorConfig())
+    return json_format.ParseDict(
+        compiled.platform(step), kubernetes_executor_config_pb2.KubernetesExecutorConfig()
+    )
 
 
 @pytest.mark.parametrize(("security_context", "has_user"), [("set", True), ("omit", False)])
-def test_kubeflow_before_2_16_is_given_no_security_context(compile_with, security_context, has_user):
+def test_kubeflow_before_2_16_is_given_no_security_context(
+    compile_with, security_context, has_user
+):
     """It refuses a pipeline with fields that it does not know."""
     compiled = compile_with(run_as_user=10001, security_context=security_context)
-    assert [("securityContext" in compiled.platform(step)) for step in STEPS] == [has_user] * len(STEPS)
+    assert [("securityContext" in compiled.platform(step)) for step in STEPS] == [has_user] * len(
+        STEPS
+    )
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_field_reaches_pods_that_it_is_for(everything, step):
     config, container = parsed(everything, step), everything.executor(step)
-    json_format.ParseDict(everything.spec, pipeline_spec_pb2.PipelineSpec())  # an unknown field is an error
+    json_format.ParseDict(
+        everything.spec, pipeline_spec_pb2.PipelineSpec()
+    )  # an unknown field is an error
     on_gpu = step == "training"
     assert json_format.MessageToDict(config) == everything.platform(step)
     assert container["image"] == f"europe-docker.pkg.dev/p/r/evergreen-{dashed(step)}:3f2a9c1"
-    assert {each["name"]: each["value"] for each in container["env"]}["ORT_DISABLE_TELEMETRY"] == "1"
+    assert {each["name"]: each["value"] for each in container["env"]}[
+        "ORT_DISABLE_TELEMETRY"
+    ] == "1"
     assert [each.secret_name for each in config.image_pull_secret] == ["registry-key", "another"]
     (mount,) = everything.platform(step)["pvcMount"]
-    assert (mount["pvcNameParameter"]["runtimeValue"]["constant"], mount["mountPath"]) == ("shared", "/mnt/loop")
+    assert (mount["pvcNameParameter"]["runtimeValue"]["constant"], mount["mountPath"]) == (
+        "shared",
+        "/mnt/loop",
+    )
     assert "retryPolicy" not in everything.task(step)
 
     assert dict(config.node_selector.labels) == (SLICES if on_gpu else {"pool": "cpu"})
@@ -78,19 +104,35 @@ def test_every_field_reaches_pods_that_it_is_for(everything, step):
     assert memory == ([("/dev/shm", "Memory", "4Gi")] if on_gpu else [])
 
     default = (NEEDS[step].cpu, NEEDS[step].memory, NEEDS[step].timeout_seconds)
-    needs = {"training": ("4", "24Gi", 7200), "validation": (default[0], "20Gi", default[2])}.get(step, default)
+    needs = {"training": ("4", "24Gi", 7200), "validation": (default[0], "20Gi", default[2])}.get(
+        step, default
+    )
     resources = container["resources"]
-    limits = (resources["resourceCpuLimit"], resources["resourceMemoryLimit"], config.active_deadline_seconds)
+    limits = (
+        resources["resourceCpuLimit"],
+        resources["resourceMemoryLimit"],
+        config.active_deadline_seconds,
+    )
     assert limits == needs
 
-    assert (config.security_context.run_as_user, config.security_context.run_as_non_root) == (10001, True)
+    assert (config.security_context.run_as_user, config.security_context.run_as_non_root) == (
+        10001,
+        True,
+    )
     assert dict(config.pod_metadata.labels) == {
         "app.kubernetes.io/part-of": "evergreen",
         "app.kubernetes.io/component": dashed(step),
         "cost-centre": "ads",
     }
-    secrets = {e.secret_name: [(k.secret_key, k.env_var) for k in e.key_to_env] for e in config.secret_as_env}
-    notified = {"evergreen-notifications": [("url", "EVERGREEN_NOTIFY_URL")]} if step == "run_outcome" else {}
+    secrets = {
+        e.secret_name: [(k.secret_key, k.env_var) for k in e.key_to_env]
+        for e in config.secret_as_env
+    }
+    notified = (
+        {"evergreen-notifications": [("url", "EVERGREEN_NOTIFY_URL")]}
+        if step == "run_outcome"
+        else {}
+    )
     assert secrets == {"proxy": [("https", "HTTPS_PROXY")], **notified}
     assert all(each.optional for each in config.secret_as_env)
 
@@ -108,22 +150,36 @@ def test_step_that_follows_job_leaves_its_needs_to_jobs_pods(compile_with):
     placement = {**EVERYTHING, "trainer": "kubeflow"}
     compiled = compile_with(**placement)
     config, container = parsed(compiled, "training"), compiled.executor("training")
-    assert (dict(config.node_selector.labels), list(config.empty_dir_mounts)) == ({"pool": "cpu"}, [])
-    assert (container["resources"]["resourceCpuLimit"], "accelerator" in container["resources"]) == ("1", False)
+    assert (dict(config.node_selector.labels), list(config.empty_dir_mounts)) == (
+        {"pool": "cpu"},
+        [],
+    )
+    assert (
+        container["resources"]["resourceCpuLimit"],
+        "accelerator" in container["resources"],
+    ) == ("1", False)
     assert {each.name: each.field_path for each in config.field_path_as_env} == {
         "EVERGREEN_POD_NAME": "metadata.name",
         "EVERGREEN_POD_UID": "metadata.uid",
     }
-    sent = compiled.task("training")["inputs"]["parameters"]["train_job"]["runtimeValue"]["constant"]
+    sent = compiled.task("training")["inputs"]["parameters"]["train_job"]["runtimeValue"][
+        "constant"
+    ]
     assert sent == train_job_spec(Placement(**placement))
 
 
 def test_folders_and_servers_are_placements_in_every_step_that_has_them(everything, compile_with):
     urls = "dns:///triton-headless.evergreen.svc.cluster.local:8001"
     chosen = {
-        "lake": "gs://lake/clicks", "store": "/shop/store", "work": "/shop/work", "repository": "gs://bucket/repository",
-        "triton_urls": urls, "server": "python", "device": "gpu", "served": "gs://lake/served",
-    }  # fmt: skip
+        "lake": "gs://lake/clicks",
+        "store": "/shop/store",
+        "work": "/shop/work",
+        "repository": "gs://bucket/repository",
+        "triton_urls": urls,
+        "server": "python",
+        "device": "gpu",
+        "served": "gs://lake/served",
+    }
     compiled = compile_with(**chosen)
     assert compiled.places == chosen
     for step in STEPS:
@@ -141,13 +197,31 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
     [
         ({"backend": "hugectr", "accelerator": ""}, "backend is hugectr without an accelerator"),
         ({"training_gpus": 2}, "training_gpus is 2 with backend pytorch"),
-        ({"training_nodes": 2}, "training_nodes is 2 with trainer step and backend pytorch, expected 1"),
-        ({"training_nodes": 2, "trainer": "kubeflow"}, "training_nodes is 2 with trainer kubeflow and backend pytorch"),
+        (
+            {"training_nodes": 2},
+            "training_nodes is 2 with trainer step and backend pytorch, expected 1",
+        ),
+        (
+            {"training_nodes": 2, "trainer": "kubeflow"},
+            "training_nodes is 2 with trainer kubeflow and backend pytorch",
+        ),
         ({"training_nodes": 0, "trainer": "kubeflow"}, "training_nodes is 0"),
-        ({"training_processes": 2, "backend": "hugectr"}, "training_processes is 2 with backend hugectr"),
-        ({"training_processes": 2, "backend": "torchrec"}, "training_processes is 2 with 1 training_gpus"),
-        ({"needs": {"trainig": NeedsChange(cpu="1")}}, "step is 'trainig', expected one of extraction"),
-        ({"secrets": (Variables(name="s", keys={}, steps=("outcome",)),)}, "step is 'outcome', expected one of"),
+        (
+            {"training_processes": 2, "backend": "hugectr"},
+            "training_processes is 2 with backend hugectr",
+        ),
+        (
+            {"training_processes": 2, "backend": "torchrec"},
+            "training_processes is 2 with 1 training_gpus",
+        ),
+        (
+            {"needs": {"trainig": NeedsChange(cpu="1")}},
+            "step is 'trainig', expected one of extraction",
+        ),
+        (
+            {"secrets": (Variables(name="s", keys={}, steps=("outcome",)),)},
+            "step is 'outcome', expected one of",
+        ),
     ],
 )
 def test_placement_that_cannot_work_is_refused_when_it_is_made(values, words):
@@ -216,10 +290,22 @@ def test_flags_come_before_file(compile_file):
     ("text", "words"),
     [
         ("registy: x", "placement.yaml: placement.registy is no setting, expected registry"),
-        ("gpu_nodes: {selectors: {}}", "placement.gpu_nodes.selectors is no setting, expected selector"),
-        ("gpu_nodes: {tolerations: {key: a}}", "gpu_nodes.tolerations is {'key': 'a'}, expected array"),
-        ("gpu_nodes: {tolerations: [{effect: NoSchedule}]}", r"placement.gpu_nodes.tolerations\[0\].key is missing"),
-        ("gpu_nodes: {tolerations: [{key: a, operator: In}]}", "operator is 'In', expected one of Exists, Equal"),
+        (
+            "gpu_nodes: {selectors: {}}",
+            "placement.gpu_nodes.selectors is no setting, expected selector",
+        ),
+        (
+            "gpu_nodes: {tolerations: {key: a}}",
+            "gpu_nodes.tolerations is {'key': 'a'}, expected array",
+        ),
+        (
+            "gpu_nodes: {tolerations: [{effect: NoSchedule}]}",
+            r"placement.gpu_nodes.tolerations\[0\].key is missing",
+        ),
+        (
+            "gpu_nodes: {tolerations: [{key: a, operator: In}]}",
+            "operator is 'In', expected one of Exists, Equal",
+        ),
         ("gpu_nodes: {selector: {pool: 1}}", "gpu_nodes.selector.pool is 1, expected str"),
         ("cpu_nodes: a", "cpu_nodes is 'a', expected object"),
         ("training_gpus: yes", "training_gpus is True, expected int"),

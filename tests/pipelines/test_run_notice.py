@@ -19,7 +19,13 @@ def server():
 
 
 def outcome(**changes) -> RunOutcome:
-    values = {"run": "evergreen-x1", "trigger_id": "", "state": "released", "step": "deployment", "version": 4}
+    values = {
+        "run": "evergreen-x1",
+        "trigger_id": "",
+        "state": "released",
+        "step": "deployment",
+        "version": 4,
+    }
     values |= {"reason": "all traffic", "ended_at": "2026-01-02T03:04:05+00:00"}
     return RunOutcome(**{**values, **changes})
 
@@ -88,7 +94,9 @@ def test_run_of_person_or_schedule_is_announced_once_it_is_recorded(server, tmp_
     assert [each.state for each in read_outcomes(tmp_path)] == ["refused"]
 
 
-def test_run_of_monitor_is_left_to_it_and_no_address_notifies_nobody(server, tmp_path, ended, caplog):
+def test_run_of_monitor_is_left_to_it_and_no_address_notifies_nobody(
+    server, tmp_path, ended, caplog
+):
     ended(url=server.url, trigger_id="drift-1")
     assert find_outcome(tmp_path, "run").state == "refused"
     ended(url=" \n")
@@ -139,4 +147,7 @@ def test_what_step_reports_is_in_message_and_is_sent_for_monitors_runs_too(serve
     for trigger_id in ("", "monitor-7"):
         notify(outcome(trigger_id=trigger_id), notes, server.url)
         title = server.messages[-1]["text"].split("\n")[0]
-        assert title == "Version 4 was released. validation: I7 has no value in any of 200 rows. validation: C3 drifted"
+        assert (
+            title == "Version 4 was released. validation: I7 has no value in any of 200 rows. "
+            "validation: C3 drifted"
+        )

@@ -26,7 +26,13 @@ def promotion(action, *, version):
 
 
 def _end(store, run="run", kfp_state="SUCCEEDED"):
-    record(run=run, store=store.as_uri(), trigger_id=f"asked-{run}", trigger_reason="", kfp_state=kfp_state)
+    record(
+        run=run,
+        store=store.as_uri(),
+        trigger_id=f"asked-{run}",
+        trigger_reason="",
+        kfp_state=kfp_state,
+    )
     return find_outcome(store, run)
 
 
@@ -64,7 +70,11 @@ def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, e
     with pytest.raises(Refused), noted(tmp_path, "run", "deployment"):
         raise Refused("version 3 is a running canary")
     outcome = _end(tmp_path)
-    assert (outcome.state, outcome.step, outcome.version) == (state, "deployment", None if ended else 3)
+    assert (outcome.state, outcome.step, outcome.version) == (
+        state,
+        "deployment",
+        None if ended else 3,
+    )
     assert outcome.reason == "version 3 is a running canary"
 
 
@@ -98,7 +108,11 @@ def test_refusal_is_one_whatever_state_exit_handler_is_told(tmp_path, kfp_state)
     with noted(tmp_path, "run", "evaluation") as note:
         note.state, note.reason = "refused", "auc 0.70 trails 0.75"
     outcome = _end(tmp_path, kfp_state=kfp_state)
-    assert (outcome.state, outcome.step, outcome.reason) == ("refused", "evaluation", "auc 0.70 trails 0.75")
+    assert (outcome.state, outcome.step, outcome.reason) == (
+        "refused",
+        "evaluation",
+        "auc 0.70 trails 0.75",
+    )
 
 
 def test_run_that_person_terminated_is_told_from_preempted_one(tmp_path):
@@ -123,7 +137,10 @@ def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
         with noted(tmp_path, "run", step):
             pass
     failing(tmp_path, "preprocessing")
-    assert (_end(tmp_path, kfp_state="FAILED").state, read_runs(tmp_path)[0].state) == ("failed", "failed")
+    assert (_end(tmp_path, kfp_state="FAILED").state, read_runs(tmp_path)[0].state) == (
+        "failed",
+        "failed",
+    )
     for step in ("preprocessing", "training", "evaluation"):
         with noted(tmp_path, "run", step):
             assert find_outcome(tmp_path, "run") is None
@@ -146,12 +163,18 @@ def test_second_pass_that_fails_again_says_where(tmp_path):
         pass
     failing(tmp_path, "validation")
     outcome = find_outcome(tmp_path, "run")
-    assert (outcome.state, outcome.step, outcome.reason) == ("failed", "validation", "OSError: no space left")
+    assert (outcome.state, outcome.step, outcome.reason) == (
+        "failed",
+        "validation",
+        "OSError: no space left",
+    )
 
 
 @pytest.mark.parametrize(("action", "state"), [("release", "released"), ("canary", "canary")])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_release_whose_step_was_stopped_before_its_note_is_in_journal(tmp_path, action, state, passes):
+def test_release_whose_step_was_stopped_before_its_note_is_in_journal(
+    tmp_path, action, state, passes
+):
     failing(tmp_path, "extraction")
     if passes == 2:
         _end(tmp_path, kfp_state="FAILED")

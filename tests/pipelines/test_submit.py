@@ -13,7 +13,14 @@ import pytest
 from cli.__main__ import main
 from cli.runs import print_runs, read_runs
 from components.run_outcome.component import run_outcome
-from evergreen.registry.runs import RunOutcome, kubeflow_name, noted, read_outcomes, store_name, write_outcome
+from evergreen.registry.runs import (
+    RunOutcome,
+    kubeflow_name,
+    noted,
+    read_outcomes,
+    store_name,
+    write_outcome,
+)
 from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.runtime.kubeflow import EXPERIMENT, SERVICE_ACCOUNT, KubeflowServer, wait
 from pipelines import submit
@@ -39,9 +46,17 @@ def send(server, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
 
     def make(
-        package=GOLDEN, *, parameters=MappingProxyType({}), upload_version="", namespace="", timeout_seconds=(2.0, 2.0)
+        package=GOLDEN,
+        *,
+        parameters=MappingProxyType({}),
+        upload_version="",
+        namespace="",
+        timeout_seconds=(2.0, 2.0),
     ) -> str:
-        texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in parameters.items()}
+        texts = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name, value in parameters.items()
+        }
         read = read_parameters(package, [f"{name}={text}" for name, text in texts.items()])
         target = KubeflowServer(server.url, namespace=namespace, timeout_seconds=timeout_seconds)
         source = submit.upload(target, package, upload_version) if upload_version else package
@@ -72,7 +87,11 @@ def version_names(server) -> list[str]:
 
 
 def test_run_is_created_in_experiment_with_parameters_given(server, send):
-    parameters = {"settings": "gate.min_auc=0.7 training.passes=2", "parent": "none", "window_end": ""}
+    parameters = {
+        "settings": "gate.min_auc=0.7 training.passes=2",
+        "parent": "none",
+        "window_end": "",
+    }
     run_id = send(parameters=parameters)
     (run,), (experiment,) = server.runs, server.experiments
     assert run_id == run["run_id"]
@@ -92,7 +111,9 @@ def test_first_upload_makes_pipeline_and_later_ones_only_versions(server, send):
     assert {version["pipeline_id"] for version in server.versions} == {"p1"}
     assert set(server.uploads) == {GOLDEN.read_bytes()}
     references = [run["body"]["pipeline_version_reference"] for run in server.runs]
-    assert references == [{"pipeline_id": "p1", "pipeline_version_id": version} for version in ("v2", "v3")]
+    assert references == [
+        {"pipeline_id": "p1", "pipeline_version_id": version} for version in ("v2", "v3")
+    ]
 
 
 def test_existing_version_of_same_content_is_used_and_not_sent_again(server, kfp, caplog):
@@ -115,7 +136,20 @@ def test_version_name_of_another_file_is_refused_and_starts_no_run(server, send,
 
 def test_upload_is_named_by_revision_of_its_images(server, command, tmp_path, capsys):
     package = tmp_path / "retraining.yaml"
-    assert main(["compile", "--output", str(package), "--tag", "3f2a9c1", "--registry", "localhost:5000/p"]) == 0
+    assert (
+        main(
+            [
+                "compile",
+                "--output",
+                str(package),
+                "--tag",
+                "3f2a9c1",
+                "--registry",
+                "localhost:5000/p",
+            ]
+        )
+        == 0
+    )
     assert "store /evergreen/store" in capsys.readouterr().out
     assert command("--upload", "--no-run", package=package) == 0
     assert server.versions[-1]["display_name"] == "3f2a9c1"
@@ -143,17 +177,36 @@ def test_experiment_is_monitors_so_that_it_sees_persons_run(server, command):
     from monitoring.retraining.triggers import KubeflowSettings
 
     assert command() == 0
-    assert [each["display_name"] for each in server.experiments] == [KubeflowSettings.kubeflow_experiment]
+    assert [each["display_name"] for each in server.experiments] == [
+        KubeflowSettings.kubeflow_experiment
+    ]
     assert server.runs[0]["body"]["service_account"] == SERVICE_ACCOUNT
 
 
 def test_schedule_runs_version_one_at_time_and_makes_up_only_last(server, command, capsys):
-    assert command("--upload-version", "3f2a9c1", "--recurring", "0 30 3 * * *", "--set", "training.passes=2") == 0
+    assert (
+        command(
+            "--upload-version",
+            "3f2a9c1",
+            "--recurring",
+            "0 30 3 * * *",
+            "--set",
+            "training.passes=2",
+        )
+        == 0
+    )
     (schedule,) = server.schedules
     assert capsys.readouterr().out.strip() == schedule["recurring_run_id"]
     assert schedule["trigger"] == {"cron_schedule": {"cron": "0 30 3 * * *"}}
-    assert (schedule["max_concurrency"], schedule["no_catchup"], schedule["mode"]) == (1, True, "ENABLE")
-    assert schedule["pipeline_version_reference"] == {"pipeline_id": "p1", "pipeline_version_id": "v2"}
+    assert (schedule["max_concurrency"], schedule["no_catchup"], schedule["mode"]) == (
+        1,
+        True,
+        "ENABLE",
+    )
+    assert schedule["pipeline_version_reference"] == {
+        "pipeline_id": "p1",
+        "pipeline_version_id": "v2",
+    }
     asked = {"settings": "training.passes=2", "trigger_reason": "schedule 0 30 3 * * *"}
     assert schedule["runtime_config"]["parameters"] == asked
     assert server.runs == []
@@ -176,7 +229,9 @@ def test_schedule_that_new_one_could_not_replace_is_still_there(server, command)
 
 
 @pytest.mark.parametrize("cron", ["0 3 * * *", "@daily", "0 0 3 * * * 2026"])
-def test_schedule_without_six_fields_is_refused_before_anything_is_sent(server, command, cron, capsys):
+def test_schedule_without_six_fields_is_refused_before_anything_is_sent(
+    server, command, cron, capsys
+):
     # The server would accept five fields and run every hour.
     assert command("--recurring", cron) == 2
     assert "expected 6: second, minute, hour, day, month, weekday" in capsys.readouterr().err
@@ -249,7 +304,9 @@ def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
 
 def test_run_created_after_submit_gave_up_is_announced_without_files(server, send):
     server.num_late = 1
-    with pytest.raises(TemporaryError, match="may still create the run: look for 'one' there before you"):
+    with pytest.raises(
+        TemporaryError, match="may still create the run: look for 'one' there before you"
+    ):
         send()
     second = send()
     (late,) = server.commit_late()
@@ -291,17 +348,29 @@ def mounted(tmp_path):
     return package
 
 
-def test_run_that_is_waited_for_tells_what_it_made(server, command, mounted, tmp_path, monkeypatch, capsys):
+def test_run_that_is_waited_for_tells_what_it_made(
+    server, command, mounted, tmp_path, monkeypatch, capsys
+):
     def ends(run):
-        leave_end(tmp_path, store_name(run["display_name"], "", run["run_id"]), "refused", "evaluation", "auc fell")
+        leave_end(
+            tmp_path,
+            store_name(run["display_name"], "", run["run_id"]),
+            "refused",
+            "evaluation",
+            "auc fell",
+        )
         server.end(run, "SUCCEEDED")
 
     monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
     assert command("--wait", package=mounted) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
     assert re.fullmatch(r"manual \d{4}-\d\d-\d\d \d\d:\d\d by \S+", server.runs[0]["display_name"])
-    assert re.fullmatch(r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"])
-    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED")))
+    assert re.fullmatch(
+        r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"]
+    )
+    monkeypatch.setattr(
+        "cli.__main__.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED"))
+    )
     assert command("--wait") == 0
     assert "`evergreen runs --store /evergreen/store` shows run manual " in capsys.readouterr().out
 
@@ -310,15 +379,29 @@ def test_failed_run_that_is_waited_for_names_step_reason_and_page(
     server, command, mounted, tmp_path, monkeypatch, capsys
 ):
     def ends(run):
-        leave_end(tmp_path, store_name(run["display_name"], "", run["run_id"]), "failed", "deployment", "disk is full")
-        tasks = {"condition_3": "FAILED", "deployment": "FAILED", "executor": "FAILED", "training": "SUCCEEDED"}
+        leave_end(
+            tmp_path,
+            store_name(run["display_name"], "", run["run_id"]),
+            "failed",
+            "deployment",
+            "disk is full",
+        )
+        tasks = {
+            "condition_3": "FAILED",
+            "deployment": "FAILED",
+            "executor": "FAILED",
+            "training": "SUCCEEDED",
+        }
         server.end(run, "FAILED", **tasks)
 
     monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
     assert command("--wait", package=mounted) == 3
     run_id = server.runs[0]["run_id"]
     told = capsys.readouterr().err
-    assert f"run {run_id} ended FAILED: deployment failed; deployment: disk is full; see {server.url}/#/runs" in told
+    assert (
+        f"run {run_id} ended FAILED: deployment failed; deployment: disk is full; see "
+        f"{server.url}/#/runs" in told
+    )
     assert told.rstrip().endswith(f"/details/{run_id}")
 
 
@@ -330,7 +413,9 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
 
     monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
     assert command("--wait", "--service-account", "nobody") == 3
-    expected = "ended FAILED: no step ran; root-driver failed; expected service account nobody to exist"
+    expected = (
+        "ended FAILED: no step ran; root-driver failed; expected service account nobody to exist"
+    )
     assert expected in capsys.readouterr().err
 
 
@@ -340,13 +425,20 @@ def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, t
     lost, kept = server.fire("s1"), server.fire("s1")
     server.end(lost, "FAILED", root_driver="FAILED")
     server.end(kept, "FAILED", extraction="FAILED", executor="FAILED")
-    leave_end(tmp_path, store_name("", kept["display_name"], kept["run_id"]), "failed", "extraction", "disk is full")
+    leave_end(
+        tmp_path,
+        store_name("", kept["display_name"], kept["run_id"]),
+        "failed",
+        "extraction",
+        "disk is full",
+    )
     capsys.readouterr()
     assert main(["runs", "--store", str(tmp_path), "--host", server.url]) == 0
     failed, last = capsys.readouterr().out.splitlines()[-2:]
     assert failed == f"{kept['display_name']} failed at extraction: disk is full"
     assert last.startswith(
-        f"{lost['display_name']} failed and left nothing in the store: run {lost['run_id']} ended FAILED: no step ran"
+        f"{lost['display_name']} failed and left nothing in the store: run {lost['run_id']} ended "
+        "FAILED: no step ran"
     )
     assert last.endswith(f"see {server.url}/#/runs/details/{lost['run_id']}")
     assert main(["runs", "--store", str(tmp_path), "--host", server.url, "--json"]) == 2
@@ -358,7 +450,14 @@ def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, 
 
     The page creates schedules from an upload.
     """
-    assert command(*(["--upload-version", "v"] if source == "uploaded" else []), "--recurring", "0 0 3 * * *") == 0
+    assert (
+        command(
+            *(["--upload-version", "v"] if source == "uploaded" else []),
+            "--recurring",
+            "0 0 3 * * *",
+        )
+        == 0
+    )
     run = server.fire("s1")
     constants = server.constants(run)
     for step in ENVIRONMENT_OF_STEP:
@@ -376,7 +475,9 @@ def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, 
     assert [kubeflow_name(each.run)[0] for each in read_outcomes(tmp_path)] == [run["display_name"]]
 
 
-@pytest.mark.parametrize("name", ["weekly", "", "a/b", "../..", "~", "a~3011424b", "50 %2F *[x]?", "週次" * 120, "\n"])
+@pytest.mark.parametrize(
+    "name", ["weekly", "", "a/b", "../..", "~", "a~3011424b", "50 %2F *[x]?", "週次" * 120, "\n"]
+)
 def test_two_runs_of_one_name_keep_what_they_leave_apart(tmp_path, name):
     ids = ["3011424b-cce0-40c0-bea8-f11f49badc9c", "fd2f3b12-cbc4-4269-8a36-7ea68e992f9e"]
     runs = [store_name(name, "workflow-x7k2p", run_id) for run_id in ids]
@@ -395,7 +496,9 @@ def test_listing_says_which_run_left_out_files(tmp_path, capsys):
             note.facts = {"quarantined_files": num}
     print_runs(tmp_path)
     said = "left out 2 unreadable files, which its validation report names"
-    assert [line for line in capsys.readouterr().out.splitlines() if "left out" in line] == [f"b {said}"]
+    assert [line for line in capsys.readouterr().out.splitlines() if "left out" in line] == [
+        f"b {said}"
+    ]
 
 
 def test_listing_shows_kubeflows_name_and_begin_of_its_id(tmp_path, capsys):

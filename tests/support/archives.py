@@ -17,7 +17,9 @@ Rows = dict[tuple[str, int], tuple[int, float]]
 """Maps (request, row) to (label, score)."""
 
 
-def expected_rows(batches: Iterable[PredictionBatch], clicked: Collection[tuple[str, int]] = ()) -> Rows:
+def expected_rows(
+    batches: Iterable[PredictionBatch], clicked: Collection[tuple[str, int]] = ()
+) -> Rows:
     return {
         (batch.request_id, i): (int((batch.request_id, i) in clicked), float(batch.scores[i]))
         for batch in batches
@@ -36,7 +38,9 @@ def outcome_files(bench: Any) -> dict[str, list[tuple[str, int, str]]]:
     found: dict[str, list[tuple[str, int, str]]] = {}
     for path in sorted(bench.settings.archive.glob("outcomes/day=*/part-*.parquet")):
         for row in pq.ParquetFile(path).read().to_pylist():
-            found.setdefault(path.parent.name, []).append((row["request_id"], row["row"], row["event"]))
+            found.setdefault(path.parent.name, []).append(
+                (row["request_id"], row["row"], row["event"])
+            )
     return found
 
 

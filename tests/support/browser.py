@@ -11,11 +11,21 @@ import pytest
 
 from tests.support.paths import REPOSITORY
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 ABSENT = ("gpu", "quic", "background-networking", "component-update", "sync")
-FLAGS = ["--headless", "--no-sandbox", "--no-first-run", "--hide-scrollbars", *(f"--disable-{each}" for each in ABSENT)]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--no-first-run",
+    "--hide-scrollbars",
+    *(f"--disable-{each}" for each in ABSENT),
+]
 
-needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine (Debian: apt install chromium)")
+needs_browser = pytest.mark.skipif(
+    BROWSER is None, reason="no chromium on this machine (Debian: apt install chromium)"
+)
 
 
 def browse(tmp_path, *flags: str) -> str:
@@ -24,20 +34,25 @@ def browse(tmp_path, *flags: str) -> str:
     # test.
     environment = {**os.environ, "HOME": str(tmp_path)}
     command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, env=environment, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=90, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
 DARK = "--blink-settings=preferredColorScheme=0"
-AXE = next((REPOSITORY / ".venvs" / "driver").glob("lib/*/site-packages/axe_playwright_python/axe.min.js"), None)
+AXE = next(
+    (REPOSITORY / ".venvs" / "driver").glob("lib/*/site-packages/axe_playwright_python/axe.min.js"),
+    None,
+)
 _RUN_AXE = """<script>axe.run().then(found => document.title = JSON.stringify(found.violations
 .filter(each => ['serious', 'critical'].includes(each.impact))
 .map(each => [each.id, each.nodes[0].target[0], each.nodes[0].failureSummary])))</script>"""
 _FRAME = '<iframe src="page.html" style="width:{}px;height:900px;border:0"></iframe>'
 _MEASURE = """<title></title><script>onload = () => document.title = JSON.stringify(
 Array.from(document.querySelectorAll('iframe'), f => f.contentDocument.scrollingElement.scrollWidth - f.clientWidth))
-</script>"""
+</script>"""  # noqa: E501
 _CUT = """<title></title><script>
 const texts = 'h1,h2,p,li,th,td,dd,b,pre,code,a,caption,summary,text,figcaption,.badge,.banner';
 function cut(frame) {
@@ -51,7 +66,7 @@ function cut(frame) {
   }).map(each => each.textContent.trim().slice(0, 60));
 }
 onload = () => document.title = JSON.stringify(Array.from(document.querySelectorAll('iframe'), cut));
-</script>"""
+</script>"""  # noqa: E501
 
 
 def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
@@ -73,7 +88,11 @@ def cut_texts(tmp_path, page: str, *widths: int) -> list[list[str]]:
 def _in_frames(tmp_path, page: str, widths: tuple[int, ...], script: str) -> list:
     (tmp_path / "page.html").write_text(page)
     (tmp_path / "frames.html").write_text(script + "".join(map(_FRAME.format, widths)))
-    flags = [f"--window-size={max(widths) + 100},1000", "--allow-file-access-from-files", "--dump-dom"]
+    flags = [
+        f"--window-size={max(widths) + 100},1000",
+        "--allow-file-access-from-files",
+        "--dump-dom",
+    ]
     return json.loads(_title(browse(tmp_path, *flags, (tmp_path / "frames.html").as_uri())))
 
 
@@ -84,26 +103,30 @@ def serious_findings(tmp_path, page: str, *flags: str) -> list[list[str]]:
     """
     if AXE is None:
         pytest.skip("axe-core is not installed (.venvs/driver)")
-    (tmp_path / "page.html").write_text(page.replace("</body>", f"<script>{AXE.read_text()}</script>{_RUN_AXE}</body>"))
+    (tmp_path / "page.html").write_text(
+        page.replace("</body>", f"<script>{AXE.read_text()}</script>{_RUN_AXE}</body>")
+    )
     flags = ("--window-size=1280,1000", "--virtual-time-budget=60000", *flags, "--dump-dom")
     return json.loads(_title(browse(tmp_path, *flags, (tmp_path / "page.html").as_uri())))
 
 
 MARKUP = (
-    """"'></title></style></textarea>--><img data-planted src=x onerror="document.body.dataset.ran = 1">"""
-    """<script data-planted>document.body.dataset.ran = 1</script><a data-planted href="javascript:0">"""
+    """"'></title></style></textarea>--><img data-planted src=x onerror="document.body.dataset.ran = 1">"""  # noqa: E501
+    """<script data-planted>document.body.dataset.ran = 1</script><a data-planted href="javascript:0">"""  # noqa: E501
 )
 """Text that breaks out of any unescaped position: an attribute, a title, a cell."""
 _LIST_PLANTED = """<script>onload = () => document.title = JSON.stringify([
 document.body.innerText.split('<img data-planted').length - 1, ...(document.body.dataset.ran ? ['it ran'] : []),
 ...Array.from(document.querySelectorAll('[data-planted], [href^="javascript:"], [onerror]'), each => each.outerHTML)])
-</script>"""
+</script>"""  # noqa: E501
 
 
 def planted(tmp_path, page: str) -> tuple[int, list[str]]:
     """Return how often a page shows `MARKUP` as text, and which parts became markup."""
     (tmp_path / "page.html").write_text(page.replace("</body>", f"{_LIST_PLANTED}</body>"))
-    num_shown, *taken = json.loads(_title(browse(tmp_path, "--dump-dom", (tmp_path / "page.html").as_uri())))
+    num_shown, *taken = json.loads(
+        _title(browse(tmp_path, "--dump-dom", (tmp_path / "page.html").as_uri()))
+    )
     return num_shown, taken
 
 

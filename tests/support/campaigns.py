@@ -26,7 +26,9 @@ def faults(number: int) -> int:
 class Program:
     """A program that is restarted whenever it has ended, as by its supervisor."""
 
-    def __init__(self, start: Callable[[], subprocess.Popen], *, may_end: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, start: Callable[[], subprocess.Popen], *, may_end: tuple[int, ...] = ()
+    ) -> None:
         self._start, self._may_end = start, may_end
         self.process = start()
         self.ends: list[int] = []
@@ -57,7 +59,9 @@ class Program:
         assert self.process.wait(300) == 0, self.process.args
 
 
-def strike(programs: list[Program], chance: random.Random, *, kills: int, stops: int, pause: float) -> None:
+def strike(
+    programs: list[Program], chance: random.Random, *, kills: int, stops: int, pause: float
+) -> None:
     """Kill or pause the programs in turn, after random waits of up to `pause` seconds."""
     blows = [signal.SIGKILL] * kills + [signal.SIGSTOP] * stops
     chance.shuffle(blows)
@@ -98,7 +102,11 @@ def expect_each_once(said: Path, lake: Path) -> int:
         assert not label or row == clicked, f"row {row} of {name} was not clicked"
     lost = [name for name in sent if any((name, row) not in rows for row in range(asked[name][0]))]
     assert lost == [], f"{len(lost)} of {len(sent)} requests were sent and are not in the lake"
-    halves = [name for name, row in rows if any((name, each) not in rows for each in range(asked[name][0]))]
+    halves = [
+        name
+        for name, row in rows
+        if any((name, each) not in rows for each in range(asked[name][0]))
+    ]
     assert halves == []
     clicks = {(name, asked[name][1]) for name in sent if asked[name][1] is not None}
     labelled = {key for key, (*_, label) in rows.items() if label}

@@ -15,7 +15,9 @@ class Authority:
     def __init__(self) -> None:
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = _name("a test's authority")
-        self._certificate = self._sign(self._name, self._key, x509.BasicConstraints(ca=True, path_length=None))
+        self._certificate = self._sign(
+            self._name, self._key, x509.BasicConstraints(ca=True, path_length=None)
+        )
         self.pem = self._certificate.public_bytes(serialization.Encoding.PEM)
 
     def certificate(self, *names: str, address: str | None = None) -> tuple[bytes, bytes]:
@@ -25,11 +27,15 @@ class Authority:
         alternatives += [x509.IPAddress(ip_address(address))] if address else []
         found = self._sign(_name(names[0]), key, x509.SubjectAlternativeName(alternatives))
         pem = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
         )
         return pem, found.public_bytes(serialization.Encoding.PEM)
 
-    def _sign(self, name: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType):
+    def _sign(
+        self, name: x509.Name, key: ec.EllipticCurvePrivateKey, extension: x509.ExtensionType
+    ):
         now = datetime.now(timezone.utc)
         return (
             x509.CertificateBuilder()

@@ -45,9 +45,15 @@ def criteo_rows():
         source = random.Random(seed)
         rows = []
         for _ in range(n):
-            dense = ["" if source.random() < 0.2 else str(int(source.lognormvariate(2, 2))) for _ in criteo.DENSE]
+            dense = [
+                "" if source.random() < 0.2 else str(int(source.lognormvariate(2, 2)))
+                for _ in criteo.DENSE
+            ]
             dense[1] = str(source.randint(-2, 50))
-            cats = ["" if source.random() < 0.1 else f"{source.getrandbits(32):08x}" for _ in criteo.CATEGORICAL]
+            cats = [
+                "" if source.random() < 0.1 else f"{source.getrandbits(32):08x}"
+                for _ in criteo.CATEGORICAL
+            ]
             rows.append([str(int(source.random() < 0.25)), *dense, *cats])
         return rows
 
@@ -58,7 +64,14 @@ def criteo_rows():
 def write_text():
     """Write rows as delimited lines, gzipped if the name ends in .gz."""
 
-    def write(path: Path, rows: list[list[str]], *, delimiter: str = "\t", header: str = "", end: str = "\n") -> Path:
+    def write(
+        path: Path,
+        rows: list[list[str]],
+        *,
+        delimiter: str = "\t",
+        header: str = "",
+        end: str = "\n",
+    ) -> Path:
         text = (header + end if header else "") + "".join(delimiter.join(row) + end for row in rows)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
@@ -74,7 +87,11 @@ def truth():
     def parse(rows: list[list[str]]) -> list[tuple]:
         text = io.StringIO("\n".join("\t".join(row) for row in rows))
         return [
-            (int(row[0]), *(float(x) if x else None for x in row[1:14]), *(int(x, 16) if x else None for x in row[14:]))
+            (
+                int(row[0]),
+                *(float(x) if x else None for x in row[1:14]),
+                *(int(x, 16) if x else None for x in row[14:]),
+            )
             for row in csv.reader(text, delimiter="\t", quoting=csv.QUOTE_NONE)
         ]
 
@@ -95,7 +112,9 @@ def read(tmp_path):
         with MalformedRows(path, max_fraction=max_fraction) as malformed:
             rows = [row for batch in reader.batches(malformed) for row in click_tuples(batch)]
             malformed.check()
-        return rows, [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return rows, [
+            json.loads(line) for line in path.read_text().splitlines()
+        ] if path.exists() else []
 
     return run
 
@@ -132,7 +151,9 @@ ALL = TimeSpan()
 @pytest.fixture
 def flags(tmp_path, raw_table, write_lake):
     accept_into(tmp_path / "my store")
-    lake = write_lake(tmp_path / "my lake", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400))
+    lake = write_lake(
+        tmp_path / "my lake", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)
+    )
     return {
         "--run": "run 1",
         "--store": (tmp_path / "my store").as_uri(),
@@ -164,8 +185,15 @@ def run_main():
 
     def run(flags: dict[str, str], **more: str) -> int:
         asked = {**flags, **{f"--{name.replace('_', '-')}": value for name, value in more.items()}}
-        named = {name: asked.pop(flag) for name in names if (flag := f"--{name.replace('_', '-')}") in asked}
-        asked.setdefault("--settings", settings_text({f"extraction.{name}": value for name, value in named.items()}))
+        named = {
+            name: asked.pop(flag)
+            for name in names
+            if (flag := f"--{name.replace('_', '-')}") in asked
+        }
+        asked.setdefault(
+            "--settings",
+            settings_text({f"extraction.{name}": value for name, value in named.items()}),
+        )
         return main([f"{flag}={value}" for flag, value in asked.items()])
 
     return run

@@ -55,7 +55,9 @@ def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> 
     return MaturedRows(labels=labels.astype(np.uint8), scores=scores, groups=groups)
 
 
-def draw_returning(random: Generator, *, users: int, requests: int) -> tuple[MaturedRows, NDArray[np.int64]]:
+def draw_returning(
+    random: Generator, *, users: int, requests: int
+) -> tuple[MaturedRows, NDArray[np.int64]]:
     """Draw requests of four rows from users who return equally often, in random order.
 
     The score knows nothing of a user's tendency to click, and has a bias of its own for each user.
@@ -64,10 +66,15 @@ def draw_returning(random: Generator, *, users: int, requests: int) -> tuple[Mat
         The rows, and the user of each row.
     """
     user = np.repeat(random.permutation(np.arange(requests) % users), 4)
-    known, (tendency, bias) = random.normal(-1.0, 1.0, 4 * requests), random.normal(0.0, 1.0, (2, users))
+    known, (tendency, bias) = (
+        random.normal(-1.0, 1.0, 4 * requests),
+        random.normal(0.0, 1.0, (2, users)),
+    )
     labels = random.random(4 * requests) < 1.0 / (1.0 + np.exp(-known - tendency[user]))
     scores = (1.0 / (1.0 + np.exp(-known - bias[user]))).astype(np.float32)
-    return MaturedRows(labels=labels.astype(np.uint8), scores=scores, groups=np.repeat(np.arange(requests), 4)), user
+    return MaturedRows(
+        labels=labels.astype(np.uint8), scores=scores, groups=np.repeat(np.arange(requests), 4)
+    ), user
 
 
 def joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
@@ -85,7 +92,9 @@ def part(rows: MaturedRows, begin: int, end: int) -> MaturedRows:
     Both must be multiples of the rows of a request.
     """
     groups: NDArray[np.int64] = rows.groups[begin:end]
-    return MaturedRows(labels=rows.labels[begin:end], scores=rows.scores[begin:end], groups=groups - groups[0])
+    return MaturedRows(
+        labels=rows.labels[begin:end], scores=rows.scores[begin:end], groups=groups - groups[0]
+    )
 
 
 def of_partition(rows: MaturedRows, name: str, *, partitions: int) -> MaturedRows:
@@ -94,12 +103,24 @@ def of_partition(rows: MaturedRows, name: str, *, partitions: int) -> MaturedRow
     `name` starts the ids of the requests.
     """
     requests, numbers = np.unique(rows.groups, return_inverse=True)
-    chosen = np.array([partition_of(f"{name}, request {request}", partitions) == 0 for request in requests])[numbers]
-    return MaturedRows(labels=rows.labels[chosen], scores=rows.scores[chosen], groups=rows.groups[chosen])
+    chosen = np.array(
+        [partition_of(f"{name}, request {request}", partitions) == 0 for request in requests]
+    )[numbers]
+    return MaturedRows(
+        labels=rows.labels[chosen], scores=rows.scores[chosen], groups=rows.groups[chosen]
+    )
 
 
 NO_KPIS = Kpis(
-    version=1, rows=0, clicks=0, auc=None, auc_low=None, auc_high=None, log_loss=None, calibration=None, ctr=None
+    version=1,
+    rows=0,
+    clicks=0,
+    auc=None,
+    auc_low=None,
+    auc_high=None,
+    log_loss=None,
+    calibration=None,
+    ctr=None,
 )
 
 
@@ -133,7 +154,13 @@ class Windows:
 
 
 def first_run(
-    policy: Policy, stream: MaturedRows, *, step: int, windows: Windows | None, gate_auc: float, after: int = 0
+    policy: Policy,
+    stream: MaturedRows,
+    *,
+    step: int,
+    windows: Windows | None,
+    gate_auc: float,
+    after: int = 0,
 ) -> int | None:
     """Return the row at which `policy` first requests a run, or None if it never does.
 
@@ -154,7 +181,9 @@ def first_run(
             version=1,
             serving_since=0.0,
             seen_until=float(end),
-            kpis=NO_KPIS if windows is None or policy.name == SequentialPolicy.name else windows.kpis(end),
+            kpis=NO_KPIS
+            if windows is None or policy.name == SequentialPolicy.name
+            else windows.kpis(end),
             rows_of={1: part(stream, begin, end)},
             lineage=(1,),
             matured_total=end,
@@ -162,6 +191,8 @@ def first_run(
             drift=(),
         )
         decision, memory = policy.decide(evidence, memory)
-        if decision.action is Action.RETRAIN and (end > after or policy.name == SequentialPolicy.name):
+        if decision.action is Action.RETRAIN and (
+            end > after or policy.name == SequentialPolicy.name
+        ):
             return end
     return None

@@ -53,7 +53,9 @@ class Request:
         if self.query.get("uploadType") == ["multipart"]:
             boundary = self.body.split(b"\r\n", 1)[0].removeprefix(b"--")
             head = b'Content-Type: multipart/related; boundary="' + boundary + b'"\r\n\r\n'
-            return json.loads(message_from_bytes(head + self.body).get_payload()[0].get_payload())["name"]
+            return json.loads(message_from_bytes(head + self.body).get_payload()[0].get_payload())[
+                "name"
+            ]
         if self.query.get("uploadType") == ["resumable"] and self.body[:1] == b"{":
             return json.loads(self.body).get("name", "")
         return ""
@@ -66,7 +68,9 @@ class Request:
     @property
     def is_download(self) -> bool:
         """Return whether the request downloads content."""
-        return self.method == "GET" and (self.path.startswith("/download/") or self.query.get("alt") == ["media"])
+        return self.method == "GET" and (
+            self.path.startswith("/download/") or self.query.get("alt") == ["media"]
+        )
 
 
 @dataclass
@@ -117,14 +121,22 @@ class _Service:
         self._uploads: dict[str, tuple[str, str]] = {}
         self._finished: dict[str, tuple[int, dict[str, str], bytes]] = {}
 
-    def pass_on(self, request: Request, target: str, headers: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
+    def pass_on(
+        self, request: Request, target: str, headers: dict[str, str]
+    ) -> tuple[int, dict[str, str], bytes]:
         with self._lock:
             refusal = None if self._is_finished(request) else self._refusal(request)
             if refusal:
                 status, message = refusal
                 error = {"code": status, "message": message, "errors": [{"message": message}]}
-                return status, {"Content-Type": "application/json"}, json.dumps({"error": error}).encode()
-            generation = self._generation(_bucket(request), request.name) if request.is_download else 0
+                return (
+                    status,
+                    {"Content-Type": "application/json"},
+                    json.dumps({"error": error}).encode(),
+                )
+            generation = (
+                self._generation(_bucket(request), request.name) if request.is_download else 0
+            )
             upload = request.query.get("upload_id", [""])[0]
             if upload in self._finished:
                 return self._finished[upload]
@@ -145,7 +157,9 @@ class _Service:
             message = f"No such object: {_bucket(request)}/{request.name}"
             if not self._has_bucket(_bucket(request)):
                 message = "The specified bucket does not exist."
-            body = json.dumps({"error": {"code": 404, "message": message, "errors": [{"message": message}]}}).encode()
+            body = json.dumps(
+                {"error": {"code": 404, "message": message, "errors": [{"message": message}]}}
+            ).encode()
             answered["Content-Type"] = "application/json"
         return status, answered, body
 
@@ -168,7 +182,9 @@ class _Service:
         return None
 
     def _generation(self, bucket: str, name: str) -> int:
-        status, _, body = self._ask("GET", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}", b"", {})
+        status, _, body = self._ask(
+            "GET", f"/storage/v1/b/{bucket}/o/{quote(name, safe='')}", b"", {}
+        )
         return int(json.loads(body)["generation"]) if status == 200 else 0
 
     def _is_finished(self, request: Request) -> bool:
@@ -179,7 +195,9 @@ class _Service:
         part = re.match(r"bytes (\d+)-(\d+)/", content_range)
         if part is None or part[1] == "0":
             return False
-        _, headers, _ = self._ask("PUT", target, b"", {"Content-Range": "bytes */*", "Content-Length": "0"})
+        _, headers, _ = self._ask(
+            "PUT", target, b"", {"Content-Range": "bytes */*", "Content-Length": "0"}
+        )
         received = re.match(r"bytes=0-(\d+)", headers.get("Range", ""))
         return received is not None and int(received[1]) >= int(part[2])
 
@@ -221,7 +239,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
             body = self._chunks()
         parsed = urlsplit(self.path)
-        request = Request(self.command, parsed.path, parse_qs(parsed.query, keep_blank_values=True), body)
+        request = Request(
+            self.command, parsed.path, parse_qs(parsed.query, keep_blank_values=True), body
+        )
         request.range = self.headers.get("Range", "")
         self.front.seen.append(request)
         with self.front.choosing:
@@ -234,17 +254,25 @@ class _Handler(BaseHTTPRequestHandler):
         if do in ("cut", "hang"):
             return self._hang_up()
         if fault and do == "status":
-            error = {"code": fault.status, "message": fault.message, "errors": [{"message": fault.message}]}
+            error = {
+                "code": fault.status,
+                "message": fault.message,
+                "errors": [{"message": fault.message}],
+            }
             return self._answer(fault.status, {}, json.dumps({"error": error}).encode())
         self.front.before(request)
         hop = ("connection", "transfer-encoding")
-        headers = {name.title(): value for name, value in self.headers.items() if name.lower() not in hop}
+        headers = {
+            name.title(): value for name, value in self.headers.items() if name.lower() not in hop
+        }
         status, answered, content = self.service.pass_on(request, self.path, headers)
         if do == "lose":
             return self._hang_up()
         if fault and do == "damage":
             content = fault.change(content)
-        return self._answer(status, answered, content, half=do in ("half", "stall"), stall=do == "stall")
+        return self._answer(
+            status, answered, content, half=do in ("half", "stall"), stall=do == "stall"
+        )
 
     do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any
 
@@ -257,7 +285,13 @@ class _Handler(BaseHTTPRequestHandler):
         return body
 
     def _answer(
-        self, status: int, headers: dict[str, str], body: bytes, *, half: bool = False, stall: bool = False
+        self,
+        status: int,
+        headers: dict[str, str],
+        body: bytes,
+        *,
+        half: bool = False,
+        stall: bool = False,
     ) -> None:
         self.send_response(status)
         for name, value in headers.items():
@@ -298,8 +332,12 @@ class CloudStorage:
         port = self._emulator._api._httpd.server_address[1]
         handler = type("Handler", (_Handler,), {"service": _Service(port)})
         self._server = _Server(("127.0.0.1", 0), handler)
-        handler.front = self.front = Front(host=f"http://127.0.0.1:{self._server.server_address[1]}")
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        handler.front = self.front = Front(
+            host=f"http://127.0.0.1:{self._server.server_address[1]}"
+        )
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
         self._thread.start()
         return self
 

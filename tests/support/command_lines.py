@@ -40,7 +40,11 @@ def parser_of(line: str) -> tuple[argparse.ArgumentParser, list[str]]:
         for name in OF_VALIDATION:
             patched.setitem(sys.modules, name, mock.MagicMock())
         program = importlib.import_module(module)
-        program = importlib.import_module(f"{module}.__main__") if hasattr(program, "__path__") else program
+        program = (
+            importlib.import_module(f"{module}.__main__")
+            if hasattr(program, "__path__")
+            else program
+        )
         with pytest.raises(Parsed):
             program.main(words)
     return found[0], words
@@ -50,6 +54,10 @@ def leaf(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Argument
     """Return the parser of the subcommand that the arguments name."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            found = ((each, words[at + 1 :]) for at, name in enumerate(words) if (each := action.choices.get(name)))
+            found = (
+                (each, words[at + 1 :])
+                for at, name in enumerate(words)
+                if (each := action.choices.get(name))
+            )
             return leaf(*next(found, (CommandParser(), words)))
     return parser

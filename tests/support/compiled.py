@@ -28,7 +28,9 @@ class Compiled:
 
         Kubeflow starts a driver for each group and each step, and an executor for each step.
         """
-        components = [self.spec["components"][task["componentRef"]["name"]] for task, _ in self.tasks.values()]
+        components = [
+            self.spec["components"][task["componentRef"]["name"]] for task, _ in self.tasks.values()
+        ]
         return 1 + sum(1 if "dag" in component else 2 for component in components)
 
     @property
@@ -40,7 +42,11 @@ class Compiled:
                 if "taskOutputArtifact" in given:
                     producer = given["taskOutputArtifact"]["producerTask"]
                 else:  # through a group, whose input is named by the task and its output
-                    producer = given["componentInputArtifact"].removeprefix("pipelinechannel--").partition("-")[0]
+                    producer = (
+                        given["componentInputArtifact"]
+                        .removeprefix("pipelinechannel--")
+                        .partition("-")[0]
+                    )
                 found.append((producer, step))
         return found
 

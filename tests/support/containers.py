@@ -32,7 +32,9 @@ DEBIAN = {
     "slim": "ca-certificates,python3.11",
     "full": "ca-certificates,python3.11,libpython3.11-dev,python3-pip,g++",
 }
-OLDER_PACKAGES_TOO = "sed s/trixie/bookworm/ $1/etc/apt/sources.list > $1/etc/apt/sources.list.d/older.list"
+OLDER_PACKAGES_TOO = (
+    "sed s/trixie/bookworm/ $1/etc/apt/sources.list > $1/etc/apt/sources.list.d/older.list"
+)
 PLAIN = [image for image in DOCKERFILES if environment(image)]
 """Images without NVIDIA software."""
 TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
@@ -52,26 +54,39 @@ def podman(tmp_path_factory):
     """
     missing = [name for name in ("podman", "runc", "mmdebstrap") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
-        pytest.skip(f"containers need root and podman, runc, mmdebstrap; here: uid {os.geteuid()}, without {missing}")
+        pytest.skip(
+            f"containers need root and podman, runc, mmdebstrap; here: uid {os.geteuid()}, without "
+            f"{missing}"
+        )
     folder = tmp_path_factory.mktemp("podman")
     (folder / "storage.conf").write_text(
-        f'[storage]\ndriver = "overlay"\ngraphroot = "{STORAGE}"\nrunroot = "/run/containers/evergreen-tests"\n'
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{STORAGE}"\nrunroot = '
+        '"/run/containers/evergreen-tests"\n'
     )
     engine = '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
     # Settings in containers.conf apply to this machine and reach no image. A step sets
     # `--network=none` itself.
-    mounts = json.dumps([f"{path}:{path}:ro" for path in pip_places()] + [f"{folder}/pip.conf:/etc/pip.conf:ro"])
-    (folder / "build.conf").write_text(f'{engine}[containers]\nnetns = "host"\nvolumes = {mounts}\n')
+    mounts = json.dumps(
+        [f"{path}:{path}:ro" for path in pip_places()] + [f"{folder}/pip.conf:/etc/pip.conf:ro"]
+    )
+    (folder / "build.conf").write_text(
+        f'{engine}[containers]\nnetns = "host"\nvolumes = {mounts}\n'
+    )
     # Podman's default limits exceed what a root without SYS_RESOURCE may set.
     limits = 'default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]'
     hosts = f'base_hosts_file = "{folder}/hosts"'
-    (folder / "run.conf").write_text(f'{engine}infra_image = "{TRITON}"\n[containers]\n{limits}\n{hosts}\n')
+    (folder / "run.conf").write_text(
+        f'{engine}infra_image = "{TRITON}"\n[containers]\n{limits}\n{hosts}\n'
+    )
     (folder / "hosts").write_text(f"127.0.0.1 localhost {' '.join(SERVED_AT)}\n")
     lines = [f"{name} = {value}" for name, value in pip_settings().items()]
     (folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
 
     def variables(purpose: str) -> dict[str, str]:
-        conf = {"CONTAINERS_CONF": f"{folder}/{purpose}.conf", "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf"}
+        conf = {
+            "CONTAINERS_CONF": f"{folder}/{purpose}.conf",
+            "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf",
+        }
         return {**os.environ, **conf}
 
     return variables
@@ -87,11 +102,19 @@ def images(podman, tmp_path_factory):
             root = tmp_path_factory.mktemp("base") / "root.tar"
             packages = DEBIAN["slim" if "slim" in base else "full"]
             link = "ln -s /usr/bin/python3.11 $1/usr/local/bin/python"
-            make = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", f"--customize-hook={link}"]
+            make = [
+                "mmdebstrap",
+                "--quiet",
+                "--variant=minbase",
+                f"--include={packages}",
+                f"--customize-hook={link}",
+            ]
             suite = base.rpartition("-")[2]
             make += [f"--setup-hook={OLDER_PACKAGES_TOO}"] if suite == "trixie" else []
             subprocess.run([*make, suite, str(root)], check=True)
-            subprocess.run(["podman", "import", "--quiet", str(root), name], check=True, env=variables)
+            subprocess.run(
+                ["podman", "import", "--quiet", str(root), name], check=True, env=variables
+            )
             root.unlink()
     started = time.monotonic()
     logs = REPOSITORY / "build" / "test-images"
@@ -101,12 +124,24 @@ def images(podman, tmp_path_factory):
     # parallel, because podman uses one core to find out that the layer exists.
     for locked in sorted({lock(image) for image in PLAIN}):
         names = [image for image in PLAIN if lock(image) == locked]
-        command = [sys.executable, "-m", "tools.build_images", *names, "--engine", "podman", "--dirty"]
+        command = [
+            sys.executable,
+            "-m",
+            "tools.build_images",
+            *names,
+            "--engine",
+            "podman",
+            "--dirty",
+        ]
         with open(logs / f"{locked}.log", "wb") as log:
             streams = {"stdout": log, "stderr": subprocess.STDOUT}
-            builds[locked] = subprocess.Popen([*command, "--tag", TAG], cwd=REPOSITORY, env=variables, **streams)
+            builds[locked] = subprocess.Popen(
+                [*command, "--tag", TAG], cwd=REPOSITORY, env=variables, **streams
+            )
     codes = {lock: process.wait() for lock, process in builds.items()}
-    failed = [(logs / f"{locked}.log").read_text()[-3000:] for locked, code in codes.items() if code]
+    failed = [
+        (logs / f"{locked}.log").read_text()[-3000:] for locked, code in codes.items() if code
+    ]
     assert not failed, "\n".join(failed)
     print(f"\n{len(PLAIN)} images built in {time.monotonic() - started:.0f} s")
     return {image: f"localhost/{image_name(image)}:{TAG}" for image in PLAIN}
@@ -114,7 +149,9 @@ def images(podman, tmp_path_factory):
 
 def pip_settings() -> dict[str, str]:
     """Return pip's configuration on this machine, from its files and variables."""
-    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True)
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], check=True, capture_output=True, text=True
+    )
     pairs = (line.partition("=") for line in listed.stdout.splitlines())
     return {name.rpartition(".")[2]: ast.literal_eval(value) for name, _, value in pairs}
 
@@ -125,7 +162,9 @@ def pip_places() -> list[str]:
     For an index these include the folder of its pages.
     """
     words = [word for value in pip_settings().values() for word in value.split()]
-    indexes = [Path(word.removeprefix("file://")).parent for word in words if word.startswith("file://")]
+    indexes = [
+        Path(word.removeprefix("file://")).parent for word in words if word.startswith("file://")
+    ]
     others = [Path(word) for word in words if word.startswith("/")]
     return sorted({str(path) for path in (*indexes, *others) if path.exists()})
 
@@ -151,10 +190,24 @@ def in_containers(podman, images, steps, *flags):
     def contained(command, variables, log):
         step = command[command.index("--function_to_execute") + 1]
         steps.append(step)
-        added = {k: v for k, v in variables.items() if k not in HANDED_OVER and os.environ.get(k) != v}
+        added = {
+            k: v for k, v in variables.items() if k not in HANDED_OVER and os.environ.get(k) != v
+        }
         given = [f"--env={name}={value}" for name, value in added.items()]
         program, *rest = command
-        run = ["podman", "run", "--rm", *CONFINED, *flags, *given, f"--entrypoint={program}", images[step], *rest]
-        return subprocess.run(run, env=podman("run"), stdout=log, stderr=subprocess.STDOUT).returncode
+        run = [
+            "podman",
+            "run",
+            "--rm",
+            *CONFINED,
+            *flags,
+            *given,
+            f"--entrypoint={program}",
+            images[step],
+            *rest,
+        ]
+        return subprocess.run(
+            run, env=podman("run"), stdout=log, stderr=subprocess.STDOUT
+        ).returncode
 
     return contained

@@ -114,7 +114,12 @@ def upload(order, clock, reach) -> None:
     from evergreen.storage.uris import open_objects
     from monitoring.uploader import Uploader
 
-    Uploader(Path(order["folder"]) / "archive", open_objects(order["lake"]), clock=clock, checkpoint=reach).run_once()
+    Uploader(
+        Path(order["folder"]) / "archive",
+        open_objects(order["lake"]),
+        clock=clock,
+        checkpoint=reach,
+    ).run_once()
 
 
 ROLES = {"publisher": publish, "monitor": monitor, "uploader": upload}
@@ -176,7 +181,10 @@ def end_of(process: int, listen: int, kill_after: float | None) -> dict:
             break
     os.close(listen)
     status = os.waitpid(process, 0)[1]
-    return {"status": os.waitstatus_to_exitcode(status), "boundaries": content.decode().splitlines()}
+    return {
+        "status": os.waitstatus_to_exitcode(status),
+        "boundaries": content.decode().splitlines(),
+    }
 
 
 class Nursery:

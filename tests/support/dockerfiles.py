@@ -43,7 +43,9 @@ class Stage:
                 here = os.path.join(here, argument)
             if keyword == "COPY":
                 words = argument.split()
-                origin = words.pop(0).removeprefix("--from=") if words[0].startswith("--from=") else ""
+                origin = (
+                    words.pop(0).removeprefix("--from=") if words[0].startswith("--from=") else ""
+                )
                 source, target = words
                 target += Path(source).name if target.endswith("/") else ""
                 found.append((origin, source, os.path.join(here, target)))
@@ -64,14 +66,21 @@ class Stage:
         for argument in self.all("ARG"):
             name, _, default = argument.partition("=")
             known[name] = arguments.get(name, default)
-        pairs = (pair.partition("=") for argument in self.all("LABEL") for pair in shlex.split(argument))
-        return {name: re.sub(r"\$\{(\w+)\}", lambda match: known[match[1]], value) for name, _, value in pairs}
+        pairs = (
+            pair.partition("=") for argument in self.all("LABEL") for pair in shlex.split(argument)
+        )
+        return {
+            name: re.sub(r"\$\{(\w+)\}", lambda match: known[match[1]], value)
+            for name, _, value in pairs
+        }
 
 
 def stages(image: str) -> list[Stage]:
     """Return the stages of the image's Dockerfile. The last one is shipped."""
     text = (REPOSITORY / DOCKERFILES[image]).read_text()
-    text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")).replace("\\\n", " ")
+    text = "\n".join(
+        line for line in text.splitlines() if not line.lstrip().startswith("#")
+    ).replace("\\\n", " ")
     found: list[Stage] = []
     for line in filter(None, (line.strip() for line in text.splitlines())):
         keyword, _, argument = line.partition(" ")

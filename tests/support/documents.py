@@ -57,7 +57,9 @@ class Block:
         lines = re.sub(r"\\\n\s*", "", self.text).splitlines()
         if self.kind == CONSOLE:
             return [line[2:] for line in lines if line.startswith("$ ")]
-        return [line for line in lines if line and line[0] not in "# \t}" and line not in ("done", "fi")]
+        return [
+            line for line in lines if line and line[0] not in "# \t}" and line not in ("done", "fi")
+        ]
 
     def steps(self) -> Iterator[tuple[str, str | None]]:
         """Return (script, expected output) of each step. None as output matches anything."""
@@ -71,8 +73,17 @@ class Block:
 
 def inline_code(page: Path) -> list[str]:
     """Return the inline code in the page's sentences and tables."""
-    inlines = [token for token in MarkdownIt().enable("table").parse(page.read_text()) if token.type == "inline"]
-    return [child.content for token in inlines for child in token.children or () if child.type == "code_inline"]
+    inlines = [
+        token
+        for token in MarkdownIt().enable("table").parse(page.read_text())
+        if token.type == "inline"
+    ]
+    return [
+        child.content
+        for token in inlines
+        for child in token.children or ()
+        if child.type == "code_inline"
+    ]
 
 
 def blocks(page: Path) -> list[Block]:
@@ -87,12 +98,18 @@ def blocks(page: Path) -> list[Block]:
                     mark[name.replace(" ", "_")] = value
         elif token.type in ("fence", "code_block"):
             place, kind = f"{page.relative_to(REPOSITORY)}:{token.map[0] + 1}", token.info.strip()
-            assert token.type == "fence", f"{place}: indented, expected ```sh, ```console, ```python or ```text"
+            assert token.type == "fence", (
+                f"{place}: indented, expected ```sh, ```console, ```python or ```text"
+            )
             if kind in (SHELL, CONSOLE, PYTHON):
                 made = mark or default
-                found.append(Block(page=page, line=token.map[0] + 1, kind=kind, text=token.content, **made))
+                found.append(
+                    Block(page=page, line=token.map[0] + 1, kind=kind, text=token.content, **made)
+                )
             else:
-                assert kind in OTHER, f"{place}: is {kind or 'unnamed'}, expected one of {OTHER} or a command's"
+                assert kind in OTHER, (
+                    f"{place}: is {kind or 'unnamed'}, expected one of {OTHER} or a command's"
+                )
             mark = {}
         elif token.type in ("paragraph_open", "heading_open", "table_open"):
             mark = {}

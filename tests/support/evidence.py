@@ -6,11 +6,21 @@ from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Evidence, MaturedRows
 
 KPIS = Kpis(
-    version=1, rows=20_000, clicks=4100, auc=0.76, auc_low=0.751, auc_high=0.769, log_loss=0.5, calibration=1.0, ctr=0.2
+    version=1,
+    rows=20_000,
+    clicks=4100,
+    auc=0.76,
+    auc_low=0.751,
+    auc_high=0.769,
+    log_loss=0.5,
+    calibration=1.0,
+    ctr=0.2,
 )
 
 
-def evidence_of(kpis: Kpis = KPIS, *, rows: MaturedRows | None = None, baseline=None, **changes) -> Evidence:
+def evidence_of(
+    kpis: Kpis = KPIS, *, rows: MaturedRows | None = None, baseline=None, **changes
+) -> Evidence:
     """Return evidence about the version of the window, with its own `rows` and `baseline`."""
     version = changes.pop("version", kpis.version)
     values = {

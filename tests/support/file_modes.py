@@ -21,5 +21,11 @@ def too_open(folder: Path, allowed: int) -> dict[str, str]:
 
     The execution bits are ignored.
     """
-    modes = {path: path.lstat().st_mode & 0o777 for path in folder.rglob("*") if not path.is_symlink()}
-    return {str(path.relative_to(folder)): oct(mode) for path, mode in modes.items() if mode & ~0o111 & ~allowed}
+    modes = {
+        path: path.lstat().st_mode & 0o777 for path in folder.rglob("*") if not path.is_symlink()
+    }
+    return {
+        str(path.relative_to(folder)): oct(mode)
+        for path, mode in modes.items()
+        if mode & ~0o111 & ~allowed
+    }

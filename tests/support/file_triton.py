@@ -56,7 +56,9 @@ class FileTriton:
             raise PermanentError(f"triton {self.url}: failed to load {name}, no configuration")
         for file in warmup_files_of(config.read_text()):
             if not (config.parent / "warmup" / file).exists():
-                raise PermanentError(f"triton {self.url}: failed to load {name}, no warm-up rows {file}")
+                raise PermanentError(
+                    f"triton {self.url}: failed to load {name}, no warm-up rows {file}"
+                )
         fresh = self._memory / f".{name}.{uuid4().hex}"
         for version in versions_of(config.read_text()):
             source = self._repository / name / str(version)
@@ -64,7 +66,9 @@ class FileTriton:
                 open_graph(source / "model.onnx")
             except ContractError as error:
                 shutil.rmtree(fresh, ignore_errors=True)
-                raise PermanentError(f"triton {self.url}: failed to load {name} version {version}: {error}") from error
+                raise PermanentError(
+                    f"triton {self.url}: failed to load {name} version {version}: {error}"
+                ) from error
             shutil.copytree(source, fresh / str(version))
         self.unload(name)
         fresh.rename(self._memory / name)
@@ -89,5 +93,7 @@ class FileTriton:
         if not self.loaded(name) or (version is not None and version not in self.loaded(name)):
             raise PermanentError(f"triton {self.url}: {name} version {version} is not loaded")
         chosen = version or max(self.loaded(name))
-        rows = GoldenRows(features=CRITEO, dense=dense, categorical=categorical, expected=dense[:, 0])
+        rows = GoldenRows(
+            features=CRITEO, dense=dense, categorical=categorical, expected=dense[:, 0]
+        )
         return score(open_graph(self.graph(chosen, name)), rows), chosen

@@ -49,7 +49,9 @@ class World:
         """
         settings = self.settings
         if altered:
-            settings = dataclasses.replace(settings, connect=lambda url: AlteredDouble(self.connect(url), **altered))
+            settings = dataclasses.replace(
+                settings, connect=lambda url: AlteredDouble(self.connect(url), **altered)
+            )
         return release(*self.candidate(seed), settings=settings)
 
     def rollback(self, **how):
@@ -65,10 +67,15 @@ class World:
                 paths.append(str(self._root / f"{type(manifest).__name__}-{seed}.json"))
                 manifest.write(paths[-1])
         return {
-            "action": action, "store": str(self.settings.store), "repository": self.settings.repository,
-            "urls": list(URLS), "state": str(self.state), "candidate": paths,
-            "kill_at": place[0], "occurrence": place[1],
-        }  # fmt: skip
+            "action": action,
+            "store": str(self.settings.store),
+            "repository": self.settings.repository,
+            "urls": list(URLS),
+            "state": str(self.state),
+            "candidate": paths,
+            "kill_at": place[0],
+            "occurrence": place[1],
+        }
 
     def check_served_is_whole_and_known(self):
         named = versions_of(self.repository.read_config())

@@ -17,7 +17,9 @@ def count_flips(path: Path, read, *, flips: int, seed: int = 0) -> Counter:
     content, right = path.read_bytes(), read()
     found = Counter({QUIET: 0, REFUSED: 0, SAME: 0})
     try:
-        for bit in random.Random(seed).sample(range(8 * len(content)), min(flips, 8 * len(content))):
+        for bit in random.Random(seed).sample(
+            range(8 * len(content)), min(flips, 8 * len(content))
+        ):
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
             path.write_bytes(flipped)

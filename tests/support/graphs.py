@@ -15,7 +15,15 @@ from evergreen.serving.parity import open_graph
 def open_built(workflow, tables, network, *, names=(), widths=(), numbers="float32"):
     """Open a session of the graph that returns its inner values `names` before the probability."""
     with TemporaryDirectory() as folder:
-        write_graph(Path(folder), workflow, tables, network=network, name="any", widths=widths, numbers=numbers)
+        write_graph(
+            Path(folder),
+            workflow,
+            tables,
+            network=network,
+            name="any",
+            widths=widths,
+            numbers=numbers,
+        )
         graph = Path(folder) / GRAPH_FILE
         return open_graph(with_inner_values(graph, names) if names else graph)
 
@@ -24,11 +32,15 @@ def with_inner_values(graph, names):
     """Return the file of a graph that returns its inner values `names` before the probability."""
     model = onnx.load(graph, load_external_data=False)
     del model.graph.output[:]
-    model.graph.output.extend(map(onnx.helper.make_empty_tensor_value_info, [*names, "probability"]))
+    model.graph.output.extend(
+        map(onnx.helper.make_empty_tensor_value_info, [*names, "probability"])
+    )
     inner = graph.with_name("inner.onnx")  # next to the file of the tables
     inner.write_bytes(model.SerializeToString())
     return inner
 
 
 def run_graph(session, dense, categorical, names=None):
-    return session.run(names, {DENSE_INPUT: np.asarray(dense), CATEGORICAL_INPUT: np.asarray(categorical)})
+    return session.run(
+        names, {DENSE_INPUT: np.asarray(dense), CATEGORICAL_INPUT: np.asarray(categorical)}
+    )

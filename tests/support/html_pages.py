@@ -38,7 +38,12 @@ def assert_needs_nothing(page: str) -> None:
     tags = parse_page(page)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags}
     assert not [text for text in ("http", "url(", "@import") if text in page]
-    links = [value for _, attributes in tags for name, value in attributes.items() if name in ("src", "href")]
+    links = [
+        value
+        for _, attributes in tags
+        for name, value in attributes.items()
+        if name in ("src", "href")
+    ]
     assert links
     assert all(link.startswith("#") for link in links if link)
 

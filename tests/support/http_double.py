@@ -33,7 +33,10 @@ class HttpDouble:
                 if reply is None:
                     return
                 self.send_response(reply.status)
-                for name, value in {**reply.headers, "Content-Length": str(len(reply.body))}.items():
+                for name, value in {
+                    **reply.headers,
+                    "Content-Length": str(len(reply.body)),
+                }.items():
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(reply.body)
@@ -44,9 +47,13 @@ class HttpDouble:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
 
-    def answer(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Reply | None:
+    def answer(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> Reply | None:
         """Return the answer to such a request, or None to end the connection without an answer."""
         raise NotImplementedError
 

@@ -21,7 +21,10 @@ _SIGNATURES = {
     "rd_kafka_mock_cluster_new": (_POINTER, [_POINTER, ctypes.c_int]),
     "rd_kafka_mock_cluster_destroy": (None, [_POINTER]),
     "rd_kafka_mock_cluster_bootstraps": (ctypes.c_char_p, [_POINTER]),
-    "rd_kafka_mock_topic_create": (ctypes.c_int, [_POINTER, ctypes.c_char_p, ctypes.c_int, ctypes.c_int]),
+    "rd_kafka_mock_topic_create": (
+        ctypes.c_int,
+        [_POINTER, ctypes.c_char_p, ctypes.c_int, ctypes.c_int],
+    ),
     "rd_kafka_mock_topic_set_error": (None, [_POINTER, ctypes.c_char_p, ctypes.c_int]),
     "rd_kafka_mock_group_initial_rebalance_delay_ms": (None, [_POINTER, ctypes.c_int32]),
     "rd_kafka_mock_broker_set_down": (ctypes.c_int, [_POINTER, ctypes.c_int32]),
@@ -57,7 +60,10 @@ class KafkaCluster:
         self.brokers: str = library.rd_kafka_mock_cluster_bootstraps(self._cluster).decode()
 
     def create_topic(self, name: str, *, partitions: int = 4) -> None:
-        assert self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, 1) == 0
+        assert (
+            self._library.rd_kafka_mock_topic_create(self._cluster, name.encode(), partitions, 1)
+            == 0
+        )
 
     def refuse_topic(self, name: str, error: int) -> None:
         """Answer every question about the topic with Kafka's error code, until that is 0."""

@@ -16,7 +16,12 @@ LOCAL_RUN = {"run_resource": "evergreen-retraining-x7k2p", "run_id": ""}
 
 
 def run_component(
-    step: str, folder: Path, parameters: Mapping[str, Any], *, inputs: Mapping[str, str], outputs: Mapping[str, str]
+    step: str,
+    folder: Path,
+    parameters: Mapping[str, Any],
+    *,
+    inputs: Mapping[str, str],
+    outputs: Mapping[str, str],
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
     """Run the component of `step`.
 
@@ -38,7 +43,8 @@ def run_component(
 
     def artifacts(kinds: Mapping[str, str]) -> dict[str, Any]:
         made = {
-            n: {"name": n, "uri": str(folder / n), "type": {"schemaTitle": f"system.{k}"}} for n, k in kinds.items()
+            n: {"name": n, "uri": str(folder / n), "type": {"schemaTitle": f"system.{k}"}}
+            for n, k in kinds.items()
         }
         return {name: {"artifacts": [artifact]} for name, artifact in made.items()}
 
@@ -50,8 +56,21 @@ def run_component(
             "outputFile": str(recorded),
         },
     }
-    command = [sys.executable, "-m", "kfp.dsl.executor_main", "--function_to_execute", function.name]
-    command += ["--component_module_path", str(program), "--executor_input", json.dumps(executor_input)]
+    command = [
+        sys.executable,
+        "-m",
+        "kfp.dsl.executor_main",
+        "--function_to_execute",
+        function.name,
+    ]
+    command += [
+        "--component_module_path",
+        str(program),
+        "--executor_input",
+        json.dumps(executor_input),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "_KFP_RUNTIME": "true"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     return done, json.loads(recorded.read_text()) if recorded.exists() else None

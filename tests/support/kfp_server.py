@@ -24,7 +24,16 @@ import yaml
 from tests.support.http_double import HttpDouble, Reply
 from tests.support.yaml_texts import documents
 
-FILTER_KEYS = {"run_id", "display_name", "name", "created_at", "state", "experiment_id", "namespace", "storage_state"}
+FILTER_KEYS = {
+    "run_id",
+    "display_name",
+    "name",
+    "created_at",
+    "state",
+    "experiment_id",
+    "namespace",
+    "storage_state",
+}
 STATES = {"PENDING", "RUNNING", "SUCCEEDED", "SKIPPED", "FAILED", "CANCELING", "CANCELED", "PAUSED"}
 
 INNER = ("body", "resource_name")
@@ -70,11 +79,17 @@ class KfpServer(HttpDouble):
         self.failure: int | None = None
         self.failure_text = "as the test says"
         self.failures: list[int] = []  # statuses of the next answers, before normal ones
-        self.lost: list[tuple[str, str]] = []  # (method, end of path) of requests that are executed but never answered
-        self.num_late = 0  # number of run requests without an answer. Their runs are created at `commit_late`
+        self.lost: list[
+            tuple[str, str]
+        ] = []  # (method, end of path) of requests that are executed but never answered
+        self.num_late = (
+            0  # number of run requests without an answer. Their runs are created at `commit_late`
+        )
         self.late: list[dict] = []  # bodies of those requests
         self.token: str | None = None  # required token in `Authorization: Bearer`
-        self.before_create = lambda body: None  # called outside the lock, so that another client can create in between
+        self.before_create = lambda body: (
+            None
+        )  # called outside the lock, so that another client can create in between
         self.advance: dict[str, str] = {}  # state of a run -> state after it was read by name
         self.uploads: list[bytes] = []
         self.files: dict[str, bytes] = {}  # uploaded file by version id
@@ -132,7 +147,11 @@ class KfpServer(HttpDouble):
 
     @property
     def active(self) -> list[dict]:
-        return [run for run in self.runs if run["state"] not in ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")]
+        return [
+            run
+            for run in self.runs
+            if run["state"] not in ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
+        ]
 
     def fire(self, schedule_id: str) -> dict:
         """Start a run of the schedule as its controller does.
@@ -168,7 +187,9 @@ class KfpServer(HttpDouble):
             for name, task in dag.get("dag", {}).get("tasks", {}).items():
                 inputs = task.get("inputs", {}).get("parameters", {})
                 values = {
-                    key: value["runtimeValue"]["constant"] for key, value in inputs.items() if "runtimeValue" in value
+                    key: value["runtimeValue"]["constant"]
+                    for key, value in inputs.items()
+                    if "runtimeValue" in value
                 }
                 found[name] = {key: known.get(value, value) for key, value in values.items()}
         return found
@@ -178,14 +199,20 @@ class KfpServer(HttpDouble):
         run["state"] = state
         run["finished_at"] = run["created_at"]
         before = ("RUNNING",) if "recurring_run_id" in run else ("PENDING", "RUNNING")
-        run["state_history"] = [{"update_time": run["created_at"], "state": each} for each in (*before, state)]
-        details = [{"display_name": name.replace("_", "-"), "state": each} for name, each in tasks.items()]
+        run["state_history"] = [
+            {"update_time": run["created_at"], "state": each} for each in (*before, state)
+        ]
+        details = [
+            {"display_name": name.replace("_", "-"), "state": each} for name, each in tasks.items()
+        ]
         run["run_details"] = {"task_details": details}
 
     def check_token(self, shown: str | None) -> None:
         if self.token is not None and shown != f"Bearer {self.token}":
             self.requests.append(("REFUSED", str(shown)))
-            raise ErrorAnswer(401, "Request header error: there is no user identity header or token")
+            raise ErrorAnswer(
+                401, "Request header error: there is no user identity header or token"
+            )
 
     def loses(self, method: str, path: str) -> bool:
         for each in self.lost:
@@ -219,14 +246,19 @@ class KfpServer(HttpDouble):
         if (method, path) == ("GET", "experiments"):
             return without_empty({"experiments": self.select(self.experiments, query)})
         if (method, path) == ("POST", "experiments"):
-            if any(each["display_name"] == json.loads(body)["display_name"] for each in self.experiments):
+            if any(
+                each["display_name"] == json.loads(body)["display_name"]
+                for each in self.experiments
+            ):
                 raise ErrorAnswer(409, "experiment already exists")
             new = {"experiment_id": f"e{len(self.experiments) + 1}", **json.loads(body)}
             self.experiments.append(new)
             return new
         if (method, path) == ("GET", "runs"):
             in_scope = [
-                run for run in self.runs if run["experiment_id"] == query.get("experiment_id", run["experiment_id"])
+                run
+                for run in self.runs
+                if run["experiment_id"] == query.get("experiment_id", run["experiment_id"])
             ]
             chosen = self.select(in_scope, query)
             answer = self.page(chosen, query)
@@ -256,7 +288,12 @@ class KfpServer(HttpDouble):
         if method == "DELETE" and (found := re.fullmatch(r"recurringruns/([^/]+)", path)):
             return self.delete_schedule(found[1])
         if (method, path) == ("GET", "healthz"):
-            return {"commit_sha": "unknown", "tag_name": "unknown", "multi_user": False, "pipeline_store": "database"}
+            return {
+                "commit_sha": "unknown",
+                "tag_name": "unknown",
+                "multi_user": False,
+                "pipeline_store": "database",
+            }
         if found := re.fullmatch(r"runs/([^/:]+)(:terminate|:archive)?", path):
             return self.change_run(method, *found.groups())
         raise ErrorAnswer(404, f"{method} {path}")
@@ -266,36 +303,51 @@ class KfpServer(HttpDouble):
             if pipeline["display_name"] == name:
                 return pipeline
         text = (
-            f"Failed to get a pipeline with name {name} and namespace . Check error stack.: Failed to get a pipeline "
+            f"Failed to get a pipeline with name {name} and namespace . Check error stack.: "
+            "Failed to get a pipeline "
         )
         raise ErrorAnswer(
-            404, f"{text}named {name} in namespace : ResourceNotFoundError: Namespace/Pipeline /{name} not found"
+            404,
+            f"{text}named {name} in namespace : ResourceNotFoundError: Namespace/Pipeline /{name} "
+            "not found",
         )
 
     def list_versions(self, pipeline_id: str, query: dict) -> dict:
         if unknown := query.get("sort_by", "").replace("created_at desc", ""):
             raise ErrorAnswer(400, f"this double does not sort by {unknown}")
-        chosen = self.select([each for each in self.versions if each["pipeline_id"] == pipeline_id], query)
+        chosen = self.select(
+            [each for each in self.versions if each["pipeline_id"] == pipeline_id], query
+        )
         # They are stored in order of arrival.
         ordered = chosen[::-1] if query.get("sort_by") else chosen
         start, size = int(query.get("page_token") or 0), int(query.get("page_size") or 10)
         token = str(start + size) if start + size < len(ordered) else ""
         shown = ordered[start : start + size]
-        return without_empty({"pipeline_versions": shown, "next_page_token": token, "total_size": len(ordered)})
+        return without_empty(
+            {"pipeline_versions": shown, "next_page_token": token, "total_size": len(ordered)}
+        )
 
     def change_run(self, method: str, run_id: str, verb: str | None) -> dict:
         runs = [run for run in self.runs if run["run_id"] == run_id]
         if not runs:
             raise ErrorAnswer(
                 404,
-                f"Failed to get a run: Failed to fetch run {run_id}: ResourceNotFoundError: Run {run_id} not found",
+                f"Failed to get a run: Failed to fetch run {run_id}: ResourceNotFoundError: Run "
+                f"{run_id} not found",
             )
         if (method, verb) == ("GET", None):
-            error = {"error": {"code": 13, "message": self.errors[run_id]}} if run_id in self.errors else {}
+            error = (
+                {"error": {"code": 13, "message": self.errors[run_id]}}
+                if run_id in self.errors
+                else {}
+            )
             return {key: value for key, value in runs[0].items() if key not in INNER} | error
         if (method, verb) == ("POST", ":terminate"):
             if runs[0] not in self.active:
-                text = f"Failed to terminate a run: Failed to terminate run {run_id}: Invalid input error: "
+                text = (
+                    f"Failed to terminate a run: Failed to terminate run {run_id}: Invalid "
+                    "input error: "
+                )
                 raise ErrorAnswer(400, f"{text}Failed to terminate a run {run_id}. Row not found")
             runs[0]["state"] = "CANCELING"
             return {}
@@ -311,7 +363,8 @@ class KfpServer(HttpDouble):
         experiment = self.experiment_of(body)
         if not body.get("display_name"):
             text = (
-                "CreateJob(job.ToV2())Failed to create a run due to conversion error: InternalServerError: Failed to "
+                "CreateJob(job.ToV2())Failed to create a run due to conversion error: "
+                "InternalServerError: Failed to "
             )
             text += "convert a API run detail to its internal representation: Invalid input error: "
             raise ErrorAnswer(500, f"{text}Run name cannot be empty")
@@ -321,23 +374,39 @@ class KfpServer(HttpDouble):
         run = self.add_run(body["display_name"], "PENDING", experiment)
         run |= {"body": body, "resource_name": f"evergreen-retraining-{len(self.runs):05x}"}
         taken = ("service_account", "description", "runtime_config", "pipeline_version_reference")
-        run |= {"service_account": "pipeline-runner"} | {key: body[key] for key in taken if key in body}
+        run |= {"service_account": "pipeline-runner"} | {
+            key: body[key] for key in taken if key in body
+        }
         run |= not_ended(run)
         return {key: value for key, value in run.items() if key not in INNER}
 
     def experiment_of(self, body: dict) -> str:
         """Return the experiment of a new run, by default the default one."""
         experiment = body.get("experiment_id", DEFAULT_EXPERIMENT["experiment_id"])
-        if experiment not in {each["experiment_id"] for each in (*self.experiments, DEFAULT_EXPERIMENT)}:
+        if experiment not in {
+            each["experiment_id"] for each in (*self.experiments, DEFAULT_EXPERIMENT)
+        }:
             raise ErrorAnswer(404, f"experiment {experiment}")
         return str(experiment)
 
     def check_version(self, version_id: str) -> None:
         if version_id not in {each["pipeline_version_id"] for each in self.versions}:
-            text = "Failed to create a new run: InternalServerError: Failed to create a run due to error fetching "
-            text += "manifest: Failed to fetch a template due to error retrieving pipeline version: Failed to fetch a "
-            text += f"pipeline version and its manifest from pipeline version {version_id}: Failed to get a pipeline "
-            text += f"version with id {version_id}: ResourceNotFoundError: PipelineVersion {version_id} not found"
+            text = (
+                "Failed to create a new run: InternalServerError: Failed to create a run due to "
+                "error fetching "
+            )
+            text += (
+                "manifest: Failed to fetch a template due to error retrieving pipeline "
+                "version: Failed to fetch a "
+            )
+            text += (
+                f"pipeline version and its manifest from pipeline version {version_id}: Failed "
+                "to get a pipeline "
+            )
+            text += (
+                f"version with id {version_id}: ResourceNotFoundError: PipelineVersion "
+                f"{version_id} not found"
+            )
             raise ErrorAnswer(500, text)
 
     def check_parameters(self, version_id: str, body: dict) -> None:
@@ -347,9 +416,14 @@ class KfpServer(HttpDouble):
         """
         given = body.get("runtime_config", {}).get("parameters", {})
         if version_id in self.files and given:
-            known = documents(self.files[version_id].decode())[0]["root"]["inputDefinitions"]["parameters"]
+            known = documents(self.files[version_id].decode())[0]["root"]["inputDefinitions"][
+                "parameters"
+            ]
             if unknown := [name for name in given if name not in known]:
-                text = "Failed to create a new run: Failed to generate the ExecutionSpec: invalid pipeline job inputs: "
+                text = (
+                    "Failed to create a new run: Failed to generate the ExecutionSpec: invalid "
+                    "pipeline job inputs: "
+                )
                 text += "Invalid input error: parameter(s) provided are not required by pipeline: "
                 raise ErrorAnswer(400, text + ", ".join(unknown))
 
@@ -359,7 +433,11 @@ class KfpServer(HttpDouble):
         if any(pipeline["display_name"] == query["name"] for pipeline in self.pipelines):
             raise ErrorAnswer(409, f"the name {query['name']} is taken")
         self.uploads.append(uploaded_pipeline(body))
-        pipeline = {"pipeline_id": f"p{len(self.pipelines) + 1}", "display_name": query["name"], "name": query["name"]}
+        pipeline = {
+            "pipeline_id": f"p{len(self.pipelines) + 1}",
+            "display_name": query["name"],
+            "name": query["name"],
+        }
         pipeline |= {"created_at": "2026-01-01T00:00:00Z"}
         self.pipelines.append(pipeline)
         # A new pipeline gets a first version of its own name.
@@ -376,8 +454,15 @@ class KfpServer(HttpDouble):
         return self.add_version(query)
 
     def add_version(self, query: dict) -> dict:
-        version = {"pipeline_version_id": f"v{len(self.versions) + 1}", "display_name": query["name"]}
-        version |= {"pipeline_id": query["pipelineid"], "name": query["name"], "created_at": "2026-01-01T00:00:00Z"}
+        version = {
+            "pipeline_version_id": f"v{len(self.versions) + 1}",
+            "display_name": query["name"],
+        }
+        version |= {
+            "pipeline_id": query["pipelineid"],
+            "name": query["name"],
+            "created_at": "2026-01-01T00:00:00Z",
+        }
         version |= without_empty({"description": query.get("description", "")})
         version |= {"pipeline_spec": documents(self.uploads[-1].decode())[0]}
         self.versions.append(version)
@@ -395,14 +480,21 @@ class KfpServer(HttpDouble):
         cron = expression.split()
         if len(cron) not in (5, 6) or not all(CRON_FIELD.fullmatch(part) for part in cron):
             text = (
-                "Failed to create a recurring run due to conversion error: Invalid input error: Schedule cron is not a "
+                "Failed to create a recurring run due to conversion error: Invalid input error: "
+                "Schedule cron is not a "
             )
             text += "supported format(https://godoc.org/github.com/robfig/cron). Error: "
             raise ErrorAnswer(400, f"{text}Expected 5 to 6 fields, found {len(cron)}: {expression}")
         if not 1 <= int(body["max_concurrency"]) <= 10:
-            raise ErrorAnswer(400, "Max concurrency of a recurring run must be at least 1 and at most 10")
+            raise ErrorAnswer(
+                400, "Max concurrency of a recurring run must be at least 1 and at most 10"
+            )
         self.made_schedules += 1
-        made = {"created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-01T00:00:00Z", "namespace": "kubeflow"}
+        made = {
+            "created_at": "2026-01-01T00:00:00Z",
+            "updated_at": "2026-01-01T00:00:00Z",
+            "namespace": "kubeflow",
+        }
         made |= {
             "status": f"{body['mode']}D",
             "recurring_run_id": f"s{self.made_schedules}",
@@ -414,27 +506,39 @@ class KfpServer(HttpDouble):
 
     def list_schedules(self, query: dict) -> dict:
         wanted = query.get("experiment_id")
-        chosen = self.select([s for s in self.schedules if wanted in (None, s["experiment_id"])], query)
+        chosen = self.select(
+            [s for s in self.schedules if wanted in (None, s["experiment_id"])], query
+        )
         # Pages are smaller than requested, as a server may choose.
         start = int(query.get("page_token") or 0)
         token = str(start + 1) if start + 1 < len(chosen) else ""
         shown = chosen[start : start + 1]
-        return without_empty({"recurringRuns": shown, "total_size": len(chosen), "next_page_token": token})
+        return without_empty(
+            {"recurringRuns": shown, "total_size": len(chosen), "next_page_token": token}
+        )
 
     def delete_schedule(self, schedule_id: str) -> dict:
         if schedule_id not in {each["recurring_run_id"] for each in self.schedules}:
             raise ErrorAnswer(404, f"recurring run {schedule_id}")
-        self.schedules = [each for each in self.schedules if each["recurring_run_id"] != schedule_id]
+        self.schedules = [
+            each for each in self.schedules if each["recurring_run_id"] != schedule_id
+        ]
         return {}
 
     def select(self, rows: list[dict], query: dict) -> list[dict]:
         # The server unescapes the filter a second time.
-        predicates = json.loads(unquote(query["filter"]))["predicates"] if query.get("filter") else []
-        return [row for row in rows if all(self.matches(row, predicate) for predicate in predicates)]
+        predicates = (
+            json.loads(unquote(query["filter"]))["predicates"] if query.get("filter") else []
+        )
+        return [
+            row for row in rows if all(self.matches(row, predicate) for predicate in predicates)
+        ]
 
     def matches(self, row: dict, predicate: dict) -> bool:
         if predicate["key"] not in FILTER_KEYS:
-            raise ErrorAnswer(400, f"no support for filtering on unrecognized field {predicate['key']}")
+            raise ErrorAnswer(
+                400, f"no support for filtering on unrecognized field {predicate['key']}"
+            )
         value = row.get(predicate["key"])
         if predicate["operation"] in ("EQUALS", 1):
             return value == predicate.get("stringValue", predicate.get("string_value"))
@@ -446,7 +550,9 @@ class KfpServer(HttpDouble):
         # Pages are smaller than requested, as a server may choose, so the caller must follow the
         # token.
         start = int(query.get("page_token") or 0)
-        shown = [{k: v for k, v in row.items() if k not in INNER} for row in rows[start : start + 2]]
+        shown = [
+            {k: v for k, v in row.items() if k not in INNER} for row in rows[start : start + 2]
+        ]
         token = str(start + 2) if start + 2 < len(rows) else ""
         return without_empty({"runs": shown, "total_size": len(rows), "next_page_token": token})
 
@@ -454,7 +560,11 @@ class KfpServer(HttpDouble):
 def not_ended(run: dict) -> dict:
     """Return the fields of a new run that were not requested."""
     history = [{"update_time": run["created_at"], "state": "PENDING"}]
-    return {"scheduled_at": run["created_at"], "finished_at": "1970-01-01T00:00:00Z", "state_history": history}
+    return {
+        "scheduled_at": run["created_at"],
+        "finished_at": "1970-01-01T00:00:00Z",
+        "state_history": history,
+    }
 
 
 def without_empty(answer: dict) -> dict:

@@ -40,18 +40,30 @@ def put(folder: Path, uri: str = URI) -> None:
         objects.write(path.relative_to(folder).as_posix(), path)
 
 
-def extract_lake(uri: str, work: Path, window, *, run: str = "run", opened=None, **settings) -> RawDataset:
+def extract_lake(
+    uri: str, work: Path, window, *, run: str = "run", opened=None, **settings
+) -> RawDataset:
     """Run the step without its command line. `opened` are settings of the cache."""
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
         folder, recommender = work / run / "extraction", criteo_with(extraction=settings)
-        return extract(Lake(files=files, features=CRITEO), window, folder=folder, recommender=recommender)
+        return extract(
+            Lake(files=files, features=CRITEO), window, folder=folder, recommender=recommender
+        )
 
 
-def extract_by_command(folder: Path, lake: Path, *, run: str = "run", start: str = "", **settings) -> RawDataset:
+def extract_by_command(
+    folder: Path, lake: Path, *, run: str = "run", start: str = "", **settings
+) -> RawDataset:
     """Run the step as a command over a registry in `folder`. All its outputs are below `folder`."""
     accept_into(folder / "store", criteo_with(extraction=settings))
-    flags = {"run": run, "store": folder / "store", "work": folder / "work", "lake": lake, "window-start": start}
+    flags = {
+        "run": run,
+        "store": folder / "store",
+        "work": folder / "work",
+        "lake": lake,
+        "window-start": start,
+    }
     flags["output"] = folder / f"{run}.json"
     assert main([f"--{name}={value}" for name, value in flags.items()]) == 0
     return RawDataset.read(folder / f"{run}.json")
@@ -92,7 +104,12 @@ def table_in(uri: str, *columns: str) -> pa.Table:
 
 def rows_in(*uris: str | None) -> list[dict]:
     """Return the rows of folders of Parquet files in order. None stands for no folder."""
-    return [row for uri in uris if uri and any(local_path(uri).glob("*")) for row in table_in(uri).to_pylist()]
+    return [
+        row
+        for uri in uris
+        if uri and any(local_path(uri).glob("*"))
+        for row in table_in(uri).to_pylist()
+    ]
 
 
 def keys_in(*uris: str | None) -> list[tuple[str, int]]:

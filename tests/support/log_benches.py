@@ -17,7 +17,12 @@ from evergreen.events.kafka.publisher import KafkaPublisher
 from evergreen.events.kafka.subscriber import KafkaSubscriber
 from evergreen.events.locations import open_publisher, open_subscriber
 from evergreen.events.pubsub import resources
-from evergreen.events.pubsub.resources import Names, PubsubPublisher, publisher_client, subscriber_client
+from evergreen.events.pubsub.resources import (
+    Names,
+    PubsubPublisher,
+    publisher_client,
+    subscriber_client,
+)
 from evergreen.events.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from evergreen.events.sqlite import SqliteLog
 from tests.support.kafka_cluster import KafkaCluster
@@ -125,7 +130,9 @@ class SqliteBench(Bench):
 
     def _end(self) -> SqliteLog:
         self._open.append(
-            SqliteLog(self.path, lease_seconds=self.lease_seconds, clock=lambda: time.time() + self.passed)
+            SqliteLog(
+                self.path, lease_seconds=self.lease_seconds, clock=lambda: time.time() + self.passed
+            )
         )
         return self._open[-1]
 
@@ -155,7 +162,9 @@ class PubsubBench(Bench):
 
     @property
     def url(self) -> str:
-        return f"pubsub://{self.names.project}/{self.names.topic}?lease_seconds=10&settle_seconds=0.2"
+        return (
+            f"pubsub://{self.names.project}/{self.names.topic}?lease_seconds=10&settle_seconds=0.2"
+        )
 
     def create(self) -> None:
         resources.create_on_emulator(self.names)
@@ -166,7 +175,10 @@ class PubsubBench(Bench):
 
     def subscriber(self, *, most_in_hand: int = 1000) -> PubsubSubscriber:
         settings = PubsubSettings(
-            lease_seconds=self.lease_seconds, settle_seconds=0.2, max_messages=most_in_hand, list_seconds=0.5
+            lease_seconds=self.lease_seconds,
+            settle_seconds=0.2,
+            max_messages=most_in_hand,
+            list_seconds=0.5,
         )
         self._open.append(
             PubsubSubscriber(
@@ -228,4 +240,8 @@ class KafkaBench(Bench):
         self.passed += self.lease_seconds
 
 
-BENCHES: dict[str, type[Bench]] = {"sqlite": SqliteBench, "pubsub": PubsubBench, "kafka": KafkaBench}
+BENCHES: dict[str, type[Bench]] = {
+    "sqlite": SqliteBench,
+    "pubsub": PubsubBench,
+    "kafka": KafkaBench,
+}

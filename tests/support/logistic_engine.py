@@ -14,7 +14,9 @@ from evergreen.networks.files import new_model, open_model
 
 # Names and shapes are those of the files that `start` writes. The engine uses only width 1 and the
 # bias.
-CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,))
+CONFIG = DcnConfig(
+    num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,)
+)
 SETTINGS = TrainingSettings(learning_rate=0.1, batch_size=256, min_steps=300, min_batch_size=32)
 
 
@@ -29,7 +31,12 @@ class LogisticEngine:
 
     def __init__(self, slot_sizes, settings, *, segment=4, bad_at=None):
         self.num_steps, self.calls, self.rates = 0, [], []
-        self._sizes, self._settings, self._segment, self._bad_at = slot_sizes, settings, segment, bad_at
+        self._sizes, self._settings, self._segment, self._bad_at = (
+            slot_sizes,
+            settings,
+            segment,
+            bad_at,
+        )
         self._offsets = np.cumsum([0, *slot_sizes[:-1]])
 
     def restore(self, weights):
@@ -37,12 +44,19 @@ class LogisticEngine:
         stored = open_model(weights, self._sizes)
         self._shapes, self.num_steps = stored.shapes, stored.step
         self._dense = {name: values.copy() for name, values in stored.weights.dense.items()}
-        self._flat = np.append(self._dense["final_cross"][0, -13:], self._dense["bias"]).astype(np.float32)
+        self._flat = np.append(self._dense["final_cross"][0, -13:], self._dense["bias"]).astype(
+            np.float32
+        )
         self._table = stored.weights.table[:, 0].copy()
-        self._flat_sum, self._table_sum = np.zeros(14, np.float32), np.zeros(len(self._table), np.float32)
+        self._flat_sum, self._table_sum = (
+            np.zeros(14, np.float32),
+            np.zeros(len(self._table), np.float32),
+        )
         if stored.moments:
             second = stored.moments[1]
-            self._flat_sum = np.append(second.dense["final_cross"][0, -13:], second.dense["bias"]).astype(np.float32)
+            self._flat_sum = np.append(
+                second.dense["final_cross"][0, -13:], second.dense["bias"]
+            ).astype(np.float32)
             self._table_sum = second.table[:, 0].copy()
 
     def save(self, folder):
@@ -54,7 +68,10 @@ class LogisticEngine:
                 (stored.weights, self._flat, self._table),
                 (stored.moments[1], self._flat_sum, self._table_sum),
             ):
-                tensors.dense["final_cross"][0, -13:], tensors.dense["bias"][:] = flat[:13], flat[13:]
+                tensors.dense["final_cross"][0, -13:], tensors.dense["bias"][:] = (
+                    flat[:13],
+                    flat[13:],
+                )
                 tensors.table[:, 0] = table
 
     def segment_batches(self, batch_size):
@@ -66,7 +83,10 @@ class LogisticEngine:
         losses = []
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
-            keys, inputs = rows.ids[batch] + self._offsets, np.append(rows.dense[batch], np.ones((len(batch), 1)), 1)
+            keys, inputs = (
+                rows.ids[batch] + self._offsets,
+                np.append(rows.dense[batch], np.ones((len(batch), 1)), 1),
+            )
             labels = rows.labels[batch].astype(np.float64)
             p = self._probabilities(keys, inputs)
             losses.append(-np.mean(labels * np.log(p) + (1 - labels) * np.log1p(-p)))
@@ -132,12 +152,22 @@ def fitted(training_set, settings, path, start=None, lines=None, engine=None, **
     """Run a fit with checkpoints at `path`, and return result, engine and output lines."""
     lines = [] if lines is None else lines
     engine = engine or LogisticEngine(training_set.slot_sizes, settings)
-    job = FitJob(training_set=training_set, config=CONFIG, settings=settings, start=start, checkpoint_path=path)
+    job = FitJob(
+        training_set=training_set,
+        config=CONFIG,
+        settings=settings,
+        start=start,
+        checkpoint_path=path,
+    )
     return fit(job, engine, emit=lines.append, **keywords), engine, lines
 
 
 def content(folder):
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in sorted(folder.rglob("*"))
+        if p.is_file()
+    }
 
 
 def learned_rows(engine, first=0):

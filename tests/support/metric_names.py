@@ -30,7 +30,9 @@ _OF_EACH_MODEL = (
     "nv_inference_compute_output_duration_us",
     "nv_inference_pending_request_count",
 )
-_CACHED = tuple(f"nv_cache_{n}_per_model" for n in ("num_hits", "num_misses", "hit_duration", "miss_duration"))
+_CACHED = tuple(
+    f"nv_cache_{n}_per_model" for n in ("num_hits", "num_misses", "hit_duration", "miss_duration")
+)
 _SUMMARIES = (
     "nv_inference_request_summary_us",
     "nv_inference_queue_summary_us",
@@ -81,7 +83,12 @@ GPU: dict[str, Labels] = dict.fromkeys(
 """Source: Triton's docs/user_guide/metrics.md, GPU metrics. A MIG slice has fewer of them."""
 DCGM: dict[str, Labels] = {
     name: frozenset({"gpu", "UUID", "device", "modelName", "Hostname", "GPU_I_PROFILE", "GPU_I_ID"})
-    for name in ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE")
+    for name in (
+        "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
+        "DCGM_FI_DEV_GPU_UTIL",
+        "DCGM_FI_DEV_FB_USED",
+        "DCGM_FI_DEV_FB_FREE",
+    )
 }
 """Source: NVIDIA's dcgm-exporter, etc/default-counters.csv, and its labels of a MIG slice."""
 _HPA = frozenset({"namespace", "horizontalpodautoscaler"})
@@ -106,7 +113,10 @@ KUBE_STATE: dict[str, Labels] = {
 """Source: kube-state-metrics, docs/metrics/workload, pages of horizontalpodautoscaler, deployment
 and pod. Prometheus must be told to honour their own `namespace` and `pod` (`honorLabels`), as
 kube-prometheus-stack does."""
-PROMETHEUS: dict[str, Labels] = {"up": SCRAPED, "ALERTS": frozenset({"alertname", "alertstate", "severity"})}
+PROMETHEUS: dict[str, Labels] = {
+    "up": SCRAPED,
+    "ALERTS": frozenset({"alertname", "alertstate", "severity"}),
+}
 
 
 @cache
@@ -121,7 +131,9 @@ def monitor() -> dict[str, Labels]:
 
 def known() -> dict[str, Labels]:
     """Return every metric with all labels that its series may have."""
-    scraped = {name: labels | SCRAPED for name, labels in {**monitor(), **TRITON, **GPU, **DCGM}.items()}
+    scraped = {
+        name: labels | SCRAPED for name, labels in {**monitor(), **TRITON, **GPU, **DCGM}.items()
+    }
     return {**scraped, **KUBE_STATE, **PROMETHEUS}
 
 
@@ -140,11 +152,15 @@ def strangers(expression: str, recorded: dict[str, Labels] | None = None) -> lis
     names = {**known(), **(recorded or {})}
     found = []
     for selector in selectors(expression):
-        name = selector.name or next((m.value for m in selector.matchers.matchers if m.name == "__name__"), "")
+        name = selector.name or next(
+            (m.value for m in selector.matchers.matchers if m.name == "__name__"), ""
+        )
         if name not in names:
             found.append(name)
             continue
-        labels = {matcher.name for matcher in selector.matchers.matchers if matcher.name != "__name__"}
+        labels = {
+            matcher.name for matcher in selector.matchers.matchers if matcher.name != "__name__"
+        }
         found += [f"{name}{{{label}}}" for label in sorted(labels - names[name])]
     return found
 

@@ -24,10 +24,17 @@ def _told_apart(schema):
     if isinstance(schema, list):
         return [_told_apart(each) for each in schema]
     if not isinstance(schema, dict) or "discriminator" not in schema:
-        return {key: _told_apart(value) for key, value in schema.items()} if isinstance(schema, dict) else schema
+        return (
+            {key: _told_apart(value) for key, value in schema.items()}
+            if isinstance(schema, dict)
+            else schema
+        )
     name, kinds = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]
     return {
-        "oneOf": [{"$ref": ref, "required": [name], "properties": {name: {"const": k}}} for k, ref in kinds.items()]
+        "oneOf": [
+            {"$ref": ref, "required": [name], "properties": {name: {"const": k}}}
+            for k, ref in kinds.items()
+        ]
     }
 
 
@@ -45,7 +52,9 @@ def _resolved(node):
 def _faults(described, value) -> list[str]:
     """Return the faults of a body that the file describes."""
     schema = _told_apart(_resolved(described)["content"]["application/json"]["schema"])
-    checker = Draft202012Validator({**schema, "unevaluatedProperties": False, "components": COMPONENTS})
+    checker = Draft202012Validator(
+        {**schema, "unevaluatedProperties": False, "components": COMPONENTS}
+    )
     return [f"{error.json_path}: {error.message[:300]}" for error in checker.iter_errors(value)]
 
 
@@ -53,7 +62,11 @@ class ModelRegistry(HttpDouble):
     """A running registry. `items` is its content by the collection's name."""
 
     def __init__(self) -> None:
-        self.items: dict[str, list[dict]] = {"registered_models": [], "model_versions": [], "artifacts": []}
+        self.items: dict[str, list[dict]] = {
+            "registered_models": [],
+            "model_versions": [],
+            "artifacts": [],
+        }
         self.version_of: dict[str, str] = {}  # artifact id -> version id
         self.faults: list[str] = []
         self.is_old = False
@@ -62,20 +75,28 @@ class ModelRegistry(HttpDouble):
 
     def answer(self, method, path, body, headers) -> Reply:
         if self.is_old and not path.startswith("/api/model_registry/v1alpha3/"):
-            return Reply(b"404 page not found\n", 404, {"Content-Type": "text/plain; charset=utf-8"})
+            return Reply(
+                b"404 page not found\n", 404, {"Content-Type": "text/plain; charset=utf-8"}
+            )
         status, found = self._judged(method.lower(), urlparse(path), json.loads(body or "null"))
         return Reply(json.dumps(found).encode(), status, {"Content-Type": "application/json"})
 
     def _judged(self, method, url, body) -> tuple[int, dict]:
         """Return status and body, and record every fault of either side."""
-        ways = {path: re.fullmatch(re.sub(r"\{\w+\}", "([1-9][0-9]*)", path), url.path) for path in API["paths"]}
+        ways = {
+            path: re.fullmatch(re.sub(r"\{\w+\}", "([1-9][0-9]*)", path), url.path)
+            for path in API["paths"]
+        }
         path = next((path for path, match in ways.items() if match), "")
         operation, query = API["paths"].get(path, {}).get(method), dict(parse_qsl(url.query))
         if operation is None:
             self.faults.append(f"{method} {url.path} is not in the API")
             return 404, {"code": "404", "message": "no such path"}
         known = [*operation.get("parameters", []), *API["paths"][path].get("parameters", [])]
-        faults = [f"parameter {name}" for name in query.keys() - {_resolved(each)["name"] for each in known}]
+        faults = [
+            f"parameter {name}"
+            for name in query.keys() - {_resolved(each)["name"] for each in known}
+        ]
         faults += _faults(operation["requestBody"], body) if "requestBody" in operation else []
         status, found = self._do(
             method, path.removeprefix(ROOT).split("/"), [*ways[path].groups()], {**query, "": body}
@@ -85,7 +106,9 @@ class ModelRegistry(HttpDouble):
         return status, found
 
     def _do(self, method, words, ids, asked) -> tuple[int, dict]:
-        last = {"versions": "model_versions", "model_artifact": "artifacts"}.get(words[-1], words[-1])
+        last = {"versions": "model_versions", "model_artifact": "artifacts"}.get(
+            words[-1], words[-1]
+        )
         if method == "post":
             items = self.items[last]
             items.append({**asked[""], "id": str(len(items) + 1)})
@@ -96,8 +119,20 @@ class ModelRegistry(HttpDouble):
             return 200, found.update(asked[""]) or found
         parent = asked.get("parentResourceId", *ids)
         items = self.items.get(last) or self.items.get(f"{last}s", [])
-        of = {each["id"]: each.get("registeredModelId", self.version_of.get(each["id"])) for each in items}
-        found = [e for e in items if e["name"] == asked.get("name", e["name"]) and parent in (None, of[e["id"]])]
+        of = {
+            each["id"]: each.get("registeredModelId", self.version_of.get(each["id"]))
+            for each in items
+        }
+        found = [
+            e
+            for e in items
+            if e["name"] == asked.get("name", e["name"]) and parent in (None, of[e["id"]])
+        ]
         if "name" in asked:
             return (200, found[0]) if found else (404, {"code": "404", "message": "not found"})
-        return 200, {"items": found, "size": len(found), "pageSize": int(asked["pageSize"]), "nextPageToken": ""}
+        return 200, {
+            "items": found,
+            "size": len(found),
+            "pageSize": int(asked["pageSize"]),
+            "nextPageToken": "",
+        }

@@ -34,7 +34,11 @@ def small_version(folder, number, *, data=b""):
 
 def everything(objects):
     """Map the names of all objects except the lock to their content."""
-    return {each.name: objects.read(each.name).content for each in objects.list() if not each.name.endswith(".lease")}
+    return {
+        each.name: objects.read(each.name).content
+        for each in objects.list()
+        if not each.name.endswith(".lease")
+    }
 
 
 def named(repository):

@@ -12,10 +12,33 @@ from tests.support.paths import REPOSITORY
 from tests.support.sources import PACKAGES
 
 _NAME = re.compile(r"`([a-z_]\w*(?:\.\w+)+)(?:\(\))?`")
-_ENDINGS = frozenset({
-    "csv", "env", "go", "gz", "html", "j2", "json", "jsonl", "lock", "md", "npz", "onnx",
-    "parquet", "pb", "pbtxt", "py", "safetensors", "sh", "sqlite3", "toml", "tsv", "txt", "yaml",
-})  # fmt: skip
+_ENDINGS = frozenset(
+    {
+        "csv",
+        "env",
+        "go",
+        "gz",
+        "html",
+        "j2",
+        "json",
+        "jsonl",
+        "lock",
+        "md",
+        "npz",
+        "onnx",
+        "parquet",
+        "pb",
+        "pbtxt",
+        "py",
+        "safetensors",
+        "sh",
+        "sqlite3",
+        "toml",
+        "tsv",
+        "txt",
+        "yaml",
+    }
+)
 """Endings of file names, which look like dotted names."""
 
 
@@ -27,20 +50,29 @@ def prose_of(path: Path) -> str:
     strings = [
         node.value.value
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
     ]
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    comments = [re.sub(r"^# ?", "", token.string) for token in tokens if token.type == tokenize.COMMENT]
+    comments = [
+        re.sub(r"^# ?", "", token.string) for token in tokens if token.type == tokenize.COMMENT
+    ]
     return "\n".join([*strings, *comments])
 
 
 @functools.cache
 def modules() -> dict[str, str]:
-    """Return the source of every module by dotted name. The source of a package is its `__init__`."""
+    """Return the source of every module by dotted name.
+
+    The source of a package is its `__init__`.
+    """
     found = {}
     for package in (*PACKAGES, "tests", "benchmarks"):
         for path in (REPOSITORY / package).rglob("*.py"):
-            name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__")
+            name = ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(
+                ".__init__"
+            )
             found[name] = path.read_text()
     return found
 
@@ -76,7 +108,8 @@ def exists(name: str) -> bool:
 
 
 def missing_names(text: str, others: frozenset[str]) -> Iterator[str]:
-    """Yield the backticked dotted names of the text that begin like a module of ours and do not exist.
+    """Yield the backticked dotted names of the text that begin like a module of ours and do not
+    exist.
 
     Args:
         text: Prose, see `prose_of`.
@@ -84,5 +117,9 @@ def missing_names(text: str, others: frozenset[str]) -> Iterator[str]:
     """
     for name in dict.fromkeys(_NAME.findall(text)):
         first, last = name.split(".")[0], name.rsplit(".", 1)[-1]
-        if first in _packages_and_modules() and not {name, last} & (others | _ENDINGS) and not exists(name):
+        if (
+            first in _packages_and_modules()
+            and not {name, last} & (others | _ENDINGS)
+            and not exists(name)
+        ):
             yield name

@@ -20,7 +20,9 @@ class Processes:
     def __init__(self, folder) -> None:
         self.folder = folder / "with a space"
         self.folder.mkdir()
-        self.state, self.archive, self.lake = (self.folder / n for n in ("state", "archive", "lake"))
+        self.state, self.archive, self.lake = (
+            self.folder / n for n in ("state", "archive", "lake")
+        )
         self.log = SqliteLog(self.folder / "log.db")
         self.started: list[subprocess.Popen] = []
 
@@ -37,12 +39,18 @@ class Processes:
             "archive_roll_rows": 200,
             **flags,
         }
-        rules = {name: values.pop(name) for name in flat_settings(JudgingSettings) if name in values}
+        rules = {
+            name: values.pop(name) for name in flat_settings(JudgingSettings) if name in values
+        }
         accept_into(self.folder / "store", criteo_with(monitor=rules))
         return self.start("monitoring", values)
 
     def start(self, module: str, values: dict) -> subprocess.Popen:
-        argv = [text for name, value in values.items() for text in ("--" + name.replace("_", "-"), str(value))]
+        argv = [
+            text
+            for name, value in values.items()
+            for text in ("--" + name.replace("_", "-"), str(value))
+        ]
         self.started.append(
             subprocess.Popen(
                 [sys.executable, "-m", module, *argv],
@@ -78,4 +86,8 @@ class Processes:
     def refusal(self, path: str) -> str:
         """Return the loop's reason why a page is unavailable, or an empty string."""
         answer = self.ask(path)
-        return "" if answer.status == 200 or "no iteration of the loop has ended yet" in answer.text else answer.text
+        return (
+            ""
+            if answer.status == 200 or "no iteration of the loop has ended yet" in answer.text
+            else answer.text
+        )

@@ -15,7 +15,14 @@ from evergreen.contracts import criteo
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.contracts.record_format import RecordFormat
-from evergreen.contracts.records import CLICK, NO_POSITION, OutcomeBatch, PredictionBatch, Predictions, record_id
+from evergreen.contracts.records import (
+    CLICK,
+    NO_POSITION,
+    OutcomeBatch,
+    PredictionBatch,
+    Predictions,
+    record_id,
+)
 from evergreen.events.sqlite import SqliteLog
 from evergreen.runtime.durable import no_checkpoint
 from monitoring.monitor import Monitor
@@ -56,7 +63,9 @@ class FakeTrigger:
         self.runs[name] = RunState(state, "as the test says", version)
 
 
-def prediction(request_id: str, rows: int = 8, *, time: float = START, version: int = 1, scores=None, seed=None):
+def prediction(
+    request_id: str, rows: int = 8, *, time: float = START, version: int = 1, scores=None, seed=None
+):
     random = np.random.default_rng(zlib.crc32(request_id.encode()) if seed is None else seed)
     dense = random.integers(0, 100, (rows, criteo.NUM_DENSE)).astype(np.float32)
     dense[random.random(dense.shape) < 0.2] = np.nan
@@ -86,7 +95,9 @@ def matured(
         sizes=np.array([n]),
         numbers=np.array([1]),
         scores=np.asarray(scores, np.float32),
-        positions=np.full(n, NO_POSITION, np.int32) if positions is None else np.asarray(positions, np.int32),
+        positions=np.full(n, NO_POSITION, np.int32)
+        if positions is None
+        else np.asarray(positions, np.int32),
         labels=np.asarray(labels, np.uint8),
         click_delays=np.full(n, np.nan, np.float32),
         users=np.full(n, MISSING_CATEGORY) if users is None else np.asarray(users, np.int64),
@@ -213,7 +224,12 @@ class Bench:
         return [event["kind"] for event in self.events]
 
 
-DRIFT = {"policies": "threshold", "auc_threshold": 0.74, "min_clicks": 20, "consecutive_breaches": 1}
+DRIFT = {
+    "policies": "threshold",
+    "auc_threshold": 0.74,
+    "min_clicks": 20,
+    "consecutive_breaches": 1,
+}
 DRIFT |= {"window_rows": 1000, "cooldown_seconds": 1000.0}
 """Settings under which one bad window is a confirmed drift."""
 
@@ -228,13 +244,25 @@ def traffic(b: Bench, name: str, *, auc: str, version: int = 1, rows: int = 400)
     request_of = np.arange(rows) // 2 % num_requests
     for number in range(num_requests):
         of_request, request = request_of == number, f"{name}-{number}"
-        publish(b.log, prediction(request, of_request.sum(), time=time, version=version, scores=scores[of_request]))
-        events = [(request, row, time + 1) for row in np.flatnonzero(is_clicked[of_request]).tolist()]
+        publish(
+            b.log,
+            prediction(
+                request, of_request.sum(), time=time, version=version, scores=scores[of_request]
+            ),
+        )
+        events = [
+            (request, row, time + 1) for row in np.flatnonzero(is_clicked[of_request]).tolist()
+        ]
         publish(b.log, clicks(f"o-{request}", events))
     b.clock.now = time + WINDOW
 
 
 def retrain_request(name: str) -> RetrainRequest:
     return RetrainRequest(
-        request_id=name, reason="a test", requested_at="", window_start="", window_end="", observed={"auc": 0.5}
+        request_id=name,
+        reason="a test",
+        requested_at="",
+        window_start="",
+        window_end="",
+        observed={"auc": 0.5},
     )

@@ -12,7 +12,19 @@ from tests.support.workflows import workflow_of
 
 INT64 = np.iinfo(np.int64)
 STRANGE_CATEGORIES = np.array(
-    [MISSING_CATEGORY, TOMBSTONE, -3, INT64.min, INT64.min + 1, INT64.max, INT64.max - 1, 0, 1, 2**31 - 1, 2**31]
+    [
+        MISSING_CATEGORY,
+        TOMBSTONE,
+        -3,
+        INT64.min,
+        INT64.min + 1,
+        INT64.max,
+        INT64.max - 1,
+        0,
+        1,
+        2**31 - 1,
+        2**31,
+    ]
     + [MAX_CATEGORY, MAX_CATEGORY + 1, MAX_CATEGORY + 2, 2**53 + 1]
     + [
         sign * 2**power + off
@@ -22,7 +34,24 @@ STRANGE_CATEGORIES = np.array(
     ]
 )
 STRANGE_DENSE = np.array(
-    [np.nan, 0, -0.0, -1, -2, -0.5, -3.4e38, 3.4e38, 1e-45, -1e-45, 1.2e-38, 2**24 + 2, 2**31, 1e9, 0.1], np.float32
+    [
+        np.nan,
+        0,
+        -0.0,
+        -1,
+        -2,
+        -0.5,
+        -3.4e38,
+        3.4e38,
+        1e-45,
+        -1e-45,
+        1.2e-38,
+        2**24 + 2,
+        2**31,
+        1e9,
+        0.1,
+    ],
+    np.float32,
 )
 
 
@@ -56,7 +85,9 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     Every column has known, unseen, unusual and missing values.
     """
     random = np.random.default_rng(seed)
-    dense = np.floor(np.exp(random.uniform(0, np.log(dense_up_to), (num_rows, 13)))).astype(np.float32)
+    dense = np.floor(np.exp(random.uniform(0, np.log(dense_up_to), (num_rows, 13)))).astype(
+        np.float32
+    )
     strange = random.random(dense.shape) < (0.3 if strange_dense else 0)
     dense[strange] = random.choice(STRANGE_DENSE, np.count_nonzero(strange))
     dense[random.random(dense.shape) < 0.1] = np.nan
@@ -67,6 +98,10 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
         # were encoded by addition.
         beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
         unseen = random.integers(0, 2**32, num_rows)
-        kinds = np.stack([known, known, known, beside, unseen, random.choice(STRANGE_CATEGORIES, num_rows)])
-        categorical[:, column] = kinds[random.integers(0, len(kinds), num_rows), np.arange(num_rows)]
+        kinds = np.stack(
+            [known, known, known, beside, unseen, random.choice(STRANGE_CATEGORIES, num_rows)]
+        )
+        categorical[:, column] = kinds[
+            random.integers(0, len(kinds), num_rows), np.arange(num_rows)
+        ]
     return dense, categorical

@@ -41,14 +41,23 @@ def _dcn(config, p, values, vectors):
 
 def _deepfm(config, p, values, vectors):
     first_order = vectors[:, 0].sum() + (p["first_order.weight"][0] @ values if len(values) else 0)
-    fields = [*vectors[:, 1:], *(value * factors for value, factors in zip(values, p["dense_factors"]))]
+    fields = [
+        *vectors[:, 1:],
+        *(value * factors for value, factors in zip(values, p["dense_factors"])),
+    ]
     pairs = sum(one @ other for i, one in enumerate(fields) for other in fields[:i])
     deep = _tower(p, "tower", config.tower, np.concatenate([vectors[:, 1:].ravel(), values]))
     return first_order + pairs + p["final.weight"][0] @ deep
 
 
 def _dlrm(config, p, values, vectors):
-    bottom = [_tower(p, "bottom", [config.tower[-1], config.embedding_dim], values)] if len(values) else []
+    bottom = (
+        [_tower(p, "bottom", [config.tower[-1], config.embedding_dim], values)]
+        if len(values)
+        else []
+    )
     all_vectors = [*bottom, *vectors]
     products = [one @ other for i, one in enumerate(all_vectors) for other in all_vectors[:i]]
-    return p["final.weight"][0] @ _tower(p, "tower", config.tower, np.concatenate([*bottom, products]))
+    return p["final.weight"][0] @ _tower(
+        p, "tower", config.tower, np.concatenate([*bottom, products])
+    )

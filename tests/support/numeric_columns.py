@@ -15,9 +15,13 @@ OPTIONS = {
     "constant": NumericOptions(transform=("minmax",), indicator=True),
 }
 EVERY_KIND = Features(
-    numeric=("usual", *OPTIONS), categorical=("item",), numeric_options=OPTIONS | {"usual": NumericOptions()}
+    numeric=("usual", *OPTIONS),
+    categorical=("item",),
+    numeric_options=OPTIONS | {"usual": NumericOptions()},
 )
-STEPS = {name: each.transform for name, each in OPTIONS.items()} | {"usual": ("clip(0)", "log1p", "standardize")}
+STEPS = {name: each.transform for name, each in OPTIONS.items()} | {
+    "usual": ("clip(0)", "log1p", "standardize")
+}
 
 
 def values_of(name, count, *, seed=0):

@@ -30,16 +30,25 @@ class OddTriton:
 
     def handlers(self):
         calls = {
-            "ServerLive": self._live, "ModelReady": self._ready, "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload, "ModelInfer": self._infer,
-        }  # fmt: skip
-        handlers = {name: grpc.unary_unary_rpc_method_handler(self._answering(name, c)) for name, c in calls.items()}
+            "ServerLive": self._live,
+            "ModelReady": self._ready,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "ModelInfer": self._infer,
+        }
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._answering(name, c))
+            for name, c in calls.items()
+        }
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _answering(self, name, call):
         def answer(request, context):
             self.asked.append(name)
-            if self.token is not None and dict(context.invocation_metadata()).get("authorization") != self.token:
+            if (
+                self.token is not None
+                and dict(context.invocation_metadata()).get("authorization") != self.token
+            ):
                 context.abort(grpc.StatusCode.UNAUTHENTICATED, "no such token")
             odd = self.odd.get(name)
             if isinstance(odd, tuple):
@@ -57,7 +66,9 @@ class OddTriton:
 
     def _ready(self, request):
         asked = service_pb2.ModelReadyRequest.FromString(request)
-        return service_pb2.ModelReadyResponse(ready=self.real.is_ready(asked.name, int(asked.version)))
+        return service_pb2.ModelReadyResponse(
+            ready=self.real.is_ready(asked.name, int(asked.version))
+        )
 
     def _load(self, request):
         self.real.load(service_pb2.RepositoryModelLoadRequest.FromString(request).model_name)
@@ -77,7 +88,9 @@ class OddTriton:
         scores, answered = self.real.infer(
             asked.model_name, arrays[DENSE_INPUT], arrays[CATEGORICAL_INPUT], version=version
         )
-        reply = service_pb2.ModelInferResponse(model_name=asked.model_name, model_version=str(answered))
+        reply = service_pb2.ModelInferResponse(
+            model_name=asked.model_name, model_version=str(answered)
+        )
         reply.outputs.add(name="probability", datatype="FP32", shape=[len(scores), 1])
         reply.raw_output_contents.append(scores.astype("<f4").tobytes())
         return reply

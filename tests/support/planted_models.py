@@ -36,7 +36,9 @@ class PlantedRows:
     requests: NDArray[np.int64]
 
 
-def draw(random: Generator, *, rows: int, rate: float, rows_per_request: int = 1, noise: float = NOISE) -> PlantedRows:
+def draw(
+    random: Generator, *, rows: int, rate: float, rows_per_request: int = 1, noise: float = NOISE
+) -> PlantedRows:
     """Draw rows with the scores of a champion and of a candidate.
 
     Args:
@@ -61,7 +63,9 @@ def draw(random: Generator, *, rows: int, rate: float, rows_per_request: int = 1
     return PlantedRows(
         labels=labels.astype(np.uint8),
         candidate=_probability(mean, shared + np.sqrt(own) * normal(), noise),
-        champion=_probability(mean, shared + np.sqrt(OWN_NOISE + max(NOISE - noise, 0.0)) * normal(), NOISE),
+        champion=_probability(
+            mean, shared + np.sqrt(OWN_NOISE + max(NOISE - noise, 0.0)) * normal(), NOISE
+        ),
         requests=np.repeat(np.arange(requests), rows_per_request),
     )
 
@@ -78,7 +82,9 @@ def _probability(mean: float, seen: NDArray[np.float64], noise: float) -> NDArra
     """
     weight = SPREAD**2 / (SPREAD**2 + noise)
     at, (nodes, weights) = np.linspace(-15.0, 15.0, 601), np.polynomial.hermite_e.hermegauss(15)
-    means = expit(mean + weight * at[:, None] + SPREAD * np.sqrt(1 - weight) * nodes) @ (weights / weights.sum())
+    means = expit(mean + weight * at[:, None] + SPREAD * np.sqrt(1 - weight) * nodes) @ (
+        weights / weights.sum()
+    )
     return expit(np.interp(seen, at, np.log(means / (1 - means))))
 
 
@@ -99,7 +105,11 @@ def mean_log_odds(rate: float) -> float:
     low, high = -20.0, 10.0
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if (weights * expit(middle + SPREAD * at)).sum() < rate else (low, middle)
+        low, high = (
+            (middle, high)
+            if (weights * expit(middle + SPREAD * at)).sum() < rate
+            else (low, middle)
+        )
     return low
 
 
@@ -148,7 +158,9 @@ def shifted(probabilities: NDArray[np.float64], part: float) -> NDArray[np.float
 
     The probabilities must be calibrated.
     """
-    entropy = -(probabilities * np.log(probabilities) + (1 - probabilities) * np.log1p(-probabilities)).mean()
+    entropy = -(
+        probabilities * np.log(probabilities) + (1 - probabilities) * np.log1p(-probabilities)
+    ).mean()
     odds, low, high = probabilities / (1 - probabilities), 0.0, 10.0
 
     def wrong(shift: float) -> NDArray[np.float64]:
@@ -162,7 +174,9 @@ def shifted(probabilities: NDArray[np.float64], part: float) -> NDArray[np.float
     return wrong(low)
 
 
-def draw_slices(random: Generator, requests: NDArray[np.int64], *, columns: int = 26) -> dict[str, NDArray[np.bool_]]:
+def draw_slices(
+    random: Generator, requests: NDArray[np.int64], *, columns: int = 26
+) -> dict[str, NDArray[np.bool_]]:
     """Draw slices by name: the five most frequent values of each column, and its other values.
 
     Each slice has a quarter to a twentieth of the rows [n]. Every second column is constant in a

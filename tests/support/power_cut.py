@@ -29,7 +29,9 @@ class Disk:
 
     def install(self, monkeypatch) -> None:
         for name in ("mkdir", "rename", "replace", "unlink", "fsync"):
-            monkeypatch.setattr(os, name, self._watched(getattr(self, f"_{name}"), getattr(os, name)))
+            monkeypatch.setattr(
+                os, name, self._watched(getattr(self, f"_{name}"), getattr(os, name))
+            )
 
     def _watched(self, note, real):
         def call(*args, **more):
@@ -64,7 +66,11 @@ class Disk:
 
     def _unlink(self, path):
         content = Path(path).read_bytes() if Path(path).exists() else None
-        return None if content is None else (Path(path).parent, lambda: Path(path).write_bytes(content))
+        return (
+            None
+            if content is None
+            else (Path(path).parent, lambda: Path(path).write_bytes(content))
+        )
 
     def _fsync(self, descriptor):
         status = os.fstat(descriptor)
@@ -79,7 +85,10 @@ class Disk:
         for path in self._torn:
             if path.exists():
                 os.truncate(path, source.randrange(path.stat().st_size))
-        kept = {folder: source.randint(0, sum(f == folder for f, _ in self._pending)) for folder, _ in self._pending}
+        kept = {
+            folder: source.randint(0, sum(f == folder for f, _ in self._pending))
+            for folder, _ in self._pending
+        }
         undone = []
         for folder, undo in self._pending:
             kept[folder] -= 1

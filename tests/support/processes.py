@@ -47,7 +47,10 @@ def freeze_group(group):
     On a busy machine that takes about 20 ms.
     """
     os.killpg(group, signal.SIGSTOP)
-    wait_for(lambda: all(state in "TZ" for _, state in _threads_of_group(group)), "the stop of all threads")
+    wait_for(
+        lambda: all(state in "TZ" for _, state in _threads_of_group(group)),
+        "the stop of all threads",
+    )
 
 
 def _threads_of_group(group):
@@ -79,6 +82,8 @@ def wait_for(condition, what="the condition", *, seconds=120.0):
 def at_once(num, do):
     """Run `do(me)` in `num` threads that start together."""
     start = threading.Barrier(num)
-    threads = [threading.Thread(target=lambda me=me: (start.wait(120), do(me))) for me in range(num)]
+    threads = [
+        threading.Thread(target=lambda me=me: (start.wait(120), do(me))) for me in range(num)
+    ]
     [thread.start() for thread in threads]
     [thread.join(120) for thread in threads]

@@ -29,7 +29,10 @@ class Prometheus:
         self._folder, self._flags = folder, flags
         folder.mkdir(parents=True)
         targets = [
-            {"targets": [urllib.parse.urlsplit(url).netloc], "labels": {"namespace": namespace, "pod": pod}}
+            {
+                "targets": [urllib.parse.urlsplit(url).netloc],
+                "labels": {"namespace": namespace, "pod": pod},
+            }
             for pod, url in pods.items()
         ]
         config = {

@@ -34,7 +34,7 @@ class Emulator:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "JAVA_OPTS": "-Xmx512m -XX:TieredStopAtLevel=1"},
-                start_new_session=True,  # the script may leave Java as its child, so both are in one group
+                start_new_session=True,  # the script may leave Java as its child, so both are in one group  # noqa: E501
             )
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():

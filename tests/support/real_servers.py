@@ -82,7 +82,8 @@ def under_load(urls, rows, *, until=None, enough=30, model=MODEL_NAME):
 
     clients = [Triton(url) for url in urls]
     threads = [
-        threading.Thread(target=ask, args=pair, daemon=True) for pair in zip(clients, traffic.answers, strict=True)
+        threading.Thread(target=ask, args=pair, daemon=True)
+        for pair in zip(clients, traffic.answers, strict=True)
     ]
     for thread in threads:
         thread.start()
@@ -128,7 +129,9 @@ class RetryingTraffic(BackgroundTraffic):
         self._url, self._rows, self._attempts = url, rows, attempts
 
     async def _ask(self):
-        async with ScoringClient(self._url, MODEL_NAME, ClientSettings(max_attempts=self._attempts)) as client:
+        async with ScoringClient(
+            self._url, MODEL_NAME, ClientSettings(max_attempts=self._attempts)
+        ) as client:
             while not self._stop.is_set():
                 try:
                     self.answers.append(await client.score(*self._rows))

@@ -14,7 +14,11 @@ from evergreen.registry.recommenders import accept, read_accepted
 def criteo_with(**sections: dict[str, Any]) -> Recommender:
     """Return Criteo's recommender with these settings by section."""
     return CRITEO_RECOMMENDER.with_settings(
-        {f"{section}.{name}": value for section, values in sections.items() for name, value in values.items()}
+        {
+            f"{section}.{name}": value
+            for section, values in sections.items()
+            for name, value in values.items()
+        }
     )
 
 
@@ -22,10 +26,19 @@ def accept_into(store: Path, recommender: Recommender = CRITEO_RECOMMENDER) -> N
     """Make it the newest recommender of the registry, unless it is already."""
     lines = read_accepted(store)
     if not lines or lines[-1].digest != recommender.digest:
-        accept(store, recommender, who="a test", why="a test", now=datetime(2026, 1, 1, tzinfo=timezone.utc))
+        accept(
+            store,
+            recommender,
+            who="a test",
+            why="a test",
+            now=datetime(2026, 1, 1, tzinfo=timezone.utc),
+        )
 
 
 def settings_text(changes: dict[str, Any]) -> str:
     """Format settings by path for the parameter `settings`. Strings are written as they are."""
-    words = (f"{path}={value if isinstance(value, str) else json.dumps(value)}" for path, value in changes.items())
+    words = (
+        f"{path}={value if isinstance(value, str) else json.dumps(value)}"
+        for path, value in changes.items()
+    )
     return shlex.join(words)

@@ -25,7 +25,9 @@ def fields_of(proto: str) -> dict[str, list[tuple[bool, str, str, int]]]:
         elif line.strip() == "}":
             inner = None
         else:
-            repeated, kind, name, number = re.match(r" *(repeated )?(\w+) (\w+) = (\d+);", line).groups()
+            repeated, kind, name, number = re.match(
+                r" *(repeated )?(\w+) (\w+) = (\d+);", line
+            ).groups()
             messages[inner or "LogRecord"].append((bool(repeated), kind, name, int(number)))
     return messages
 

@@ -26,7 +26,9 @@ def recorded_series(pods=PODS) -> dict[str, str]:
         for metric in (QUEUE, SUCCESS, PENDING):
             for model in readings[0][metric]:
                 labels = f'namespace="evergreen",pod="{pod}",model="{model}",version="1"'
-                found[f"{metric}{{{labels}}}"] = " ".join(str(each[metric][model]) for each in readings)
+                found[f"{metric}{{{labels}}}"] = " ".join(
+                    str(each[metric][model]) for each in readings
+                )
     return found
 
 
@@ -45,5 +47,8 @@ def counted(pod: str, metric: str, start: int, end: int) -> int:
 
 def truth(end: int, pods=PODS, *, window: int = 60) -> float:
     """Return these pods' queue microseconds per request in the window that ends at `end`."""
-    sums = {metric: sum(counted(pod, metric, end - window, end) for pod in pods) for metric in (QUEUE, SUCCESS)}
+    sums = {
+        metric: sum(counted(pod, metric, end - window, end) for pod in pods)
+        for metric in (QUEUE, SUCCESS)
+    }
     return sums[QUEUE] / sums[SUCCESS]

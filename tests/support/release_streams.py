@@ -78,7 +78,11 @@ class Releases:
 
     def auc_of(self, version: int, time: float) -> float:
         """Return the AUC of the version on rows of this time."""
-        changes = [each for each in (self.changed_at, self.changed_again_at) if each is not None and time >= each]
+        changes = [
+            each
+            for each in (self.changed_at, self.changed_again_at)
+            if each is not None and time >= each
+        ]
         is_known = not changes or (self.learns and self.knows_the_change(version, changes[-1]))
         return self.auc if is_known else self.fallen_auc
 
@@ -96,28 +100,39 @@ class Releases:
         )
 
 
-def rows_between(random: Generator, releases: Releases, begin: float, end: float) -> MaturedRequests:
+def rows_between(
+    random: Generator, releases: Releases, begin: float, end: float
+) -> MaturedRequests:
     """Return the requests of [begin, end), evenly spaced."""
     num = round((end - begin) * releases.rows_per_second)
     offsets = begin + (np.arange(num) + 0.5) / releases.rows_per_second
     versions = np.array([releases.version_at(each) for each in offsets.tolist()], np.int32)
     labels = (random.random(num) < releases.click_rate).astype(np.uint8)
     pairs = {
-        pair: _shift(releases.auc_of(*pair)) for pair in {(int(versions[0]), begin), (int(versions[-1]), end - 1e-6)}
+        pair: _shift(releases.auc_of(*pair))
+        for pair in {(int(versions[0]), begin), (int(versions[-1]), end - 1e-6)}
     }
     # Version and drift change at most once in a decision span, and only at its ends.
     assert len(set(pairs.values())) == 1, "releases and the change must lie at decision points"
-    scores = random.standard_normal(num, np.float32) + np.float32(next(iter(pairs.values()))) * labels
+    scores = (
+        random.standard_normal(num, np.float32) + np.float32(next(iter(pairs.values()))) * labels
+    )
     return requests_of(START + offsets, versions, labels, scores)
 
 
 def requests_of(
-    times: NDArray[np.float64], versions: NDArray[np.int32], labels: NDArray[np.uint8], scores: NDArray[np.float32]
+    times: NDArray[np.float64],
+    versions: NDArray[np.int32],
+    labels: NDArray[np.uint8],
+    scores: NDArray[np.float32],
 ) -> MaturedRequests:
     """Return requests of one row each, from arrays [m]."""
     num = len(times)
     return MaturedRequests(
-        ids=np.array([f"{version}-{time:.6f}" for version, time in zip(versions.tolist(), times.tolist())], object),
+        ids=np.array(
+            [f"{version}-{time:.6f}" for version, time in zip(versions.tolist(), times.tolist())],
+            object,
+        ),
         times=times,
         versions=versions,
         sizes=np.ones(num, np.int64),
@@ -141,9 +156,13 @@ def decisions(
 ) -> Iterator[DecisionPoint]:
     """Yield the shipped monitor's decisions over the stream."""
     settings = JudgeSettings(
-        window_rows=window_rows, attribution_window_seconds=releases.window, decide_seconds=releases.decide
+        window_rows=window_rows,
+        attribution_window_seconds=releases.window,
+        decide_seconds=releases.decide,
     )
-    judge = Evaluator(settings, make_policies(policies or PolicySettings(), baking), baseline=releases.baseline)
+    judge = Evaluator(
+        settings, make_policies(policies or PolicySettings(), baking), baseline=releases.baseline
+    )
     open_rows: deque[tuple[float, MaturedRequests]] = deque()
     ahead = serving_ahead(settings)
     for step in range(int(releases.seconds / releases.decide)):

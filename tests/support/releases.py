@@ -13,11 +13,23 @@ def keep_model(store, model_id, **changes) -> Model:
     """Write the manifest of a stored model, without its files."""
     folder = model_folder(store, model_id)
     values = {
-        "model_id": model_id, "uri": folder.as_uri(), "backend": "pytorch", "config": {}, "slot_sizes": [4] * 26,
-        "parent_model_id": None, "seed": 0, "num_train_rows": 12_345, "optimizer_step": 1, "progressive": {},
-        "last_event_time": "", "last_learned_time": "", "raw_digest": "", "sha256": {}, "created_at": "",
+        "model_id": model_id,
+        "uri": folder.as_uri(),
+        "backend": "pytorch",
+        "config": {},
+        "slot_sizes": [4] * 26,
+        "parent_model_id": None,
+        "seed": 0,
+        "num_train_rows": 12_345,
+        "optimizer_step": 1,
+        "progressive": {},
+        "last_event_time": "",
+        "last_learned_time": "",
+        "raw_digest": "",
+        "sha256": {},
+        "created_at": "",
         "recommender": CRITEO_RECOMMENDER,
-    }  # fmt: skip
+    }
     made = Model(**{**values, **changes})
     made.write(folder / Model.MANIFEST)
     return made
@@ -26,10 +38,18 @@ def keep_model(store, model_id, **changes) -> Model:
 def passing_verdict(model_id: str, scores: Path, *, num_rows: int, **changes: Any) -> Verdict:
     """Return the gate's verdict on a candidate whose holdout scores are in the file `scores`."""
     fields: dict[str, Any] = {
-        "candidate_model_id": model_id, "champion_model_id": None, "decision": "pass", "accepted": True,
-        "reason": "auc is high enough", "num_rows": num_rows, "num_clicks": 1, "candidate": ModelQuality(),
-        "champion": None, "difference": None, "scores_uri": scores.as_uri(),
-    }  # fmt: skip
+        "candidate_model_id": model_id,
+        "champion_model_id": None,
+        "decision": "pass",
+        "accepted": True,
+        "reason": "auc is high enough",
+        "num_rows": num_rows,
+        "num_clicks": 1,
+        "candidate": ModelQuality(),
+        "champion": None,
+        "difference": None,
+        "scores_uri": scores.as_uri(),
+    }
     return Verdict(**{**fields, **changes})
 
 

@@ -31,7 +31,9 @@ def render(folder: Path) -> str:
     """Return what `kubectl apply -k` would send, as YAML. The test is skipped without kubectl."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed: manifests cannot be rendered")
-    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, f"kubectl kustomize {folder}: {done.stderr}"
     return done.stdout
 
@@ -50,7 +52,10 @@ def render_variant(variant: str, scratch: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     kustomization = {
         "resources": [os.path.relpath(source.resolve(), folder.resolve())],
-        "components": [os.path.relpath((K8S / "components" / name).resolve(), folder.resolve()) for name in components],
+        "components": [
+            os.path.relpath((K8S / "components" / name).resolve(), folder.resolve())
+            for name in components
+        ],
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
     return render(folder)
@@ -70,7 +75,9 @@ def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
     Its name may end with kustomize's content hash.
     """
     hashed = re.compile(rf"{re.escape(name)}(-[2456789bcdfghkmt]{{10}})?")
-    (found,) = [m for m in manifests if m["kind"] == kind and hashed.fullmatch(m["metadata"]["name"])]
+    (found,) = [
+        m for m in manifests if m["kind"] == kind and hashed.fullmatch(m["metadata"]["name"])
+    ]
     return found
 
 
@@ -126,7 +133,9 @@ def matches(selector: Manifest, labels: dict[str, str]) -> bool:
         elif operator == "DoesNotExist":
             holds = key not in labels
         else:
-            raise ValueError(f"operator is {operator!r}, expected In, NotIn, Exists or DoesNotExist")
+            raise ValueError(
+                f"operator is {operator!r}, expected In, NotIn, Exists or DoesNotExist"
+            )
         if not holds:
             return False
     return True

@@ -8,7 +8,11 @@ def rounded(table, numbers):
     if numbers == "float32":
         return table
     if numbers == "float16":
-        return np.frombuffer(np.asarray(table, "<f2").tobytes(), "<f2").astype(np.float32).reshape(table.shape)
+        return (
+            np.frombuffer(np.asarray(table, "<f2").tobytes(), "<f2")
+            .astype(np.float32)
+            .reshape(table.shape)
+        )
     answer = []
     for row in np.asarray(table, np.float64):
         step = float(np.float32(np.float32(max(map(abs, row))) / np.float32(127)))

@@ -41,5 +41,7 @@ def of_pods(query: str, *pods: str) -> str:
 def metric_name(rule: dict) -> str:
     """Return the name that an adapter's rule publishes. Go's `$0` and `$1` do not occur in it."""
     series = str(rule["seriesQuery"]).partition("{")[0]
-    assert re.search(rule["name"]["matches"], series), f"{series} is not what the rule is about: it publishes nothing"
+    assert re.search(rule["name"]["matches"], series), (
+        f"{series} is not what the rule is about: it publishes nothing"
+    )
     return rule["name"]["as"]

@@ -83,7 +83,9 @@ def read_log():
     def read(path: Path, features: Features = CRITEO):
         log = SqliteLog(path)
         try:
-            return [RecordFormat(features).decode(delivery.payload) for delivery in log.pull(1_000_000)]
+            return [
+                RecordFormat(features).decode(delivery.payload) for delivery in log.pull(1_000_000)
+            ]
         finally:
             log.close()
 

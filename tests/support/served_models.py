@@ -30,7 +30,9 @@ def with_scores():
 
     def make(verdict, change, tmp_path):
         path = tmp_path / "other-scores.npz"
-        np.savez(path, candidate=change(np.load(uris.local_path(verdict.scores_uri))["candidate"].copy()))
+        np.savez(
+            path, candidate=change(np.load(uris.local_path(verdict.scores_uri))["candidate"].copy())
+        )
         return dataclasses.replace(verdict, scores_uri=path.as_uri())
 
     return make
@@ -55,7 +57,9 @@ def triton(tmp_path_factory):
     settings = TritonSettings(stop_seconds=0.2)
     (root / "home").mkdir()
     variables = {"HOME": str(root / "home")}
-    with TritonServer(root / "repository", log=root / "triton.log", settings=settings, variables=variables) as server:
+    with TritonServer(
+        root / "repository", log=root / "triton.log", settings=settings, variables=variables
+    ) as server:
         yield server
 
 
@@ -87,7 +91,9 @@ def settings(triton, client, tmp_path):
 @pytest.fixture
 def unserved(tmp_path):
     """Settings of a release without servers."""
-    return ReleaseSettings(store=tmp_path / "a store", repository=(tmp_path / "repository").as_uri())
+    return ReleaseSettings(
+        store=tmp_path / "a store", repository=(tmp_path / "repository").as_uri()
+    )
 
 
 @pytest.fixture
@@ -121,7 +127,9 @@ def open_objects(request, tmp_path):
 @pytest.fixture
 def open_bucket(cloud_storage):
     """Opens a bucket as a model repository's storage, with short timeouts."""
-    return lambda: BucketObjects("gs://models/triton", retry_seconds=20.0, first_delay_seconds=0.001)
+    return lambda: BucketObjects(
+        "gs://models/triton", retry_seconds=20.0, first_delay_seconds=0.001
+    )
 
 
 @pytest.fixture
@@ -140,6 +148,8 @@ def put_live(make_version):
     def do(repository, number, *, beside=(), options=OPTIONS):
         repository.stage(number, make_version(number), options)
         repository.publish(number)
-        repository.write_config(with_versions(repository.config_for(number, options), [*beside, number]))
+        repository.write_config(
+            with_versions(repository.config_for(number, options), [*beside, number])
+        )
 
     return do

@@ -23,7 +23,9 @@ def write_shadow_rows(path, **columns):
     arrays = {}
     for name, values in columns.items():
         one_of_all = not np.ndim(values)
-        arrays[name] = pa.array([values] * num_rows if one_of_all else list(values), TYPES[name], from_pandas=False)
+        arrays[name] = pa.array(
+            [values] * num_rows if one_of_all else list(values), TYPES[name], from_pandas=False
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}")
     pq.write_table(pa.table(arrays), aside)

@@ -59,10 +59,14 @@ class Client:
 
 
 @contextmanager
-def sleeping_triton(folder: Path, models: dict[str, float]) -> Iterator[tuple[TritonServer, Client]]:
+def sleeping_triton(
+    folder: Path, models: dict[str, float]
+) -> Iterator[tuple[TritonServer, Client]]:
     """Start a server of sleeping models (seconds by name), and a client of it."""
     options = ServingOptions(instances=1, queue_timeout_microseconds=LONGEST)
     for name, seconds in models.items():
-        write_model(folder / "repository", name, f"time.sleep({seconds} * len(requests))", options=options)
+        write_model(
+            folder / "repository", name, f"time.sleep({seconds} * len(requests))", options=options
+        )
     with TritonServer(folder / "repository", log=folder / "triton.log") as server:
         yield server, Client(server.grpc_url)

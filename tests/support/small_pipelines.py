@@ -22,7 +22,9 @@ def first(folder: str, passes: bool) -> bool:
     import sys
     from pathlib import Path
 
-    Path(folder, "first").write_text(f"{sys.prefix}\n{os.environ['TMPDIR']}\n{os.environ['VIRTUAL_ENV']}")
+    Path(folder, "first").write_text(
+        f"{sys.prefix}\n{os.environ['TMPDIR']}\n{os.environ['VIRTUAL_ENV']}"
+    )
     print("word from first, threads", os.environ.get("OMP_NUM_THREADS"))
     return passes
 
@@ -70,18 +72,28 @@ def run_tiny(tmp_path):
     package = tmp_path / "tiny.yaml"
     compiler.Compiler().compile(tiny, str(package))
 
-    def run(*, passes: bool, fails: bool = False, preemptions: int = 0, refuses: bool = False) -> Path:
+    def run(
+        *, passes: bool, fails: bool = False, preemptions: int = 0, refuses: bool = False
+    ) -> Path:
         if refuses:
             text = package.read_text()
             assert "backoffDuration: 0s" in text
             package.write_text(text.replace("backoffDuration: 0s", "backoffDuration: 3600s"))
         run_pipeline(
             package,
-            {"folder": str(folder), "passes": passes, "fails": fails, "preemptions": preemptions, "refuses": refuses},
+            {
+                "folder": str(folder),
+                "passes": passes,
+                "fails": fails,
+                "preemptions": preemptions,
+                "refuses": refuses,
+            },
             name="tiny",
             root=folder / "artifacts",
             logs=folder / "logs",
-            pythons=dict.fromkeys(ENVIRONMENT_OF_STEP.values(), Path(sys.prefix) / "bin" / "python"),
+            pythons=dict.fromkeys(
+                ENVIRONMENT_OF_STEP.values(), Path(sys.prefix) / "bin" / "python"
+            ),
             source=REPOSITORY,
         )
         return folder

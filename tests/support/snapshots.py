@@ -29,14 +29,28 @@ KPIS = Kpis(
     gauc=0.7,
 )
 EMPTY = Kpis(
-    version=4, rows=9, clicks=0, auc=None, auc_low=None, auc_high=None, log_loss=0.1, calibration=None, ctr=0.0
+    version=4,
+    rows=9,
+    clicks=0,
+    auc=None,
+    auc_low=None,
+    auc_high=None,
+    log_loss=0.1,
+    calibration=None,
+    ctr=0.0,
 )
 DRIFT = {
     "bucket_end": 1000.0,
     "version": 3,
     "rows": 5000,
     "columns": [
-        {"feature": feature, "effect": effect, "effect_low": effect, "effect_high": effect, "excess": 0.0}
+        {
+            "feature": feature,
+            "effect": effect,
+            "effect_low": effect,
+            "effect_high": effect,
+            "excess": 0.0,
+        }
         | {"p_value": p_value, "q_value": p_value, "drifted": drifted, "outlying": False}
         | {"changes": ["values"] if drifted else [], "missing_before": 0.0, "missing_now": 0.0}
         | {"outliers_now": outliers}
@@ -57,7 +71,13 @@ OPEN_LABELS = OpenEstimate(
     version=3, open_rows=1200, open_clicks=0, final_at=NOW + 600, auc=0.5, auc_low=0.5, auc_high=0.5
 )
 LAST_RUN = LastRun(
-    run="r", state="released", step="deployment", reason="passed", reports=(), ended_at=800.0, seconds=60.0
+    run="r",
+    state="released",
+    step="deployment",
+    reason="passed",
+    reports=(),
+    ended_at=800.0,
+    seconds=60.0,
 )
 FULL = Snapshot(
     recommender="shop",
@@ -85,7 +105,10 @@ FULL = Snapshot(
     ),
     store_status=StoreStatus(
         promotions=Promotions(
-            counts={"release": 3, "rollback": 1}, live_version=2, live_action="rollback", live_since=900.0
+            counts={"release": 3, "rollback": 1},
+            live_version=2,
+            live_action="rollback",
+            live_since=900.0,
         ),
         runs=RunCounts(gate_refusals=2, last_run=LAST_RUN),
         unuploaded_files=4,
@@ -94,7 +117,13 @@ FULL = Snapshot(
     ),
 )
 POINTS = [
-    {"time": NOW - 300 + 3 * i, "version": 3, "auc": 0.75 - i / 1000, "auc_low": 0.7, "auc_high": 0.8}
+    {
+        "time": NOW - 300 + 3 * i,
+        "version": 3,
+        "auc": 0.75 - i / 1000,
+        "auc_low": 0.7,
+        "auc_high": 0.8,
+    }
     for i in range(100)
 ]
 EVENTS = [

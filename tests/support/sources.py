@@ -20,9 +20,23 @@ PACKAGES = (
     "tools",
 )
 HEAVY = (
-    "kfp", "pyarrow", "torch", "hugectr", "nvtabular", "merlin", "cudf", "pandas", "dask", "tensorflow",
-    "tensorflow_data_validation", "tritonclient", "onnx", "onnxruntime", "sklearn", "google",
-)  # fmt: skip
+    "kfp",
+    "pyarrow",
+    "torch",
+    "hugectr",
+    "nvtabular",
+    "merlin",
+    "cudf",
+    "pandas",
+    "dask",
+    "tensorflow",
+    "tensorflow_data_validation",
+    "tritonclient",
+    "onnx",
+    "onnxruntime",
+    "sklearn",
+    "google",
+)
 """Libraries that take seconds to import, or that an image may lack."""
 
 

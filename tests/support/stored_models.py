@@ -33,7 +33,9 @@ def raw_rows(raw_table):
     def make(n=64, seed=0):
         table = raw_table(n, seed=seed)
         dense = np.stack([table[c].to_numpy().astype(np.float32) for c in DENSE], axis=1)
-        keys = np.stack([table[c].fill_null(MISSING_CATEGORY).to_numpy() for c in CATEGORICAL], axis=1)
+        keys = np.stack(
+            [table[c].fill_null(MISSING_CATEGORY).to_numpy() for c in CATEGORICAL], axis=1
+        )
         return dense, keys.astype(np.int64)
 
     return make
@@ -59,22 +61,41 @@ def make_candidate(tmp_path, make_parts, raw_table, raw_rows):
         workflow.save(folder / Model.WORKFLOW)
         time = "2026-01-01T00:00:00+00:00"
         model = keep_model(
-            store, model_id, config=toy.document, slot_sizes=workflow.slot_sizes, seed=seed, num_train_rows=n,
-            progressive={"auc": None, "log_loss": None}, last_event_time=time, last_learned_time=time,
-            raw_digest="digest", created_at=time,
+            store,
+            model_id,
+            config=toy.document,
+            slot_sizes=workflow.slot_sizes,
+            seed=seed,
+            num_train_rows=n,
+            progressive={"auc": None, "log_loss": None},
+            last_event_time=time,
+            last_learned_time=time,
+            raw_digest="digest",
+            created_at=time,
             sha256={part: sha256_tree(folder / part) for part in (Model.WEIGHTS, Model.WORKFLOW)},
-        )  # fmt: skip
+        )
         holdout = tmp_path / f"hold out {seed}"
         holdout.mkdir()
         table = raw_table(n, seed=seed)
         pq.write_table(table.slice(0, n // 2), holdout / "part-0.parquet", row_group_size=40)
         pq.write_table(table.slice(n // 2), holdout / "part-1.parquet")
         raw = RawDataset(
-            source_uri="file:///lake", window_start=None, window_end=None, first_event_time="", last_event_time="",
-            last_learned_time="", train_uri=holdout.as_uri(), holdout_uri=holdout.as_uri(),
-            num_train_rows=n, num_holdout_rows=n, num_malformed=0, malformed_uri=None, num_duplicates=0,
-            digest="digest", recommender=CRITEO_RECOMMENDER,
-        )  # fmt: skip
+            source_uri="file:///lake",
+            window_start=None,
+            window_end=None,
+            first_event_time="",
+            last_event_time="",
+            last_learned_time="",
+            train_uri=holdout.as_uri(),
+            holdout_uri=holdout.as_uri(),
+            num_train_rows=n,
+            num_holdout_rows=n,
+            num_malformed=0,
+            malformed_uri=None,
+            num_duplicates=0,
+            digest="digest",
+            recommender=CRITEO_RECOMMENDER,
+        )
         scores = tmp_path / f"scores-{seed}.npz"
         np.savez(scores, candidate=toy.scores(workflow, *raw_rows(n, seed)).astype(np.float32))
         verdict = passing_verdict(

@@ -31,7 +31,11 @@ class Workers:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}", "WORLD_SIZE": f"{size}"}
-        common |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": f"{size}"}
+        common |= {
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            "LOCAL_WORLD_SIZE": f"{size}",
+        }
         self._others = [
             subprocess.Popen(
                 [sys.executable, "-W", "ignore", "-c", _FOLLOW],
@@ -40,7 +44,10 @@ class Workers:
             )
             for rank in range(1, size)
         ]
-        self._size, self._variables = size, patch.dict(os.environ, {**common, "RANK": "0", "LOCAL_RANK": "0"})
+        self._size, self._variables = (
+            size,
+            patch.dict(os.environ, {**common, "RANK": "0", "LOCAL_RANK": "0"}),
+        )
         self._variables.start()
         from torchrec.distributed import collective_utils
 

@@ -53,12 +53,17 @@ class ToyModel:
             value("dense", TensorProto.FLOAT, ["rows", 13]),
             value("embeddings", TensorProto.FLOAT, ["rows", num_slots, dim]),
         ]
-        graph = helper.make_graph(nodes, "toy", inputs, [value("logit", TensorProto.FLOAT, ["rows"])], constants)
+        graph = helper.make_graph(
+            nodes, "toy", inputs, [value("logit", TensorProto.FLOAT, ["rows"])], constants
+        )
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
     def save(self, folder: Path) -> None:
         """Write the model's files."""
-        shapes = {TABLE: self.table.shape, **{name: values.shape for name, values in self.dense.items()}}
+        shapes = {
+            TABLE: self.table.shape,
+            **{name: values.shape for name, values in self.dense.items()},
+        }
         with new_model(folder, shapes, with_moments=False) as stored:
             stored.weights.table[:] = self.table
             for name, values in self.dense.items():
@@ -89,7 +94,10 @@ def toy_model(workflow, seed=0, *, embedding_dim=4, hidden=HIDDEN, scale=0.15):
         "bias": random.normal(0, scale, 1),
     }
     table = random.normal(0, 0.3, (sum(workflow.slot_sizes), embedding_dim))
-    return ToyModel(table.astype(np.float32), {name: values.astype(np.float32) for name, values in dense.items()})
+    return ToyModel(
+        table.astype(np.float32),
+        {name: values.astype(np.float32) for name, values in dense.items()},
+    )
 
 
 def toy_workflow(seed=0, vocabularies=None):
@@ -114,7 +122,10 @@ def toy_workflow(seed=0, vocabularies=None):
 
 def _known(workflow):
     """Map every key of each vocabulary to its row in the table."""
-    return [{int(k): 3 + i for i, k in enumerate(vocabulary) if k != TOMBSTONE} for vocabulary in workflow.vocabularies]
+    return [
+        {int(k): 3 + i for i, k in enumerate(vocabulary) if k != TOMBSTONE}
+        for vocabulary in workflow.vocabularies
+    ]
 
 
 def _encode(workflow, known, dense_row, categorical_row):

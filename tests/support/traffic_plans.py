@@ -33,7 +33,9 @@ def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **s
 
     async def run():
         plan = PlanFollower(objects, MODEL_NAME, interval_seconds=interval)
-        client = PlannedClient(server.url, plan, ClientSettings(**settings), max_shadows=max_shadows)
+        client = PlannedClient(
+            server.url, plan, ClientSettings(**settings), max_shadows=max_shadows
+        )
         async with client:
             return await conversation(client)
 

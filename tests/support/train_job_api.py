@@ -81,9 +81,17 @@ class TrainJobApi(HttpDouble):
                 raise Answer(401)
             if self.failures:
                 raise Answer(self.failures.pop(0))
-            return self.reply(method, path, json.loads(body or b"null"), headers.get("Content-Type"))
+            return self.reply(
+                method, path, json.loads(body or b"null"), headers.get("Content-Type")
+            )
         except Answer as other:
-            status = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": other.status}
+            status = {
+                "kind": "Status",
+                "apiVersion": "v1",
+                "metadata": {},
+                "status": "Failure",
+                "code": other.status,
+            }
             status |= {"reason": REASONS[other.status], "message": "as the test says"}
             return as_json(status, other.status)
 
@@ -93,7 +101,10 @@ class TrainJobApi(HttpDouble):
         if url.path.startswith(JOBS):
             verb = {"POST": "create", "GET": "get", "PATCH": "patch", "DELETE": "delete"}[method]
             self.asked.add((verb, "trainjobs"))
-            if verb == "patch" and kind not in ("application/merge-patch+json", "application/json-patch+json"):
+            if verb == "patch" and kind not in (
+                "application/merge-patch+json",
+                "application/json-patch+json",
+            ):
                 raise Answer(415)
             job = self._job(verb, url.path.removeprefix(JOBS).lstrip("/"), body, query)
             return as_json(job, 201 if verb == "create" else 200)
@@ -103,7 +114,14 @@ class TrainJobApi(HttpDouble):
         if not name:
             job = query["labelSelector"].removeprefix(f"{JOB_OF}=")
             mine = [pod for pod in self.pods.values() if pod["metadata"]["labels"][JOB_OF] == job]
-            return as_json({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": mine})
+            return as_json(
+                {
+                    "kind": "PodList",
+                    "apiVersion": "v1",
+                    "metadata": {"resourceVersion": "7"},
+                    "items": mine,
+                }
+            )
         if name not in self.pods:
             raise Answer(404)
         if self.pods[name]["status"]["phase"] == "Pending":
@@ -142,11 +160,22 @@ class TrainJobApi(HttpDouble):
     def start_pod(self, job, name, *, part="node", index="0", phase="Running") -> None:
         labels = {JOB_OF: job, "jobset.sigs.k8s.io/replicatedjob-name": part}
         labels["batch.kubernetes.io/job-completion-index"] = index
-        metadata = {"name": name, "labels": labels, "creationTimestamp": f"2026-01-01T00:00:{len(self.pods):02}Z"}
+        metadata = {
+            "name": name,
+            "labels": labels,
+            "creationTimestamp": f"2026-01-01T00:00:{len(self.pods):02}Z",
+        }
         spec = {"containers": [{"name": "node", "image": "evergreen-training"}]}
         self.pods[name] = {"metadata": metadata, "spec": spec, "status": {"phase": phase}}
         self.logs[name] = []
-        counts = {"name": part, "ready": 0, "succeeded": 0, "failed": 0, "active": 1, "suspended": 0}
+        counts = {
+            "name": part,
+            "ready": 0,
+            "succeeded": 0,
+            "failed": 0,
+            "active": 1,
+            "suspended": 0,
+        }
         self.jobs[job]["status"] = {"jobsStatus": [counts]}
 
     def write(self, pod, *lines) -> None:

@@ -42,7 +42,11 @@ class World:
         random = np.random.default_rng(seed)
         dense = random.normal(size=(n, 13)).astype(np.float32)
         ids = np.stack(
-            [1 + np.minimum((random.random(n) ** 2 * (s - 1)).astype(np.int64), s - 2) for s in self.slot_sizes], axis=1
+            [
+                1 + np.minimum((random.random(n) ** 2 * (s - 1)).astype(np.int64), s - 2)
+                for s in self.slot_sizes
+            ],
+            axis=1,
         )
         logit = -1.2 + dense @ self.by_dense + sum(w[i] for w, i in zip(self.by_id, ids.T))
         labels = (random.random(n) < 1 / (1 + np.exp(-logit))).astype(np.float32)
@@ -78,18 +82,27 @@ def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
 
     A larger one keeps the smaller one's keys.
     """
-    workflow_of([start + 10_000 * c + np.arange(s - FIRST_ID) for c, s in enumerate(slot_sizes)]).save(folder)
+    workflow_of(
+        [start + 10_000 * c + np.arange(s - FIRST_ID) for c, s in enumerate(slot_sizes)]
+    ).save(folder)
     return folder
 
 
 def training_set_of(folder: Path, num_rows: int, *, workflow: Path, **changes) -> TrainingSet:
     """Return the manifest of the encoded rows in `folder`, training and holdout rows together."""
     values = {
-        "train_uri": folder.as_uri(), "holdout_uri": folder.as_uri(), "num_train_rows": num_rows,
-        "num_holdout_rows": num_rows, "new_categories": [0] * 26, "workflow_uri": workflow.as_uri(),
-        "raw_digest": "digest", "last_event_time": "2026-01-02T03:04:05+00:00", "parent_model_uri": None,
-        "last_learned_time": "2026-01-02T03:04:04+00:00", "recommender": CRITEO_RECOMMENDER,
-    }  # fmt: skip
+        "train_uri": folder.as_uri(),
+        "holdout_uri": folder.as_uri(),
+        "num_train_rows": num_rows,
+        "num_holdout_rows": num_rows,
+        "new_categories": [0] * 26,
+        "workflow_uri": workflow.as_uri(),
+        "raw_digest": "digest",
+        "last_event_time": "2026-01-02T03:04:05+00:00",
+        "parent_model_uri": None,
+        "last_learned_time": "2026-01-02T03:04:04+00:00",
+        "recommender": CRITEO_RECOMMENDER,
+    }
     return TrainingSet(**{**values, **changes})
 
 
@@ -102,19 +115,32 @@ def training_sets(root: Path):
     def make(labels, dense, ids, slot_sizes=SLOT_SIZES, name="set", workflow_start=0, num_files=2):
         folder = root / "work with space" / name
         train = write_folder(folder / "train", labels, dense, ids, num_files)
-        workflow, sizes = write_workflow(folder / "workflow", slot_sizes, workflow_start), list(slot_sizes)
+        workflow, sizes = (
+            write_workflow(folder / "workflow", slot_sizes, workflow_start),
+            list(slot_sizes),
+        )
         digest = f"digest of {name}"
-        return training_set_of(train, len(labels), workflow=workflow, slot_sizes=sizes, raw_digest=digest)
+        return training_set_of(
+            train, len(labels), workflow=workflow, slot_sizes=sizes, raw_digest=digest
+        )
 
     return make
 
 
-def fit_by_pytorch(training_set: TrainingSet, config, settings, path: Path, *, start=None, emit=None, **keywords):
+def fit_by_pytorch(
+    training_set: TrainingSet, config, settings, path: Path, *, start=None, emit=None, **keywords
+):
     """Run a fit on the CPU with checkpoints in `path`, and return its result."""
     from components.training.fit import FitJob, fit
     from components.training.pytorch.engine import PytorchEngine
 
-    job = FitJob(training_set=training_set, config=config, settings=settings, start=start, checkpoint_path=path)
+    job = FitJob(
+        training_set=training_set,
+        config=config,
+        settings=settings,
+        start=start,
+        checkpoint_path=path,
+    )
     engine = PytorchEngine(config, training_set.slot_sizes, settings, device="cpu")
     return fit(job, engine, emit=emit or (lambda _: None), **keywords)
 

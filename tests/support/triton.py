@@ -19,7 +19,7 @@ class TritonPythonModel:
         dense = [pb_utils.get_input_tensor_by_name(r, "dense").as_numpy() for r in requests]
         {work}
         return [pb_utils.InferenceResponse([pb_utils.Tensor("probability", d[:, :1])]) for d in dense]
-"""
+"""  # noqa: E501
 ONE_INSTANCE = ServingOptions(instances=1)
 
 
@@ -31,7 +31,11 @@ def write_model(repository: Path, name: str = MODEL_NAME, work: str = "pass", **
     version, options = more.get("version", 1), more.get("options", ONE_INSTANCE)
     folder = repository / name / str(version)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.py").write_text(more.get("code") or _CODE.format(work=work.replace("\n", "\n" + " " * 8)))
-    (repository / name / "config.pbtxt").write_text(triton_config(name, options, [version], features=CRITEO))
+    (folder / "model.py").write_text(
+        more.get("code") or _CODE.format(work=work.replace("\n", "\n" + " " * 8))
+    )
+    (repository / name / "config.pbtxt").write_text(
+        triton_config(name, options, [version], features=CRITEO)
+    )
     # The local server requires a graph next to the code at its start. The code does not read it.
     (folder / "model.onnx").touch()

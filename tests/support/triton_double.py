@@ -58,7 +58,11 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     async def ModelConfig(self, request, context):  # noqa: N802 the protocol's name
         await self._let_in(context)
-        version = self.canary_version if request.name == CANARY_NAME else (self.versions or [self.version])[0]
+        version = (
+            self.canary_version
+            if request.name == CANARY_NAME
+            else (self.versions or [self.version])[0]
+        )
         reply = service_pb2.ModelConfigResponse()
         if isinstance(version, int):
             reply.config.version_policy.specific.versions.append(version)
@@ -106,8 +110,16 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
             scores = 1 - scores
         if self.reply_scores is not None:
             scores = self.reply_scores(scores)
-        version = self.canary_version if is_canary else self.versions.pop(0) if self.versions else self.version
-        reply = service_pb2.ModelInferResponse(model_name=request.model_name, model_version=str(version))
+        version = (
+            self.canary_version
+            if is_canary
+            else self.versions.pop(0)
+            if self.versions
+            else self.version
+        )
+        reply = service_pb2.ModelInferResponse(
+            model_name=request.model_name, model_version=str(version)
+        )
         reply.outputs.add(name=PROBABILITY_OUTPUT.name, datatype="FP32", shape=list(scores.shape))
         reply.raw_output_contents.append(scores.astype("<f4").tobytes())
         return reply
@@ -121,7 +133,9 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         for name, kind in ((DENSE_INPUT, "numeric"), (CATEGORICAL_INPUT, "categorical")):
             array = arrays.get(name)
             if array is None or array.ndim != 2 or array.shape[1] != len(columns[kind]):
-                raise ValueError(f"unexpected shape for input '{name}' for model '{request.model_name}'")
+                raise ValueError(
+                    f"unexpected shape for input '{name}' for model '{request.model_name}'"
+                )
         if {o.name for o in request.outputs} != {PROBABILITY_OUTPUT.name}:
             raise ValueError("unexpected inference output")
         return arrays[DENSE_INPUT], arrays[CATEGORICAL_INPUT]
@@ -139,7 +153,9 @@ class RunningServer:
         self.url = f"127.0.0.1:{self.port}"
 
     async def _start(self, port: int) -> int:
-        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)])
+        self._server = grpc.aio.server(
+            options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)]
+        )
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self.scoring, self._server)
         address = f"127.0.0.1:{port}"
         if self._credentials is None:

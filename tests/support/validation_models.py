@@ -41,7 +41,9 @@ def make_dataset(
     )
 
 
-def release_validated(store: Path, model_id: str, report: ValidationReport, *, raw_digest: str = "d" * 64) -> Path:
+def release_validated(
+    store: Path, model_id: str, report: ValidationReport, *, raw_digest: str = "d" * 64
+) -> Path:
     """Make a model with the statistics, schema and windows of `report` the champion.
 
     Returns:

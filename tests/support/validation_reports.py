@@ -72,7 +72,11 @@ def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) 
     statistics = statistics_of(now)
     schema = infer_schema(statistics, criteo.CRITEO, range_factor=10.0)
     raw = RawDataset.__new__(RawDataset)
-    for name, value in {"quarantine_uri": f"file:///{HOSTILE}", "num_quarantined": 13, "digest": "d" * 64}.items():
+    for name, value in {
+        "quarantine_uri": f"file:///{HOSTILE}",
+        "num_quarantined": 13,
+        "digest": "d" * 64,
+    }.items():
         object.__setattr__(raw, name, value)
     return Measured(
         rows=ScreenedRows(dataset=raw, files=[]),
@@ -83,7 +87,9 @@ def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) 
         anomalies=check_statistics(statistics, schema),
         counter=counter,
         window=window,
-        drift=measure_drift(window, champion.windows, ValidationSettings(), shown=shown) if champion else [],
+        drift=measure_drift(window, champion.windows, ValidationSettings(), shown=shown)
+        if champion
+        else [],
         label=measure_label_shift(window, champion.windows) if champion else None,
         skew=SKEW,
         shown=shown,
@@ -103,7 +109,14 @@ def document_of(
         windows = KeptWindows((_count_rows(before).profile(),))
         champion = Champion(folder=folder, statistics=statistics_of(before), windows=windows)
     measured = _measure_rows(now, champion, shown)
-    round_ = Round(run=run, raw=measured.rows.dataset, folder=folder, store=folder, rules=rules, champion=champion)
+    round_ = Round(
+        run=run,
+        raw=measured.rows.dataset,
+        folder=folder,
+        store=folder,
+        rules=rules,
+        champion=champion,
+    )
     findings = [*check_drift(measured.drift, rules), *find(rules, "anomaly", HOSTILE, text=HOSTILE)]
     document = make_document(round_, measured, make_report(round_, measured, findings))
     document["schema"]["differences"] = {"I1": f"--- I1\n+++ I1\n-    max: 10\n+    max: {HOSTILE}"}

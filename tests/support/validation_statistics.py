@@ -14,7 +14,9 @@ from evergreen.contracts.criteo import CRITEO
 from evergreen.statistics.profile_counter import ProfileCounter
 
 
-def statistics_of(table: pa.Table, *, batch_rows: int = BATCH_ROWS, features: Features = CRITEO) -> Any:
+def statistics_of(
+    table: pa.Table, *, batch_rows: int = BATCH_ROWS, features: Features = CRITEO
+) -> Any:
     """Return the statistics of the checked columns of `table`.
 
     One process computes them in batches of `batch_rows`.
@@ -32,4 +34,6 @@ def value_counts(feature: Any) -> dict[str, float]:
     """
     if feature is None or feature.WhichOneof("stats") != "string_stats":
         return {}
-    return {bucket.label: bucket.sample_count for bucket in feature.string_stats.rank_histogram.buckets}
+    return {
+        bucket.label: bucket.sample_count for bucket in feature.string_stats.rank_histogram.buckets
+    }

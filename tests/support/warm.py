@@ -63,7 +63,13 @@ class Warm:
         self._process.communicate()
 
     def run(
-        self, program: str, arguments: Sequence[str], *, variables: dict[str, str], folder: Path, seconds: float = 240
+        self,
+        program: str,
+        arguments: Sequence[str],
+        *,
+        variables: dict[str, str],
+        folder: Path,
+        seconds: float = 240,
     ) -> tuple[int, str]:
         """Run `python -c program arguments` with these variables in `folder`.
 
@@ -72,10 +78,14 @@ class Warm:
         """
         with tempfile.NamedTemporaryFile("r", suffix=".log") as output:
             asked = {"program": program, "arguments": list(arguments), "output": output.name}
-            self._process.stdin.write(json.dumps({**asked, "variables": variables, "folder": str(folder)}) + "\n")
+            self._process.stdin.write(
+                json.dumps({**asked, "variables": variables, "folder": str(folder)}) + "\n"
+            )
             self._process.stdin.flush()
             if not select.select([self._process.stdout], [], [], seconds)[0]:
-                raise AssertionError(f"not done within {seconds} s: {arguments}\n{output.read()[-4000:]}")
+                raise AssertionError(
+                    f"not done within {seconds} s: {arguments}\n{output.read()[-4000:]}"
+                )
             code = self._process.stdout.readline()
             assert code, f"the process that forks ended: {arguments}"
             return int(code), output.read()

@@ -11,7 +11,9 @@ SECRET = "/services/T000/B000/a-secret-of-the-test"
 class WebhookServer(HttpDouble):
     def __init__(self) -> None:
         self.messages: list[dict] = []
-        self.answers: list[tuple[int, dict]] = []  # (status, headers) of the next answers, before status 200
+        self.answers: list[
+            tuple[int, dict]
+        ] = []  # (status, headers) of the next answers, before status 200
         self.asked = 0
         self.hang = threading.Event()
         self.release = threading.Event()

@@ -35,7 +35,9 @@ def needed(texts, extras=frozenset({""})):
     """Return the distributions that these requirements need, recursively, by name."""
     found = {}
     for requirement in map(Requirement, texts):
-        if requirement.marker is None or any(requirement.marker.evaluate({"extra": extra}) for extra in extras):
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": extra}) for extra in extras
+        ):
             found[requirement.name] = distribution(requirement.name)
             found |= needed(found[requirement.name].requires or (), requirement.extras or {""})
     return found
@@ -55,13 +57,24 @@ def python(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("service") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     python = folder / "bin" / "python"
-    install = ["install", "--quiet", "--no-deps", "--no-index", "--disable-pip-version-check", wheel]
+    install = [
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--disable-pip-version-check",
+        wheel,
+    ]
     subprocess.run([sys.executable, "-m", "pip", "--python", python, *install], check=True)
     (site,) = folder.glob("lib/python*/site-packages")
     (installed,) = importlib.metadata.distributions(name=client_wheel.NAME, path=[str(site)])
     for each in needed(installed.requires).values():
         # `google` belongs to several distributions.
-        tops = {Path(*file.parts[: 1 + (file.parts[0] == "google")]) for file in each.files if ".." not in file.parts}
+        tops = {
+            Path(*file.parts[: 1 + (file.parts[0] == "google")])
+            for file in each.files
+            if ".." not in file.parts
+        }
         for top in tops - {Path("__pycache__")}:
             (site / top).parent.mkdir(exist_ok=True)
             (site / top).symlink_to(each.locate_file(top))
@@ -71,7 +84,9 @@ def python(wheel, tmp_path_factory):
 def run(python, text, *arguments, given="", **environment):
     """Return what a program prints there. The repository is not on its path."""
     command = [python, "-I", "-c", text, *arguments]
-    done = subprocess.run(command, input=given, env=environment, cwd="/", capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, input=given, env=environment, cwd="/", capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -79,7 +94,9 @@ def run(python, text, *arguments, given="", **environment):
 def test_wheel_has_one_name_for_every_python_and_accepts_tested_versions(wheel):
     with zipfile.ZipFile(wheel) as held:
         names = held.namelist()
-        texts = {name: held.read(name).decode() for name in names if name.endswith((".py", "METADATA"))}
+        texts = {
+            name: held.read(name).decode() for name in names if name.endswith((".py", "METADATA"))
+        }
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {
         "evergreen",
         "evergreen_client",
@@ -87,15 +104,27 @@ def test_wheel_has_one_name_for_every_python_and_accepts_tested_versions(wheel):
     }
     (metadata,) = (texts.pop(name) for name in list(texts) if name.endswith("METADATA"))
     required = [
-        Requirement(line.partition(": ")[2]) for line in metadata.splitlines() if line.startswith("Requires-Dist")
+        Requirement(line.partition(": ")[2])
+        for line in metadata.splitlines()
+        if line.startswith("Requires-Dist")
     ]
-    assert {each.name for each in required if each.marker is None} == {"msgspec", "numpy", "tritonclient"}
+    assert {each.name for each in required if each.marker is None} == {
+        "msgspec",
+        "numpy",
+        "tritonclient",
+    }
     for each in required:
         assert str(each.specifier) == f">={distribution(each.name).version}"
     for name, text in texts.items():
         tree = ast.parse(text, feature_version=(3, 10))
-        roots = {(node.module or "").partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not roots & {"components", "controller", "pipelines", "monitoring", "cli", "demo"}, name
+        roots = {
+            (node.module or "").partition(".")[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+        }
+        assert not roots & {"components", "controller", "pipelines", "monitoring", "cli", "demo"}, (
+            name
+        )
 
 
 PROGRAM = """
@@ -125,9 +154,13 @@ def test_its_docstring_runs_without_heavy_libraries_or_names_extra(python):
     assert "expected confluent_kafka to be installed" in printed[0]
 
 
-def test_programs_of_page_run_as_they_stand_there(python, server, store, score_rows, read_log, tmp_path):
+def test_programs_of_page_run_as_they_stand_there(
+    python, server, store, score_rows, read_log, tmp_path
+):
     page = (REPOSITORY / "docs" / "log-from-your-service.md").read_text()
-    impression, outcome, shutdown, outage, threads = re.findall(r"^```python\n(.*?)^```$", page, flags=re.M | re.S)
+    impression, outcome, shutdown, outage, threads = re.findall(
+        r"^```python\n(.*?)^```$", page, flags=re.M | re.S
+    )
     place = {
         "EVERGREEN_SERVER": server.url,
         "EVERGREEN_RECOMMENDER": str(store / "recommender" / "1.json"),
@@ -139,7 +172,10 @@ def test_programs_of_page_run_as_they_stand_there(python, server, store, score_r
     logged, *lines = run(python, outage, **place).splitlines()
     assert logged == "[True, True, False]"
     assert 'evergreen_client_log_dropped_rows_total{recommender="click_model"} 1' in lines
-    assert lines[-1] == "lost: 2 rows and 0 outcomes could not be published and are lost: no broker answers"
+    assert (
+        lines[-1]
+        == "lost: 2 rows and 0 outcomes could not be published and are lost: no broker answers"
+    )
     assert len(json.loads(run(python, threads, **place))) == 20
     ranked, click, conversion, scored, *others = read_log(tmp_path / "log.db")
     assert (ranked.request_id, len(ranked), len(scored), len(others)) == (request_id, 3, 1, 20)

@@ -41,18 +41,24 @@ def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
     num_late = int((waits > objective_ms / 1e3).sum()) + num_dropped
     mean = outcome.pod_hours * 3600 / outcome.seconds
     num_changes = sum(1 for a, b in zip(wanted, wanted[1:]) if a != b)
-    return "\n".join([
-        *_time_line(outcome),
-        "",
-        f"{outcome.num_arrived:,} requests: {counters.answered:,} answered, {counters.refused:,} found a full queue, "
-        f"{counters.timed_out:,} waited too long, {outcome.num_without_pod:,} found no ready pod, "
-        f"{outcome.num_inside:,} "
-        "unfinished at the end",
-        f"queue time p50 {_quantile_ms(waits, 0.5)} ms, p99 {_quantile_ms(waits, 0.99)} ms; "
-        f"{num_late / max(1, outcome.num_arrived):.3%} later than {objective_ms:g} ms or dropped",
-        f"replicas {mean:.2f} on average, {max(wanted)} at most, changed {num_changes} times",
-        f"{outcome.pod_hours:.1f} pod hours (if pods have a GPU or a slice, as many hours of it)",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            *_time_line(outcome),
+            "",
+            f"{outcome.num_arrived:,} requests: {counters.answered:,} answered, "
+            f"{counters.refused:,} found a full queue, "
+            f"{counters.timed_out:,} waited too long, {outcome.num_without_pod:,} found no ready "
+            "pod, "
+            f"{outcome.num_inside:,} "
+            "unfinished at the end",
+            f"queue time p50 {_quantile_ms(waits, 0.5)} ms, p99 {_quantile_ms(waits, 0.99)} ms; "
+            f"{num_late / max(1, outcome.num_arrived):.3%} later than {objective_ms:g} ms or "
+            "dropped",
+            f"replicas {mean:.2f} on average, {max(wanted)} at most, changed {num_changes} times",
+            f"{outcome.pod_hours:.1f} pod hours (if pods have a GPU or a slice, as many hours of "
+            "it)",
+        ]
+    )
 
 
 def _time_line(outcome: SimulatedRun) -> Iterator[str]:
@@ -64,8 +70,10 @@ def _time_line(outcome: SimulatedRun) -> Iterator[str]:
         waits = np.concatenate(outcome.waits[start : start + size])
         seconds = int(moments[-1].seconds)
         yield (
-            f"{seconds // 3600:3d}:{seconds // 60 % 60:02d}  {np.mean([each.ready for each in moments]):5.1f}  "
-            f"{np.mean([each.wanted for each in moments]):6.1f}  {len(waits) / (len(moments) * SYNC_SECONDS):8.1f}  "
+            f"{seconds // 3600:3d}:{seconds // 60 % 60:02d}  "
+            f"{np.mean([each.ready for each in moments]):5.1f}  "
+            f"{np.mean([each.wanted for each in moments]):6.1f}  "
+            f"{len(waits) / (len(moments) * SYNC_SECONDS):8.1f}  "
             f"{_quantile_ms(waits, 0.5):>8}  {_quantile_ms(waits, 0.99):>8}"
         )
 
@@ -80,58 +88,97 @@ _INITIAL_LOAD = 0.6
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
-    parser = CommandParser(prog="evergreen scale", description="Try the autoscaler without a cluster.")
+    parser = CommandParser(
+        prog="evergreen scale", description="Try the autoscaler without a cluster."
+    )
     actions = parser.add_subparsers(dest="action", required=True)
     simulate = actions.add_parser(
         "simulate",
         help="run the shipped autoscaler over a trace of requests",
-        description="Run the shipped autoscaler over a trace of requests. It takes about 4 seconds per million of "
+        description="Run the shipped autoscaler over a trace of requests. It takes about 4 seconds "
+        "per million of "
         "them. "
         "Try: evergreen scale simulate --trace spike",
     )
     trace = simulate.add_argument_group("requests")
     trace.add_argument(
-        "--trace", required=True, metavar="FILE",
-        help=f"CSV: seconds,requests_per_second[,rows_per_request]; or a synthetic one: {', '.join(sorted(SYNTHETIC))}",
-    )  # fmt: skip
+        "--trace",
+        required=True,
+        metavar="FILE",
+        help="CSV: seconds,requests_per_second[,rows_per_request]; or a synthetic one: "
+        f"{', '.join(sorted(SYNTHETIC))}",
+    )
     trace.add_argument(
-        "--peak-rate", type=_positive, default=1200.0, metavar="N",
+        "--peak-rate",
+        type=_positive,
+        default=1200.0,
+        metavar="N",
         help="requests per second of a synthetic trace's peak",
-    )  # fmt: skip
+    )
     trace.add_argument(
-        "--rows", type=int, choices=range(1, MAX_BATCH_ROWS + 1), default=DEFAULT_ROWS, metavar="N",
+        "--rows",
+        type=int,
+        choices=range(1, MAX_BATCH_ROWS + 1),
+        default=DEFAULT_ROWS,
+        metavar="N",
         help="rows per request of a synthetic trace",
-    )  # fmt: skip
-    trace.add_argument("--seed", type=int, default=0, help="seed of arrivals, choices and service times (default: 0)")
+    )
+    trace.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed of arrivals, choices and service times (default: 0)",
+    )
 
     scaler = simulate.add_argument_group("autoscaler (default: as the manifests ship it)")
-    scaler.add_argument("--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject")
     scaler.add_argument(
-        "--target-queue-microseconds", type=_positive, metavar="N", help="queue target in place of the manifest's"
+        "--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject"
+    )
+    scaler.add_argument(
+        "--target-queue-microseconds",
+        type=_positive,
+        metavar="N",
+        help="queue target in place of the manifest's",
     )
 
     pods = simulate.add_argument_group("pods and nodes")
     pods.add_argument(
-        "--service-times", type=shipped_or_file, default="demo", metavar="FILE",
-        help="JSON of benchmarks.service_times, or a network measured on a CPU: demo (5 ms for a request of 1024 "
+        "--service-times",
+        type=shipped_or_file,
+        default="demo",
+        metavar="FILE",
+        help="JSON of benchmarks.service_times, or a network measured on a CPU: demo (5 ms for a "
+        "request of 1024 "
         "rows, for which the shipped target is) or sample (62 ms) (default: demo)",
-    )  # fmt: skip
+    )
     pods.add_argument(
-        "--instances", type=int, choices=range(1, 65), default=PodSettings.instances, metavar="N",
+        "--instances",
+        type=int,
+        choices=range(1, 65),
+        default=PodSettings.instances,
+        metavar="N",
         help="model instances of a pod",
-    )  # fmt: skip
+    )
     pods.add_argument(
-        "--node-seconds", type=_not_negative, default=StartTimes.node,
-        help="start of a node and pull of the image; 0 = a node is free (default: %(default)g, an assumption)",
-    )  # fmt: skip
+        "--node-seconds",
+        type=_not_negative,
+        default=StartTimes.node,
+        help="start of a node and pull of the image; 0 = a node is free (default: %(default)g, an "
+        "assumption)",
+    )
     pods.add_argument(
-        "--pod-seconds", type=_not_negative, default=StartTimes.pod,
+        "--pod-seconds",
+        type=_not_negative,
+        default=StartTimes.pod,
         help="from the container's start to a loaded model (default: %(default)g, an assumption)",
-    )  # fmt: skip
+    )
 
     out = simulate.add_argument_group("results")
     out.add_argument(
-        "--objective-ms", type=_not_negative, default=100.0, help="longest queue time that counts as in time"
+        "--objective-ms",
+        type=_not_negative,
+        default=100.0,
+        help="longest queue time that counts as in time",
     )
     return parser
 
@@ -154,7 +201,12 @@ def _positive(text: str) -> float:
 
 def _settings(arguments: argparse.Namespace, trace: Trace, spec: Autoscaler) -> Settings:
     times = read_service_times(arguments.service_times)
-    busy = trace.rates[0] * times.of_rows(int(trace.rows[0])) * times.mean_multiple / arguments.instances
+    busy = (
+        trace.rates[0]
+        * times.of_rows(int(trace.rows[0]))
+        * times.mean_multiple
+        / arguments.instances
+    )
     return Settings(
         service_times=times,
         pod=PodSettings(instances=arguments.instances),
@@ -168,17 +220,23 @@ def _introduce(trace: Trace, settings: Settings, spec: Autoscaler) -> None:
     """Print what is simulated, and compare the queue target with docs/autoscaling.md."""
     times = settings.service_times
     usual = 1e6 * times.of_rows(int(trace.rows[0]))
-    print(f"trace {trace.name}: {trace.seconds / 3600:g} h, about {trace.num_expected:,.0f} requests")
+    print(
+        f"trace {trace.name}: {trace.seconds / 3600:g} h, about {trace.num_expected:,.0f} requests"
+    )
     print(f"service times: {times.what}")
     print(
-        f"a first request takes {usual:,.0f} us of an instance, for which the rule gives a queue target of "
+        f"a first request takes {usual:,.0f} us of an instance, for which the rule gives a queue "
+        "target of "
         f"{usual / 5:,.0f} us"
     )
-    target = next((metric.target for metric in spec.metrics if metric.name == QUEUE_METRIC), usual / 5)
+    target = next(
+        (metric.target for metric in spec.metrics if metric.name == QUEUE_METRIC), usual / 5
+    )
     print(f"replicas {spec.least} to {spec.most}, queue target {target:,.0f} us")
     if not usual / 15 <= target <= usual:
         print(
-            "such a target keeps the replicas near their maximum or minimum: see docs/autoscaling.md, Choosing the "
+            "such a target keeps the replicas near their maximum or minimum: see "
+            "docs/autoscaling.md, Choosing the "
             "targets"
         )
 

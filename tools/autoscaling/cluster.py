@@ -80,7 +80,9 @@ class Cluster:
 
     def counted(self, now: float) -> hpa.PodCounts:
         """Return the counts of pods as the autoscaler's controller counts them."""
-        return hpa.PodCounts(existing=len(self.staying()), ready=sum(pod.ready_at <= now for pod in self.pods))
+        return hpa.PodCounts(
+            existing=len(self.staying()), ready=sum(pod.ready_at <= now for pod in self.pods)
+        )
 
     def ready(self, now: float) -> list[Pod]:
         """Return the pods that receive requests."""
@@ -114,7 +116,10 @@ class Cluster:
             pod
             for pod in self.pods
             if pod.leaving_at < math.inf
-            and (now < pod.ready_at or (now >= pod.leaving_at + STOP_SECONDS and not pod.queue.num_inside))
+            and (
+                now < pod.ready_at
+                or (now >= pod.leaving_at + STOP_SECONDS and not pod.queue.num_inside)
+            )
         ]
         for pod in gone:
             self._seconds_of_gone += now - pod.created_at

@@ -40,7 +40,10 @@ class Rules:
     select: str = "Max"
 
 
-DEFAULT_UP = Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 100, 15), ScalingPolicy("Pods", 4, 15)))
+DEFAULT_UP = Rules(
+    stabilization_seconds=0,
+    policies=(ScalingPolicy("Percent", 100, 15), ScalingPolicy("Pods", 4, 15)),
+)
 DEFAULT_DOWN = Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent", 100, 15),))
 
 
@@ -84,7 +87,9 @@ class Controller:
     _recommended: list[tuple[float, int]] = field(default_factory=list)
     _changes: list[tuple[float, int]] = field(default_factory=list)
 
-    def sync(self, now: float, current: int, *, pods: PodCounts, readings: Mapping[str, float | None]) -> int:
+    def sync(
+        self, now: float, current: int, *, pods: PodCounts, readings: Mapping[str, float | None]
+    ) -> int:
         """Return the number of replicas that the autoscaler requests now.
 
         Args:
@@ -108,10 +113,16 @@ class Controller:
             self._changes.append((now, wanted - current))
         return wanted
 
-    def _largest_wish(self, current: int, pods: PodCounts, readings: Mapping[str, float | None]) -> int | None:
+    def _largest_wish(
+        self, current: int, pods: PodCounts, readings: Mapping[str, float | None]
+    ) -> int | None:
         """Return the largest number over all metrics, or None if too little is known to act."""
         values = [(metric, readings.get(metric.name)) for metric in self.spec.metrics]
-        known = [self._wish(metric, value, current, pods=pods) for metric, value in values if value is not None]
+        known = [
+            self._wish(metric, value, current, pods=pods)
+            for metric, value in values
+            if value is not None
+        ]
         # A missing metric could have requested more replicas, so do not scale down without it.
         if not known or (len(known) < len(values) and max(known) < current):
             return None
@@ -138,7 +149,11 @@ class Controller:
         return min(max(current, lowest), highest)
 
     def _within_policies(self, now: float, current: int, wanted: int) -> int:
-        longest = max(policy.period_seconds for rules in (self.spec.up, self.spec.down) for policy in rules.policies)
+        longest = max(
+            policy.period_seconds
+            for rules in (self.spec.up, self.spec.down)
+            for policy in rules.policies
+        )
         self._changes = [(at, change) for at, change in self._changes if at > now - longest]
         if wanted > current:
             limit = max(self._policy_limit(now, current, self.spec.up, sign=1), current)
@@ -153,7 +168,9 @@ class Controller:
             return current
         limits = []
         for policy in rules.policies:
-            start = current - sum(change for at, change in self._changes if at > now - policy.period_seconds)
+            start = current - sum(
+                change for at, change in self._changes if at > now - policy.period_seconds
+            )
             if policy.type == "Pods":
                 limits.append(start + sign * policy.value)
             else:
@@ -174,7 +191,9 @@ def _thousandths(value: float) -> int:
 
 QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
 """Metrics that scale Triton, by the names under which the manifests' rules publish them."""
-SHIPPED_AUTOSCALER = Path(__file__).resolve().parents[2] / "k8s" / "components" / "keda" / "scaled-object.yaml"
+SHIPPED_AUTOSCALER = (
+    Path(__file__).resolve().parents[2] / "k8s" / "components" / "keda" / "scaled-object.yaml"
+)
 
 
 def read_autoscaler(path: Path) -> Autoscaler:
@@ -193,7 +212,9 @@ def read_autoscaler(path: Path) -> Autoscaler:
         spec = document["spec"]
         if unknown := [each["type"] for each in spec["triggers"] if each["type"] != "prometheus"]:
             raise ContractError(f"a trigger of {path} is of type {unknown[0]}, expected prometheus")
-        behavior = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {}).get("behavior", {})
+        behavior = (
+            spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {}).get("behavior", {})
+        )
         return Autoscaler(
             metrics=tuple(
                 Metric(
@@ -209,16 +230,21 @@ def read_autoscaler(path: Path) -> Autoscaler:
             down=_rules(behavior.get("scaleDown", {}), DEFAULT_DOWN),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ContractError(f"{path} is not a ScaledObject that can be simulated: {error!r}") from error
+        raise ContractError(
+            f"{path} is not a ScaledObject that can be simulated: {error!r}"
+        ) from error
 
 
 def _rules(given: Mapping[str, Any], default: Rules) -> Rules:
     """Return the rules of one direction, with Kubernetes' defaults for missing fields."""
     policies = [
-        ScalingPolicy(p["type"], int(p["value"]), float(p["periodSeconds"])) for p in given.get("policies") or ()
+        ScalingPolicy(p["type"], int(p["value"]), float(p["periodSeconds"]))
+        for p in given.get("policies") or ()
     ]
     return Rules(
-        stabilization_seconds=float(given.get("stabilizationWindowSeconds", default.stabilization_seconds)),
+        stabilization_seconds=float(
+            given.get("stabilizationWindowSeconds", default.stabilization_seconds)
+        ),
         policies=tuple(policies) or default.policies,
         select=given.get("selectPolicy", default.select),
     )
@@ -231,6 +257,10 @@ def with_queue_target(spec: Autoscaler, target: float) -> Autoscaler:
         ContractError: it does not scale by queue time.
     """
     if QUEUE_METRIC not in [each.name for each in spec.metrics]:
-        raise ContractError(f"the autoscaler has no metric {QUEUE_METRIC}, expected it, because its target is given")
-    metrics = (replace(each, target=target) if each.name == QUEUE_METRIC else each for each in spec.metrics)
+        raise ContractError(
+            f"the autoscaler has no metric {QUEUE_METRIC}, expected it, because its target is given"
+        )
+    metrics = (
+        replace(each, target=target) if each.name == QUEUE_METRIC else each for each in spec.metrics
+    )
     return replace(spec, metrics=tuple(metrics))

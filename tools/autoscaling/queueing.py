@@ -94,7 +94,8 @@ def read_service_times(path: Path) -> ServiceTimes:
         raise ContractError(f"service times {path} cannot be read: {error.strerror}") from error
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise ContractError(
-            f"{path} is not a file of service times ({error!r}), expected one of benchmarks.service_times"
+            f"{path} is not a file of service times ({error!r}), expected one of "
+            "benchmarks.service_times"
         ) from error
 
 

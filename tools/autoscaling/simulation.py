@@ -52,14 +52,23 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
     """
     last = round(now * 1000)
     first = last - WINDOW_SECONDS * 1000
-    within = [[each for each in of_pod if first <= each.milliseconds <= last] for of_pod in samples.values()]
+    within = [
+        [each for each in of_pod if first <= each.milliseconds <= last]
+        for of_pod in samples.values()
+    ]
     queue, answered = (
-        sum(counter_rate([(each[0], each[place]) for each in of_pod], first, last) for of_pod in within if of_pod[1:])
+        sum(
+            counter_rate([(each[0], each[place]) for each in of_pod], first, last)
+            for of_pod in within
+            if of_pod[1:]
+        )
         for place in (1, 2)
     )
     pending = [sum(each.pending for each in of_pod) / len(of_pod) for of_pod in within if of_pod]
     return {
-        QUEUE_METRIC: queue / max(answered, _LOWEST_RATE) if any(of_pod[1:] for of_pod in within) else None,
+        QUEUE_METRIC: queue / max(answered, _LOWEST_RATE)
+        if any(of_pod[1:] for of_pod in within)
+        else None,
         PENDING_METRIC: sum(pending) if pending else None,
     }
 
@@ -144,13 +153,16 @@ class Simulation:
     def __init__(self, trace: Trace, spec: Autoscaler, settings: Settings) -> None:
         if trace.seconds < SYNC_SECONDS:
             raise ContractError(
-                f"trace {trace.name} lasts {trace.seconds:g} s, expected at least {SYNC_SECONDS:g} s, the time between "
+                f"trace {trace.name} lasts {trace.seconds:g} s, expected at least {SYNC_SECONDS:g} "
+                "s, the time between "
                 "two "
                 "syncs of the autoscaler"
             )
         known = (QUEUE_METRIC, PENDING_METRIC)
         if unknown := {metric.name for metric in spec.metrics}.difference(known):
-            raise ContractError(f"metric is {min(unknown)}, expected a simulated one: {', '.join(known)}")
+            raise ContractError(
+                f"metric is {min(unknown)}, expected a simulated one: {', '.join(known)}"
+            )
         self._trace, self._settings = trace, settings
         self._controller = Controller(spec)
         offsets = np.random.default_rng([settings.seed, 1]).random(100_003) * SCRAPE_SECONDS
@@ -159,7 +171,9 @@ class Simulation:
             lambda now: PodQueue(settings.pod, settings.service_times.of_rows, now),
             lambda number: float(offsets[number % len(offsets)]),
         )
-        self._wanted = spec.least if settings.initial_replicas is None else settings.initial_replicas
+        self._wanted = (
+            spec.least if settings.initial_replicas is None else settings.initial_replicas
+        )
         self._samples: dict[str, deque[Sample]] = {}
         """Newest samples of each pod, as many as a query can use."""
         self.outcome = SimulatedRun()
@@ -170,12 +184,17 @@ class Simulation:
         cluster.start_at_once(self._wanted)
         now, sync_at = 0.0, SYNC_SECONDS
         for step in range(len(self._trace.rates)):
-            requests, end = self._trace.requests(step, self._settings.seed), float(self._trace.starts[step + 1])
+            requests, end = (
+                self._trace.requests(step, self._settings.seed),
+                float(self._trace.starts[step + 1]),
+            )
             taken = 0
             outcome.num_arrived += len(requests.arrivals)
             while now < end:
                 ready_times = [pod.ready_at for pod in cluster.pods if pod.ready_at > now]
-                upcoming = min([end, sync_at, *ready_times, *(pod.scrape_at for pod in cluster.pods)])
+                upcoming = min(
+                    [end, sync_at, *ready_times, *(pod.scrape_at for pod in cluster.pods)]
+                )
                 taken = self._dispatch_requests(requests, taken, now=now, until=upcoming)
                 now = upcoming
                 self._scrape_pods(now)
@@ -189,7 +208,9 @@ class Simulation:
         outcome.pod_hours = cluster.pod_hours(now)
         return outcome
 
-    def _dispatch_requests(self, requests: TraceRequests, taken: int, *, now: float, until: float) -> int:
+    def _dispatch_requests(
+        self, requests: TraceRequests, taken: int, *, now: float, until: float
+    ) -> int:
         """Send the requests before `until` to ready pods.
 
         Returns how many requests of the step were sent so far.
@@ -217,7 +238,9 @@ class Simulation:
                 pod.scrape_at += SCRAPE_SECONDS
                 counters = pod.queue.counters
                 queue = float(round(counters.queue_seconds * 1e6))
-                sample = Sample(round(now * 1000), queue, float(counters.answered), float(pod.queue.num_queued))
+                sample = Sample(
+                    round(now * 1000), queue, float(counters.answered), float(pod.queue.num_queued)
+                )
                 kept = int((WINDOW_SECONDS + _LAG_SECONDS) / SCRAPE_SECONDS) + 2
                 self._samples.setdefault(pod.name, deque(maxlen=kept)).append(sample)
 
@@ -236,10 +259,17 @@ class Simulation:
         for pod in cluster.settle(now):
             self._add_to_outcome(pod)
         oldest, newest = round((now - WINDOW_SECONDS) * 1000), (now - _LAG_SECONDS) * 1000
-        self._samples = {pod: kept for pod, kept in self._samples.items() if kept[-1].milliseconds >= oldest}
-        seen = {pod: [each for each in kept if each.milliseconds <= newest] for pod, kept in self._samples.items()}
+        self._samples = {
+            pod: kept for pod, kept in self._samples.items() if kept[-1].milliseconds >= oldest
+        }
+        seen = {
+            pod: [each for each in kept if each.milliseconds <= newest]
+            for pod, kept in self._samples.items()
+        }
         readings = fleet_metrics(seen, now)
-        self._wanted = self._controller.sync(now, self._wanted, pods=cluster.counted(now), readings=readings)
+        self._wanted = self._controller.sync(
+            now, self._wanted, pods=cluster.counted(now), readings=readings
+        )
         self.outcome.moments.append(SyncState(now, self._wanted, len(cluster.ready(now)), readings))
         cluster.scale(now, self._wanted)
 

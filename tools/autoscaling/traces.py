@@ -89,9 +89,12 @@ def read_trace(path: Path) -> Trace:
             raise ContractError(f"{path} begins with {header[:80]!r}, expected {','.join(COLUMNS)}")
         if len(body.split()) < 2:
             raise ContractError(
-                f"{path} has fewer than two lines, expected at least two: the last one only ends the trace"
+                f"{path} has fewer than two lines, expected at least two: the last one only ends "
+                "the trace"
             )
-        lines = np.loadtxt(body.splitlines(), delimiter=",", ndmin=2, usecols=range(header.count(",") + 1))
+        lines = np.loadtxt(
+            body.splitlines(), delimiter=",", ndmin=2, usecols=range(header.count(",") + 1)
+        )
     except OSError as error:
         raise ContractError(f"trace {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -102,12 +105,18 @@ def read_trace(path: Path) -> Trace:
         raise ContractError(f"trace {path}: {error}") from error
     seconds, rates, rows = (*lines.T, np.full(len(lines), DEFAULT_ROWS))[:3]
     if not np.all((rates >= 0) & (rates < 1e6) & (rows >= 1) & (rows <= MAX_BATCH_ROWS)):
-        raise ContractError(f"{path}: expected rates of 0 to 1e6 a second, and 1 to {MAX_BATCH_ROWS} rows")
+        raise ContractError(
+            f"{path}: expected rates of 0 to 1e6 a second, and 1 to {MAX_BATCH_ROWS} rows"
+        )
     if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > MOST_SECONDS:
-        raise ContractError(f"{path}: expected seconds that begin at 0 and rise, to at most {MOST_SECONDS:g}")
+        raise ContractError(
+            f"{path}: expected seconds that begin at 0 and rise, to at most {MOST_SECONDS:g}"
+        )
     trace = Trace(seconds, rates[:-1], rows[:-1].astype(np.int64), path.name)
     if (most := float((trace.rates * np.diff(trace.starts)).max())) > MOST_OF_STEP:
-        raise ContractError(f"{path} has a step of {most:.3g} requests, expected at most {MOST_OF_STEP:g}: split it")
+        raise ContractError(
+            f"{path} has a step of {most:.3g} requests, expected at most {MOST_OF_STEP:g}: split it"
+        )
     return trace
 
 

@@ -71,7 +71,9 @@ class Embedding:
         return smallest_workspace_mb(self.num_keys, self.width, num_gpus=num_gpus)
 
 
-def embeddings_of(config: DcnConfig, slot_sizes: Sequence[int], places: Places) -> tuple[Embedding, ...]:
+def embeddings_of(
+    config: DcnConfig, slot_sizes: Sequence[int], places: Places
+) -> tuple[Embedding, ...]:
     """Return the embeddings of a model, ordered by width.
 
     All lists with the vectors of one slot must be pooled in the same way, by sum or by mean.
@@ -88,7 +90,9 @@ def embeddings_of(config: DcnConfig, slot_sizes: Sequence[int], places: Places) 
     found: list[Embedding] = []
     for number, table in enumerate(tables_of(places, config.widths)):
         sizes, lists_at = table.sizes(slot_sizes), {each.start: each for each in table.places.lists}
-        is_mean = {table.places.slots[each.start] for each in table.places.lists if each.pool == "mean"}
+        is_mean = {
+            table.places.slots[each.start] for each in table.places.lists if each.pool == "mean"
+        }
         starts = slot_offsets(sizes).tolist()
         for combiner in ("sum", "mean"):
             own = [slot for slot in range(len(sizes)) if (slot in is_mean) == (combiner == "mean")]
@@ -98,7 +102,14 @@ def embeddings_of(config: DcnConfig, slot_sizes: Sequence[int], places: Places) 
                 stop = lists_at[at].stop if at in lists_at else at + 1
                 if (of_table := table.places.slots[at]) in first_keys:
                     columns, first_key = table.columns[at:stop], first_keys[of_table]
-                    slots.append(Slot(vector=vector, columns=columns, is_list=at in lists_at, first_key=first_key))
+                    slots.append(
+                        Slot(
+                            vector=vector,
+                            columns=columns,
+                            is_list=at in lists_at,
+                            first_key=first_key,
+                        )
+                    )
                 at = stop
             if slots:
                 embedding = Embedding(
@@ -110,7 +121,9 @@ def embeddings_of(config: DcnConfig, slot_sizes: Sequence[int], places: Places) 
                     slots=tuple(slots),
                 )
                 found.append(embedding)
-    assert sorted(slot.vector for slot in chain(*(each.slots for each in found))) == list(range(config.num_categorical))
+    assert sorted(slot.vector for slot in chain(*(each.slots for each in found))) == list(
+        range(config.num_categorical)
+    )
     return tuple(found)
 
 

@@ -101,7 +101,9 @@ class HugectrEngine:
             PermanentError: `hugectr` cannot be imported here.
         """
         if not isinstance(config, DcnConfig):
-            raise ContractError(f"network is {config.network!r}, expected dcn, the only network of backend hugectr")
+            raise ContractError(
+                f"network is {config.network!r}, expected dcn, the only network of backend hugectr"
+            )
         self._nodes = communicator() if nodes is None else nodes
         self._num_nodes = 1 if self._nodes is None else self._nodes.Get_size()
         self._num_gpus = num_gpus * self._num_nodes
@@ -109,7 +111,9 @@ class HugectrEngine:
         try:
             self._hugectr = importlib.import_module("hugectr")
         except ImportError as error:
-            raise PermanentError(f"backend hugectr only runs in the image {IMAGE}: {error}") from error
+            raise PermanentError(
+                f"backend hugectr only runs in the image {IMAGE}: {error}"
+            ) from error
         self._config = config
         self._slot_sizes = list(slot_sizes)
         self._settings = settings
@@ -143,7 +147,13 @@ class HugectrEngine:
         return max(1, self._settings.solver.stage_rows // batch_size) * _SEGMENT_STAGES
 
     def learn(
-        self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
+        self,
+        rows: Rows,
+        order: NDArray[np.int64],
+        *,
+        batch_size: int,
+        seed: int,
+        rate: Rate | None = None,
     ) -> float:
         """See `Engine`.
 
@@ -171,7 +181,9 @@ class HugectrEngine:
         )
         losses: list[float] = []
         for stage in stages:
-            for loss in self._train(stage, per_step, rate or (lambda step: self._settings.learning_rate)):
+            for loss in self._train(
+                stage, per_step, rate or (lambda step: self._settings.learning_rate)
+            ):
                 if not math.isfinite(loss):
                     return loss
                 losses.append(loss)
@@ -203,23 +215,31 @@ class HugectrEngine:
             running.reader.set_source(str(stage.file_list))
             for number in range(stage.num_batches):
                 step = self.num_steps + 1
-                correction = rate_correction(self._settings, step=step, model_step=running.steps + 1)
+                correction = rate_correction(
+                    self._settings, step=step, model_step=running.steps + 1
+                )
                 running.model.set_learning_rate(rate(step) * correction)
                 if not running.model.train():
                     raise PermanentError(
-                        f"HugeCTR ended {stage.file_list} after {number} batches, expected {stage.num_batches}"
+                        f"HugeCTR ended {stage.file_list} after {number} batches, expected "
+                        f"{stage.num_batches}"
                     )
                 running.steps += 1
                 self.num_steps += 1
-                if (number + 1) % self._settings.solver.loss_interval == 0 or number + 1 == stage.num_batches:
+                if (
+                    number + 1
+                ) % self._settings.solver.loss_interval == 0 or number + 1 == stage.num_batches:
                     yield float(running.model.get_current_loss())
             # The reader restarts only after it has reported its end.
             if running.model.train():
                 raise PermanentError(
-                    f"HugeCTR continues {stage.file_list} after {stage.num_batches} batches, expected its end"
+                    f"HugeCTR continues {stage.file_list} after {stage.num_batches} batches, "
+                    "expected its end"
                 )
         except RuntimeError as error:
-            raise PermanentError(f"HugeCTR stopped at step {self.num_steps + 1}: {error}") from error
+            raise PermanentError(
+                f"HugeCTR stopped at step {self.num_steps + 1}: {error}"
+            ) from error
 
     def _delete_stage(self, stage: Stage) -> None:
         """Delete a stage after training, unless the model's reader was created for its folder."""
@@ -239,12 +259,16 @@ class HugectrEngine:
         )
         if not self._current.exists():
             raise PermanentError("engine has no weights, expected a call of restore before learn")
-        workspaces = ", ".join(f"{each.workspace_mb(self._num_gpus)} MiB" for each in self._embeddings)
+        workspaces = ", ".join(
+            f"{each.workspace_mb(self._num_gpus)} MiB" for each in self._embeddings
+        )
         try:
             model, reader = built(self._hugectr, blueprint, self._nodes)
         except RuntimeError as error:
             sizes = f"workspaces of {workspaces} per GPU"
-            raise PermanentError(f"HugeCTR cannot build the network with {sizes}: {error}") from error
+            raise PermanentError(
+                f"HugeCTR cannot build the network with {sizes}: {error}"
+            ) from error
         self._load(model)
         self._running = _Running(
             model=model,
@@ -256,10 +280,14 @@ class HugectrEngine:
         if self._settings.solver.prove_restores:
             copy = self._scratch / "copy"
             self._save_to(copy)
-            current, saved = (open_model(folder, self._slot_sizes) for folder in (self._current, copy))
+            current, saved = (
+                open_model(folder, self._slot_sizes) for folder in (self._current, copy)
+            )
             _require_same(current, saved)
             shutil.rmtree(copy)
-        logger.info("hugectr model: batches of %d, workspaces of %s per GPU", batch_size, workspaces)
+        logger.info(
+            "hugectr model: batches of %d, workspaces of %s per GPU", batch_size, workspaces
+        )
         return self._running
 
     def _end_model(self) -> None:
@@ -278,17 +306,21 @@ class HugectrEngine:
             self._replace_current(self._save_to)
 
     def _load(self, model: Any) -> None:
-        """Load the current weights into a compiled model, with the optimizer state if there is one."""
+        """Load the current weights, and any optimizer state, into a compiled model."""
         stored, folder = open_model(self._current, self._slot_sizes), self._scratch / "load"
         try:
-            export_model(stored, self._config, self._embeddings, num_gpus=self._num_gpus, folder=folder)
+            export_model(
+                stored, self._config, self._embeddings, num_gpus=self._num_gpus, folder=folder
+            )
             model.load_dense_weights(str(folder / DENSE_FILE))
             # These are the overloads with lists. The overload of load_sparse_optimizer_states with
             # names opens a name as a path.
             model.load_sparse_weights(self._sparse_paths(folder, SPARSE_FOLDER))
             if stored.moments is not None:
                 model.load_dense_optimizer_states(str(folder / DENSE_OPTIMIZER_FILE))
-                model.load_sparse_optimizer_states(self._sparse_paths(folder, SPARSE_OPTIMIZER_FILE))
+                model.load_sparse_optimizer_states(
+                    self._sparse_paths(folder, SPARSE_OPTIMIZER_FILE)
+                )
         except (OSError, RuntimeError) as error:
             raise PermanentError(f"HugeCTR cannot load {self._current}: {error}") from error
         finally:
@@ -307,9 +339,13 @@ class HugectrEngine:
         success = self._hugectr.Error_t.Success
         try:
             folder.mkdir(parents=True)
-            answer = self._running.model.save_params_to_files(prefix=str(folder / MODEL_NAME), iter=0)
+            answer = self._running.model.save_params_to_files(
+                prefix=str(folder / MODEL_NAME), iter=0
+            )
             if answer is not None and answer != success:
-                raise PermanentError(f"HugeCTR's save to {folder} returned {answer}, expected {success}")
+                raise PermanentError(
+                    f"HugeCTR's save to {folder} returned {answer}, expected {success}"
+                )
             import_model(
                 folder,
                 self._config,
@@ -337,7 +373,11 @@ class HugectrEngine:
 def _require_same(loaded: StoredModel, saved: StoredModel) -> None:
     """Check that a model which was saved right after loading equals the model that was loaded."""
     for kind, mine, its in zip(("weights", "Adam's m", "Adam's v"), loaded.parts, saved.parts):
-        names = [name for name, values in mine.dense.items() if not np.array_equal(values, its.dense[name])]
+        names = [
+            name
+            for name, values in mine.dense.items()
+            if not np.array_equal(values, its.dense[name])
+        ]
         names += ["the embeddings"] * (not all(map(np.array_equal, mine.tables, its.tables)))
         if names:
             raise PermanentError(
@@ -351,7 +391,9 @@ def _require_settings(settings: TrainingSettings, num_gpus: int) -> None:
     if settings.precision == "bfloat16":
         raise ContractError("precision is 'bfloat16', expected float32 or tf32")
     if settings.batch_size % num_gpus:
-        raise ContractError(f"batch_size is {settings.batch_size}, expected a multiple of {num_gpus} GPUs")
+        raise ContractError(
+            f"batch_size is {settings.batch_size}, expected a multiple of {num_gpus} GPUs"
+        )
 
 
 def rate_correction(settings: TrainingSettings, *, step: int, model_step: int) -> float:
@@ -369,5 +411,7 @@ def rate_correction(settings: TrainingSettings, *, step: int, model_step: int) -
         step: Step number over all runs, T.
         model_step: Step number of this model, t.
     """
-    now, forgotten = ((1 - settings.beta2**t) ** 0.5 / (1 - settings.beta1**t) for t in (step, model_step))
+    now, forgotten = (
+        (1 - settings.beta2**t) ** 0.5 / (1 - settings.beta1**t) for t in (step, model_step)
+    )
     return float(now / forgotten)

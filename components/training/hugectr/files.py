@@ -27,7 +27,14 @@ from numpy.typing import NDArray
 
 from components.training.hugectr.embeddings import Embedding, max_vocabulary_size
 from evergreen.config.model import DcnConfig
-from evergreen.networks.files import ROWS_PER_CHUNK, FloatArray, StoredModel, chunks, new_model, table_shapes
+from evergreen.networks.files import (
+    ROWS_PER_CHUNK,
+    FloatArray,
+    StoredModel,
+    chunks,
+    new_model,
+    table_shapes,
+)
 from evergreen.networks.network import build_network
 from evergreen.runtime.errors import ContractError, PermanentError
 
@@ -46,7 +53,12 @@ def state_shape(embedding: Embedding, num_gpus: int) -> tuple[int, int, int, int
 
 
 def export_model(
-    stored: StoredModel, config: DcnConfig, embeddings: Sequence[Embedding], *, num_gpus: int, folder: Path
+    stored: StoredModel,
+    config: DcnConfig,
+    embeddings: Sequence[Embedding],
+    *,
+    num_gpus: int,
+    folder: Path,
 ) -> None:
     """Write a stored model into `folder` as files that HugeCTR can load.
 
@@ -75,7 +87,9 @@ def export_model(
         state = np.memmap(path, "<f4", "w+", shape=state_shape(each, num_gpus))
         for keys in _key_chunks(each):
             for values, moment in zip(state, stored.moments):
-                values[keys % num_gpus, keys // num_gpus] = moment.tables[each.table][each.rows_of(keys)]
+                values[keys % num_gpus, keys // num_gpus] = moment.tables[each.table][
+                    each.rows_of(keys)
+                ]
 
 
 def _key_chunks(embedding: Embedding) -> Iterator[NDArray[np.int64]]:
@@ -83,7 +97,13 @@ def _key_chunks(embedding: Embedding) -> Iterator[NDArray[np.int64]]:
 
 
 def import_model(
-    folder: Path, config: DcnConfig, embeddings: Sequence[Embedding], *, num_gpus: int, into: Path, step: int
+    folder: Path,
+    config: DcnConfig,
+    embeddings: Sequence[Embedding],
+    *,
+    num_gpus: int,
+    into: Path,
+    step: int,
 ) -> None:
     """Convert HugeCTR's saved files in `folder` to a model in the registry's layout.
 
@@ -112,7 +132,10 @@ def import_model(
     num_rows = [0] * len(config.table_widths)
     for each in embeddings:
         num_rows[each.table] += each.num_keys
-    shapes = {**table_shapes(list(zip(num_rows, config.table_widths))), **{n: each.shape for n, each in dense.items()}}
+    shapes = {
+        **table_shapes(list(zip(num_rows, config.table_widths))),
+        **{n: each.shape for n, each in dense.items()},
+    }
     with new_model(into, shapes, step=step) as stored:
         for tensors, values in zip(stored.parts, flats):
             for name, value in unflatten(config, values).items():
@@ -121,7 +144,9 @@ def import_model(
             _import_embedding(folder, each, num_gpus=num_gpus, stored=stored)
 
 
-def _import_embedding(folder: Path, embedding: Embedding, *, num_gpus: int, stored: StoredModel) -> None:
+def _import_embedding(
+    folder: Path, embedding: Embedding, *, num_gpus: int, stored: StoredModel
+) -> None:
     """Copy the vectors and moments of one embedding into the tables of a new model."""
     assert stored.moments is not None, "a new model has moments"
     sparse, table = folder / SPARSE_FOLDER.format(embedding.number), embedding.table
@@ -171,7 +196,11 @@ def _empty_dense(config: DcnConfig) -> dict[str, FloatArray]:
 
 def _in_file_order(config: DcnConfig, dense: Mapping[str, FloatArray]) -> Iterator[FloatArray]:
     """Yield views of the parameters in the order and shape of HugeCTR's layers."""
-    of_cross = ("cross_u", "cross_v", "cross_bias") if config.projection_dim else ("cross_weight", "cross_bias")
+    of_cross = (
+        ("cross_u", "cross_v", "cross_bias")
+        if config.projection_dim
+        else ("cross_weight", "cross_bias")
+    )
     for layer in range(config.num_cross_layers):
         for name in of_cross:
             yield dense[name][layer]
@@ -193,7 +222,9 @@ def _tower_names(config: DcnConfig) -> list[str]:
 def _require_dense_sizes(folder: Path, config: DcnConfig) -> None:
     dense = sum(each.nbytes for each in _empty_dense(config).values())
     _require_size(folder / DENSE_FILE, dense)
-    _require_size(folder / DENSE_OPTIMIZER_FILE, dense + -dense % _ALIGNMENT_BYTES + dense, 2 * dense)
+    _require_size(
+        folder / DENSE_OPTIMIZER_FILE, dense + -dense % _ALIGNMENT_BYTES + dense, 2 * dense
+    )
 
 
 def _require_valid(folder: Path, embedding: Embedding, num_gpus: int) -> None:
@@ -214,7 +245,8 @@ def _require_valid(folder: Path, embedding: Embedding, num_gpus: int) -> None:
             for at in range(used, len(table), ROWS_PER_CHUNK):
                 if table[at : at + ROWS_PER_CHUNK].any():
                     raise ContractError(
-                        f"optimizer state {path} of GPU {gpu} has values after row {used}, expected zeros"
+                        f"optimizer state {path} of GPU {gpu} has values after row {used}, "
+                        "expected zeros"
                     )
 
 
@@ -224,17 +256,22 @@ def _require_size(path: Path, *expected: int) -> None:
     except OSError as error:
         raise ContractError(f"model file {path} cannot be read: {error.strerror}") from error
     if found not in expected:
-        raise ContractError(f"model file {path} has {found} bytes, expected {' or '.join(map(str, expected))}")
+        raise ContractError(
+            f"model file {path} has {found} bytes, expected {' or '.join(map(str, expected))}"
+        )
 
 
 def _require_all_keys(keys: NDArray[np.int64], num_rows: int, path: Path) -> None:
     if keys.min() < 0 or keys.max() >= num_rows:
-        raise ContractError(f"{path} has keys {keys.min()}..{keys.max()}, expected 0..{num_rows - 1}")
+        raise ContractError(
+            f"{path} has keys {keys.min()}..{keys.max()}, expected 0..{num_rows - 1}"
+        )
     seen = np.zeros(num_rows, np.bool_)
     seen[keys] = True
     if missing := int((~seen).sum()):
         raise ContractError(
-            f"{path} lacks {missing} keys and has others twice, expected each of 0..{num_rows - 1} once"
+            f"{path} lacks {missing} keys and has others twice, expected each of 0..{num_rows - 1} "
+            "once"
         )
 
 

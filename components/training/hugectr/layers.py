@@ -68,7 +68,9 @@ def dcn_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> list[Layer
         ]
         hidden = f"tower_{i}_relu"
         if config.dropout:
-            layers += [Layer("Dropout", [hidden], [f"tower_{i}_dropout"], {"dropout_rate": config.dropout})]
+            layers += [
+                Layer("Dropout", [hidden], [f"tower_{i}_dropout"], {"dropout_rate": config.dropout})
+            ]
             hidden = f"tower_{i}_dropout"
     return [
         *layers,
@@ -90,10 +92,18 @@ def _input_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> Iterato
         begins = [i for i, vector in enumerate(vectors) if i == 0 or vectors[i - 1] != vector - 1]
         is_whole = len(embeddings) == 1 and not config.num_dense
         flat = "x0" if is_whole else f"vectors_{each.number}"
-        yield Layer("Reshape", [f"embedding_{each.number}"], [flat], {"leading_dim": len(vectors) * each.width})
+        yield Layer(
+            "Reshape",
+            [f"embedding_{each.number}"],
+            [flat],
+            {"leading_dim": len(vectors) * each.width},
+        )
         names = [flat] if len(begins) == 1 else [f"{flat}_{i}" for i in range(len(begins))]
         if len(begins) > 1:
-            ranges = [(i * each.width, end * each.width) for i, end in zip(begins, [*begins[1:], len(vectors)])]
+            ranges = [
+                (i * each.width, end * each.width)
+                for i, end in zip(begins, [*begins[1:], len(vectors)])
+            ]
             yield Layer("Slice", [flat], names, {"ranges": ranges})
         parts |= {vectors[i]: name for i, name in zip(begins, names)}
     bottoms = [name for _, name in sorted(parts.items())] + [DENSE] * bool(config.num_dense)
@@ -126,7 +136,9 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
     """Return a compiled `hugectr.Model` with HugeCTR's initial weights."""
     config = blueprint.config
     model = hugectr.Model(
-        _solver(hugectr, blueprint), _reader(hugectr, blueprint), _optimizer(hugectr, blueprint.settings)
+        _solver(hugectr, blueprint),
+        _reader(hugectr, blueprint),
+        _optimizer(hugectr, blueprint.settings),
     )
     # A list has at most as many keys as columns. Every other slot has exactly one key.
     keys = [

@@ -34,7 +34,7 @@ class _OnAllNodes:
             try:
                 return getattr(self._own, name)(*args, **kwargs)
             finally:
-                self._nodes.Barrier()  # after this the engine may delete files that the others have read
+                self._nodes.Barrier()  # after this the engine may delete files that the others have read  # noqa: E501
 
         return call
 

@@ -143,7 +143,9 @@ def write_stage(
             of_file = batches[number::num_files].reshape(-1)
             _write_file(folder / name, rows, order=of_file, slots=slots, group_rows=group_rows)
         counts = [batch_size * len(batches[number::num_files]) for number in range(num_files)]
-        write_whole(folder / METADATA, json.dumps(_metadata(rows, slots, dict(zip(names, counts)))) + "\n")
+        write_whole(
+            folder / METADATA, json.dumps(_metadata(rows, slots, dict(zip(names, counts)))) + "\n"
+        )
         write_file_list(folder, names, final=folder.absolute())
     except (OSError, pa.ArrowException) as error:
         raise PermanentError(f"rows for HugeCTR cannot be written to {folder}: {error}") from error
@@ -155,19 +157,32 @@ def write_stage(
     )
 
 
-def _write_file(path: Path, rows: Rows, *, order: NDArray[np.int64], slots: Sequence[Slot], group_rows: int) -> None:
+def _write_file(
+    path: Path, rows: Rows, *, order: NDArray[np.int64], slots: Sequence[Slot], group_rows: int
+) -> None:
     numeric, keys = _names(rows, slots)
     a_list = pa.list_(pa.field("element", pa.int64(), nullable=False))
-    types = [pa.float32()] * (1 + len(numeric)) + [a_list if slot.is_list else pa.int64() for slot in slots]
-    fields = [pa.field(name, kind, nullable=False) for name, kind in zip((LABEL, *numeric, *keys), types)]
+    types = [pa.float32()] * (1 + len(numeric)) + [
+        a_list if slot.is_list else pa.int64() for slot in slots
+    ]
+    fields = [
+        pa.field(name, kind, nullable=False) for name, kind in zip((LABEL, *numeric, *keys), types)
+    ]
     schema = pa.schema(fields)
     # The file is read once, on this machine, so encoding and compression would only take time.
-    with pq.ParquetWriter(path, schema, use_dictionary=False, compression="none", write_statistics=False) as writer:
+    with pq.ParquetWriter(
+        path, schema, use_dictionary=False, compression="none", write_statistics=False
+    ) as writer:
         for at in range(0, len(order), group_rows):
             group = order[at : at + group_rows]
-            floats = [np.ascontiguousarray(each) for each in (rows.labels[group], *rows.dense[group].T)]
+            floats = [
+                np.ascontiguousarray(each) for each in (rows.labels[group], *rows.dense[group].T)
+            ]
             ids = rows.ids[group]
-            arrays = [*(pa.array(each, pa.float32()) for each in floats), *(_keys(ids, slot) for slot in slots)]
+            arrays = [
+                *(pa.array(each, pa.float32()) for each in floats),
+                *(_keys(ids, slot) for slot in slots),
+            ]
             arrays = [array.cast(kind) for array, kind in zip(arrays, types)]
             writer.write_table(pa.table(arrays, schema=schema), row_group_size=group_rows)
 
@@ -185,7 +200,9 @@ def _keys(ids: NDArray[np.int32], slot: Slot) -> Any:
 
 def _names(rows: Rows, slots: Sequence[Slot]) -> tuple[list[str], list[str]]:
     """Return the names of the dense columns and of the key columns."""
-    return [f"dense_{i}" for i in range(rows.dense.shape[1])], [f"keys_{i}" for i in range(len(slots))]
+    return [f"dense_{i}" for i in range(rows.dense.shape[1])], [
+        f"keys_{i}" for i in range(len(slots))
+    ]
 
 
 def _metadata(rows: Rows, slots: Sequence[Slot], counts: dict[str, int]) -> dict[str, object]:

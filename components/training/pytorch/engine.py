@@ -138,7 +138,13 @@ class PytorchEngine:
         return max(1, SEGMENT_ROWS[self._device.type] // batch_size)
 
     def learn(
-        self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
+        self,
+        rows: Rows,
+        order: NDArray[np.int64],
+        *,
+        batch_size: int,
+        seed: int,
+        rate: Rate | None = None,
     ) -> float:
         """See `Engine`."""
         self._rate = rate or (lambda step: self._settings.learning_rate)
@@ -175,20 +181,29 @@ class PytorchEngine:
     def _step(self, batch: Batch) -> Tensor:
         """Take an optimizer step and return the batch's mean loss before it, in nats."""
         taken = [rows.index_select(0, of.table_rows) for rows, of in zip(self._rows, batch.lookups)]
-        sums = [_summed_lookups(taken_U3E[:, 0], of).requires_grad_() for taken_U3E, of in zip(taken, batch.lookups)]
+        sums = [
+            _summed_lookups(taken_U3E[:, 0], of).requires_grad_()
+            for taken_U3E, of in zip(taken, batch.lookups)
+        ]
         vectors_BFE = side_by_side(
             [
-                (each if of.shares is None else each * of.shares).view(len(batch.labels), -1, rows.shape[2])
+                (each if of.shares is None else each * of.shares).view(
+                    len(batch.labels), -1, rows.shape[2]
+                )
                 for each, of, rows in zip(sums, batch.lookups, self._rows)
             ],
             self._tables,
         )
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._settings.precision == "bfloat16"):
+        with torch.autocast(
+            self._device.type, torch.bfloat16, enabled=self._settings.precision == "bfloat16"
+        ):
             logits_B = self._network(batch.dense, vectors_BFE)
         if batch.weights is None:
             loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels)
         else:
-            loss = binary_cross_entropy_with_logits(logits_B.float(), batch.labels, batch.weights, reduction="sum")
+            loss = binary_cross_entropy_with_logits(
+                logits_B.float(), batch.labels, batch.weights, reduction="sum"
+            )
         gradients = torch.autograd.grad(loss, [*sums, *self._dense.weights.values()])
         to_sums, to_dense = gradients[: len(sums)], list(gradients[len(sums) :])
         self.num_steps += 1

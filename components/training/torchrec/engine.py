@@ -32,7 +32,13 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from components.training.engine import Rate
 from components.training.rows import RowFolder, Rows, Share, open_rows
-from components.training.torch_parts import SEGMENT_ROWS, Adam, DensePart, made_ahead, require_tables
+from components.training.torch_parts import (
+    SEGMENT_ROWS,
+    Adam,
+    DensePart,
+    made_ahead,
+    require_tables,
+)
 from components.training.torchrec.tables import (
     COLUMN_WISE,
     TABLE_WISE,
@@ -108,7 +114,9 @@ class _Part:
 class _Model(nn.Module):
     """The sharded tables and the network."""
 
-    def __init__(self, tables: nn.Module, network: nn.Module, config: NetworkConfig, *, precision: str) -> None:
+    def __init__(
+        self, tables: nn.Module, network: nn.Module, config: NetworkConfig, *, precision: str
+    ) -> None:
         super().__init__()
         self.tables, self.network = tables, network
         self._config, self._is_short = config, precision == "bfloat16"
@@ -119,8 +127,14 @@ class _Model(nn.Module):
         vectors = [found[str(i)] for i in range(self._config.num_categorical)]
         # Vectors of different widths are concatenated, see `Network`. A worker can have no row of
         # the batch.
-        vectors_BFE = torch.cat(vectors, dim=1).unsqueeze(1) if self._config.widths else torch.stack(vectors, dim=1)
-        with torch.autocast(dense_BD.device.type, torch.bfloat16, enabled=self._is_short and self.training):
+        vectors_BFE = (
+            torch.cat(vectors, dim=1).unsqueeze(1)
+            if self._config.widths
+            else torch.stack(vectors, dim=1)
+        )
+        with torch.autocast(
+            dense_BD.device.type, torch.bfloat16, enabled=self._is_short and self.training
+        ):
             logits_B: Tensor = self.network(dense_BD, vectors_BFE)
         return logits_B.float()
 
@@ -138,8 +152,14 @@ class _Worker:
         self._tables = tables_of(shared.places, config.widths)
         collection = table_collection(shared.slot_sizes, shared.places, config)
         self.network = build_network(config).to(self._device)
-        model, sharders = _Model(collection, self.network, config, precision=settings.precision), [Sharder()]
-        batch_size, topology = -(-settings.batch_size // self.size), topology_here(self.size, self._device)
+        model, sharders = (
+            _Model(collection, self.network, config, precision=settings.precision),
+            [Sharder()],
+        )
+        batch_size, topology = (
+            -(-settings.batch_size // self.size),
+            topology_here(self.size, self._device),
+        )
         planner = planner_of(topology, collection, batch_size=batch_size, sharding=shared.sharding)
         group = dist.distributed_c10d._get_default_group()
         self.plan = with_own_rows(planner.collective_plan(model, sharders, group))
@@ -165,7 +185,9 @@ class _Worker:
             for number, values in enumerate(slots):
                 for part in chunks(0, len(rows)):
                     values_here = values[slot][part, column : column + rows.shape[2]]
-                    rows[part, number] = torch.from_numpy(np.ascontiguousarray(values_here)).to(self._device)
+                    rows[part, number] = torch.from_numpy(np.ascontiguousarray(values_here)).to(
+                        self._device
+                    )
         self.num_steps = stored.step
 
     @property
@@ -185,17 +207,25 @@ class _Worker:
         """
         if stored:
             self._dense.save(stored)
-        slots = [each.slots(self._shared.slot_sizes, self._tables) for each in stored.parts] if stored else []
+        slots = (
+            [each.slots(self._shared.slot_sizes, self._tables) for each in stored.parts]
+            if stored
+            else []
+        )
         (shards,) = self.plan.plan.values()
         for name, sharding in shards.items():
             for shard in sharding.sharding_spec.shards:
                 (_, column), (count, width) = shard.shard_offsets, shard.shard_sizes
                 for part in chunks(0, count):
-                    values = self._chunk_of_shard(int(name), column, part, width=width, of=shard.placement.rank())
+                    values = self._chunk_of_shard(
+                        int(name), column, part, width=width, of=shard.placement.rank()
+                    )
                     for number, tables in enumerate(slots):
                         tables[int(name)][part, column : column + width] = values[:, number].numpy()
 
-    def _chunk_of_shard(self, slot: int, column: int, part: slice, *, width: int, of: int) -> Tensor:
+    def _chunk_of_shard(
+        self, slot: int, column: int, part: slice, *, width: int, of: int
+    ) -> Tensor:
         """Return a chunk of rows of a shard, which worker `of` sends to the leader.
 
         The result is undefined in all other workers.
@@ -263,7 +293,11 @@ class _Worker:
             else:
                 owners = part
             part = part[owners % self.size == self.rank]
-            weights = np.full(len(part), scale) if rows.weights is None else rows.weights.take(part) * scale
+            weights = (
+                np.full(len(part), scale)
+                if rows.weights is None
+                else rows.weights.take(part) * scale
+            )
             yield _Part(
                 labels=torch.from_numpy(rows.labels.take(part)).to(self._device),
                 weights=torch.from_numpy(weights.astype(np.float32)).to(self._device),
@@ -291,7 +325,9 @@ class _Worker:
         values, lengths, weights = [], [], []
         for start, stop, pool in self._spans:
             of_span = ids[:, start:stop]
-            known = (of_span >= 0) & (of_span < self._shared.slot_sizes[self._shared.places.slots[start]])
+            known = (of_span >= 0) & (
+                of_span < self._shared.slot_sizes[self._shared.places.slots[start]]
+            )
             share = np.ones(of_span.shape, np.float32)
             if pool is not None:
                 is_there = of_span != PADDING_ID
@@ -317,7 +353,9 @@ class _Worker:
         per_worker = -(-len(ids) // self.size)
         part = slice(self.rank * per_worker, (self.rank + 1) * per_worker)
         self._model.eval()
-        logits = self._model(torch.from_numpy(dense[part]).to(self._device), self._features(ids[part]))
+        logits = self._model(
+            torch.from_numpy(dense[part]).to(self._device), self._features(ids[part])
+        )
         found = torch.zeros(len(ids))
         found[part] = torch.sigmoid(logits).cpu()
         dist.all_reduce(found)
@@ -392,7 +430,8 @@ def _lost_workers_reported() -> Iterator[None]:
         if "gloo" not in str(error) and not isinstance(error, dist.DistError):
             raise
         raise TemporaryError(
-            "a worker was lost; the same command continues from the last save, with any number of processes"
+            "a worker was lost; the same command continues from the last save, with any number of "
+            "processes"
         ) from error
 
 
@@ -405,7 +444,9 @@ class _SharedRows(Rows):
         """See `Rows`."""
         taken: Rows = self.engine._call("take", numbers)
         return replace(
-            taken, labels=self.labels[numbers], weights=None if self.weights is None else self.weights[numbers]
+            taken,
+            labels=self.labels[numbers],
+            weights=None if self.weights is None else self.weights[numbers],
         )
 
 
@@ -488,7 +529,13 @@ class TorchrecEngine:
         return shared
 
     def learn(
-        self, rows: Rows, order: NDArray[np.int64], *, batch_size: int, seed: int, rate: Rate | None = None
+        self,
+        rows: Rows,
+        order: NDArray[np.int64],
+        *,
+        batch_size: int,
+        seed: int,
+        rate: Rate | None = None,
     ) -> float:
         """See `Engine`.
 
@@ -504,7 +551,10 @@ class TorchrecEngine:
             parts = [part for part in parts if weights[part].any()]
         if not parts:
             return 0.0
-        scales = [1 / (len(part) if weights is None else weights[part].sum(dtype=np.float64)) for part in parts]
+        scales = [
+            1 / (len(part) if weights is None else weights[part].sum(dtype=np.float64))
+            for part in parts
+        ]
         first, rate = self.num_steps + 1, rate or (lambda step: self._settings.learning_rate)
         steps = Steps(
             order=np.concatenate(parts),

@@ -61,12 +61,15 @@ def run_workers(arguments: Sequence[str], processes: int) -> int:
         elastic_launch(config, sys.executable)("-m", "components.training", *arguments)
     except SignalException as error:
         raise Preempted(
-            f"{error.sigval.name} arrived, and the workers were asked to save; the same command continues"
+            f"{error.sigval.name} arrived, and the workers were asked to save; the same command "
+            "continues"
         ) from error
     except ChildFailedError as error:
         # Workers that were ended by SIGTERM come last, because another worker's failure is the
         # cause.
-        for rank, failure in sorted(error.failures.items(), key=lambda each: each[1].exitcode == -signal.SIGTERM):
+        for rank, failure in sorted(
+            error.failures.items(), key=lambda each: each[1].exitcode == -signal.SIGTERM
+        ):
             if failure.exitcode < 0:
                 raise TemporaryError(
                     f"worker {rank} of {processes} was killed by {failure.signal_name()}, and the "

@@ -25,7 +25,10 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -42,7 +45,9 @@ _MIN_COLUMNS = 4
 """Minimum width of a shard if a table is sharded by columns."""
 
 
-def table_collection(slot_sizes: Sequence[int], places: Places, config: NetworkConfig) -> EmbeddingBagCollection:
+def table_collection(
+    slot_sizes: Sequence[int], places: Places, config: NetworkConfig
+) -> EmbeddingBagCollection:
     """Return the tables without memory, one for each slot.
 
     The feature names of a table are the positions of its vectors in a row.
@@ -66,7 +71,9 @@ def topology_here(workers: int, device: torch.device) -> Topology:
     local = int(os.environ.get("LOCAL_WORLD_SIZE", workers))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local
     if device.type == "cuda":
-        return Topology(workers, device.type, torch.cuda.mem_get_info(device)[1], local_world_size=local)
+        return Topology(
+            workers, device.type, torch.cuda.mem_get_info(device)[1], local_world_size=local
+        )
     return Topology(workers, device.type, ddr_cap=memory, local_world_size=local)
 
 
@@ -82,9 +89,13 @@ def planner_of(
         sharding: Sharding types to choose from.
     """
     kernels = [EmbeddingComputeKernel.FUSED.value]
-    chosen = ParameterConstraints(list(sharding), compute_kernels=kernels, min_partition=_MIN_COLUMNS)
+    chosen = ParameterConstraints(
+        list(sharding), compute_kernels=kernels, min_partition=_MIN_COLUMNS
+    )
     constraints = {table.name: chosen for table in tables.embedding_bag_configs()}
-    return EmbeddingShardingPlanner(topology=topology, batch_size=batch_size, constraints=constraints)
+    return EmbeddingShardingPlanner(
+        topology=topology, batch_size=batch_size, constraints=constraints
+    )
 
 
 class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
@@ -154,7 +165,9 @@ class AdamRows(nn.Module):
         self._groups = []
         first_feature = np.cumsum([0, *(table.num_features() for table in config.embedding_tables)])
         for width in sorted({table.local_cols for table in config.embedding_tables}):
-            tables = [i for i, table in enumerate(config.embedding_tables) if table.local_cols == width]
+            tables = [
+                i for i, table in enumerate(config.embedding_tables) if table.local_cols == width
+            ]
             counts = [config.embedding_tables[i].local_rows for i in tables]
             starts = np.cumsum([0, *counts])
             rows = torch.zeros(int(starts[-1]), 3, width, device=device)
@@ -162,15 +175,25 @@ class AdamRows(nn.Module):
             offsets: list[int] = []
             for i, start, count in zip(tables, starts, counts):
                 table = config.embedding_tables[i]
-                self.parts[int(table.name), table.local_metadata.shard_offsets[1]] = rows[start : start + count]
+                self.parts[int(table.name), table.local_metadata.shard_offsets[1]] = rows[
+                    start : start + count
+                ]
                 features += range(first_feature[i], first_feature[i + 1])
                 offsets += [int(start)] * table.num_features()
             self._groups.append(_Group(rows, features, torch.tensor(offsets, device=device)))
 
     def forward(self, features: Any) -> Tensor:
         """Return the pooled vectors of each row of the batch, concatenated over the features."""
-        bounds, num_features, batch = features.offset_per_key(), len(features.keys()), features.stride()
-        lengths, values, weights = features.lengths().view(num_features, batch), features.values(), features.weights()
+        bounds, num_features, batch = (
+            features.offset_per_key(),
+            len(features.keys()),
+            features.stride(),
+        )
+        lengths, values, weights = (
+            features.lengths().view(num_features, batch),
+            features.values(),
+            features.weights(),
+        )
         found: dict[int, Tensor] = {}
         for group in self._groups:
             spans = [slice(bounds[i], bounds[i + 1]) for i in group.features]
@@ -204,7 +227,9 @@ class AdamRows(nn.Module):
             (rows, looked_up), group.taken = group.taken, None
             if looked_up.grad is None or not len(rows):
                 continue
-            vectors, m, v = (part.contiguous() for part in group.rows.index_select(0, rows).unbind(1))
+            vectors, m, v = (
+                part.contiguous() for part in group.rows.index_select(0, rows).unbind(1)
+            )
             adam.step([vectors], [looked_up.grad], m=[m], v=[v])
             group.rows.index_copy_(0, rows, torch.stack([vectors, m, v], dim=1))
 
@@ -235,7 +260,9 @@ def require_kernels(device: torch.device) -> None:
     Raises:
         PermanentError: it was not.
     """
-    if not torch._C._dispatch_has_kernel_for_dispatch_key("fbgemm::permute_2D_sparse_data", device.type.upper()):
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(
+        "fbgemm::permute_2D_sparse_data", device.type.upper()
+    ):
         raise PermanentError(
             f"FBGEMM has no kernels for {device.type}, expected a build for this device (for CUDA, "
             "fbgemm-gpu instead of fbgemm-gpu-cpu)"

@@ -14,7 +14,12 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from evergreen.events.event_log import MAX_MESSAGE_BYTES, DeadLetter
-from evergreen.events.kafka.location import DEAD_LETTER_ENDING, MAX_SENT_BYTES, KafkaLocation, sorted_error
+from evergreen.events.kafka.location import (
+    DEAD_LETTER_ENDING,
+    MAX_SENT_BYTES,
+    KafkaLocation,
+    sorted_error,
+)
 from evergreen.events.kafka.offsets import close_consumer, list_partitions
 from evergreen.events.kafka.publisher import KafkaSender, Outgoing
 from evergreen.runtime.errors import TemporaryError
@@ -28,7 +33,7 @@ _BATCH = 500
 
 
 def message_id(message: Message) -> str:
-    """Return the key as text, or the message's position in the topic if another client sent no key."""
+    """Return the key as text, or the position in the topic if another client sent no key."""
     key = message.key()
     if key is None:
         return f"{message.topic()}/{message.partition()}/{message.offset()}"
@@ -39,7 +44,12 @@ class KafkaDeadLetters:
     """The dead-letter topic of one topic."""
 
     def __init__(
-        self, location: KafkaLocation, sender: KafkaSender, clock: Callable[[], float], *, seconds: float = 30.0
+        self,
+        location: KafkaLocation,
+        sender: KafkaSender,
+        clock: Callable[[], float],
+        *,
+        seconds: float = 30.0,
     ) -> None:
         self._location = location
         self._sender = sender
@@ -58,8 +68,13 @@ class KafkaDeadLetters:
         kept = []
         for name, payload, reason in letters:
             if len(name.encode()) + len(payload) > MAX_SENT_BYTES - 2 * MAX_REASON_BYTES:
-                reason = f"{reason} (kept are the first {MAX_MESSAGE_BYTES} of {len(payload)} bytes)"
-                name, payload = name.encode()[:MAX_KEY_BYTES].decode(errors="ignore"), payload[:MAX_MESSAGE_BYTES]
+                reason = (
+                    f"{reason} (kept are the first {MAX_MESSAGE_BYTES} of {len(payload)} bytes)"
+                )
+                name, payload = (
+                    name.encode()[:MAX_KEY_BYTES].decode(errors="ignore"),
+                    payload[:MAX_MESSAGE_BYTES],
+                )
             text = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]
             headers = ((_REASON, text), time_header)
             kept.append(Outgoing(topic=topic, message_id=name, payload=payload, headers=headers))
@@ -86,7 +101,10 @@ class KafkaDeadLetters:
         with self._open_consumer() as consumer:
             letters, ends = self._read_letters(consumer)
             topic = self._location.topic
-            again = [Outgoing(topic=topic, message_id=each.message_id, payload=each.payload) for each in letters]
+            again = [
+                Outgoing(topic=topic, message_id=each.message_id, payload=each.payload)
+                for each in letters
+            ]
             for start in range(0, len(again), _BATCH):
                 self._sender.send(again[start : start + _BATCH])
             if letters:
@@ -112,7 +130,7 @@ class KafkaDeadLetters:
         except KafkaException as error:
             raise sorted_error(error, f"reading {self._location.dead_letter_topic}") from error
         finally:
-            consumer.unassign()  # assigned by hand, because closing waits until a group revokes its partitions
+            consumer.unassign()  # assigned by hand, because closing waits until a group revokes its partitions  # noqa: E501
             close_consumer(consumer)
 
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:
@@ -130,7 +148,9 @@ class KafkaDeadLetters:
         deadline = time.monotonic() + self._seconds
         while open_:
             if time.monotonic() > deadline:
-                raise TemporaryError(f"reading {topic} from {brokers} took over {self._seconds:.0f} s")
+                raise TemporaryError(
+                    f"reading {topic} from {brokers} took over {self._seconds:.0f} s"
+                )
             for message in consumer.consume(_BATCH, 0.1):
                 error, number = message.error(), message.partition()
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:

@@ -94,10 +94,15 @@ class KafkaLocation:
         options = url.settings(KafkaOptions)
         if "@" in url.authority:
             raise url.refuse("expected credentials in the file that the option config names")
-        if not url.authority or not all(part.rpartition(":")[2].isdigit() for part in url.authority.split(",")):
+        if not url.authority or not all(
+            part.rpartition(":")[2].isdigit() for part in url.authority.split(",")
+        ):
             raise url.refuse("expected kafka://host:port[,host:port]/topic")
         if not _TOPIC.fullmatch(url.path):
-            raise url.refuse("expected a topic of at most 230 letters, digits, '.', '_' and '-' after the brokers")
+            raise url.refuse(
+                "expected a topic of at most 230 letters, digits, '.', '_' and '-' after the "
+                "brokers"
+            )
         return cls(
             brokers=url.authority,
             topic=url.path,

@@ -51,7 +51,10 @@ def close_consumer(consumer: Consumer) -> None:
     closing.start()
     closing.join(max(0.0, deadline - time.monotonic()))
     if closing.is_alive():
-        logger.warning("a Kafka client did not close within %.0f s and is given up: no broker answers", CLOSE_SECONDS)
+        logger.warning(
+            "a Kafka client did not close within %.0f s and is given up: no broker answers",
+            CLOSE_SECONDS,
+        )
 
 
 def _end_rebalances(consumer: Consumer, deadline: float) -> None:
@@ -114,7 +117,9 @@ class PartitionProgress(Generic[M]):
         The oldest come first. A lease that ends later than a new one was taken before the clock was
         set back, so it counts as expired.
         """
-        expired = [offset for offset, held in self.held.items() if not now < held.until <= until][:count]
+        expired = [offset for offset, held in self.held.items() if not now < held.until <= until][
+            :count
+        ]
         for offset in expired:
             self.held[offset].until = until
             self.held[offset].attempt += 1
@@ -158,7 +163,9 @@ class BacklogCounter:
         self._location = location
         # A request must not create a topic, because its name may be mistyped.
         self._consumer = Consumer(
-            location.client(group_id=location.group, enable_auto_commit=False, allow_auto_create_topics=False)
+            location.client(
+                group_id=location.group, enable_auto_commit=False, allow_auto_create_topics=False
+            )
         )
         self._silent_until = 0.0
         self.problem: str | None = None
@@ -177,33 +184,44 @@ class BacklogCounter:
         try:
             partitions = list_partitions(self._consumer, self._location, self._location.topic)
             ends = self._offsets(partitions, _END)
-            starts = self._committed([p for p in partitions if p not in progress or progress[p].next_offset is None])
+            starts = self._committed(
+                [p for p in partitions if p not in progress or progress[p].next_offset is None]
+            )
         except (TemporaryError, PermanentError) as error:
             self.problem = str(error)
             self._silent_until = time.monotonic() + ASK_AGAIN_SECONDS
             return None
         if not partitions:
-            self.problem = f"topic {self._location.topic} does not exist at {self._location.brokers}"
+            self.problem = (
+                f"topic {self._location.topic} does not exist at {self._location.brokers}"
+            )
             return None
         self.problem = None
         unknown = PartitionProgress[Any](0)
-        return sum(progress.get(p, unknown).unfinished(starts.get(p, 0), ends[p]) for p in partitions)
+        return sum(
+            progress.get(p, unknown).unfinished(starts.get(p, 0), ends[p]) for p in partitions
+        )
 
     def close(self) -> None:
         """Close the client."""
         close_consumer(self._consumer)
 
     def _committed(self, partitions: Collection[int]) -> dict[int, int]:
-        """Return the group's committed offset of each partition, or the oldest offset without one."""
+        """Return the group's committed offset of each partition, else the oldest offset."""
         if not partitions:
             return {}
         places = [TopicPartition(self._location.topic, number) for number in partitions]
         try:
             answered = self._consumer.committed(places, timeout=ASK_SECONDS)
         except KafkaException as error:
-            raise sorted_error(error, f"asking {self._location.brokers} for committed offsets") from error
+            raise sorted_error(
+                error, f"asking {self._location.brokers} for committed offsets"
+            ) from error
         found = {each.partition: _checked(each).offset for each in answered}
-        return {**found, **self._offsets([number for number, offset in found.items() if offset < 0], _BEGIN)}
+        return {
+            **found,
+            **self._offsets([number for number, offset in found.items() if offset < 0], _BEGIN),
+        }
 
     def _offsets(self, partitions: Collection[int], moment: int) -> dict[int, int]:
         if not partitions:
@@ -213,7 +231,9 @@ class BacklogCounter:
             answered = self._consumer.offsets_for_times(places, timeout=ASK_SECONDS)
         except KafkaException as error:
             topic = self._location.topic
-            raise sorted_error(error, f"asking {self._location.brokers} for offsets of {topic}") from error
+            raise sorted_error(
+                error, f"asking {self._location.brokers} for offsets of {topic}"
+            ) from error
         return {each.partition: _checked(each).offset for each in answered}
 
 

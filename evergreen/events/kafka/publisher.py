@@ -72,9 +72,14 @@ class KafkaSender:
         if errors:
             raise _gravest(errors, f"publishing {len(messages)} messages to {messages[0].topic}")
         if len(reports) < len(messages):
-            raise TemporaryError(f"publishing to {messages[0].topic}: {self._location.brokers} did not answer in time")
+            raise TemporaryError(
+                f"publishing to {messages[0].topic}: {self._location.brokers} did not answer in "
+                "time"
+            )
 
-    def _enqueue(self, producer: Producer, message: Outgoing, report: Report, *, deadline: float) -> None:
+    def _enqueue(
+        self, producer: Producer, message: Outgoing, report: Report, *, deadline: float
+    ) -> None:
         while True:
             try:
                 producer.produce(
@@ -85,9 +90,13 @@ class KafkaSender:
                     on_delivery=report,
                 )
                 return
-            except BufferError as error:  # librdkafka's queue is full, and serving its reports makes room
+            except (
+                BufferError
+            ) as error:  # librdkafka's queue is full, and serving its reports makes room
                 if time.monotonic() > deadline:
-                    raise TemporaryError(f"publishing to {message.topic}: the queue stayed full") from error
+                    raise TemporaryError(
+                        f"publishing to {message.topic}: the queue stayed full"
+                    ) from error
                 producer.poll(_POLL_SECONDS)
 
     def close(self) -> None:
@@ -142,4 +151,6 @@ class KafkaPublisher(KafkaSender):
         for message_id, payload in messages:
             expect_size(message_id, payload)
         topic = self._location.topic
-        self.send([Outgoing(topic=topic, message_id=name, payload=payload) for name, payload in messages])
+        self.send(
+            [Outgoing(topic=topic, message_id=name, payload=payload) for name, payload in messages]
+        )

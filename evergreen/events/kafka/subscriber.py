@@ -106,7 +106,11 @@ class KafkaSubscriber:
         text = f"{self._location.brokers}: {error.str()}"
         if error.fatal():
             self._fatal = text
-        elif error.code() in (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL):
+        elif error.code() in (
+            KafkaError._ALL_BROKERS_DOWN,
+            KafkaError._AUTHENTICATION,
+            KafkaError._SSL,
+        ):
             self._backlog.problem = text
 
     # -- The interface.
@@ -127,7 +131,11 @@ class KafkaSubscriber:
                 arrived = self._consume_messages(min(max_messages - len(pulled), CONSUMED_AT_ONCE))
                 if not arrived:
                     break
-                pulled += [delivery for message in arrived for delivery in self._take_message(message, until)]
+                pulled += [
+                    delivery
+                    for message in arrived
+                    for delivery in self._take_message(message, until)
+                ]
             self._commit_offsets()
         return pulled
 
@@ -145,8 +153,12 @@ class KafkaSubscriber:
         """See `event_log.Subscriber`. Waits until the brokers have stored the dead letters."""
         with self._lock:
             found = [(token, self._find(token), reason) for token, reason in bad]
-            held = [(token, message, reason) for token, message, reason in found if message is not None]
-            self._dead_letters.keep([(message_id(each), _payload(each), reason) for _, each, reason in held])
+            held = [
+                (token, message, reason) for token, message, reason in found if message is not None
+            ]
+            self._dead_letters.keep(
+                [(message_id(each), _payload(each), reason) for _, each, reason in held]
+            )
             self.acknowledge([token for token, _, _ in held])
 
     def list_dead_letters(self) -> list[DeadLetter]:
@@ -223,12 +235,19 @@ class KafkaSubscriber:
     def _take_message(self, message: Message, until: float) -> list[Delivery]:
         """Return the delivery of a message, or None if its partition is assigned elsewhere."""
         error = message.error()
-        self._refused = f"reading {self._location.topic}: {error.str()}" if error is not None else None
+        self._refused = (
+            f"reading {self._location.topic}: {error.str()}" if error is not None else None
+        )
         if error is not None:
             return []
         partition, offset = message.partition(), message.offset()
         progress = self._progress.get(-1 if partition is None else partition)
-        if progress is None or partition is None or offset is None or not progress.take(offset, message, until=until):
+        if (
+            progress is None
+            or partition is None
+            or offset is None
+            or not progress.take(offset, message, until=until)
+        ):
             return []
         self._held_bytes += _size(message)
         return [_delivery(partition, offset, progress)]
@@ -237,7 +256,11 @@ class KafkaSubscriber:
         """Return the message of a delivery that has not ended."""
         generation, partition, offset, attempt = map(int, token.split("/"))
         progress = self._progress.get(partition)
-        return None if progress is None or progress.generation != generation else progress.find(offset, attempt)
+        return (
+            None
+            if progress is None or progress.generation != generation
+            else progress.find(offset, attempt)
+        )
 
     def _end_delivery(self, token: str) -> None:
         generation, partition, offset, attempt = map(int, token.split("/"))
@@ -253,7 +276,11 @@ class KafkaSubscriber:
         A lost commit causes a redelivery, not a loss.
         """
         moved = {number: p.offset_to_commit() for number, p in self._progress.items()}
-        offsets = [TopicPartition(self._location.topic, number, to) for number, to in moved.items() if to is not None]
+        offsets = [
+            TopicPartition(self._location.topic, number, to)
+            for number, to in moved.items()
+            if to is not None
+        ]
         if not offsets:
             return
         try:

@@ -35,7 +35,12 @@ class PubsubOptions:
     """See `PubsubSettings`."""
 
     def __post_init__(self) -> None:
-        expect(self, "10 to 600, as Pub/Sub takes them", lambda value: 10 <= value <= 600, "lease_seconds")
+        expect(
+            self,
+            "10 to 600, as Pub/Sub takes them",
+            lambda value: 10 <= value <= 600,
+            "lease_seconds",
+        )
         expect(self, "a number above 0", lambda value: 0 < value < math.inf, "settle_seconds")
 
 
@@ -66,7 +71,9 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
     create_on_emulator(names)
     with subscriber_client() as client:
         check(names, client)
-    return PubsubSubscriber(names, settings, publisher=publisher_client(), subscriber=subscriber_client(), clock=clock)
+    return PubsubSubscriber(
+        names, settings, publisher=publisher_client(), subscriber=subscriber_client(), clock=clock
+    )
 
 
 def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings]:
@@ -74,11 +81,18 @@ def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings]:
     expected = "expected pubsub://<project>/<topic>[?subscription=<name>]"
     options = url.settings(PubsubOptions)
     names = Names(
-        url.authority, url.path, f"{url.path}-monitor" if options.subscription is None else options.subscription
+        url.authority,
+        url.path,
+        f"{url.path}-monitor" if options.subscription is None else options.subscription,
     )
     if not names.project or "/" in names.project:
         raise url.refuse(expected)
     for name in (names.topic, names.subscription, names.dead_letters.topic):
         if not RESOURCE_NAME.fullmatch(name):
-            raise url.refuse(f"{expected}; {name!r} is no name of Pub/Sub's (3 to 255 characters, a letter first)")
-    return names, PubsubSettings(lease_seconds=options.lease_seconds, settle_seconds=options.settle_seconds)
+            raise url.refuse(
+                f"{expected}; {name!r} is no name of Pub/Sub's (3 to 255 characters, a letter "
+                "first)"
+            )
+    return names, PubsubSettings(
+        lease_seconds=options.lease_seconds, settle_seconds=options.settle_seconds
+    )

@@ -114,11 +114,18 @@ def publisher_client(seconds: float = CALL_SECONDS) -> Any:
         ContractError: this machine has no credentials for Google Cloud.
     """
     retry = retries.Retry(
-        predicate=retries.if_exception_type(*RETRYABLE), initial=0.1, maximum=2.0, multiplier=2.0, timeout=seconds
+        predicate=retries.if_exception_type(*RETRYABLE),
+        initial=0.1,
+        maximum=2.0,
+        multiplier=2.0,
+        timeout=seconds,
     )
     options = pubsub_v1.types.PublisherOptions(retry=retry, timeout=ConstantTimeout(seconds))
     return _make_client(
-        pubsub_v1.PublisherClient, PublisherGrpcTransport, batch_settings=_BATCH, publisher_options=options
+        pubsub_v1.PublisherClient,
+        PublisherGrpcTransport,
+        batch_settings=_BATCH,
+        publisher_options=options,
     )
 
 
@@ -133,12 +140,15 @@ def subscriber_client() -> Any:
 def _make_client(client: Any, transport: Any, **options: Any) -> Any:
     if address := emulator():
         # Use a separate channel, which reaches the emulator without the configured proxy.
-        return client(transport=transport(channel=grpc.insecure_channel(address, options=_CHANNEL)), **options)
+        return client(
+            transport=transport(channel=grpc.insecure_channel(address, options=_CHANNEL)), **options
+        )
     try:
         return client(**options)
     except DefaultCredentialsError as error:
         raise ContractError(
-            "Pub/Sub: no credentials found, expected a service account or `gcloud auth application-default login`"
+            "Pub/Sub: no credentials found, expected a service account or `gcloud auth "
+            "application-default login`"
         ) from error
 
 
@@ -178,15 +188,20 @@ def check(names: Names, subscriber: Any) -> None:
             )
         except exceptions.NotFound as error:
             raise ContractError(
-                f"{log.subscription_path} does not exist, expected a subscription of {log.topic_path}"
+                f"{log.subscription_path} does not exist, expected a subscription of "
+                f"{log.topic_path}"
             ) from error
         except exceptions.PermissionDenied:
-            logger.warning("%s: no right to look at it, so it is not checked", log.subscription_path)
+            logger.warning(
+                "%s: no right to look at it, so it is not checked", log.subscription_path
+            )
             continue
         except Exception as error:
             raise translated(error, log.subscription_path) from error
         if found.topic != log.topic_path:
-            raise ContractError(f"{log.subscription_path} reads {found.topic}, expected {log.topic_path}")
+            raise ContractError(
+                f"{log.subscription_path} reads {found.topic}, expected {log.topic_path}"
+            )
 
 
 def _create_unless_there(call: Any, request: dict[str, Any]) -> None:
@@ -202,7 +217,7 @@ class PubsubPublisher:
     """Publisher to one topic. Several threads may share one."""
 
     def __init__(self, names: Names, client: Any) -> None:
-        """Use `client` of `resources.publisher_client`, and close it together with this publisher."""
+        """Use `client` of `resources.publisher_client`, and close it with this publisher."""
         self._names = names
         self._client = client
         self._closed = False
@@ -215,7 +230,10 @@ class PubsubPublisher:
         for message_id, payload in messages:
             expect_size(message_id, payload)
             if not 0 < len(message_id.encode()) <= MAX_ATTRIBUTE_BYTES:
-                raise ContractError(f"message id is {message_id[:40]!r}..., expected 1 to {MAX_ATTRIBUTE_BYTES} bytes")
+                raise ContractError(
+                    f"message id is {message_id[:40]!r}..., expected 1 to {MAX_ATTRIBUTE_BYTES} "
+                    "bytes"
+                )
         publish_all(
             self._client,
             self._names.topic_path,
@@ -231,7 +249,11 @@ class PubsubPublisher:
 
 
 def publish_all(
-    client: Any, topic: str, messages: Sequence[tuple[bytes, Mapping[str, str]]], *, seconds: float = 2 * CALL_SECONDS
+    client: Any,
+    topic: str,
+    messages: Sequence[tuple[bytes, Mapping[str, str]]],
+    *,
+    seconds: float = 2 * CALL_SECONDS,
 ) -> None:
     """Publish (data, attributes) messages, and wait until Pub/Sub has confirmed all of them.
 

@@ -48,7 +48,9 @@ def message_id(message: Any) -> str:
     return str(message.attributes.get(ID) or f"pubsub-{message.message_id}")
 
 
-def send_ack_ids(subscriber: Any, call: str, subscription: str, *, ack_ids: list[str], **more: Any) -> None:
+def send_ack_ids(
+    subscriber: Any, call: str, subscription: str, *, ack_ids: list[str], **more: Any
+) -> None:
     """Send `acknowledge` or `modify_ack_deadline` for all ids, and wait for Pub/Sub's answer.
 
     `ack_ids` may be empty.
@@ -84,7 +86,9 @@ def pull_messages(subscriber: Any, subscription: str, count: int, *, seconds: fl
 class PubsubDeadLetters:
     """Dead letters of one log."""
 
-    def __init__(self, names: Names, *, publisher: Any, subscriber: Any, wait_seconds: float) -> None:
+    def __init__(
+        self, names: Names, *, publisher: Any, subscriber: Any, wait_seconds: float
+    ) -> None:
         """Use these two clients.
 
         All dead letters are assumed to have arrived after `wait_seconds` without a message.
@@ -109,7 +113,9 @@ class PubsubDeadLetters:
         """Return all dead letters, oldest first."""
         taken = self._take()
         self._give_back(list(taken))
-        return sorted((_read_dead_letter(message) for message in taken.values()), key=lambda kept: kept.time)
+        return sorted(
+            (_read_dead_letter(message) for message in taken.values()), key=lambda kept: kept.time
+        )
 
     def replay(self) -> int:
         """Publish all dead letters to the log again, then remove them, and return their number."""
@@ -144,7 +150,13 @@ class PubsubDeadLetters:
 
     def _give_back(self, ack_ids: list[str]) -> None:
         subscription = self._names.dead_letters.subscription_path
-        send_ack_ids(self._subscriber, "modify_ack_deadline", subscription, ack_ids=ack_ids, ack_deadline_seconds=0)
+        send_ack_ids(
+            self._subscriber,
+            "modify_ack_deadline",
+            subscription,
+            ack_ids=ack_ids,
+            ack_deadline_seconds=0,
+        )
 
 
 def cut_to_attribute(text: str) -> str:
@@ -163,7 +175,10 @@ def _read_dead_letter(message: Any) -> DeadLetter:
     attributes = message.attributes
     reason = attributes.get(REASON)
     if reason is None:
-        reason = f"dead letter of Pub/Sub after {attributes.get(DELIVERY_COUNT, 'an unknown number of')} deliveries"
+        reason = (
+            "dead letter of Pub/Sub after "
+            f"{attributes.get(DELIVERY_COUNT, 'an unknown number of')} deliveries"
+        )
     published = message.publish_time.timestamp()
     try:
         kept_at = float(attributes.get(DEAD_LETTERED_AT, published))
@@ -242,7 +257,9 @@ class ReadMark:
         self._newest_published = max(published, self._newest_published or published)
         self._last_arrival_at = at
 
-    def value(self, *, now: float, at: float, connected_at: float | None, oldest_in_hand: float | None) -> float | None:
+    def value(
+        self, *, now: float, at: float, connected_at: float | None, oldest_in_hand: float | None
+    ) -> float | None:
         """Return the watermark in seconds since the epoch, or None while it is unknown.
 
         Args:
@@ -286,7 +303,9 @@ class PubsubSubscriber:
         self._dead_letters = PubsubDeadLetters(
             names, publisher=publisher, subscriber=subscriber, wait_seconds=settings.list_seconds
         )
-        self._mark = ReadMark(settle_seconds=settings.settle_seconds, lease_seconds=settings.lease_seconds)
+        self._mark = ReadMark(
+            settle_seconds=settings.settle_seconds, lease_seconds=settings.lease_seconds
+        )
         self._lock = threading.Lock()
         self._queue: deque[_InHand] = deque()
         self._pulled: dict[str, _InHand] = {}
@@ -315,10 +334,14 @@ class PubsubSubscriber:
         with self._lock:
             self._forget_expired()
             pulled, num_bytes = list[Delivery](), 0
-            while self._queue and len(pulled) < max_messages and num_bytes < event_log.MAX_PULL_BYTES:
+            while (
+                self._queue and len(pulled) < max_messages and num_bytes < event_log.MAX_PULL_BYTES
+            ):
                 held = self._queue.popleft()
                 self._pulled[held.ack_id] = held
-                pulled.append(Delivery(message_id(held.message), bytes(held.message.data), held.ack_id))
+                pulled.append(
+                    Delivery(message_id(held.message), bytes(held.message.data), held.ack_id)
+                )
                 num_bytes += len(pulled[-1].payload)
         return pulled
 
@@ -327,7 +350,9 @@ class PubsubSubscriber:
         with self._lock:
             self._forget_expired()
             ack_ids = [token for token in dict.fromkeys(tokens) if token in self._pulled]
-        send_ack_ids(self._subscriber, "acknowledge", self._names.subscription_path, ack_ids=ack_ids)
+        send_ack_ids(
+            self._subscriber, "acknowledge", self._names.subscription_path, ack_ids=ack_ids
+        )
         with self._lock:
             for ack_id in ack_ids:
                 self._pulled.pop(ack_id, None)
@@ -336,7 +361,11 @@ class PubsubSubscriber:
         """See `event_log.Subscriber`. A reason is truncated to 1024 bytes."""
         with self._lock:
             self._forget_expired()
-            held = [(self._pulled[token].message, reason) for token, reason in bad if token in self._pulled]
+            held = [
+                (self._pulled[token].message, reason)
+                for token, reason in bad
+                if token in self._pulled
+            ]
         letters = [(message_id(message), bytes(message.data), reason) for message, reason in held]
         self._dead_letters.add(letters, now=self._clock())
         self.acknowledge([token for token, _ in bad])
@@ -368,7 +397,10 @@ class PubsubSubscriber:
         """See `event_log.Subscriber`."""
         with self._lock:
             self._note_steady_pull()
-            if isinstance(self._failure, TemporaryError) and self._monotonic() - self._failing_since < GRACE_SECONDS:
+            if (
+                isinstance(self._failure, TemporaryError)
+                and self._monotonic() - self._failing_since < GRACE_SECONDS
+            ):
                 return None
             return None if self._failure is None else str(self._failure)
 
@@ -394,7 +426,9 @@ class PubsubSubscriber:
         try:
             self._set_lease(in_hand, 0)
         except (TemporaryError, PermanentError) as error:
-            logger.warning("messages in hand are delivered again only when their leases run out: %s", error)
+            logger.warning(
+                "messages in hand are delivered again only when their leases run out: %s", error
+            )
         self._publisher.stop()
         self._publisher.transport.close()
         self._subscriber.close()
@@ -409,7 +443,9 @@ class PubsubSubscriber:
                 continue
             self._asked_at = self._monotonic()
             try:
-                self._take_in(pull_messages(self._pulling_client, subscription, room, seconds=PULL_SECONDS))
+                self._take_in(
+                    pull_messages(self._pulling_client, subscription, room, seconds=PULL_SECONDS)
+                )
                 pause = FIRST_PAUSE_SECONDS
             except (TemporaryError, PermanentError) as error:
                 self._note_failure(error)
@@ -421,7 +457,9 @@ class PubsubSubscriber:
         with self._lock:
             self._forget_expired()
             is_full = sum(len(held.message.data) for held in self._queue) >= MAX_QUEUED_BYTES
-            return 0 if is_full else self._settings.max_messages - len(self._queue) - len(self._pulled)
+            return (
+                0 if is_full else self._settings.max_messages - len(self._queue) - len(self._pulled)
+            )
 
     def _take_in(self, received: list[Any]) -> None:
         leased_at = self._monotonic()
@@ -429,20 +467,28 @@ class PubsubSubscriber:
         with self._lock:
             self._note_success()
             for each in received:
-                self._queue.append(_InHand(each.ack_id, each.message, leased_at + self._settings.lease_seconds))
+                self._queue.append(
+                    _InHand(each.ack_id, each.message, leased_at + self._settings.lease_seconds)
+                )
                 self._mark.arrived(_published(each.message), at=self._monotonic())
 
     def _set_lease(self, ack_ids: list[str], seconds: int) -> None:
         subscription = self._names.subscription_path
         send_ack_ids(
-            self._subscriber, "modify_ack_deadline", subscription, ack_ids=ack_ids, ack_deadline_seconds=seconds
+            self._subscriber,
+            "modify_ack_deadline",
+            subscription,
+            ack_ids=ack_ids,
+            ack_deadline_seconds=seconds,
         )
 
     def _forget_expired(self) -> None:
         """Drop messages whose lease has expired, because Pub/Sub delivers them again."""
         now = self._monotonic()
         self._queue = deque(held for held in self._queue if held.lease_ends > now)
-        self._pulled = {ack_id: held for ack_id, held in self._pulled.items() if held.lease_ends > now}
+        self._pulled = {
+            ack_id: held for ack_id, held in self._pulled.items() if held.lease_ends > now
+        }
 
     def _note_success(self) -> None:
         if self._connected_at is None:

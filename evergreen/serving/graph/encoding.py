@@ -90,7 +90,9 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
     """
     numeric = workflow.features.numeric
     if not numeric:
-        return parts.node("Cast", [_no_columns(parts, CATEGORICAL_INPUT)], DENSE, to=TensorProto.FLOAT)
+        return parts.node(
+            "Cast", [_no_columns(parts, CATEGORICAL_INPUT)], DENSE, to=TensorProto.FLOAT
+        )
     missing = parts.node("IsNaN", [DENSE_INPUT], "dense_missing")
     if workflow.excluded_dense:
         excluded = parts.constant("dense_excluded", np.isin(numeric, workflow.excluded))
@@ -100,32 +102,47 @@ def encode_dense(parts: Parts, workflow: FeatureWorkflow) -> str:
     fill = _column_constant(parts, "fill", [each.fill for each in options])
     values = parts.node("Where", [missing, fill, DENSE_INPUT], "dense_filled")
     if (least > -np.inf).any():
-        values = parts.node("Max", [values, _column_constant(parts, "clip_min", least)], "dense_clipped")
+        values = parts.node(
+            "Max", [values, _column_constant(parts, "clip_min", least)], "dense_clipped"
+        )
     if (largest < np.inf).any():
-        values = parts.node("Min", [values, _column_constant(parts, "clip_max", largest)], "dense_bounded")
+        values = parts.node(
+            "Min", [values, _column_constant(parts, "clip_max", largest)], "dense_bounded"
+        )
     if workflow.features.bucketed:
         _bucket(parts, workflow, values=values, missing=missing)
     is_logged = np.array([each.is_logged for each in options])
     if is_logged.any():
-        shifted = parts.node("Add", [values, parts.constant("one", np.array(1, np.float32))], "dense_shifted")
+        shifted = parts.node(
+            "Add", [values, parts.constant("one", np.array(1, np.float32))], "dense_shifted"
+        )
         # ONNX Runtime's float32 logarithm differs from NumPy's, and depends on a value's position
         # in the batch.
         wide = parts.node("Cast", [shifted], "dense_wide", to=TensorProto.DOUBLE)
-        logged = parts.node("Cast", [parts.node("Log", [wide], "dense_log")], "dense_logged", to=TensorProto.FLOAT)
+        logged = parts.node(
+            "Cast", [parts.node("Log", [wide], "dense_log")], "dense_logged", to=TensorProto.FLOAT
+        )
         if is_logged.all():
             values = logged
         else:  # the logarithm of other columns may be NaN
             chosen = parts.constant("is_logged", is_logged)
             values = parts.node("Where", [chosen, logged, values], "dense_transformed")
-    centred = parts.node("Sub", [values, parts.constant("means", workflow.means.astype(np.float32))], "dense_centred")
-    stds, indicated = parts.constant("stds", workflow.stds.astype(np.float32)), workflow.features.indicated
+    centred = parts.node(
+        "Sub", [values, parts.constant("means", workflow.means.astype(np.float32))], "dense_centred"
+    )
+    stds, indicated = (
+        parts.constant("stds", workflow.stds.astype(np.float32)),
+        workflow.features.indicated,
+    )
     bucketed = workflow.features.bucketed
     if not indicated and not bucketed:
         return parts.node("Div", [centred, stds], DENSE)
     scaled = parts.node("Div", [centred, stds], "dense_scaled")
     if bucketed:
         plain = parts.constant("plain_dense", np.array(workflow.features.plain_numeric, np.int64))
-        scaled = parts.node("Gather", [scaled, plain], "dense_plain" if indicated else DENSE, axis=1)
+        scaled = parts.node(
+            "Gather", [scaled, plain], "dense_plain" if indicated else DENSE, axis=1
+        )
     if not indicated:
         return scaled
     places = parts.constant("indicated", np.array([numeric.index(name) for name in indicated]))
@@ -141,19 +158,27 @@ def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: st
     is padded with NaN, which no value reaches.
     """
     numeric, bucketed = workflow.features.numeric, workflow.features.bucketed
-    boundaries = np.full((len(bucketed), max(1, *map(len, workflow.boundaries.values()))), np.nan, np.float32)
+    boundaries = np.full(
+        (len(bucketed), max(1, *map(len, workflow.boundaries.values()))), np.nan, np.float32
+    )
     for row, name in zip(boundaries, bucketed):
         row[: len(workflow.boundaries[name])] = workflow.boundaries[name]
     places = parts.constant("bucketed", np.array([numeric.index(name) for name in bucketed]))
     last = parts.constant("boundary_axis", np.array([2]))
     each = parts.node(
-        "Unsqueeze", [parts.node("Gather", [values, places], "bucketed_values", axis=1), last], "bucketed_columns"
+        "Unsqueeze",
+        [parts.node("Gather", [values, places], "bucketed_values", axis=1), last],
+        "bucketed_columns",
     )
-    reached = parts.node("GreaterOrEqual", [each, parts.constant("boundaries", boundaries)], "is_reached")
+    reached = parts.node(
+        "GreaterOrEqual", [each, parts.constant("boundaries", boundaries)], "is_reached"
+    )
     numbers = parts.node("Cast", [reached], "reached", to=TensorProto.INT64)
     found = parts.node("ReduceSum", [numbers, last], "buckets_of_all", keepdims=0)
     absent = parts.node("Gather", [missing, places], "bucketed_missing", axis=1)
-    parts.node("Where", [absent, parts.constant("no_bucket", np.array(MISSING_CATEGORY)), found], BUCKETS)
+    parts.node(
+        "Where", [absent, parts.constant("no_bucket", np.array(MISSING_CATEGORY)), found], BUCKETS
+    )
 
 
 def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
@@ -180,7 +205,9 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
             f"{keys_of.max_slots} if a category is 2^32 or more"
         )
     if not names:
-        return parts.node("Cast", [_no_columns(parts, DENSE_INPUT)], "table_rows", to=TensorProto.INT64)
+        return parts.node(
+            "Cast", [_no_columns(parts, DENSE_INPUT)], "table_rows", to=TensorProto.INT64
+        )
     bounds = [
         parts.constant(f"category_{n}", np.array(b))
         for n, b in (("lowest", keys_of.lowest), ("highest", keys_of.highest))
@@ -188,11 +215,15 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
     raw = CATEGORICAL_INPUT
     if bucketed := workflow.features.bucketed:
         is_alone = len(bucketed) == len(names)
-        raw = BUCKETS if is_alone else parts.node("Concat", [raw, BUCKETS], "all_categories", axis=1)
+        raw = (
+            BUCKETS if is_alone else parts.node("Concat", [raw, BUCKETS], "all_categories", axis=1)
+        )
     if served_as := workflow.features.served_as:
         values = np.array([served_as.get(place, MISSING_CATEGORY) for place in range(len(names))])
         is_fixed = parts.constant("is_fixed", np.isin(np.arange(len(names)), list(served_as)))
-        raw = parts.node("Where", [is_fixed, parts.constant("served_as", values), raw], "served_categories")
+        raw = parts.node(
+            "Where", [is_fixed, parts.constant("served_as", values), raw], "served_categories"
+        )
     clipped = parts.node("Clip", [raw, *bounds], "categories")
     starts = parts.constant("slot_keys", slots * keys_of.spread + keys_of.first)
     keys = parts.node("Add", [clipped, starts], "keys")
@@ -201,27 +232,38 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
     for table in tables:
         offsets[list(table.columns)] = table.offsets(workflow.slot_sizes)
     unknown = np.where(np.isin(names, workflow.excluded), MISSING_ID, OOV_ID)
-    return parts.node("Add", [distances, parts.constant("oov_rows", offsets + unknown)], "table_rows")
+    return parts.node(
+        "Add", [distances, parts.constant("oov_rows", offsets + unknown)], "table_rows"
+    )
 
 
 def _no_columns(parts: Parts, source: str) -> str:
     """Add a tensor [n, 0] with as many rows as `source`, for an absent kind of feature."""
     first, last, axis = (
-        parts.constant(f"no_columns_{n}", np.array([v])) for n, v in (("first", 0), ("end", 0), ("axis", 1))
+        parts.constant(f"no_columns_{n}", np.array([v]))
+        for n, v in (("first", 0), ("end", 0), ("axis", 1))
     )
     return parts.node("Slice", [source, first, last, axis], "no_columns")
 
 
-def _entries(workflow: FeatureWorkflow, keys_of: KeyRange) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+def _entries(
+    workflow: FeatureWorkflow, keys_of: KeyRange
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     """Return the keys, and the distance of each key's row from its slot's out-of-vocabulary row."""
-    keys, distances = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # all columns may be excluded
+    keys, distances = (
+        [np.zeros(0, np.int64)],
+        [np.zeros(0, np.int64)],
+    )  # all columns may be excluded
     for slot, (name, vocabulary) in enumerate(zip(workflow.features.slots, workflow.vocabularies)):
         if name in workflow.excluded:
             continue
         # An id without a category has no entry. A request that sends the tombstone as a raw value
         # gets the out-of-vocabulary row.
         real = np.flatnonzero(vocabulary != TOMBSTONE)
-        keys.append(np.concatenate([[MISSING_CATEGORY], vocabulary[real]]) + (slot * keys_of.spread + keys_of.first))
+        keys.append(
+            np.concatenate([[MISSING_CATEGORY], vocabulary[real]])
+            + (slot * keys_of.spread + keys_of.first)
+        )
         distances.append(np.concatenate([[MISSING_ID], FIRST_ID + real]) - OOV_ID)
     return np.concatenate(keys), np.concatenate(distances).astype(np.int32)
 
@@ -231,16 +273,24 @@ def _look_up(parts: Parts, wanted: str, table: "HashTable", *, width: int) -> st
 
     GatherElements needs flat indices, but takes a seventh of Gather's time for single numbers.
     """
-    cell_keys, cell_values = parts.table("cell_keys", table.keys), parts.table("cell_values", table.values)
+    cell_keys, cell_values = (
+        parts.table("cell_keys", table.keys),
+        parts.table("cell_values", table.values),
+    )
     flat = parts.node("Reshape", [wanted, parts.constant("flat", np.array([-1]))], "keys_flat")
     found = parts.constant("nowhere", np.array(0))
     for i in range(CHOICES):
         prime, start = (
-            parts.constant(f"{n}_{i}", np.array(v[i])) for n, v in (("prime", table.primes), ("start", table.starts))
+            parts.constant(f"{n}_{i}", np.array(v[i]))
+            for n, v in (("prime", table.primes), ("start", table.starts))
         )
-        cells = parts.node("Add", [parts.node("Mod", [flat, prime], f"hash_{i}"), start], f"cells_{i}")
+        cells = parts.node(
+            "Add", [parts.node("Mod", [flat, prime], f"hash_{i}"), start], f"cells_{i}"
+        )
         held = parts.node("GatherElements", [cell_keys, cells], f"held_{i}")
-        found = parts.node("Where", [parts.node("Equal", [held, flat], f"hit_{i}"), cells, found], f"found_{i}")
+        found = parts.node(
+            "Where", [parts.node("Equal", [held, flat], f"hit_{i}"), cells, found], f"found_{i}"
+        )
     distances = parts.node("GatherElements", [cell_values, found], "distances_flat")
     wide = parts.node("Cast", [distances], "distances_wide", to=TensorProto.INT64)
     shape = parts.constant("distances_shape", np.array([-1, width]))
@@ -269,7 +319,9 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
         ContractError: there are more than `MAX_KEYS` keys.
     """
     if len(keys) > MAX_KEYS:
-        raise ContractError(f"vocabularies have {len(keys)} entries, expected at most {MAX_KEYS} in one graph")
+        raise ContractError(
+            f"vocabularies have {len(keys)} entries, expected at most {MAX_KEYS} in one graph"
+        )
     cells = int(len(keys) / LOAD)
     while True:
         primes = _primes_from(max(3, cells // CHOICES), CHOICES)
@@ -284,7 +336,9 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
     return HashTable(cell_keys, cell_values, primes, tuple(starts.tolist()))
 
 
-def _place(keys: NDArray[np.int64], primes: NDArray[np.int64], starts: NDArray[np.int64]) -> NDArray[np.int64] | None:
+def _place(
+    keys: NDArray[np.int64], primes: NDArray[np.int64], starts: NDArray[np.int64]
+) -> NDArray[np.int64] | None:
     """Assign keys to cells, and return each cell's key position or -1. None = a key found no cell.
 
     In each round every key without a cell takes its current choice. If several keys want one cell,

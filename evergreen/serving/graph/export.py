@@ -78,7 +78,11 @@ def write_graph(
 
 
 def _add_vectors(
-    parts: Parts, workflow: FeatureWorkflow, values: Sequence[RoundedTable], *, tables: Sequence[Table]
+    parts: Parts,
+    workflow: FeatureWorkflow,
+    values: Sequence[RoundedTable],
+    *,
+    tables: Sequence[Table],
 ) -> None:
     """Add the network's embeddings: [n, F, E] for one table, or all vectors joined [n, 1, X]."""
     weights = _add_weights(parts, workflow) if workflow.features.lists else ""
@@ -92,18 +96,31 @@ def _add_vectors(
         rows = parts.node("Gather", ["table_rows", columns], f"table_rows/{width}", axis=1)
         of_lists = ""
         if table.places.lists:
-            raw = np.array([each for each in table.columns if each < len(workflow.features.place_names)])
+            raw = np.array(
+                [each for each in table.columns if each < len(workflow.features.place_names)]
+            )
             of_lists = parts.node(
-                "Gather", [weights, parts.constant(f"raw_columns/{width}", raw)], f"weights/{width}", axis=1
+                "Gather",
+                [weights, parts.constant(f"raw_columns/{width}", raw)],
+                f"weights/{width}",
+                axis=1,
             )
         found = _look_up(
-            parts, value, table, weights=of_lists, rows=rows, output=f"vectors/{width}", suffix=f"/{width}"
+            parts,
+            value,
+            table,
+            weights=of_lists,
+            rows=rows,
+            output=f"vectors/{width}",
+            suffix=f"/{width}",
         )
         shape = parts.constant(f"flat_shape/{width}", np.array([-1, len(table.vectors) * width]))
         flat.append(parts.node("Reshape", [found, shape], f"flat_vectors/{width}"))
         for vector in table.vectors:
             positions[vector] = np.arange(at, at := at + width)
-    order = parts.constant("vector_order", np.concatenate([positions[vector] for vector in range(len(positions))]))
+    order = parts.constant(
+        "vector_order", np.concatenate([positions[vector] for vector in range(len(positions))])
+    )
     by_width = parts.node("Concat", flat, "vectors_by_width", axis=1)
     in_order = parts.node("Gather", [by_width, order], "vectors_in_order", axis=1)
     parts.node("Unsqueeze", [in_order, parts.constant("one_vector", np.array([1]))], EMBEDDINGS)
@@ -116,7 +133,9 @@ def _add_weights(parts: Parts, workflow: FeatureWorkflow) -> str:
     """
     missing = parts.constant("no_element", np.array(MISSING_CATEGORY))
     absent = parts.node("Equal", [CATEGORICAL_INPUT, missing], "is_absent")
-    excluded = parts.constant("places_excluded", np.isin(workflow.features.place_features, workflow.excluded))
+    excluded = parts.constant(
+        "places_excluded", np.isin(workflow.features.place_features, workflow.excluded)
+    )
     present = parts.node("Not", [parts.node("Or", [absent, excluded], "is_left_out")], "is_present")
     return parts.node("Cast", [present], "weights", to=TensorProto.FLOAT)
 
@@ -152,7 +171,10 @@ def _look_up(
     one = parts.constant(f"one_element{suffix}", np.array(1, np.float32))
 
     def places(source: str, name: str, part: slice) -> str:
-        ends = [parts.constant(f"{name}_{end}", np.array([getattr(part, end)])) for end in ("start", "stop")]
+        ends = [
+            parts.constant(f"{name}_{end}", np.array([getattr(part, end)]))
+            for end in ("start", "stop")
+        ]
         return parts.node("Slice", [source, *ends, axis], name)
 
     pieces = [places(vectors, f"own_vectors{suffix}", slice(0, table.places.lists[0].start))]
@@ -171,7 +193,9 @@ def _look_up(
     return parts.node("Concat", pieces, output, axis=1)
 
 
-def _gather(parts: Parts, table: RoundedTable, rows: str, *, num_places: int, output: str, suffix: str) -> str:
+def _gather(
+    parts: Parts, table: RoundedTable, rows: str, *, num_places: int, output: str, suffix: str
+) -> str:
     """Add the vectors [n, num_places, E] of `rows` [n, num_places].
 
     The result equals `RoundedTable.vectors`.
@@ -186,10 +210,20 @@ def _gather(parts: Parts, table: RoundedTable, rows: str, *, num_places: int, ou
         return parts.node("Cast", [stored], output, to=TensorProto.FLOAT)
     steps = parts.node("Cast", [stored], f"steps{suffix}", to=TensorProto.FLOAT)
     # Scales are single numbers, so they are gathered by flat indices as in `encoding`.
-    flat = parts.node("Reshape", [rows, parts.constant(f"flat_rows{suffix}", np.array([-1]))], f"rows_flat{suffix}")
-    found = parts.node("GatherElements", [add(f"scales{suffix}", table.scales.ravel()), flat], f"scales_flat{suffix}")
+    flat = parts.node(
+        "Reshape",
+        [rows, parts.constant(f"flat_rows{suffix}", np.array([-1]))],
+        f"rows_flat{suffix}",
+    )
+    found = parts.node(
+        "GatherElements",
+        [add(f"scales{suffix}", table.scales.ravel()), flat],
+        f"scales_flat{suffix}",
+    )
     shape = parts.constant(f"scales_shape{suffix}", np.array([-1, num_places, 1]))
-    return parts.node("Mul", [steps, parts.node("Reshape", [found, shape], f"row_scales{suffix}")], output)
+    return parts.node(
+        "Mul", [steps, parts.node("Reshape", [found, shape], f"row_scales{suffix}")], output
+    )
 
 
 def export(model: Model, folder: Path) -> None:
@@ -204,12 +238,14 @@ def export(model: Model, folder: Path) -> None:
         found = sha256_tree(stored / part)
         if found != model.sha256.get(part):
             raise ContractError(
-                f"{stored / part} has sha256 {found}, expected {model.sha256.get(part)} as in its manifest"
+                f"{stored / part} has sha256 {found}, expected {model.sha256.get(part)} as in its "
+                "manifest"
             )
     workflow = FeatureWorkflow.load(stored / Model.WORKFLOW)
     if workflow.slot_sizes != model.slot_sizes:
         raise ContractError(
-            f"model {model.model_id} has slot sizes {model.slot_sizes}, its workflow {workflow.slot_sizes}"
+            f"model {model.model_id} has slot sizes {model.slot_sizes}, its workflow "
+            f"{workflow.slot_sizes}"
         )
     weights = stored / Model.WEIGHTS
     write_graph(
@@ -240,7 +276,9 @@ def read_network(path: Path) -> Any:
         raise ContractError(f"network {path} has tensors {found}, expected {expected}")
     opsets = {opset.domain: opset.version for opset in network.opset_import}
     if opsets != {"": OPSET}:
-        raise ContractError(f"network {path} has operator sets {opsets}, expected version {OPSET} of ONNX's own")
+        raise ContractError(
+            f"network {path} has operator sets {opsets}, expected version {OPSET} of ONNX's own"
+        )
     return network
 
 

@@ -51,7 +51,9 @@ class Parts:
 
     def table(self, name: str, value: NDArray[Any]) -> str:
         """Add a table, which is not copied before it is written, and return its name."""
-        self._tables[name] = np.ascontiguousarray(value.astype(value.dtype.newbyteorder("<"), copy=False))
+        self._tables[name] = np.ascontiguousarray(
+            value.astype(value.dtype.newbyteorder("<"), copy=False)
+        )
         return name
 
     def node(self, operator: str, inputs: list[str], output: str, **attributes: Any) -> str:
@@ -95,7 +97,8 @@ class Parts:
         size = sum(part.ByteSize() for part in (*self._constants, *tables, *self.nodes))
         if size > MAX_MESSAGE_BYTES:
             raise ContractError(
-                f"graph would be a message of {size} bytes, expected at most {MAX_MESSAGE_BYTES}, protobuf's limit"
+                f"graph would be a message of {size} bytes, expected at most {MAX_MESSAGE_BYTES}, "
+                "protobuf's limit"
             )
         graph.initializer.extend([*self._constants, *tables])
         model = helper.make_model(
@@ -109,7 +112,9 @@ class Parts:
 
 
 def _value(tensor: Tensor) -> Any:
-    return helper.make_tensor_value_info(tensor.name, _ELEMENT_TYPES[tensor.datatype], ["rows", tensor.width])
+    return helper.make_tensor_value_info(
+        tensor.name, _ELEMENT_TYPES[tensor.datatype], ["rows", tensor.width]
+    )
 
 
 def _beside(name: str, value: NDArray[Any], offset: int) -> Any:
@@ -120,6 +125,10 @@ def _beside(name: str, value: NDArray[Any], offset: int) -> Any:
         data_type=helper.np_dtype_to_tensor_dtype(value.dtype),
         data_location=TensorProto.EXTERNAL,
     )
-    for key, text in (("location", DATA_FILE), ("offset", str(offset)), ("length", str(value.nbytes))):
+    for key, text in (
+        ("location", DATA_FILE),
+        ("offset", str(offset)),
+        ("length", str(value.nbytes)),
+    ):
         tensor.external_data.append(onnx.StringStringEntryProto(key=key, value=text))
     return tensor

@@ -35,7 +35,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from evergreen.contracts.manifests import Manifest
-from evergreen.contracts.serving import CODE_FILE, CONFIG_FILE, PYTHON, ServedNames, named_inputs, versions_of
+from evergreen.contracts.serving import (
+    CODE_FILE,
+    CONFIG_FILE,
+    PYTHON,
+    ServedNames,
+    named_inputs,
+    versions_of,
+)
 from evergreen.registry.models import DATA_FILE, GRAPH_FILE, graph_sha256
 from evergreen.registry.traffic_plan import TrafficPlan, traffic_file
 from evergreen.runtime.durable import READABLE, own_umask, sha256_file, whole_file
@@ -84,7 +91,9 @@ class VersionRecord(Manifest):
 
     def __post_init__(self) -> None:
         if not {GRAPH_FILE, GOLDEN_FILE} <= (names := {file.name for file in self.files}):
-            raise ContractError(f"names {sorted(names)}, expected {GRAPH_FILE} and {GOLDEN_FILE} among them")
+            raise ContractError(
+                f"names {sorted(names)}, expected {GRAPH_FILE} and {GOLDEN_FILE} among them"
+            )
 
     def is_whole(self, sizes: Mapping[str, int]) -> bool:
         """Return whether `sizes` (bytes by name) contains every file with its recorded size."""
@@ -96,7 +105,11 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
 
     The record is the last file. Without it the version does not exist.
     """
-    files = {name: folder / name for name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE) if (folder / name).exists()}
+    files = {
+        name: folder / name
+        for name in (GRAPH_FILE, DATA_FILE, GOLDEN_FILE)
+        if (folder / name).exists()
+    }
     if options.server == PYTHON:
         # Triton's loader hangs forever on a version without its code.
         files[CODE_FILE] = _SERVED_MODEL
@@ -105,7 +118,8 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
         graph_sha256=graph_sha256(folder),
         options=options,
         files=[
-            FileRecord(name=name, bytes=path.stat().st_size, sha256=sha256_file(path)) for name, path in files.items()
+            FileRecord(name=name, bytes=path.stat().st_size, sha256=sha256_file(path))
+            for name, path in files.items()
         ],
     )
     return {**files, RECORD_FILE: record.dumps()}
@@ -120,7 +134,9 @@ def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], di
     contents: dict[str, bytes] = {}
     for at in range(min(num_rows, len(golden))):
         row = {}
-        for tensor, values in named_inputs(golden.dense[at : at + 1], golden.categorical[at : at + 1]).items():
+        for tensor, values in named_inputs(
+            golden.dense[at : at + 1], golden.categorical[at : at + 1]
+        ).items():
             content = values.astype(values.dtype.newbyteorder("<")).tobytes()
             row[tensor] = f"{tensor}-{hashlib.sha256(content).hexdigest()[:16]}"
             contents[row[tensor]] = content
@@ -175,7 +191,9 @@ class VersionFolders:
             raise ContractError(f"{self._objects.uri}/{path} is absent, expected in every version")
         record = VersionRecord.loads(stored.content, source=f"{self._objects.uri}/{path}")
         if record.version != version:
-            raise ContractError(f"{self._objects.uri}/{path} is about version {record.version}, expected {version}")
+            raise ContractError(
+                f"{self._objects.uri}/{path} is about version {record.version}, expected {version}"
+            )
         return record
 
     def golden_rows(self, version: int) -> GoldenRows:
@@ -220,7 +238,9 @@ class VersionFolders:
     def _checked_file(self, version: int, file: FileRecord, folder: Path) -> Path:
         path = self._local_file(version, file.name, folder)
         if (found := sha256_file(path)) != file.sha256:
-            raise ContractError(f"{self.uri}/{version}/{file.name} has sha256 {found}, expected {file.sha256}")
+            raise ContractError(
+                f"{self.uri}/{version}/{file.name} has sha256 {found}, expected {file.sha256}"
+            )
         return path
 
     def _local_file(self, version: int, file: str, folder: Path) -> Path:
@@ -279,7 +299,11 @@ class ModelRepository:
             ContractError: the folder is not writable. The message names the path.
             TemporaryError: another deployment holds the lock. The message names it.
         """
-        lock = self._flock(self.objects.root) if isinstance(self.objects, FolderObjects) else self._lease()
+        lock = (
+            self._flock(self.objects.root)
+            if isinstance(self.objects, FolderObjects)
+            else self._lease()
+        )
         with lock as check:
             config = self.objects.read(self._config)
             self._config_generation = ABSENT if config is None else config.generation
@@ -315,9 +339,13 @@ class ModelRepository:
             folder.mkdir(parents=True, exist_ok=True)
             if not os.access(folder, os.W_OK):
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-            descriptor = os.open(folder / f".{self.names.model}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = os.open(
+                folder / f".{self.names.model}.lock", os.O_RDWR | os.O_CREAT, 0o644
+            )
         except OSError as error:
-            raise ContractError(f"model repository {folder} is not writable: {error.strerror}") from error
+            raise ContractError(
+                f"model repository {folder} is not writable: {error.strerror}"
+            ) from error
         finally:
             own_umask(before)
         try:
@@ -326,7 +354,8 @@ class ModelRepository:
             except BlockingIOError as error:
                 other = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "unknown"
                 raise TemporaryError(
-                    f"another deployment is running in model repository {self.published.uri}: it is held by {other}"
+                    f"another deployment is running in model repository {self.published.uri}: it "
+                    f"is held by {other}"
                 ) from error
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{self._holder}\n".encode(), 0)
@@ -367,7 +396,9 @@ class ModelRepository:
         self._remove_interrupted()
         self.discard_candidate()
         for name, content in assemble(version, folder, options).items():
-            self.objects.write(f"{self.names.candidate}/{version}/{name}", content, if_generation=ABSENT)
+            self.objects.write(
+                f"{self.names.candidate}/{version}/{name}", content, if_generation=ABSENT
+            )
         # Triton's response cache identifies a model by name and number, so a rehearsal could get a
         # predecessor's response. One instance is enough to test the load, and every instance takes
         # processor time from the live version.
@@ -377,7 +408,9 @@ class ModelRepository:
         try:
             self.staged.check(version)
         except ContractError as error:
-            raise PermanentError(f"staged files changed after they were written: {error}") from error
+            raise PermanentError(
+                f"staged files changed after they were written: {error}"
+            ) from error
 
     def publish(self, version: int) -> None:
         """Move the staged version to its final folder, which no server reads yet.
@@ -390,11 +423,16 @@ class ModelRepository:
         prefix = f"{self.names.candidate}/{version}/"
         for each in self.objects.list(prefix):
             # Python leaves cache files after a rehearsal.
-            if each.name.removeprefix(prefix) not in {RECORD_FILE, *(file.name for file in record.files)}:
+            if each.name.removeprefix(prefix) not in {
+                RECORD_FILE,
+                *(file.name for file in record.files),
+            }:
                 self.objects.delete(each.name)
         self.objects.move(f"{self.names.candidate}/{version}", f"{self.names.model}/{version}")
         if version not in self.versions():
-            raise PermanentError(f"version {version} is incomplete in {self.published.uri} after the move")
+            raise PermanentError(
+                f"version {version} is incomplete in {self.published.uri} after the move"
+            )
         self.discard_candidate()
 
     def discard_candidate(self) -> None:
@@ -409,7 +447,10 @@ class ModelRepository:
         """
         self.check_held()
         if version in self._named():
-            raise ContractError(f"version {version} is served by {self.uri}/{self._config}, expected an unserved one")
+            raise ContractError(
+                f"version {version} is served by {self.uri}/{self._config}, expected an unserved "
+                "one"
+            )
         self._remove(f"{self.names.model}/{version}/{RECORD_FILE}")
         self._remove(f"{self.names.model}/{version}/")
 
@@ -457,7 +498,9 @@ class ModelRepository:
                     self._config, text.encode(), if_generation=self._config_generation
                 )
         except Changed as error:
-            raise Changed(f"another deployment changed {self.uri}/{self._config} since this one began") from error
+            raise Changed(
+                f"another deployment changed {self.uri}/{self._config} since this one began"
+            ) from error
 
     def options_for(self, version: int) -> ServingOptions:
         """Return the current serving options, with the backend for which `version` was staged."""
@@ -466,7 +509,9 @@ class ModelRepository:
         try:
             options = read_options(config) if config is not None else own or ServingOptions()
         except ContractError as error:
-            logger.warning("%s/%s: %s; the options from staging are used", self.uri, self._config, error)
+            logger.warning(
+                "%s/%s: %s; the options from staging are used", self.uri, self._config, error
+            )
             options = own or ServingOptions()
         return replace(options, server=own.server) if own else options
 
@@ -484,8 +529,12 @@ class ModelRepository:
         """Copy a published version to the canary's name, and replace any other canary."""
         self.remove_canary()
         for name in (*(file.name for file in self.published.record(version).files), RECORD_FILE):
-            self.objects.copy(f"{self.names.model}/{version}/{name}", f"{self.names.canary}/{version}/{name}")
-        self._write_loadable(self.names.canary, version, golden=self.published.golden_rows(version), options=options)
+            self.objects.copy(
+                f"{self.names.model}/{version}/{name}", f"{self.names.canary}/{version}/{name}"
+            )
+        self._write_loadable(
+            self.names.canary, version, golden=self.published.golden_rows(version), options=options
+        )
 
     def remove_canary(self) -> None:
         """Remove the version under the canary's name."""
@@ -494,7 +543,11 @@ class ModelRepository:
     def read_plan(self) -> TrafficPlan | None:
         """Return the traffic plan, or None if it is absent."""
         stored = self.objects.read(self._plan)
-        return None if stored is None else TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}")
+        return (
+            None
+            if stored is None
+            else TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}")
+        )
 
     def write_plan(self, plan: TrafficPlan) -> None:
         """Write the traffic plan atomically.
@@ -511,7 +564,9 @@ class ModelRepository:
             generation = stored.generation
             sequence = TrafficPlan.loads(stored.content, source=f"{self.uri}/{self._plan}").sequence
         if plan.sequence != sequence + 1:
-            raise ContractError(f"sequence of the traffic plan is {plan.sequence}, expected {sequence + 1}")
+            raise ContractError(
+                f"sequence of the traffic plan is {plan.sequence}, expected {sequence + 1}"
+            )
         self.objects.write(self._plan, plan.dumps(), if_generation=generation)
 
     def _named(self) -> set[int]:
@@ -522,12 +577,16 @@ class ModelRepository:
             logger.error("%s/%s is corrupt: %s", self.uri, self._config, error)
             return set(self.taken_numbers())  # each of them may be the served version
 
-    def _write_loadable(self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions) -> None:
+    def _write_loadable(
+        self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions
+    ) -> None:
         """Make the version loadable under `name`. Its configuration is written last."""
         config = self._write_warmup(name, version, golden=golden, options=options)
         self.objects.write(f"{name}/{CONFIG_FILE}", config.encode())
 
-    def _write_warmup(self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions) -> str:
+    def _write_warmup(
+        self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions
+    ) -> str:
         """Write the warm-up rows, and return the configuration that names them."""
         rows, contents = warmup_files(golden, options.warmup_rows)
         for file, content in contents.items():
@@ -538,7 +597,9 @@ class ModelRepository:
         """Remove interrupted copies of versions. A copy that the configuration names stays."""
         interrupted = set(self.taken_numbers()) - set(self.versions())
         for version in sorted(interrupted - self._named()):
-            logger.warning("the copy of version %d to %s was interrupted, removing it", version, self.uri)
+            logger.warning(
+                "the copy of version %d to %s was interrupted, removing it", version, self.uri
+            )
             self.withdraw(version)
 
     def _remove_model(self, name: str) -> None:

@@ -20,7 +20,14 @@ from typing import Any, TypeAlias
 
 from evergreen.config.features import Features
 from evergreen.config.release import ServingSettings
-from evergreen.contracts.serving import COLUMNS, MAX_BATCH_ROWS, PROBABILITY_OUTPUT, PYTHON, Tensor, input_tensors
+from evergreen.contracts.serving import (
+    COLUMNS,
+    MAX_BATCH_ROWS,
+    PROBABILITY_OUTPUT,
+    PYTHON,
+    Tensor,
+    input_tensors,
+)
 from evergreen.runtime.errors import ContractError, expect, first_line
 
 ONNXRUNTIME = "onnxruntime"
@@ -53,7 +60,10 @@ class ServingOptions(ServingSettings):
         expect(self, f"one of {', '.join(SERVERS)}", lambda value: value in SERVERS, "server")
         expect(self, f"one of {', '.join(DEVICES)}", lambda value: value in DEVICES, "device")
         if self.server == PYTHON and self.device == GPU:
-            raise ContractError(f"device is {GPU!r} with server {PYTHON!r}, expected server {ONNXRUNTIME!r} for a GPU")
+            raise ContractError(
+                f"device is {GPU!r} with server {PYTHON!r}, expected server {ONNXRUNTIME!r} for a "
+                "GPU"
+            )
 
 
 WarmupRow: TypeAlias = Mapping[str, str]
@@ -88,7 +98,9 @@ def triton_config(
     samples = [_sample(f"row {at}", row, inputs, batch_size=1) for at, row in enumerate(warmup)]
     if warmup:
         samples.append(_sample("batch", warmup[0], inputs, batch_size=WARMUP_BATCH))
-    threads = ("intra_op_thread_count", "inter_op_thread_count") if options.server == ONNXRUNTIME else ()
+    threads = (
+        ("intra_op_thread_count", "inter_op_thread_count") if options.server == ONNXRUNTIME else ()
+    )
     document = {
         "name": name,
         "backend": options.server,
@@ -122,8 +134,12 @@ def _shape(tensor: Tensor) -> dict[str, Any]:
     return {"data_type": f"TYPE_{tensor.datatype}", "dims": [tensor.width]}
 
 
-def _sample(name: str, row: WarmupRow, inputs: Iterable[Tensor], *, batch_size: int) -> dict[str, Any]:
-    files = {tensor.name: {**_shape(tensor), "input_data_file": row[tensor.name]} for tensor in inputs}
+def _sample(
+    name: str, row: WarmupRow, inputs: Iterable[Tensor], *, batch_size: int
+) -> dict[str, Any]:
+    files = {
+        tensor.name: {**_shape(tensor), "input_data_file": row[tensor.name]} for tensor in inputs
+    }
     return {"name": name, "batch_size": batch_size, "inputs": files}
 
 

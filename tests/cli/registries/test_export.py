@@ -24,10 +24,18 @@ def write(store, *lines):
             "verdict": passing_verdict(name, store / "scores", num_rows=1),
             "raw": make_dataset(store, 1, digest="d"),
         }
-        empty = {"gate": {}, "slices": [], "calibration": [], "champion_calibration": [], "validation": None}
+        empty = {
+            "gate": {},
+            "slices": [],
+            "calibration": [],
+            "champion_calibration": [],
+            "validation": None,
+        }
         model = keep_model(store, name, created_at=f"2026-01-0{name[1]}")
         ModelCard(run="r", model=model, **given, **empty).write(card_path(store, name))
-    line = dict.fromkeys(("previous_version", "trigger_id")) | dict.fromkeys(("model_uri", "release_uri", "reason"), "")
+    line = dict.fromkeys(("previous_version", "trigger_id")) | dict.fromkeys(
+        ("model_uri", "release_uri", "reason"), ""
+    )
     for action, number in lines:
         told = {"action": action, "version": number, "model_id": f"m{number}", "time": "2026-01-03"}
         append_promotion(store, Promotion(**line, **told))
@@ -63,7 +71,9 @@ def test_registry_that_is_away_stops_no_other(tmp_path, monkeypatch, caplog):
             raise away.pop(0)
         calls.append("first")
 
-    monkeypatch.setattr(command, "_exporters", lambda *_: [failing, lambda exported: calls.append(exported.name)])
+    monkeypatch.setattr(
+        command, "_exporters", lambda *_: [failing, lambda exported: calls.append(exported.name)]
+    )
     flags = ["--store", str(tmp_path), "--mlflow", "http://any"]
     assert command.main(flags) == 0, "no model was judged yet"
     write(tmp_path, ("release", 1))

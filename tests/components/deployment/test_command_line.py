@@ -55,4 +55,6 @@ def test_empty_reason_is_misuse(main, words, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*words, "--store", str(tmp_path), "--reason", " "])
     assert ended.value.code == 2
-    assert "argument --reason: is empty, expected a reason for the journal" in capsys.readouterr().err
+    assert (
+        "argument --reason: is empty, expected a reason for the journal" in capsys.readouterr().err
+    )

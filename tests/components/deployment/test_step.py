@@ -21,7 +21,10 @@ from tests.support.recommenders import criteo_with
 @pytest.fixture
 def step(make_candidate, tmp_path):
     """Runs the step for an accepted or a refused model."""
-    store, paths = tmp_path / "store", {True: tmp_path / "accepted.json", False: tmp_path / "refused.json"}
+    store, paths = (
+        tmp_path / "store",
+        {True: tmp_path / "accepted.json", False: tmp_path / "refused.json"},
+    )
 
     def judge(accepted, seed, **changes):
         """Write evaluation's verdict on a model of the registry."""
@@ -37,9 +40,13 @@ def step(make_candidate, tmp_path):
         raw = dataclasses.replace(raw, recommender=criteo_with(release=release or {}))
         keep_verdict(store, verdict, raw).write(paths[accepted])
         flags = {
-            "run": name, "store": store, "repository": tmp_path / "repository", "triton-urls": "",
-            "verdict": paths[accepted], "output": tmp_path / "release.json",
-        }  # fmt: skip
+            "run": name,
+            "store": store,
+            "repository": tmp_path / "repository",
+            "triton-urls": "",
+            "verdict": paths[accepted],
+            "output": tmp_path / "release.json",
+        }
         return main([f"--{key}={value}" for key, value in {**flags, **other}.items()])
 
     run.judge, run.paths = judge, paths
@@ -68,7 +75,11 @@ def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
     assert {"journal.jsonl", "runs/run-1/deployment.json"} <= too_open(tmp_path / "store", 0).keys()
     repository = tmp_path / "repository"
     assert too_open(repository, 0o644) == {}
-    unreadable = [p for p in repository.rglob("*") if not p.name.startswith(".") and not p.stat().st_mode & 0o004]
+    unreadable = [
+        p
+        for p in repository.rglob("*")
+        if not p.name.startswith(".") and not p.stat().st_mode & 0o004
+    ]
     assert unreadable == []
     assert repository.stat().st_mode & 0o777 == 0o755
 
@@ -85,10 +96,18 @@ def test_model_not_to_be_released_is_stored_and_can_be_promoted_by_hand(step, tm
 
 @pytest.mark.parametrize(
     ("rollout", "decision", "is_first", "done"),
-    [("auto", "pass", False, "full"), ("auto", "inconclusive", False, "canary"), ("auto", "inconclusive", True, "full"),
-     ("canary", "pass", False, "canary"), ("shadow", "inconclusive", False, "shadow"), ("full", "pass", True, "full")],
-)  # fmt: skip
-def test_rollout_follows_verdict_where_it_is_auto(step, tmp_path, rollout, decision, is_first, done):
+    [
+        ("auto", "pass", False, "full"),
+        ("auto", "inconclusive", False, "canary"),
+        ("auto", "inconclusive", True, "full"),
+        ("canary", "pass", False, "canary"),
+        ("shadow", "inconclusive", False, "shadow"),
+        ("full", "pass", True, "full"),
+    ],
+)
+def test_rollout_follows_verdict_where_it_is_auto(
+    step, tmp_path, rollout, decision, is_first, done
+):
     store = tmp_path / "store"
     if not is_first:
         assert step(True, "run-1", release={"rollout": "full"}) == 0
@@ -122,7 +141,10 @@ def test_first_version_of_step_killed_before_its_note_is_released_at_once(step, 
 
 def test_misuse_is_2_and_server_that_does_not_answer_is_3(step, capsys):
     assert step(True, "run-3", **{"triton-urls": "http://localhost:8001"}) == 2
-    assert "error: triton url is 'http://localhost:8001', expected host:grpc_port" in capsys.readouterr().err
+    assert (
+        "error: triton url is 'http://localhost:8001', expected host:grpc_port"
+        in capsys.readouterr().err
+    )
     assert step(True, "run-4", **{"triton-urls": "127.0.0.1:9"}) == 3
     assert step(True, "run-5", release={"instances": 0}) == 2
     assert "instances is 0" in capsys.readouterr().err
@@ -143,16 +165,24 @@ def arguments(make_candidate, tmp_path):
     keep_verdict(store, verdict, raw).write(tmp_path / "verdict")
     folders = {"store": store.as_uri(), "repository": (tmp_path / "a repository").as_uri()}
     return {
-        "run": "run-1", "run_resource": "x", "run_id": "", "triton_urls": "", "server": "python", "device": "cpu",
+        "run": "run-1",
+        "run_resource": "x",
+        "run_id": "",
+        "triton_urls": "",
+        "server": "python",
+        "device": "cpu",
         "trigger_id": "",
-        **folders, "verdict": SimpleNamespace(path=str(tmp_path / "verdict")),
-        "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")), 
+        **folders,
+        "verdict": SimpleNamespace(path=str(tmp_path / "verdict")),
+        "release": SimpleNamespace(path=str(tmp_path / "outputs" / "release")),
         "card": SimpleNamespace(path=str(tmp_path / "outputs" / "card")),
-    }  # fmt: skip
+    }
 
 
-@pytest.mark.parametrize(("name", "path"), [("raw_dataset", "verdicts/model-1/raw_dataset.json"),
-                                           ("model", "models/model-1/model.json")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("raw_dataset", "verdicts/model-1/raw_dataset.json"), ("model", "models/model-1/model.json")],
+)
 def test_what_verdict_names_is_released_only_as_it_was_judged(step, tmp_path, capsys, name, path):
     file = tmp_path / "store" / path
     assert getattr(Verdict.read(step.paths[True]), name).uri == file.as_uri()
@@ -160,7 +190,10 @@ def test_what_verdict_names_is_released_only_as_it_was_judged(step, tmp_path, ca
     line += [f"--verdict={step.paths[True]}", f"--output={tmp_path / 'release.json'}"]
     file.write_text(file.read_text().replace('"digest"', '"another"'))
     assert main(line) == 2
-    assert re.search(f"error: {re.escape(str(file))} has sha256 [0-9a-f]{{64}}, expected ", capsys.readouterr().err)
+    assert re.search(
+        f"error: {re.escape(str(file))} has sha256 [0-9a-f]{{64}}, expected ",
+        capsys.readouterr().err,
+    )
     assert current(tmp_path / "store") is None
 
 

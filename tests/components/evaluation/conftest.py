@@ -27,7 +27,9 @@ from tests.support.training_world import training_set_of
 from tests.support.validation_models import make_dataset
 from tests.support.workflows import workflow_of
 
-CONFIG = DcnConfig(num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(2,))
+CONFIG = DcnConfig(
+    num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(2,)
+)
 BIAS = -1.0
 
 
@@ -42,7 +44,9 @@ class Linear:
         random = np.random.default_rng(seed)
         return Linear(
             (self.dense + scale * random.normal(size=13)).astype(np.float32),
-            tuple((w + scale * random.normal(size=len(w))).astype(np.float32) for w in self.categories),
+            tuple(
+                (w + scale * random.normal(size=len(w))).astype(np.float32) for w in self.categories
+            ),
         )
 
 
@@ -65,7 +69,9 @@ def raw_arrays(table) -> tuple[np.ndarray, np.ndarray]:
 def fit(dense, categorical) -> FeatureWorkflow:
     logged = np.log1p(np.nan_to_num(dense, nan=0.0))
     means, stds = logged.mean(0).astype(np.float32), logged.std(0).astype(np.float32)
-    return workflow_of([np.unique(column[column >= 0]) for column in categorical.T], means=means, stds=stds)
+    return workflow_of(
+        [np.unique(column[column >= 0]) for column in categorical.T], means=means, stds=stds
+    )
 
 
 def logits(linear: Linear, workflow: FeatureWorkflow, dense, categorical) -> np.ndarray:
@@ -86,9 +92,15 @@ def table_of(linear: Linear) -> np.ndarray:
 def write_candidate(folder: Path, linear: Linear) -> None:
     rows = table_of(linear)
     shapes = {
-        TABLE: (len(rows), 1), "cross_weight": (1, 39), "cross_bias": (1, 39), "tower.0.weight": (2, 39),
-        "tower.0.bias": (2,), "final_tower": (1, 2), "final_cross": (1, 39), "bias": (1,),
-    }  # fmt: skip
+        TABLE: (len(rows), 1),
+        "cross_weight": (1, 39),
+        "cross_bias": (1, 39),
+        "tower.0.weight": (2, 39),
+        "tower.0.bias": (2,),
+        "final_tower": (1, 2),
+        "final_cross": (1, 39),
+        "bias": (1,),
+    }
     with new_model(folder, shapes, with_moments=False) as stored:
         stored.weights.table[:] = rows
         stored.weights.dense["final_cross"][0] = np.r_[np.ones(26), linear.dense]
@@ -112,10 +124,16 @@ def write_graph(folder: Path, linear: Linear, workflow: FeatureWorkflow) -> None
 
     from evergreen.serving.graph import export
 
-    arrays = {"weights": linear.dense[:, None], "bias": np.array([BIAS], np.float32), "last": np.array([1])}
+    arrays = {
+        "weights": linear.dense[:, None],
+        "bias": np.array([BIAS], np.float32),
+        "last": np.array([1]),
+    }
     arrays["all_but_first"] = np.array([1, 2])
     network = parser.parse_model(NETWORK)
-    network.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
+    network.graph.initializer.extend(
+        numpy_helper.from_array(array, name) for name, array in arrays.items()
+    )
     folder.mkdir(parents=True, exist_ok=True)
     export.write_graph(folder, workflow, [table_of(linear)], network=network, name="click_model")
 
@@ -171,7 +189,9 @@ class Round:
         """Return the model's probabilities of the holdout rows in float64, from the formula."""
         return 1 / (1 + np.exp(-logits(linear, self.workflow, self.dense, self.categorical)))
 
-    def add_old_rows(self, table, truth: Linear) -> tuple[np.ndarray, Callable[[Linear], np.ndarray]]:
+    def add_old_rows(
+        self, table, truth: Linear
+    ) -> tuple[np.ndarray, Callable[[Linear], np.ndarray]]:
         """Add old rows to the holdout, with labels drawn from `truth`.
 
         Returns:
@@ -193,10 +213,14 @@ class Round:
         ids = self.workflow.encode_categorical(categorical)
         write_encoded(encoded, labels, self.workflow.encode_dense(dense), ids)
         self.change("raw", replay_holdout_uri=raw.as_uri(), num_replay_holdout_rows=len(labels))
-        self.change("training_set", replay_holdout_uri=encoded.as_uri(), num_replay_holdout_rows=len(labels))
+        self.change(
+            "training_set", replay_holdout_uri=encoded.as_uri(), num_replay_holdout_rows=len(labels)
+        )
         return labels, scores
 
-    def release_champion(self, linear: Linear, model_id: str = "champion-model", version: int = 1) -> Release:
+    def release_champion(
+        self, linear: Linear, model_id: str = "champion-model", version: int = 1
+    ) -> Release:
         folder = graph_folder(self.store, version)
         write_graph(folder, linear, self.workflow)
         hashes, graph = {"graph": graph_sha256(folder)}, folder / GRAPH_FILE
@@ -223,7 +247,9 @@ def write_encoded(folder: Path, labels, dense, ids) -> None:
         columns |= {c: dense[start:end, i].astype(np.float32) for i, c in enumerate(criteo.DENSE)}
         columns |= {c: ids[start:end, i] for i, c in enumerate(criteo.CATEGORICAL)}
         pq.write_table(pa.table(columns), folder / name)
-    (folder / "_file_list.txt").write_text("\n".join([str(len(names)), *(f"/elsewhere/{name}" for name in names)]))
+    (folder / "_file_list.txt").write_text(
+        "\n".join([str(len(names)), *(f"/elsewhere/{name}" for name in names)])
+    )
 
 
 @pytest.fixture
@@ -235,7 +261,9 @@ def make_round(raw_table, tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def make(n: int = 3000, *, noise: float = 0.0, seed: int = 0, labels=None, new_categories=None) -> Round:
+    def make(
+        n: int = 3000, *, noise: float = 0.0, seed: int = 0, labels=None, new_categories=None
+    ) -> Round:
         root = tmp_path / "a round"
         table = raw_table(n, seed=seed)
         dense, categorical = raw_arrays(table)
@@ -277,7 +305,11 @@ def make_round(raw_table, tmp_path):
             dense=dense,
             categorical=categorical,
             labels=labels,
-            raw=replace(make_dataset(root, 1, digest="digest"), holdout_uri=holdout.as_uri(), num_holdout_rows=n),
+            raw=replace(
+                make_dataset(root, 1, digest="digest"),
+                holdout_uri=holdout.as_uri(),
+                num_holdout_rows=n,
+            ),
             training_set=training_set_of(
                 encoded,
                 n,

@@ -60,9 +60,13 @@ def test_difference_and_its_interval_are_those_of_formulas_scores(two, capsys):
         [expected.auc, expected.low, expected.high], abs=1e-5
     )
     assert lead["low"] > 0, "the planted model is better than a noisy one"
-    assert found["quality"]["champion"]["log_loss"] == pytest.approx(log_loss(made.labels, a), abs=1e-5)
+    assert found["quality"]["champion"]["log_loss"] == pytest.approx(
+        log_loss(made.labels, a), abs=1e-5
+    )
     assert (found["rows_of"], found["quality"]["num_rows"]) == ("candidate", 3000)
-    assert {name: found["differing"][name] for name in ("training.learning_rate", "trained up to")} == {
+    assert {
+        name: found["differing"][name] for name in ("training.learning_rate", "trained up to")
+    } == {
         "training.learning_rate": [None, 0.5],
         "trained up to": ["2025-06-01T00:00:00+00:00", LEARNED],
     }
@@ -82,13 +86,17 @@ def test_other_order_turns_sign_and_versions_stand_for_models(two, capsys, tmp_p
 
 def test_rows_that_one_of_models_learned_do_not_judge(two, capsys):
     made, _ = two
-    times = pq.read_table(local_path(made.raw.holdout_uri), columns=[EVENT_TIME])[EVENT_TIME].to_pylist()
+    times = pq.read_table(local_path(made.raw.holdout_uri), columns=[EVENT_TIME])[
+        EVENT_TIME
+    ].to_pylist()
     middle = sorted(times)[1499]
     for model_id, learned in (("older", middle), ("candidate", middle + timedelta(seconds=1))):
         path = model_folder(made.store, model_id) / Model.MANIFEST
         replace(Model.read(path), last_learned_time=learned.isoformat()).write(path)
     assert main(["older", "candidate", "--store", str(made.store), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["quality"]["num_rows"] == sum(time > middle for time in times)
+    assert json.loads(capsys.readouterr().out)["quality"]["num_rows"] == sum(
+        time > middle for time in times
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,6 +114,8 @@ def test_models_that_are_not_there_are_named(two, capfd, words, said):
 
 def test_rows_that_were_collected_are_named(two, capfd):
     made, _ = two
-    replace(made.raw, holdout_uri=(made.root / "gone").as_uri()).write(verdict_paths(made.store, "candidate")[1])
+    replace(made.raw, holdout_uri=(made.root / "gone").as_uri()).write(
+        verdict_paths(made.store, "candidate")[1]
+    )
     assert main(["older", "candidate", "--store", str(made.store)]) == 2
     assert "are removed with the work folder of their run" in capfd.readouterr().err

@@ -55,7 +55,9 @@ def test_calibration_bins_hold_all_rows_in_order_of_their_scores():
     bins = calibration_bins(labels, scores)
     assert sum(b.num_rows for b in bins) == 2003
     assert sum(b.num_rows * b.click_rate for b in bins) == pytest.approx(labels.sum())
-    assert sum(b.num_rows * b.mean_score for b in bins) == pytest.approx(scores.sum(dtype=np.float64))
+    assert sum(b.num_rows * b.mean_score for b in bins) == pytest.approx(
+        scores.sum(dtype=np.float64)
+    )
     assert np.diff([b.mean_score for b in bins]).min() > 0
     assert len(calibration_bins(labels[:3], scores[:3])) == 3
     assert calibration_bins(labels[:0], scores[:0]) == []
@@ -76,7 +78,9 @@ def scored(n=3000, *, seconds=7200.0, champion=True, seed=0):
         has_unknown_category=random.random(n) < 0.2,
         item_newness=None,
         categories=random.choice(
-            [MISSING_CATEGORY, 5, 0xFFFFFFFF, 7, 8, 9, 10], (n, 26), p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04]
+            [MISSING_CATEGORY, 5, 0xFFFFFFFF, 7, 8, 9, 10],
+            (n, 26),
+            p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.06, 0.04],
         ),
         columns=CATEGORICAL,
     )
@@ -96,7 +100,9 @@ def test_slices_are_measured_on_their_own_rows():
         "categories: one or more have no id of their own": rows.has_unknown_category,
         "categories: all known before": ~(rows.has_new_category | rows.has_unknown_category),
     }
-    measured = {part.name: part for part in measure_slices(rows, slices, dict.fromkeys(expected, 0.5))}
+    measured = {
+        part.name: part for part in measure_slices(rows, slices, dict.fromkeys(expected, 0.5))
+    }
     for name, kept in expected.items():
         np.testing.assert_array_equal(slices[name], kept)
         part, groups, labels = measured[name], rows.groups[kept], rows.labels[kept]
@@ -105,31 +111,59 @@ def test_slices_are_measured_on_their_own_rows():
         for quality, scores in zip((part.candidate, part.champion), by_both):
             assert quality.auc == pytest.approx(sklearn_metrics.roc_auc_score(labels, scores))
             estimate = auc_estimate(labels, scores, groups=groups)
-            assert (quality.auc_low, quality.auc_high) == ((estimate.low, estimate.high) if estimate else (None, None))
+            assert (quality.auc_low, quality.auc_high) == (
+                (estimate.low, estimate.high) if estimate else (None, None)
+            )
         lead = auc_difference(labels, *by_both, groups=groups)
         numbers = {name: getattr(lead, name, None) for name in ("auc", "low", "high", "p_value")}
         assert part.difference == AucLead(**numbers)
-        now, before = (sklearn_metrics.log_loss(labels, scores.astype(np.float64)) for scores in by_both)
+        now, before = (
+            sklearn_metrics.log_loss(labels, scores.astype(np.float64)) for scores in by_both
+        )
         assert part.log_loss_change == pytest.approx(now / before - 1)
     for column in ("hour", "C9"):
-        assert sum(kept.sum() for name, kept in slices.items() if name.startswith(f"{column}: ")) == 3000
+        assert (
+            sum(kept.sum() for name, kept in slices.items() if name.startswith(f"{column}: "))
+            == 3000
+        )
 
 
 def test_new_and_unknown_items_are_slices_where_recommender_names_item():
     made = scored(6)
-    made = replace(made, item_newness=np.array([0, NEW_ITEM, UNKNOWN_ITEM, 0, NEW_ITEM, 0], np.int8))
+    made = replace(
+        made, item_newness=np.array([0, NEW_ITEM, UNKNOWN_ITEM, 0, NEW_ITEM, 0], np.int8)
+    )
     names = ("item: got its id in this round", "item: has no id of its own")
-    later, first = (cut_slices(made, is_first_round=is_first, shown=ShownValues()) for is_first in (False, True))
+    later, first = (
+        cut_slices(made, is_first_round=is_first, shown=ShownValues()) for is_first in (False, True)
+    )
     assert [np.flatnonzero(later[name]).tolist() for name in names] == [[1, 4], [2]]
     assert names[0] not in first, "in the first round every item is new"
     assert not set(names) & set(cut_slices(scored(6), is_first_round=False, shown=ShownValues()))
 
 
 def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
-    rows = [[5, 5, 5], [5, 6], [], [6, 5], [7, 10], [8, 9], [9, 10, 9], [], [8, 7], [6], [11, 5], [11, 11, 11]]
+    rows = [
+        [5, 5, 5],
+        [5, 6],
+        [],
+        [6, 5],
+        [7, 10],
+        [8, 9],
+        [9, 10, 9],
+        [],
+        [8, 7],
+        [6],
+        [11, 5],
+        [11, 11, 11],
+    ]
     made = scored(len(rows))
     places = np.array([row + [MISSING_CATEGORY] * (3 - len(row)) for row in rows])
-    made = replace(made, categories=np.c_[made.categories[:, :1], places], columns=("C1", "tags", "tags", "tags"))
+    made = replace(
+        made,
+        categories=np.c_[made.categories[:, :1], places],
+        columns=("C1", "tags", "tags", "tags"),
+    )
     slices = cut_slices(made, is_first_round=True, shown=ShownValues(words={"tags": {5: "jazz"}}))
     found = {name: kept.tolist() for name, kept in slices.items() if name.startswith("tags: ")}
     names = {"tags: 'jazz'": 5, "tags: 6": 6, "tags: 7": 7, "tags: 8": 8}
@@ -141,7 +175,10 @@ def test_row_belongs_to_slice_of_each_list_element_and_counts_once_in_it():
 
 
 def test_columns_of_users_are_not_cut_by_value():
-    every, shown = (cut_slices(scored(), is_first_round=True, shown=ShownValues(hidden=h)) for h in ((), ("C1", "C2")))
+    every, shown = (
+        cut_slices(scored(), is_first_round=True, shown=ShownValues(hidden=h))
+        for h in ((), ("C1", "C2"))
+    )
     assert {name.partition(": ")[0] for name in set(every) - set(shown)} == {"C1", "C2"}
     assert {name.partition(": ")[0] for name in shown} >= {"C3", "C26"}
 
@@ -158,25 +195,37 @@ def test_hours_are_those_of_day_and_column_of_one_value_is_not_cut():
     rows = scored(seconds=3 * 86_400)
     rows.categories[:, 0] = 7
     names = cut_slices(rows, is_first_round=False, shown=ShownValues())
-    assert [name for name in names if name.startswith("hour")] == [f"hour: {hour:02}" for hour in range(24)]
+    assert [name for name in names if name.startswith("hour")] == [
+        f"hour: {hour:02}" for hour in range(24)
+    ]
     assert not [name for name in names if name.startswith("C1: ")]
 
 
 def test_first_round_has_no_slice_of_new_categories():
     names = cut_slices(scored(), is_first_round=True, shown=ShownValues())
-    words = cut_slices(scored(), is_first_round=True, shown=ShownValues(words={"C1": {5: "missing"}}))
+    words = cut_slices(
+        scored(), is_first_round=True, shown=ShownValues(words={"C1": {5: "missing"}})
+    )
     assert {"C1: 'missing'", "C1: missing"} <= set(words)
     np.testing.assert_array_equal(words["C1: 'missing'"], names["C1: 5"])
     assert [name.partition(": ")[2] for name in names if name.startswith("categories")] == [
-        "one or more have no id of their own", "all known",
-    ]  # fmt: skip
+        "one or more have no id of their own",
+        "all known",
+    ]
 
 
 def test_slice_without_clicks_has_no_number():
     rows = scored(40)
     rows.labels[:] = 0
-    for part in measure_slices(rows, cut_slices(rows, is_first_round=False, shown=ShownValues()), {}):
-        assert (part.candidate.auc, part.champion.auc, part.difference.auc, part.candidate.calibration) == (None,) * 4
+    for part in measure_slices(
+        rows, cut_slices(rows, is_first_round=False, shown=ShownValues()), {}
+    ):
+        assert (
+            part.candidate.auc,
+            part.champion.auc,
+            part.difference.auc,
+            part.candidate.calibration,
+        ) == (None,) * 4
 
 
 def test_quality_within_users_is_told_where_recommender_names_them(make_round):

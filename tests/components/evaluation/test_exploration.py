@@ -21,7 +21,9 @@ class Log(NamedTuple):
     disputed: np.ndarray
 
 
-def simulate(random, lists: int, *, places: int, share: float, rate: float, noise: float = 0.5) -> Log:
+def simulate(
+    random, lists: int, *, places: int, share: float, rate: float, noise: float = 0.5
+) -> Log:
     """Simulate users who see positions with falling odds and click some of what they see.
 
     The served scores ignore the positions and are wrong by a factor of two. The click rate doubles
@@ -33,7 +35,9 @@ def simulate(random, lists: int, *, places: int, share: float, rate: float, nois
     served = np.clip(2 * odds * random.lognormal(0, noise, odds.shape), 0, 1)
     candidate = (odds * random.lognormal(0, 0.2, odds.shape)).astype(np.float32)
     order = np.argsort(-served, axis=1, kind="stable")
-    shown, propensities = map(np.stack, zip(*(explored(each, share, random.random()) for each in order)))
+    shown, propensities = map(
+        np.stack, zip(*(explored(each, share, random.random()) for each in order))
+    )
 
     def take(values, rows):
         return np.take_along_axis(values, rows, axis=1)
@@ -94,7 +98,9 @@ def test_bound_is_crossed_at_any_time_with_at_most_5_percent(odds):
     random, crossed = np.random.default_rng(3), 0
     for _ in range(400):
         sums = 2.0 * (random.random(600) < odds)
-        crossed += any(abs(sums[:n].sum() - 2 * odds * n) > deviation_bound(sums[:n]) for n in range(1, 601, 3))
+        crossed += any(
+            abs(sums[:n].sum() - 2 * odds * n) > deviation_bound(sums[:n]) for n in range(1, 601, 3)
+        )
     assert crossed <= 20
 
 
@@ -152,12 +158,16 @@ def explore_some(made, *, lists: int) -> None:
     table, rows = pq.ParquetFile(path).read(), 10 * lists
     for name, values in (("propensity", odds), ("position", np.tile(np.arange(1, 11), lists))):
         field = table.schema.field(name)
-        column = pa.chunked_array([pa.array(values).cast(field.type), pa.nulls(table.num_rows - rows, field.type)])
+        column = pa.chunked_array(
+            [pa.array(values).cast(field.type), pa.nulls(table.num_rows - rows, field.type)]
+        )
         table = table.set_column(table.schema.get_field_index(name), field, column)
     pq.write_table(table, path, row_group_size=70)
 
 
-@pytest.mark.parametrize(("lists", "told"), [(300, "Each such swap gains"), (20, "too few to tell")])
+@pytest.mark.parametrize(
+    ("lists", "told"), [(300, "Each such swap gains"), (20, "too few to tell")]
+)
 def test_step_tells_it_in_verdict_and_report(make_round, lists, told):
     made = make_round(9_000)
     explore_some(made, lists=lists)

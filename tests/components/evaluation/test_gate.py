@@ -20,8 +20,12 @@ def decided(labels, candidate, champion=None, *, settings, groups=None):
     Another file tests calibration.
     """
     groups = np.arange(len(labels)) if groups is None else groups
-    scores = [None if logits is None else 1 / (1 + np.exp(-logits)) for logits in (candidate, champion)]
-    return gate.decide(labels, *scores, groups=groups, settings=replace(settings, max_calibration_factor=1e6))
+    scores = [
+        None if logits is None else 1 / (1 + np.exp(-logits)) for logits in (candidate, champion)
+    ]
+    return gate.decide(
+        labels, *scores, groups=groups, settings=replace(settings, max_calibration_factor=1e6)
+    )
 
 
 def result_of(answer, name):
@@ -45,7 +49,12 @@ def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
 
 @pytest.mark.parametrize(
     ("num_rows", "quality", "decision"),
-    [(20_000, 1.2, "pass"), (20_000, 1.0, "pass"), (20_000, 0.9, "fail"), (400, 1.0, "inconclusive")],
+    [
+        (20_000, 1.2, "pass"),
+        (20_000, 1.0, "pass"),
+        (20_000, 0.9, "fail"),
+        (400, 1.0, "inconclusive"),
+    ],
     ids=["better", "equal", "worse", "few rows"],
 )
 def test_candidate_above_floor_is_judged_by_interval_of_its_lead(num_rows, quality, decision):
@@ -58,7 +67,8 @@ def test_candidate_above_floor_is_judged_by_interval_of_its_lead(num_rows, quali
 
 
 @pytest.mark.parametrize(
-    ("min_auc", "decision"), [(0.7, "pass"), (0.72, "inconclusive"), (0.75, "inconclusive"), (0.76, "fail")]
+    ("min_auc", "decision"),
+    [(0.7, "pass"), (0.72, "inconclusive"), (0.75, "inconclusive"), (0.76, "fail")],
 )
 def test_floor_is_judged_by_interval(min_auc, decision):
     labels, scores, _ = rows(2000, candidate=1.0, seed=3)
@@ -109,7 +119,10 @@ def test_gate_lets_candidate_worse_by_margin_pass_in_one_of_forty_tries():
     loss = -decided(*sample, settings=SETTINGS).estimates.difference.auc
     assert loss > 0
     settings = GateSettings(min_auc=0.0, max_auc_loss=loss)
-    passed = sum(decided(*resample(sample, 3000, seed), settings=settings).decision == "pass" for seed in range(300))
+    passed = sum(
+        decided(*resample(sample, 3000, seed), settings=settings).decision == "pass"
+        for seed in range(300)
+    )
     assert passed <= 17  # 99.9 % quantile of Binomial(300, 0.025)
 
 
@@ -179,9 +192,15 @@ def test_advice_of_undecided_floor_names_rows_that_would_decide_it(min_auc):
     assert "there are 2,000" in way
     needed = advised_rows(way)
     assert needed > 2000
-    larger = [decided(*resample((labels, scores), 4 * needed, seed), settings=settings) for seed in range(20)]
+    larger = [
+        decided(*resample((labels, scores), 4 * needed, seed), settings=settings)
+        for seed in range(20)
+    ]
     assert sum(each.decision != "inconclusive" for each in larger) >= 19
-    undecided = [decided(*resample((labels, scores), needed // 4, seed), settings=settings) for seed in range(20)]
+    undecided = [
+        decided(*resample((labels, scores), needed // 4, seed), settings=settings)
+        for seed in range(20)
+    ]
     assert sum(each.decision == "inconclusive" for each in undecided) >= 15
 
 

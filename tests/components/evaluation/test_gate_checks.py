@@ -18,7 +18,10 @@ def scored(n, *, candidate=1.0, champion=1.0, shift=0.0, worse_slice=False):
     labels = (random.random(n) < 0.3).astype(np.int8)
     is_slice = np.arange(n) % 4 == 0
     separation = np.where(is_slice & worse_slice, -1.0, candidate)
-    logits = [0.3 * random.normal(size=n) + each * (labels - 0.3) - 0.85 for each in (separation, champion)]
+    logits = [
+        0.3 * random.normal(size=n) + each * (labels - 0.3) - 0.85
+        for each in (separation, champion)
+    ]
     return (
         labels,
         [1 / (1 + np.exp(-each)) for each in (logits[0] + shift, logits[1])],
@@ -61,14 +64,20 @@ def test_checks_have_estimates_limits_and_rows_of_page():
     assert (auc.limit, lead.limit, harmed.value, harmed.limit) == (0.6, -0.01, 0, 0)
     assert clicks.value == calibration(labels, scores[0])
     assert headline(found.checks) == (
-        f"AUC {alone.auc:.4f} [{alone.low:.4f}, {alone.high:.4f}], {paired.auc:+.4f} against the champion; "
+        f"AUC {alone.auc:.4f} [{alone.low:.4f}, {alone.high:.4f}], {paired.auc:+.4f} against the "
+        "champion; "
         "passed 4 of 4 checks"
     )
     rows = check_rows(found.checks)
     assert [(row.name, row.value, row.interval) for row in rows] == [
         (check.name, check.value, check.interval) for check in found.checks
     ]
-    assert [row.limit for row in rows] == ["at least 0.6", "at least -0.01", "at most 0", "within a factor of 1.5"]
+    assert [row.limit for row in rows] == [
+        "at least 0.6",
+        "at least -0.01",
+        "at most 0",
+        "within a factor of 1.5",
+    ]
 
 
 def test_first_model_has_no_check_about_champion():

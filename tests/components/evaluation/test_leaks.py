@@ -54,11 +54,17 @@ def make_raw(tmp_path):
             folder = tmp_path / name
             folder.mkdir()
             kinds = {"price": pa.float32(), "stay": pa.float32(), "tags": pa.list_(pa.int64())}
-            arrays = {key: pa.array(values, kinds.get(key, pa.int64())) for key, values in columns.items()}
+            arrays = {
+                key: pa.array(values, kinds.get(key, pa.int64())) for key, values in columns.items()
+            }
             table = pa.table(arrays)
             for part in range(3):
                 at = n // 3
-                pq.write_table(table.slice(part * at, at), folder / f"part-{part}.parquet", row_group_size=at // 2)
+                pq.write_table(
+                    table.slice(part * at, at),
+                    folder / f"part-{part}.parquet",
+                    row_group_size=at // 2,
+                )
         return replace(
             make_dataset(tmp_path, 6000),
             train_uri=(tmp_path / "train").as_uri(),
@@ -84,7 +90,10 @@ def only_in_middle(labels, random):
 
 
 def any_id_of_clicks(labels, random):
-    return [int(value) if label else None for label, value in zip(labels, random.integers(0, 10**9, len(labels)))]
+    return [
+        int(value) if label else None
+        for label, value in zip(labels, random.integers(0, 10**9, len(labels)))
+    ]
 
 
 def parity(labels, random):
@@ -96,23 +105,35 @@ def some_missing(large_or_small):
 
     def values(labels, random):
         drawn = large_or_small * (labels * 10 + random.random(len(labels)))
-        return [None if label and random.random() < 0.5 else float(value) for label, value in zip(labels, drawn)]
+        return [
+            None if label and random.random() < 0.5 else float(value)
+            for label, value in zip(labels, drawn)
+        ]
 
     return values
 
 
 LEAKS = {
     "larger for clicks": ("stay", lambda labels, random: labels * 10 + random.random(len(labels))),
-    "smaller for clicks": ("price", lambda labels, random: 5 - labels * 10 + random.random(len(labels))),
+    "smaller for clicks": (
+        "price",
+        lambda labels, random: 5 - labels * 10 + random.random(len(labels)),
+    ),
     "filled by clicks": ("stay", filled_by_clicks),
-    "filled where nobody clicked": ("stay", lambda labels, random: filled_by_clicks(1 - labels, random)),
+    "filled where nobody clicked": (
+        "stay",
+        lambda labels, random: filled_by_clicks(1 - labels, random),
+    ),
     "large or missing for clicks": ("stay", some_missing(1)),
     "small or missing for clicks": ("stay", some_missing(-1)),
     "neither large nor small": ("price", only_in_middle),
     "a category": ("outcome", parity),
     "an absent category": ("city", any_id_of_clicks),
     "a list": ("tags", lambda labels, random: [[4, 7] if label else [] for label in labels]),
-    "a list without order": ("tags", lambda labels, random: [[int(each)] for each in parity(labels, random)]),
+    "a list without order": (
+        "tags",
+        lambda labels, random: [[int(each)] for each in parity(labels, random)],
+    ),
 }
 
 
@@ -134,12 +155,16 @@ def test_clean_columns_have_their_own_aucs_and_none_is_named(make_raw):
     assert max(aucs.values()) < 0.7
     told = describe_leak(0.9934, aucs)
     assert "auc 0.9934 is above 0.99" in told
-    assert f"no column decides the label alone, price comes closest with {aucs['price']:.4f}" in told
+    assert (
+        f"no column decides the label alone, price comes closest with {aucs['price']:.4f}" in told
+    )
 
 
 def test_rates_are_learned_from_training_rows_alone(make_raw):
     """A value that occurs only in holdout rows says nothing, although it determines their label."""
-    fresh = make_raw("outcome", lambda labels, random: labels + random.integers(10**6, 10**9, len(labels)) * 2)
+    fresh = make_raw(
+        "outcome", lambda labels, random: labels + random.integers(10**6, 10**9, len(labels)) * 2
+    )
     assert column_aucs(fresh)["outcome"] == pytest.approx(0.5, abs=0.03)
 
 

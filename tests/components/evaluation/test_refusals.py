@@ -17,8 +17,13 @@ def check_of(answer, name):
 
 def decided(drawn, candidate, *, slices=None, settings=LENIENT):
     return decide(
-        drawn.labels, candidate, drawn.champion, groups=drawn.requests, slices=slices, settings=settings
-    )  # fmt: skip
+        drawn.labels,
+        candidate,
+        drawn.champion,
+        groups=drawn.requests,
+        slices=slices,
+        settings=settings,
+    )
 
 
 @pytest.mark.parametrize("rows_per_request", [1, 10])
@@ -69,13 +74,27 @@ def test_slice_is_judged_by_its_requests_and_not_by_its_rows():
     rows = np.arange(len(drawn.labels))
     settings = GateSettings(min_auc=0.0, max_auc_loss=1.0, max_slice_loss=0.0)
     by_request = decide(
-        drawn.labels, candidate, drawn.champion, groups=drawn.requests, slices={"part": part}, settings=settings
+        drawn.labels,
+        candidate,
+        drawn.champion,
+        groups=drawn.requests,
+        slices={"part": part},
+        settings=settings,
     )
-    by_row = decide(drawn.labels, candidate, drawn.champion, groups=rows, slices={"part": part}, settings=settings)
+    by_row = decide(
+        drawn.labels,
+        candidate,
+        drawn.champion,
+        groups=rows,
+        slices={"part": part},
+        settings=settings,
+    )
     assert (by_request.decision, by_row.decision) == ("pass", "fail")
 
 
-@pytest.mark.parametrize(("factor", "decision"), [(1.3, "pass"), (1.9, "fail"), (1 / 1.3, "pass"), (1 / 1.9, "fail")])
+@pytest.mark.parametrize(
+    ("factor", "decision"), [(1.3, "pass"), (1.9, "fail"), (1 / 1.3, "pass"), (1 / 1.9, "fail")]
+)
 def test_clicks_that_are_predicted_wrongly_by_more_than_factor_fail(factor, decision):
     drawn = draw(np.random.default_rng(2), rows=20_000, rate=0.03)
     answer = decide(drawn.labels, drawn.candidate * factor, groups=drawn.requests, settings=LENIENT)
@@ -87,8 +106,14 @@ def test_clicks_that_are_predicted_wrongly_by_more_than_factor_fail(factor, deci
 def test_candidate_better_calibrated_than_champion_passes_calibration():
     drawn = draw(np.random.default_rng(2), rows=20_000, rate=0.03)
     groups, off = drawn.requests, drawn.candidate * 1.9
-    assert decide(drawn.labels, off, drawn.champion * 2.5, groups=groups, settings=LENIENT).decision == "pass"
-    assert decide(drawn.labels, off, drawn.champion * 1.6, groups=groups, settings=LENIENT).decision == "fail"
+    assert (
+        decide(drawn.labels, off, drawn.champion * 2.5, groups=groups, settings=LENIENT).decision
+        == "pass"
+    )
+    assert (
+        decide(drawn.labels, off, drawn.champion * 1.6, groups=groups, settings=LENIENT).decision
+        == "fail"
+    )
 
 
 def test_rows_sampled_with_weights_are_judged_as_all_rows_are():
@@ -100,8 +125,14 @@ def test_rows_sampled_with_weights_are_judged_as_all_rows_are():
     weights = np.where(clicked, 1, 10)
 
     def answer(candidate, rows, **weights):
-        models = {"groups": drawn.requests[rows], "slices": {"part": part[rows]}, "settings": LENIENT}
-        return decide(drawn.labels[rows], candidate[rows], drawn.champion[rows], **models, **weights)
+        models = {
+            "groups": drawn.requests[rows],
+            "slices": {"part": part[rows]},
+            "settings": LENIENT,
+        }
+        return decide(
+            drawn.labels[rows], candidate[rows], drawn.champion[rows], **models, **weights
+        )
 
     sound = answer(drawn.candidate, kept, weights=weights[kept])
     assert sound.decision == "pass"
@@ -110,14 +141,18 @@ def test_rows_sampled_with_weights_are_judged_as_all_rows_are():
     by_weight, of_all = answer(harmed, kept, weights=weights[kept]), answer(harmed, slice(None))
     assert by_weight.decision == of_all.decision == "fail"
     assert check_of(by_weight, SLICES).result == "fail"
-    assert check_of(answer(harmed, kept), SLICES).result == "pass"  # many clicks among the rows would hide it
+    assert (
+        check_of(answer(harmed, kept), SLICES).result == "pass"
+    )  # many clicks among the rows would hide it
     assert answer(drawn.candidate, kept, weights=np.zeros(kept.sum())).decision == "inconclusive"
 
 
 def test_calibration_that_chance_explains_does_not_fail():
     drawn = draw(np.random.default_rng(3), rows=600, rate=0.03)
     ratio = drawn.candidate.sum() / drawn.labels.sum()
-    answer = decide(drawn.labels, drawn.candidate * 1.7 / ratio, groups=drawn.requests, settings=LENIENT)
+    answer = decide(
+        drawn.labels, drawn.candidate * 1.7 / ratio, groups=drawn.requests, settings=LENIENT
+    )
     assert answer.decision == "pass"
 
 

@@ -41,13 +41,17 @@ def score(made, **changes):
         "new_ids": [np.zeros(0, np.int64)] * 26,
         **changes,
     }
-    return score_holdout(made.raw.holdout_uri, made.training_set.holdout_uri, features=CRITEO, **arguments)
+    return score_holdout(
+        made.raw.holdout_uri, made.training_set.holdout_uri, features=CRITEO, **arguments
+    )
 
 
 def test_rows_keep_their_order_labels_times_and_categories(made):
     rows = score(made)
     tables = [pq.read_table(file) for file in parquet_files(local_path(made.raw.holdout_uri))]
-    times = np.concatenate([[t.timestamp() for t in table[EVENT_TIME].to_pylist()] for table in tables])
+    times = np.concatenate(
+        [[t.timestamp() for t in table[EVENT_TIME].to_pylist()] for table in tables]
+    )
     np.testing.assert_allclose(rows.event_seconds, times, atol=1e-6)
     np.testing.assert_array_equal(rows.labels, made.labels)
     np.testing.assert_array_equal(rows.categories, made.categorical)
@@ -60,14 +64,23 @@ def test_rows_of_user_are_one_group_and_unknown_users_group_by_request(made):
     rows, by_request = score(made, named=ColumnNames(user="C19")), score(made).requests
     users = made.categorical[:, 18]
     assert (users == MISSING_CATEGORY).any()
-    expected = [("request", by_request[i]) if user == MISSING_CATEGORY else user for i, user in enumerate(users)]
-    assert len(set(zip(expected, rows.groups.tolist()))) == len(set(expected)) == len(set(rows.groups.tolist()))
+    expected = [
+        ("request", by_request[i]) if user == MISSING_CATEGORY else user
+        for i, user in enumerate(users)
+    ]
+    assert (
+        len(set(zip(expected, rows.groups.tolist())))
+        == len(set(expected))
+        == len(set(rows.groups.tolist()))
+    )
 
 
 def test_row_is_new_if_it_holds_id_of_this_round(made):
     """The ids are appended ones, the last ones, and reused ones."""
     vocabularies = made.workflow.vocabularies
-    new = [[len(v) + 2 - i % 3, 3 + (len(v) * i) // 40][: i % 3] for i, v in enumerate(vocabularies)]
+    new = [
+        [len(v) + 2 - i % 3, 3 + (len(v) * i) // 40][: i % 3] for i, v in enumerate(vocabularies)
+    ]
     rows = score(made, new_ids=[np.array(ids, np.int64) for ids in new])
     expected = np.zeros(900, dtype=bool)
     for column, ids in enumerate(new):
@@ -91,7 +104,9 @@ def test_scores_do_not_depend_on_batches(made, batch_rows):
     raw, encoded = local_path(made.raw.holdout_uri), local_path(made.training_set.holdout_uri)
     expected = made.scores(made.planted)
     by_graph = np.concatenate([champion(batch) for batch in raw_batches(raw, CRITEO, batch_rows)])
-    by_weights = np.concatenate([candidate(batch) for batch in encoded_batches(encoded, CRITEO, batch_rows)])
+    by_weights = np.concatenate(
+        [candidate(batch) for batch in encoded_batches(encoded, CRITEO, batch_rows)]
+    )
     np.testing.assert_allclose(by_graph, expected, atol=1e-5)
     np.testing.assert_allclose(by_weights, expected, atol=1e-5)
 
@@ -110,7 +125,9 @@ def test_missing_values_reach_graph_as_contract_says(made):
     (batch, *_) = raw_batches(local_path(made.raw.holdout_uri), CRITEO)
     n = len(batch.labels)
     np.testing.assert_array_equal(batch.dense, made.dense[:n])  # NaN for a null in the log
-    np.testing.assert_array_equal(batch.categorical, made.categorical[:n])  # -1 for a null in the log
+    np.testing.assert_array_equal(
+        batch.categorical, made.categorical[:n]
+    )  # -1 for a null in the log
     assert np.isnan(batch.dense).any()
     assert (batch.categorical == -1).any()
 
@@ -120,12 +137,27 @@ def test_rows_with_lists_are_marked_by_ids_of_every_place(tmp_path):
         numeric=(),
         categorical=("item",),
         lists=("last", "tags"),
-        list_options={"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=2, keep="oldest")},
+        list_options={
+            "last": ListOptions(max=2, table="item"),
+            "tags": ListOptions(max=2, keep="oldest"),
+        },
     )
-    raw = {LABEL: [0, 1, 0, 1], EVENT_TIME: [datetime(2026, 5, 1)] * 4, REQUEST_ID: [*"abcd"], POSITION: [1] * 4}
-    raw |= {"item": [9, None, 9, 8], "last": [[7, 8, 9], None, [8], []], "tags": [[1, 2, 3], [4], None, [5]]}
+    raw = {
+        LABEL: [0, 1, 0, 1],
+        EVENT_TIME: [datetime(2026, 5, 1)] * 4,
+        REQUEST_ID: [*"abcd"],
+        POSITION: [1] * 4,
+    }
+    raw |= {
+        "item": [9, None, 9, 8],
+        "last": [[7, 8, 9], None, [8], []],
+        "tags": [[1, 2, 3], [4], None, [5]],
+    }
     ids = np.array([[3, 5, 0, 3, 0], [3, 0, 0, 4, 0], [3, 4, 3, 0, 2], [2, 0, 0, 3, 3]])
-    for name, table in (("raw", raw), ("encoded", {LABEL: raw[LABEL], **dict(zip(features.place_names, ids.T))})):
+    for name, table in (
+        ("raw", raw),
+        ("encoded", {LABEL: raw[LABEL], **dict(zip(features.place_names, ids.T))}),
+    ):
         (tmp_path / name).mkdir()
         pq.write_table(pa.table(table), tmp_path / name / "part.parquet")
     scored = score_holdout(
@@ -134,7 +166,9 @@ def test_rows_with_lists_are_marked_by_ids_of_every_place(tmp_path):
         named=ColumnNames(item="item"),
         counts=(4, 4),
         score_candidate=lambda batch: batch.ids.sum(axis=1).astype(np.float32),
-        score_champion=lambda batch: (batch.categorical * [1, 10, 100, 1000, 10_000]).sum(axis=1).astype(np.float32),
+        score_champion=lambda batch: (
+            (batch.categorical * [1, 10, 100, 1000, 10_000]).sum(axis=1).astype(np.float32)
+        ),
         slot_sizes=[6, 5],
         new_ids=[np.array([5]), np.array([4])],
     )
@@ -142,6 +176,9 @@ def test_rows_with_lists_are_marked_by_ids_of_every_place(tmp_path):
     assert scored.has_new_category.tolist() == [True, True, False, False]
     assert scored.has_unknown_category.tolist() == [False, False, True, True]
     places = [[9, 8, 9, 1, 2], [-1, -1, -1, 4, -1], [9, 8, -1, -1, -1], [8, -1, -1, 5, -1]]
-    assert (scored.categories.tolist(), scored.columns) == (places, ("item", "last", "last", "tags", "tags"))
+    assert (scored.categories.tolist(), scored.columns) == (
+        places,
+        ("item", "last", "last", "tags", "tags"),
+    )
     assert scored.candidate.tolist() == ids.sum(axis=1).tolist()
     assert scored.champion.tolist() == [21989, -6111, -11011, -5102]

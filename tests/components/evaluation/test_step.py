@@ -1,4 +1,6 @@
-"""The step as it is run: manifests in, verdict out, on a candidate and a champion of known quality, and on old rows."""
+"""The step as it is run: manifests in, verdict out, on a candidate and a champion of known quality,
+and on old rows.
+"""
 
 import json
 import re
@@ -44,13 +46,22 @@ def test_better_candidate_is_accepted_with_true_numbers(make_round):
     verdict = verdict_of(made)
     candidate, champion = made.scores(made.planted), made.scores(worse)
     assert (verdict.decision, verdict.accepted) == ("pass", True)
-    assert (verdict.candidate_model_id, verdict.champion_model_id) == ("candidate", "champion-model")
+    assert (verdict.candidate_model_id, verdict.champion_model_id) == (
+        "candidate",
+        "champion-model",
+    )
     assert (verdict.num_rows, verdict.num_clicks) == (3000, made.labels.sum())
     assert verdict.candidate.auc == pytest.approx(roc_auc_score(made.labels, candidate), abs=1e-5)
     assert verdict.champion.auc == pytest.approx(roc_auc_score(made.labels, champion), abs=1e-5)
-    assert verdict.candidate.log_loss == pytest.approx(sklearn_log_loss(made.labels, candidate), abs=1e-5)
-    assert verdict.candidate.calibration == pytest.approx(candidate.sum() / made.labels.sum(), abs=1e-4)
-    assert verdict.difference.auc == pytest.approx(verdict.candidate.auc - verdict.champion.auc, abs=1e-9)
+    assert verdict.candidate.log_loss == pytest.approx(
+        sklearn_log_loss(made.labels, candidate), abs=1e-5
+    )
+    assert verdict.candidate.calibration == pytest.approx(
+        candidate.sum() / made.labels.sum(), abs=1e-4
+    )
+    assert verdict.difference.auc == pytest.approx(
+        verdict.candidate.auc - verdict.champion.auc, abs=1e-9
+    )
     assert verdict.difference.low > 0
     note = note_of(made)
     assert (note.state, note.reason) == ("done", verdict.reason)
@@ -63,9 +74,17 @@ def test_scores_are_kept_in_order_of_raw_rows(make_round):
     main(made.flags())
     verdict = verdict_of(made)
     scores = scores_of(verdict)
-    assert local_path(verdict.scores_uri) == made.root / "work" / made.run / "evaluation" / "scores.npz"
-    assert {name: array.dtype for name, array in scores.items()} == {"candidate": np.float32, "champion": np.float32}
-    np.testing.assert_allclose(scores["candidate"], made.scores(made.planted.noisy(0.1, 5)), atol=1e-5)
+    assert (
+        local_path(verdict.scores_uri)
+        == made.root / "work" / made.run / "evaluation" / "scores.npz"
+    )
+    assert {name: array.dtype for name, array in scores.items()} == {
+        "candidate": np.float32,
+        "champion": np.float32,
+    }
+    np.testing.assert_allclose(
+        scores["candidate"], made.scores(made.planted.noisy(0.1, 5)), atol=1e-5
+    )
     np.testing.assert_allclose(scores["champion"], made.scores(champion), atol=1e-5)
 
 
@@ -115,7 +134,10 @@ def test_champion_may_be_named_or_left_out(make_round):
     for reference, expected in (("first", "first"), ("current", "second"), ("none", None)):
         made.change("raw", champion_model_id=expected)
         main(made.flags(champion=reference))
-        assert (verdict_of(made).champion_model_id, verdict_of(made).champion_reference) == (expected, reference)
+        assert (verdict_of(made).champion_model_id, verdict_of(made).champion_reference) == (
+            expected,
+            reference,
+        )
 
 
 @pytest.mark.parametrize("label", [0, 1])
@@ -152,7 +174,10 @@ def rewrite(file, change):
 
 
 def drop_last_encoded_rows(made):
-    rewrite(local_path(made.training_set.holdout_uri) / "part_10.parquet", lambda table: table.slice(0, 3))
+    rewrite(
+        local_path(made.training_set.holdout_uri) / "part_10.parquet",
+        lambda table: table.slice(0, 3),
+    )
 
 
 def swap_two_encoded_files(made):
@@ -179,7 +204,9 @@ def change_label(made):
 
 
 def drop_column(made):
-    rewrite(local_path(made.raw.holdout_uri) / "1.parquet", lambda table: table.drop_columns(["C7"]))
+    rewrite(
+        local_path(made.raw.holdout_uri) / "1.parquet", lambda table: table.drop_columns(["C7"])
+    )
 
 
 def damage_pages_of_encoded_file(made):
@@ -191,26 +218,52 @@ def damage_pages_of_encoded_file(made):
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (drop_last_encoded_rows, r"raw holdout has 500 rows and encoded holdout 4\d\d, expected the same rows"),
-        (lambda m: m.change("raw", num_holdout_rows=499), "raw holdout has 500 rows, expected the 499 of its manifest"),
+        (
+            drop_last_encoded_rows,
+            r"raw holdout has 500 rows and encoded holdout 4\d\d, expected the same rows",
+        ),
+        (
+            lambda m: m.change("raw", num_holdout_rows=499),
+            "raw holdout has 500 rows, expected the 499 of its manifest",
+        ),
         (swap_two_encoded_files, "labels of raw and encoded holdout differ in"),
-        (lambda m: m.change("training_set", raw_digest="other"), "training set is of raw data other, expected digest"),
-        (lambda m: m.change("model", raw_digest="other"), "model candidate is of raw data other, expected digest"),
+        (
+            lambda m: m.change("training_set", raw_digest="other"),
+            "training set is of raw data other, expected digest",
+        ),
+        (
+            lambda m: m.change("model", raw_digest="other"),
+            "model candidate is of raw data other, expected digest",
+        ),
         (lambda m: m.change("model", slot_sizes=[9] * 26), "has 234 ids"),
         (truncate_weights, r"weights with .* has sha256 .* as in the manifest of model candidate"),
         (damage_graph, r"champion graph .*model\.onnx has SHA-256"),
-        (lambda m: local_path(m.release_champion(m.planted).graph_uri).unlink(), "of version 1 is absent"),
+        (
+            lambda m: local_path(m.release_champion(m.planted).graph_uri).unlink(),
+            "of version 1 is absent",
+        ),
         (change_label, r"labels hold \[7\], expected 0 and 1"),
         (drop_column, r"lacks the columns \['C7'\]"),
         (damage_pages_of_encoded_file, r"part_3\.parquet is not a readable Parquet file"),
     ],
     ids=[
-        "fewer encoded rows", "fewer rows stated", "other order", "training set of other rows", "model of other rows",
-        "other slots", "truncated weights", "corrupt graph", "absent graph", "label 7", "absent column",
+        "fewer encoded rows",
+        "fewer rows stated",
+        "other order",
+        "training set of other rows",
+        "model of other rows",
+        "other slots",
+        "truncated weights",
+        "corrupt graph",
+        "absent graph",
+        "label 7",
+        "absent column",
         "corrupt encoded file",
     ],
-)  # fmt: skip
-def test_inputs_that_do_not_belong_together_are_refused_in_one_line(make_round, capsys, spoil, said):
+)
+def test_inputs_that_do_not_belong_together_are_refused_in_one_line(
+    make_round, capsys, spoil, said
+):
     made = make_round(500)
     spoil(made)
     assert main(made.flags()) == 2
@@ -233,7 +286,9 @@ def test_champion_that_extraction_did_not_know_is_no_opponent(make_round, capsys
     found = "champion-model" if asked == "current" else "none"
     reason = f"champion is {found}, expected {extracted or 'none'} as when"
     assert reason in capsys.readouterr().err
-    assert reason in made.path("report.html").read_text(), "Kubeflow shows an error for a report that is not there"
+    assert reason in made.path("report.html").read_text(), (
+        "Kubeflow shows an error for a report that is not there"
+    )
 
 
 def test_metrics_are_finite_and_named(make_round):
@@ -241,7 +296,16 @@ def test_metrics_are_finite_and_named(make_round):
     made.release_champion(made.planted)
     main(made.flags())
     metrics = json.loads(made.path("metrics").read_text(), parse_constant=pytest.fail)
-    own = {"auc", "auc_low", "auc_high", "log_loss", "calibration", "rows_learned", "rows_held_out", "accepted"}
+    own = {
+        "auc",
+        "auc_low",
+        "auc_high",
+        "log_loss",
+        "calibration",
+        "rows_learned",
+        "rows_held_out",
+        "accepted",
+    }
     lead = "auc_against_the_champion"
     assert metrics.keys() == own | {
         "champion_auc",
@@ -249,24 +313,48 @@ def test_metrics_are_finite_and_named(make_round):
         "slices_with_more_log_loss",
     }
     verdict = verdict_of(made)
-    assert (metrics["auc"], metrics[f"{lead}_low"]) == (verdict.candidate.auc, verdict.difference.low)
-    assert (metrics["rows_held_out"], metrics["accepted"]) == (verdict.num_rows, int(verdict.accepted))
+    assert (metrics["auc"], metrics[f"{lead}_low"]) == (
+        verdict.candidate.auc,
+        verdict.difference.low,
+    )
+    assert (metrics["rows_held_out"], metrics["accepted"]) == (
+        verdict.num_rows,
+        int(verdict.accepted),
+    )
 
 
 def run_as_component(made):
     """Run the component's process as Kubeflow does, and return it with its recorded outputs."""
-    files = dict.fromkeys(("statistics_uri", "schema_uri", "report_uri", "json_uri", "parent_statistics_uri"), "")
-    report = {"decision": "warn", "reasons": ["I3 is <new>"], "findings": [], "drift": [], "raw_digest": "digest"}
+    files = dict.fromkeys(
+        ("statistics_uri", "schema_uri", "report_uri", "json_uri", "parent_statistics_uri"), ""
+    )
+    report = {
+        "decision": "warn",
+        "reasons": ["I3 is <new>"],
+        "findings": [],
+        "drift": [],
+        "raw_digest": "digest",
+    }
     kept = keep(ValidationReport(**report, **files, num_rows=1), made.path("validation_report"))
     made.change("training_set", validation_report=kept)
     made.change("raw", recommender=criteo_with(gate={"max_auc_loss": 0.01}))
-    parameters = {"run": made.run, "store": str(made.store), "work": str(made.root / "work"), "champion": "current"}
+    parameters = {
+        "run": made.run,
+        "store": str(made.store),
+        "work": str(made.root / "work"),
+        "champion": "current",
+    }
     return run_component(
         "evaluation",
         made.root / "artifacts",
         parameters,
         inputs={"model": "Model"},
-        outputs={"verdict": "Artifact", "metrics": "Metrics", "roc": "ClassificationMetrics", "report": "HTML"},
+        outputs={
+            "verdict": "Artifact",
+            "metrics": "Metrics",
+            "roc": "ClassificationMetrics",
+            "report": "HTML",
+        },
     )
 
 
@@ -300,7 +388,8 @@ def test_component_logs_metrics_curve_and_matrix_and_returns_answer(make_round):
 
 @pytest.fixture
 def forgetful(make_round, raw_table):
-    """A candidate that is right about the window and wrong about the old rows, which the champion knows.
+    """A candidate that is right about the window and wrong about the old rows, which the champion
+    knows.
 
     Returns the round, the old rows' labels, and the function from a model to its scores of them.
     """
@@ -320,13 +409,19 @@ def test_candidate_and_champion_are_measured_on_old_rows_too(forgetful):
     assert main(made.flags()) == 0
     old = verdict_of(made).old_distribution
     for name, model in (("candidate", made.planted), ("champion", champion)):
-        assert getattr(old, name).auc == pytest.approx(roc_auc_score(labels, scores(model)), abs=1e-4)
-        assert getattr(old, name).log_loss == pytest.approx(sklearn_log_loss(labels, scores(model)), abs=1e-4)
+        assert getattr(old, name).auc == pytest.approx(
+            roc_auc_score(labels, scores(model)), abs=1e-4
+        )
+        assert getattr(old, name).log_loss == pytest.approx(
+            sklearn_log_loss(labels, scores(model)), abs=1e-4
+        )
     assert old.difference.auc == pytest.approx(old.candidate.auc - old.champion.auc, abs=1e-9)
     assert old.difference.high < -0.01, "the candidate has forgotten"
     assert (old.num_rows, old.num_clicks) == (1500, labels.sum())
     verdict = verdict_of(made)
-    assert (verdict.decision, verdict.num_rows) == ("pass", 2000), "what is forgotten does not change it"
+    assert (verdict.decision, verdict.num_rows) == ("pass", 2000), (
+        "what is forgotten does not change it"
+    )
 
 
 def test_without_champion_old_rows_give_candidates_numbers_alone(make_round, raw_table):
@@ -356,11 +451,16 @@ def test_old_numbers_reach_report_and_note(forgetful):
     assert "a fault only where the old world may return" in page
     assert f"{old.candidate.auc:.4f}" in page
     (note,) = runs.read_notes(made.store, made.run)
-    assert (note.facts["old_auc"], note.facts["old_champion_auc"]) == (old.candidate.auc, old.champion.auc)
+    assert (note.facts["old_auc"], note.facts["old_champion_auc"]) == (
+        old.candidate.auc,
+        old.champion.auc,
+    )
 
 
 def test_old_rows_that_only_one_side_knows_are_refused(forgetful, capsys):
     made, *_ = forgetful()
     made.change("training_set", replay_holdout_uri=None, num_replay_holdout_rows=0)
     assert main(made.flags()) == 2
-    assert "raw dataset has 1500 old rows held out and the training set 0" in capsys.readouterr().err
+    assert (
+        "raw dataset has 1500 old rows held out and the training set 0" in capsys.readouterr().err
+    )

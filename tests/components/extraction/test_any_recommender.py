@@ -39,7 +39,9 @@ from tests.support.recommenders import accept_into
 SHOP = Features(numeric=("price", "age of item"), categorical=("item", "shop", "city"))
 NUMBERS = Features(numeric=("price",), categorical=())
 CATEGORIES = Features(numeric=(), categorical=("item",))
-EVERY_KIND = pytest.mark.parametrize("features", [SHOP, NUMBERS, CATEGORIES], ids=["both", "numbers", "categories"])
+EVERY_KIND = pytest.mark.parametrize(
+    "features", [SHOP, NUMBERS, CATEGORIES], ids=["both", "numbers", "categories"]
+)
 OWN_NAMES = ColumnNames(label="clicked", request_id="impression", row="slot", event_time="ts")
 DAY = datetime(2026, 5, 1, tzinfo=timezone.utc)
 
@@ -53,8 +55,14 @@ def shop_rows(n: int, *, features=SHOP, seed: int = 0, hours: float = 60.0) -> l
     source = random.Random(seed)
     rows = []
     for i in range(n):
-        numbers = {name: None if source.random() < 0.1 else source.randint(-4, 90) / 4 for name in features.numeric}
-        items = {name: None if source.random() < 0.1 else source.randrange(2**32) for name in features.categorical}
+        numbers = {
+            name: None if source.random() < 0.1 else source.randint(-4, 90) / 4
+            for name in features.numeric
+        }
+        items = {
+            name: None if source.random() < 0.1 else source.randrange(2**32)
+            for name in features.categorical
+        }
         rows.append(
             {
                 raw_rows.LABEL: int(source.random() < 0.3),
@@ -81,7 +89,10 @@ def extracted(lake, features, folder, **settings):
 
 def known(rows):
     """Return the rows without the columns about the serving version."""
-    return [{name: value for name, value in row.items() if name not in raw_rows.SERVED_BY} for row in rows]
+    return [
+        {name: value for name, value in row.items() if name not in raw_rows.SERVED_BY}
+        for row in rows
+    ]
 
 
 @EVERY_KIND
@@ -98,7 +109,8 @@ def test_lake_of_any_features_is_extracted_with_description_in_manifest(tmp_path
 def test_columns_are_chosen_by_recommenders_names():
     assert excluded_columns(["city", "price"], SHOP) == ["age of item", "item", "shop"]
     with pytest.raises(
-        ContractError, match=r"columns name \['I1'\], expected some of price, age of item, item, shop, city"
+        ContractError,
+        match=r"columns name \['I1'\], expected some of price, age of item, item, shop, city",
     ):
         excluded_columns(["price", "I1"], SHOP)
 
@@ -111,8 +123,17 @@ def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) ->
 
     The columns are in another order, next to an unused one.
     """
-    raws = {names.event_time: raw_rows.EVENT_TIME, names.row: raw_rows.ROW, names.request_id: raw_rows.REQUEST_ID}
-    columns = {"remark": None, **raws, **{name: name for name in reversed(SHOP.names)}, names.label: raw_rows.LABEL}
+    raws = {
+        names.event_time: raw_rows.EVENT_TIME,
+        names.row: raw_rows.ROW,
+        names.request_id: raw_rows.REQUEST_ID,
+    }
+    columns = {
+        "remark": None,
+        **raws,
+        **{name: name for name in reversed(SHOP.names)},
+        names.label: raw_rows.LABEL,
+    }
     columns = {name: raw for name, raw in columns.items() if name not in leave_out}
     lines = [delimiter.join(columns)]
     for row in rows:
@@ -121,7 +142,9 @@ def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) ->
             values["remark"] = f'"so{delimiter}so"'
         if names.event_time in columns:
             values[names.event_time] = time(row[raw_rows.EVENT_TIME])
-        lines.append(delimiter.join("" if value is None else str(value) for value in values.values()))
+        lines.append(
+            delimiter.join("" if value is None else str(value) for value in values.values())
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -142,7 +165,12 @@ def ingested(tmp_path, path, features=SHOP, *, names=OWN_NAMES, lake_fraction=1.
 @pytest.mark.parametrize("delimiter", [",", "\t", ";"])
 @pytest.mark.parametrize(
     "time",
-    [str, datetime.isoformat, lambda t: t.replace(tzinfo=None).isoformat(" "), lambda t: repr(t.timestamp())],
+    [
+        str,
+        datetime.isoformat,
+        lambda t: t.replace(tzinfo=None).isoformat(" "),
+        lambda t: repr(t.timestamp()),
+    ],
     ids=["zone", "T", "no zone", "seconds"],
 )
 def test_text_with_header_becomes_lake_in_order_of_time(tmp_path, delimiter, time):
@@ -150,10 +178,20 @@ def test_text_with_header_becomes_lake_in_order_of_time(tmp_path, delimiter, tim
     shuffled = random.Random(1).sample(rows, len(rows))
     (tmp_path / "clicks.csv").write_text(own_text(shuffled, delimiter=delimiter, time=time))
     counts, in_lake, replay = ingested(tmp_path, tmp_path / "clicks.csv", lake_fraction=0.75)
-    assert (counts.rows, counts.lake_rows, counts.replay_rows, counts.malformed) == (400, 300, 100, 0)
+    assert (counts.rows, counts.lake_rows, counts.replay_rows, counts.malformed) == (
+        400,
+        300,
+        100,
+        0,
+    )
     assert counts.clicks == sum(row[raw_rows.LABEL] for row in rows)
-    assert known(in_lake + replay) == sorted(rows, key=lambda row: (row["event_time"], row["request_id"], row["row"]))
-    assert {path.name for path in (tmp_path / "a lake").glob("day=*")} == {"day=2026-05-01", "day=2026-05-02"}
+    assert known(in_lake + replay) == sorted(
+        rows, key=lambda row: (row["event_time"], row["request_id"], row["row"])
+    )
+    assert {path.name for path in (tmp_path / "a lake").glob("day=*")} == {
+        "day=2026-05-01",
+        "day=2026-05-02",
+    }
     extracted(tmp_path / "a lake", SHOP, tmp_path / "out")
 
 
@@ -174,17 +212,23 @@ def test_by_default_all_rows_go_to_lake_and_no_other_file_is_written(tmp_path, m
     places = {"store": "store", "data": "clicks.csv", "lake": "lake"}
     flags = [f"--{flag}={tmp_path / name}" for flag, name in places.items()]
     assert main(flags) == 0
-    assert sum(pq.read_table(path).num_rows for path in (tmp_path / "lake").rglob("*.parquet")) == 50
+    assert (
+        sum(pq.read_table(path).num_rows for path in (tmp_path / "lake").rglob("*.parquet")) == 50
+    )
     assert list((tmp_path / "here").iterdir()) == []
     assert main([*flags, "--lake-fraction", "0.5"]) == 2
 
 
 @pytest.mark.parametrize("kind", PARQUET_TIMES.values(), ids=PARQUET_TIMES.keys())
 def test_parquet_file_under_other_names_becomes_lake(tmp_path, kind):
-    rows = [{**row, "event_time": row["event_time"].replace(microsecond=0)} for row in shop_rows(300)]
+    rows = [
+        {**row, "event_time": row["event_time"].replace(microsecond=0)} for row in shop_rows(300)
+    ]
     table = pa.Table.from_pylist(rows, raw_schema(SHOP)).drop(list(raw_rows.SERVED_BY))
     times = [row["event_time"].timestamp() for row in rows]
-    stamps = pa.array(times, kind) if not pa.types.is_timestamp(kind) else table["event_time"].cast(kind)
+    stamps = (
+        pa.array(times, kind) if not pa.types.is_timestamp(kind) else table["event_time"].cast(kind)
+    )
     columns = {
         "clicked": pa.array([bool(row["label"]) for row in rows]),
         "impression": table["request_id"].combine_chunks().dictionary_encode(),
@@ -204,11 +248,17 @@ def test_parquet_file_under_other_names_becomes_lake(tmp_path, kind):
 @EVERY_KIND
 def test_rows_without_times_are_spread_over_days_that_are_asked_for(tmp_path, features):
     rows = shop_rows(200, features=features)
-    table = pa.Table.from_pylist(rows, raw_schema(features)).select([raw_rows.LABEL, *features.names])
+    table = pa.Table.from_pylist(rows, raw_schema(features)).select(
+        [raw_rows.LABEL, *features.names]
+    )
     pq.write_table(table, tmp_path / "clicks.parquet")
     days = {"last_day": date(2026, 3, 4), "days": 2}
-    _, in_lake, _ = ingested(tmp_path, tmp_path / "clicks.parquet", features, names=ColumnNames(), **days)
-    assert [{name: row[name] for name in table.column_names} for row in in_lake] == table.to_pylist()
+    _, in_lake, _ = ingested(
+        tmp_path, tmp_path / "clicks.parquet", features, names=ColumnNames(), **days
+    )
+    assert [
+        {name: row[name] for name in table.column_names} for row in in_lake
+    ] == table.to_pylist()
     assert {row["event_time"].date() for row in in_lake} == {date(2026, 3, 3), date(2026, 3, 4)}
 
 
@@ -224,7 +274,9 @@ def test_without_request_each_row_is_one_and_missing_positions_are_set(tmp_path)
         text = own_text(part, replace(names, request_id="impression"), leave_out=("row",))
         (tmp_path / "two" / f"{number}.csv").write_text(text)
     (tmp_path / "again").mkdir()
-    _, in_lake, _ = ingested(tmp_path / "again", tmp_path / "two", names=replace(names, request_id="impression"))
+    _, in_lake, _ = ingested(
+        tmp_path / "again", tmp_path / "two", names=replace(names, request_id="impression")
+    )
     assert known(in_lake) == rows
 
 
@@ -242,28 +294,54 @@ BAD = {
     "infinity": ("price", "1e300", "price is '1e300', expected a finite number"),
     "word": ("city", "Rome", "city is 'Rome', expected a whole number of 64 bits"),
     "too large": ("city", str(2**64), f"city is '{2**64}', expected a whole number of 64 bits"),
-    "zeros before": ("city", "007", "city is '007', expected a whole number of 64 bits, exact and without"),
-    "rounded": ("city", f"{2**53 + 2}.0", f"city is '{2**53 + 2}.0', expected a whole number of 64 bits"),
+    "zeros before": (
+        "city",
+        "007",
+        "city is '007', expected a whole number of 64 bits, exact and without",
+    ),
+    "rounded": (
+        "city",
+        f"{2**53 + 2}.0",
+        f"city is '{2**53 + 2}.0', expected a whole number of 64 bits",
+    ),
     "no day": ("ts", "2026-02-30", "ts is '2026-02-30', expected an ISO 8601 time"),
     "milliseconds": ("ts", "1777593600000", "ts is '1777593600000', expected an ISO 8601 time"),
-    "ahead": ("ts", "2999-01-01", "ts is 2999-01-01 00:00:00.000000Z, in the future, expected no time after"),
-    "no time": ("ts", "1899-12-30", "ts is 1899-12-30 00:00:00.000000Z, expected no time before 1990-01-01"),
-    "long request": ("impression", "q" * 129, f"impression is '{'q' * 129}', expected a text of up to 128"),
+    "ahead": (
+        "ts",
+        "2999-01-01",
+        "ts is 2999-01-01 00:00:00.000000Z, in the future, expected no time after",
+    ),
+    "no time": (
+        "ts",
+        "1899-12-30",
+        "ts is 1899-12-30 00:00:00.000000Z, expected no time before 1990-01-01",
+    ),
+    "long request": (
+        "impression",
+        "q" * 129,
+        f"impression is '{'q' * 129}', expected a text of up to 128",
+    ),
     "ragged": ("price", "1,2", "9 columns, expected 8"),
     "quote": ("impression", '"op,en', "a quote is not closed"),
 }
 
 
 @pytest.mark.parametrize(("column", "text", "reason"), BAD.values(), ids=BAD.keys())
-def test_malformed_line_is_kept_with_its_number_and_reason_and_no_other(tmp_path, column, text, reason):
+def test_malformed_line_is_kept_with_its_number_and_reason_and_no_other(
+    tmp_path, column, text, reason
+):
     rows = shop_rows(200)
     lines = own_text(rows, leave_out=("remark", "slot")).splitlines()
     fields = lines[7].split(",")
     fields[lines[0].split(",").index(column)] = text
     lines[7] = ",".join(fields)
     (tmp_path / "clicks.csv").write_text("\n".join(lines))
-    counts, in_lake, _ = ingested(tmp_path, tmp_path / "clicks.csv", names=replace(OWN_NAMES, row="row"))
-    (kept,) = map(json.loads, (tmp_path / "replay.parquet.malformed_rows.jsonl").read_text().splitlines())
+    counts, in_lake, _ = ingested(
+        tmp_path, tmp_path / "clicks.csv", names=replace(OWN_NAMES, row="row")
+    )
+    (kept,) = map(
+        json.loads, (tmp_path / "replay.parquet.malformed_rows.jsonl").read_text().splitlines()
+    )
     assert (kept["line"], kept["text"]) == (8, lines[7])
     assert kept["reason"].startswith(reason)
     assert (counts.malformed, len(in_lake)) == (1, 199)
@@ -279,13 +357,18 @@ def weights_of(rows, name="counts"):
 def test_weights_come_from_files_and_wrong_one_makes_its_row_malformed(tmp_path, form, wrong):
     names, rows = replace(OWN_NAMES, label="label", row="row", weight="counts"), shop_rows(200)
     rows = [{**row, "counts": i % 4 / 2} for i, row in enumerate(rows)]
-    own = [{**row, "impression": row[raw_rows.REQUEST_ID], "ts": row[raw_rows.EVENT_TIME]} for row in rows]
+    own = [
+        {**row, "impression": row[raw_rows.REQUEST_ID], "ts": row[raw_rows.EVENT_TIME]}
+        for row in rows
+    ]
     own[7]["counts"] = wrong
     path = tmp_path / f"clicks.{form}"
     (pq.write_table if form == "parquet" else write_csv)(pa.Table.from_pylist(own), path)
     _, in_lake, _ = ingested(tmp_path, path, names=names)
     assert weights_of(in_lake, WEIGHT) == weights_of(rows[:7] + rows[8:])
-    (kept,) = map(json.loads, (tmp_path / "replay.parquet.malformed_rows.jsonl").read_text().splitlines())
+    (kept,) = map(
+        json.loads, (tmp_path / "replay.parquet.malformed_rows.jsonl").read_text().splitlines()
+    )
     assert kept["line"] == (8 if form == "parquet" else 9)
     assert kept["reason"].startswith("counts is ")
     assert kept["reason"].endswith(" expected a finite number of at least 0")
@@ -298,7 +381,9 @@ def test_rows_without_weight_column_count_one_and_without_key_have_none(tmp_path
     write_lake(tmp_path / "lake", rows[:60], SHOP)
     weighted = [{**row, WEIGHT: 10.0} for row in rows[60:]]
     (day,) = (tmp_path / "lake").iterdir()
-    pq.write_table(pa.Table.from_pylist(weighted, raw_schema(SHOP, weighted=True)), day / "weighted.parquet")
+    pq.write_table(
+        pa.Table.from_pylist(weighted, raw_schema(SHOP, weighted=True)), day / "weighted.parquet"
+    )
     opened = Lake(files=LakeFiles(FolderObjects(tmp_path / "lake")), features=SHOP, weighted=True)
     described = recommender(data=ColumnNames(weight="counts"))
     dataset = extract(opened, TimeSpan(), folder=tmp_path / "out", recommender=described)
@@ -321,17 +406,36 @@ def parquet_of(tmp_path, **columns):
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"item": ["a"] * 30}, "30 of 30 rows are malformed .*item is 'a', expected a whole number"),
-        ({"item": [0.5] * 30}, "30 of 30 rows are malformed .*item is 0.5, expected a whole number"),
-        ({"item": [2.0**60] * 30}, "30 of 30 rows are malformed .*item is 1.15.*, expected a whole number"),
+        (
+            {"item": ["a"] * 30},
+            "30 of 30 rows are malformed .*item is 'a', expected a whole number",
+        ),
+        (
+            {"item": [0.5] * 30},
+            "30 of 30 rows are malformed .*item is 0.5, expected a whole number",
+        ),
+        (
+            {"item": [2.0**60] * 30},
+            "30 of 30 rows are malformed .*item is 1.15.*, expected a whole number",
+        ),
         ({"item": [[1]] * 30}, "item is .1., expected a whole number"),
-        ({"event_time": [True] * 30}, "event_time is True, which is not a time between 1990 and tomorrow"),
-        ({"event_time": [7] * 30}, "event_time is 7, which is not a time .* since 1970: 1970-01-01 to 1970-"),
+        (
+            {"event_time": [True] * 30},
+            "event_time is True, which is not a time between 1990 and tomorrow",
+        ),
+        (
+            {"event_time": [7] * 30},
+            "event_time is 7, which is not a time .* since 1970: 1970-01-01 to 1970-",
+        ),
     ],
 )
 def test_column_of_type_that_cannot_be_is_refused_by_name(tmp_path, columns, message):
     path = parquet_of(tmp_path, **{name: pa.array(values) for name, values in columns.items()})
-    names = ColumnNames(label="label", row="row") if "event_time" in columns else ColumnNames(row="position")
+    names = (
+        ColumnNames(label="label", row="row")
+        if "event_time" in columns
+        else ColumnNames(row="position")
+    )
     with pytest.raises(ContractError, match=message):
         ingested(tmp_path, path, names=names)
 
@@ -340,29 +444,43 @@ def test_missing_columns_duplicate_columns_and_absent_times_are_reported(tmp_pat
     text = own_text(shop_rows(5))
     (tmp_path / "lacks.csv").write_text(text.replace("shop", "store", 1))
     with pytest.raises(
-        ContractError, match=r"lacks.csv lacks the columns \['shop'\] of recommender shop, has \['remark'"
+        ContractError,
+        match=r"lacks.csv lacks the columns \['shop'\] of recommender shop, has \['remark'",
     ):
         ingested(tmp_path, tmp_path / "lacks.csv")
     (tmp_path / "twice.csv").write_text(text.replace("remark", "shop", 1))
     with pytest.raises(ContractError, match=r"twice.csv has the columns \['shop'\] twice"):
         ingested(tmp_path, tmp_path / "twice.csv")
     (tmp_path / "label.csv").write_text(text.replace("clicked", "bought", 1))
-    with pytest.raises(ContractError, match="label.csv has no column 'clicked', the label of recommender shop"):
+    with pytest.raises(
+        ContractError, match="label.csv has no column 'clicked', the label of recommender shop"
+    ):
         ingested(tmp_path, tmp_path / "label.csv")
     names = replace(OWN_NAMES, event_time="event_time")
     (tmp_path / "times.csv").write_text(own_text(shop_rows(5), names, leave_out=("event_time",)))
     with pytest.raises(
-        ContractError, match="times.csv has no column 'event_time', expected times, .* --last-day 2026-03-07 --days 7"
+        ContractError,
+        match="times.csv has no column 'event_time', expected times, .* --last-day 2026-03-07 "
+        "--days 7",
     ):
         ingested(tmp_path, tmp_path / "times.csv", names=names)
-    with pytest.raises(ContractError, match="last_day is None and days is 3, expected both, or neither"):
+    with pytest.raises(
+        ContractError, match="last_day is None and days is 3, expected both, or neither"
+    ):
         ingested(tmp_path, tmp_path / "times.csv", days=3)
 
 
-def test_criteo_text_is_refused_for_other_columns_or_weights_by_name(tmp_path, criteo_rows, write_text):
+def test_criteo_text_is_refused_for_other_columns_or_weights_by_name(
+    tmp_path, criteo_rows, write_text
+):
     path = write_text(tmp_path / "day_0", criteo_rows(5))
-    for other in (recommender(), replace(criteo.CRITEO_RECOMMENDER, data=ColumnNames(weight="counts"))):
-        with pytest.raises(ContractError, match=f"no column '{other.data.label}', the label of recommender"):
+    for other in (
+        recommender(),
+        replace(criteo.CRITEO_RECOMMENDER, data=ColumnNames(weight="counts")),
+    ):
+        with pytest.raises(
+            ContractError, match=f"no column '{other.data.label}', the label of recommender"
+        ):
             find_reader(path, other)
     header = ",".join(["Label", *criteo.FEATURES])
     path = write_text(tmp_path / "kaggle.csv", criteo_rows(5), delimiter=",", header=header)
@@ -380,11 +498,18 @@ def test_day_is_back_filled_by_files_of_lake_of_same_recommender(tmp_path):
     assert known(rows_in(dataset.train_uri, dataset.holdout_uri)) == corrected
     (tmp_path / "own.csv").write_text(own_text(rows))
     with pytest.raises(ContractError, match="own.csv has event times but not the raw schema"):
-        backfill([tmp_path / "own.csv"], recommender(data=OWN_NAMES), lake=str(tmp_path / "lake"), day=DAY.date())
+        backfill(
+            [tmp_path / "own.csv"],
+            recommender(data=OWN_NAMES),
+            lake=str(tmp_path / "lake"),
+            day=DAY.date(),
+        )
 
 
 WORDS = Features(
-    numeric=("price",), categorical=("item", "user"), categorical_options={"item": CategoricalOptions(type="string")}
+    numeric=("price",),
+    categorical=("item", "user"),
+    categorical_options={"item": CategoricalOptions(type="string")},
 )
 ITEMS = ["red shoe", "7", "07", "Ünïcode", None, "-5", "true", ""]
 USERS = [0, 2**52 - 1, 2**52, 2**63 - 1, -(2**63), -1, None, 7]
@@ -398,7 +523,8 @@ def expected_categories() -> list[tuple]:
     numbers = {"7": 7, "true": 1}  # a boolean is a number, as other programs write it
     items = [None if not each else numbers.get(each, hashed(each)) for each in ITEMS]
     return [
-        (item, user if user is None or 0 <= user < 2**52 else hashed(str(user))) for item, user in zip(items, USERS)
+        (item, user if user is None or 0 <= user < 2**52 else hashed(str(user)))
+        for item, user in zip(items, USERS)
     ]
 
 
@@ -409,10 +535,20 @@ def write_rows(path, rows) -> None:
         writer.writerows({**row, "event_time": row["event_time"].isoformat()} for row in rows)
 
 
-@pytest.mark.parametrize("form", ["lake of words", "lake of categories", "lake of bytes", "parquet", "bytes", "csv"])
+@pytest.mark.parametrize(
+    "form", ["lake of words", "lake of categories", "lake of bytes", "parquet", "bytes", "csv"]
+)
 def test_lake_keeps_every_form_of_category_and_readers_see_categories(form, tmp_path):
     rows = [
-        {"label": i % 2, "price": 1.0, "item": item, "user": user, "request_id": f"q{i}", "row": 0, "event_time": DAY}
+        {
+            "label": i % 2,
+            "price": 1.0,
+            "item": item,
+            "user": user,
+            "request_id": f"q{i}",
+            "row": 0,
+            "event_time": DAY,
+        }
         for i, (item, user) in enumerate(zip(ITEMS, USERS))
     ]
     if form == "csv":
@@ -423,7 +559,11 @@ def test_lake_keeps_every_form_of_category_and_readers_see_categories(form, tmp_
             found = pa.array([item for item, _ in expected_categories()], pa.int64())
             table = table.set_column(table.schema.names.index("item"), "item", found)
         elif form != "lake of words":
-            encoded = table["item"].cast(pa.binary()) if "bytes" in form else table["item"].dictionary_encode()
+            encoded = (
+                table["item"].cast(pa.binary())
+                if "bytes" in form
+                else table["item"].dictionary_encode()
+            )
             table = table.set_column(table.schema.names.index("item"), "item", encoded)
             table = table.rename_columns({"label": "clicked"} if "lake" not in form else {})
         pq.write_table(table, path := tmp_path / "clicks.parquet")
@@ -435,7 +575,9 @@ def test_lake_keeps_every_form_of_category_and_readers_see_categories(form, tmp_
     assert malformed.schema_mismatches == []
     rows_of_lake = pa.Table.from_batches(batches)
     if form != "lake of categories":
-        assert [each or None for each in rows_of_lake["item"].to_pylist()] == [each or None for each in ITEMS]
+        assert [each or None for each in rows_of_lake["item"].to_pylist()] == [
+            each or None for each in ITEMS
+        ]
     assert rows_of_lake["user"].to_pylist() == USERS
     pq.write_table(rows_of_lake, path)
     with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
@@ -470,7 +612,10 @@ def test_lake_keeps_every_form_of_category_and_readers_see_categories(form, tmp_
     ],
 )
 def test_lake_and_client_make_same_categories_of_values_of_any_type(tmp_path, name, values):
-    rows = [{"label": i % 2, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY} for i in range(3)]
+    rows = [
+        {"label": i % 2, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY}
+        for i in range(3)
+    ]
     table = pa.Table.from_pylist(rows)
     for each in WORDS.categorical:
         table = table.append_column(each, pa.array(values) if each == name else pa.nulls(3))
@@ -480,7 +625,10 @@ def test_lake_and_client_make_same_categories_of_values_of_any_type(tmp_path, na
     in_client = feature_rows(
         {"price": [1.0] * 3, **{each: table[each] for each in WORDS.categorical}}, WORDS
     ).categorical
-    assert in_client[:, WORDS.categorical.index(name)].tolist() == batch.column(name).fill_null(-1).to_pylist()
+    assert (
+        in_client[:, WORDS.categorical.index(name)].tolist()
+        == batch.column(name).fill_null(-1).to_pylist()
+    )
     assert in_client.max() >= 0
 
 
@@ -491,28 +639,40 @@ def test_lake_and_client_make_same_categories_of_values_of_any_type(tmp_path, na
     [[True, False], ["True", "False"], ["TRUE", "false"], [" true", "fAlSe "], [1, 0], ["1", "0"]],
     ids=["bool", "csv", "any", "spaces", "numbers", "digits"],
 )
-def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(tmp_path, name, values, is_list):
+def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
+    tmp_path, name, values, is_list
+):
     kept = {"item": pa.string(), "user": pa.int64()}[name]
     features = WORDS
     if is_list:
         features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(table=name)})
     column = "tags" if is_list else name
-    rows = [{"label": i % 2, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY} for i in range(2)]
+    rows = [
+        {"label": i % 2, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY}
+        for i in range(2)
+    ]
     table = pa.Table.from_pylist([{**row, "item": "x", "user": 1} for row in rows])
     own = pa.array([[each] for each in values] if is_list else values)
     table = table.drop_columns([column] if not is_list else []).append_column(column, own)
     pq.write_table(table, path := tmp_path / "part.parquet")
     expected = [1, 0]  # as other programs write them
-    for with_words in (True, False):  # a file of the raw schema becomes a lake's file, which is then read
+    for with_words in (
+        True,
+        False,
+    ):  # a file of the raw schema becomes a lake's file, which is then read
         with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
-            (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(malformed)
+            (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(
+                malformed
+            )
         held = kept if with_words else pa.int64()
         assert batch.schema.field(column).type == (pa.list_(held) if is_list else held)
         pq.write_table(pa.Table.from_batches([batch]), path := tmp_path / "lake.parquet")
     found = batch.column(column).to_pylist()
     assert [each[0] if is_list else each for each in found] == expected
     place = features.place_names.index(features.places_of(column)[0])
-    for sent in (values, own, np.array(values)) if not is_list else ([[each] for each in values], own):
+    for sent in (
+        (values, own, np.array(values)) if not is_list else ([[each] for each in values], own)
+    ):
         given = {"price": [1.0, 1.0], "item": ["x", "x"], "user": [1, 1], column: sent}
         assert feature_rows(given, features).categorical[:, place].tolist() == expected
 
@@ -526,16 +686,26 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(tmp_path
             "9007199254741002.0, expected .*an int or a text: .*below 9007199254740992",
         ),
         (pa.array([7.0, -(2.0**53)]), "expected .*an int or a text"),
-        (pa.array([7.0, 2.0**24], pa.float32()), "16777216.0, expected .*an int or a text: .*below 16777216 only"),
+        (
+            pa.array([7.0, 2.0**24], pa.float32()),
+            "16777216.0, expected .*an int or a text: .*below 16777216 only",
+        ),
         (pa.array([7.0, float("inf")]), "inf, expected"),
         (pa.array([7.0, 2.5]), "2.5"),
     ],
 )
 def test_floats_ambiguous_as_ids_are_refused_in_lake_and_client(tmp_path, name, values, message):
     features = replace(WORDS, lists=("tags",), list_options={"tags": ListOptions(table="user")})
-    rows = [{"label": i, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY} for i in range(2)]
+    rows = [
+        {"label": i, "price": 1.0, "request_id": f"q{i}", "row": 0, "event_time": DAY}
+        for i in range(2)
+    ]
     own = {"item": pa.nulls(2), "user": pa.nulls(2), "tags": pa.nulls(2)}
-    own[name] = pa.array([[each] for each in values.to_pylist()], pa.list_(values.type)) if name == "tags" else values
+    own[name] = (
+        pa.array([[each] for each in values.to_pylist()], pa.list_(values.type))
+        if name == "tags"
+        else values
+    )
     table = pa.Table.from_pylist(rows)
     for each, column in own.items():
         table = table.append_column(each, column)
@@ -552,7 +722,9 @@ def test_floats_ambiguous_as_ids_are_refused_in_lake_and_client(tmp_path, name, 
         arrays += [values.to_numpy(), [*values.to_numpy()]]
     for sent in arrays:
         with pytest.raises(ContractError, match=f"column {name}, row 1 is .*{message}"):
-            feature_rows({"price": [1.0] * 2, **{each: own[each] for each in own}, name: sent}, features)
+            feature_rows(
+                {"price": [1.0] * 2, **{each: own[each] for each in own}, name: sent}, features
+            )
 
 
 def test_missing_words_of_lake_are_missing_in_every_kind_of_column(tmp_path):
@@ -566,11 +738,19 @@ def test_missing_words_of_lake_are_missing_in_every_kind_of_column(tmp_path):
     pq.write_table(pa.Table.from_pylist(rows), path := tmp_path / "part.parquet")
     for with_words in (True, False):
         with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
-            (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(malformed)
+            (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(
+                malformed
+            )
         assert malformed.num_rows == 0
-        assert [batch.column(each).null_count for each in ("price", "item", "user")] == [len(words)] * 3
-        assert batch.column("tags").to_pylist() == [["red" if with_words else hashed("red")]] * len(words)
-    in_client = feature_rows([{name: row[name] for name in features.names} for row in rows], features)
+        assert [batch.column(each).null_count for each in ("price", "item", "user")] == [
+            len(words)
+        ] * 3
+        assert batch.column("tags").to_pylist() == [["red" if with_words else hashed("red")]] * len(
+            words
+        )
+    in_client = feature_rows(
+        [{name: row[name] for name in features.names} for row in rows], features
+    )
     assert np.isnan(in_client.dense).all()
     assert in_client.categorical[:, :2].tolist() == [[-1, -1]] * len(words)
     assert in_client.categorical[:, 2].tolist() == [hashed("red")] * len(words)
@@ -589,12 +769,18 @@ def test_extraction_notes_words_of_windows_rows_but_no_users(tmp_path):
         | {"request_id": f"q{i}", "row": 0, "event_time": DAY + timedelta(minutes=i)}
         for i in range(60)
     ]
-    rows.append(rows[0] | {"item": "newer", "request_id": "q60", "event_time": DAY + timedelta(minutes=60)})
+    rows.append(
+        rows[0] | {"item": "newer", "request_id": "q60", "event_time": DAY + timedelta(minutes=60)}
+    )
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "clicks.parquet")
     described = recommender(features, data=ColumnNames(user="user"))
     lake = tmp_path / "lake"
     ingest(
-        [tmp_path / "clicks.parquet"], described, lake=str(lake), replay=tmp_path / "replay", settings=IngestSettings()
+        [tmp_path / "clicks.parquet"],
+        described,
+        lake=str(lake),
+        replay=tmp_path / "replay",
+        settings=IngestSettings(),
     )
     opened = Lake(files=LakeFiles(FolderObjects(lake)), features=features)
     window = TimeSpan(None, to_micros(rows[-1]["event_time"]))
@@ -603,7 +789,10 @@ def test_extraction_notes_words_of_windows_rows_but_no_users(tmp_path):
         "item": {hashed("red shoe"): "red shoe", hashed("hat"): "hat"},
         "tags": {hashed("new"): "new", hashed("hat"): "hat"},
     }
-    assert list(json.loads((tmp_path / "out" / "words.json").read_text())["item"]) == ["red shoe", "hat"]
+    assert list(json.loads((tmp_path / "out" / "words.json").read_text())["item"]) == [
+        "red shoe",
+        "hat",
+    ]
     write_lake(tmp_path / "numbers", shop_rows(60), SHOP)
     assert extracted(tmp_path / "numbers", SHOP, tmp_path / "no words").words_uri is None
 
@@ -631,10 +820,19 @@ def test_lake_keeps_every_form_of_list_and_readers_see_categories(form, tmp_path
         for i, (tags, seen) in enumerate(zip(WORD_LISTS, NUMBER_LISTS))
     ]
     words = [[hashed(e) if e != "7" else 7 for e in elements(each)] or None for each in WORD_LISTS]
-    numbers = [[e if 0 <= e < 2**52 else hashed(str(e)) for e in elements(each)] or None for each in NUMBER_LISTS]
+    numbers = [
+        [e if 0 <= e < 2**52 else hashed(str(e)) for e in elements(each)] or None
+        for each in NUMBER_LISTS
+    ]
     if form == "csv":
-        texts = [["|".join("" if e is None else str(e) for e in row[n] or ()) for n in LISTS.lists] for row in rows]
-        write_rows(path := tmp_path / "clicks.csv", [row | dict(zip(LISTS.lists, t)) for row, t in zip(rows, texts)])
+        texts = [
+            ["|".join("" if e is None else str(e) for e in row[n] or ()) for n in LISTS.lists]
+            for row in rows
+        ]
+        write_rows(
+            path := tmp_path / "clicks.csv",
+            [row | dict(zip(LISTS.lists, t)) for row, t in zip(rows, texts)],
+        )
     else:
         table = pa.Table.from_pylist(rows)
         kinds = {"large": pa.large_list(pa.large_string()), "bytes": pa.list_(pa.binary())}
@@ -642,21 +840,37 @@ def test_lake_keeps_every_form_of_list_and_readers_see_categories(form, tmp_path
             array = table[name].cast(kinds[form]) if form in kinds else table[name]
             array = pa.array(words, pa.list_(pa.int64())) if form == "categories" else array
             table = table.set_column(table.schema.names.index(name), name, array)
-        table = table.rename_columns({"label": "clicked"} if form in ("parquet", "large", "bytes") else {})
+        table = table.rename_columns(
+            {"label": "clicked"} if form in ("parquet", "large", "bytes") else {}
+        )
         pq.write_table(table, path := tmp_path / "clicks.parquet")
     named = ColumnNames(label="clicked") if form in ("parquet", "large", "bytes") else ColumnNames()
     described = recommender(LISTS, data=named)
-    ingest([path], described, lake=str(tmp_path / "lake"), replay=tmp_path / "replay", settings=IngestSettings())
+    ingest(
+        [path],
+        described,
+        lake=str(tmp_path / "lake"),
+        replay=tmp_path / "replay",
+        settings=IngestSettings(),
+    )
     (in_lake,) = (tmp_path / "lake").rglob("*.parquet")
     kept = pq.read_table(in_lake, partitioning=None)
-    for name, lists in {"seen": NUMBER_LISTS, **({"tags": WORD_LISTS} if form != "categories" else {})}.items():
+    for name, lists in {
+        "seen": NUMBER_LISTS,
+        **({"tags": WORD_LISTS} if form != "categories" else {}),
+    }.items():
         assert list(map(elements, kept[name].to_pylist())) == list(map(elements, lists))
     with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
         (batch,) = RawParquet(path=in_lake, features=LISTS).batches(malformed)
     assert (malformed.num_rows, malformed.schema_mismatches) == (0, [])
     assert [batch.column(name).to_pylist() for name in LISTS.lists] == [words, words, numbers]
     expected = [
-        [hashed("x"), *padded((tags or [])[:2], 2), *padded((tags or [])[-2:], 2), *padded((seen or [])[-3:], 3)]
+        [
+            hashed("x"),
+            *padded((tags or [])[:2], 2),
+            *padded((tags or [])[-2:], 2),
+            *padded((seen or [])[-3:], 3),
+        ]
         for tags, seen in zip(words, numbers)
     ]
     assert category_matrix(batch, LISTS).tolist() == expected
@@ -672,17 +886,31 @@ def padded(found, size):
 
 
 def test_list_with_malformed_element_and_column_of_no_lists_are_told(tmp_path):
-    (tmp_path / "clicks.csv").write_text("label,item,tags,last,seen\n1,a,b,c,1|x\n0,a,b,c,1|2\n" + "0,a,b,c,\n" * 200)
+    (tmp_path / "clicks.csv").write_text(
+        "label,item,tags,last,seen\n1,a,b,c,1|x\n0,a,b,c,1|2\n" + "0,a,b,c,\n" * 200
+    )
     files, malformed = [tmp_path / "clicks.csv"], tmp_path / "replay.malformed_rows.jsonl"
     settings = IngestSettings(last_day=DAY.date(), days=1)
-    ingest(files, recommender(LISTS), lake=str(tmp_path / "lake"), replay=tmp_path / "replay", settings=settings)
+    ingest(
+        files,
+        recommender(LISTS),
+        lake=str(tmp_path / "lake"),
+        replay=tmp_path / "replay",
+        settings=settings,
+    )
     assert (
-        "seen is '1|x', expected elements separated by '|' or in JSON brackets, each a whole" in malformed.read_text()
+        "seen is '1|x', expected elements separated by '|' or in JSON brackets, each a whole"
+        in malformed.read_text()
     )
     (path,) = (tmp_path / "lake").rglob("*.parquet")
     table = pq.read_table(path, partitioning=None)
-    pq.write_table(table.set_column(table.schema.names.index("seen"), "seen", pa.array([1] * len(table))), path)
-    with pytest.raises(ContractError, match="has seen of type int64, expected list<.*int64>: the values are not lists"):
+    pq.write_table(
+        table.set_column(table.schema.names.index("seen"), "seen", pa.array([1] * len(table))), path
+    )
+    with pytest.raises(
+        ContractError,
+        match="has seen of type int64, expected list<.*int64>: the values are not lists",
+    ):
         extracted(tmp_path / "lake", LISTS, tmp_path / "out")
     with pytest.raises(ContractError, match="columns name last and not its table item"):
         excluded_columns(["last", "seen"], LISTS)

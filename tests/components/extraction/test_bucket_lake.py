@@ -25,7 +25,16 @@ from evergreen.rows.raw_schema import raw_schema
 from evergreen.rows.times import TimeSpan, parse_day, parse_time
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.storage.objects import ObjectInfo
-from tests.support.lakes import OUTCOMES, URI, cached, extract_lake, fetched, is_fetch_of, open_storage, put
+from tests.support.lakes import (
+    OUTCOMES,
+    URI,
+    cached,
+    extract_lake,
+    fetched,
+    is_fetch_of,
+    open_storage,
+    put,
+)
 from tests.support.processes import wait_for
 from tests.support.recommenders import accept_into
 
@@ -33,7 +42,9 @@ RAW_SCHEMA = raw_schema(CRITEO)
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
-WINDOW = TimeSpan(parse_time("start", "2026-03-05T06:00:00Z"), parse_time("end", "2026-03-06T18:00:00Z"))
+WINDOW = TimeSpan(
+    parse_time("start", "2026-03-05T06:00:00Z"), parse_time("end", "2026-03-06T18:00:00Z")
+)
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
@@ -56,8 +67,16 @@ def folder(tmp_path, raw_table, write_lake):
         late = lake / raw_rows.OUTCOME_PARTITION.format(day=day(number))
         late.mkdir(parents=True)
         outcomes = [
-            {"request_id": row[raw_rows.REQUEST_ID], "row": row[raw_rows.ROW], "event": CLICK, "window_seconds": 1800.0}
-            | {"outcome_time": row[raw_rows.EVENT_TIME] + timedelta(minutes=1), "stored_at": START + 9 * DAY}
+            {
+                "request_id": row[raw_rows.REQUEST_ID],
+                "row": row[raw_rows.ROW],
+                "event": CLICK,
+                "window_seconds": 1800.0,
+            }
+            | {
+                "outcome_time": row[raw_rows.EVENT_TIME] + timedelta(minutes=1),
+                "stored_at": START + 9 * DAY,
+            }
             for row in rows
             if row[raw_rows.EVENT_TIME].date().isoformat() == day(number)
         ]
@@ -89,7 +108,9 @@ def same_but_place(dataset: RawDataset) -> RawDataset:
         (TimeSpan(None, WINDOW.end), {"replay_days": 0}),
     ],
 )
-def test_lake_in_bucket_gives_dataset_of_same_lake_in_folder(lake, folder, tmp_path, window, settings):
+def test_lake_in_bucket_gives_dataset_of_same_lake_in_folder(
+    lake, folder, tmp_path, window, settings
+):
     expected = extract_lake(str(folder), tmp_path / "work", window, run="folder", **settings)
     found = extract_lake(URI, tmp_path / "work", window, run="bucket", **settings)
     assert same_but_place(found) == same_but_place(expected)
@@ -111,11 +132,16 @@ def test_what_is_here_at_its_generation_is_not_fetched_again(lake, folder, tmp_p
     lake.seen.clear()
     assert extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2) == first
     assert fetched(lake.seen) == {}
-    pq.write_table(raw_table(100, seed=4, start=WINDOW.start / 1e6, seconds=3600), folder / part(5, 1))
+    pq.write_table(
+        raw_table(100, seed=4, start=WINDOW.start / 1e6, seconds=3600), folder / part(5, 1)
+    )
     open_storage(URI).write(part(5, 1), folder / part(5, 1))
     other = extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2)
     assert fetched(lake.seen) == {part(5, 1): 1}
-    assert other.digest == extract_lake(str(folder), tmp_path / "work", WINDOW, run="folder", replay_days=2).digest
+    assert (
+        other.digest
+        == extract_lake(str(folder), tmp_path / "work", WINDOW, run="folder", replay_days=2).digest
+    )
 
 
 def test_of_back_filled_day_newest_complete_version_is_fetched(lake, folder, tmp_path, raw_table):
@@ -125,14 +151,18 @@ def test_of_back_filled_day_newest_complete_version_is_fetched(lake, folder, tmp
         pq.write_table(raw_table(300, seed=20 + version, start=start, seconds=86_000), newer)
         backfill([newer], CRITEO_RECOMMENDER, lake=str(folder), day=parse_day("day", day(5)))
     (folder / f"day={day(5)}" / "version=3").mkdir()
-    (folder / f"day={day(5)}" / "version=3" / "part-00000.parquet").write_bytes(b"half, and no marker")
+    (folder / f"day={day(5)}" / "version=3" / "part-00000.parquet").write_bytes(
+        b"half, and no marker"
+    )
     put(folder)
     lake.seen.clear()
     expected = extract_lake(str(folder), tmp_path / "work", WINDOW, run="folder", replay_days=1)
     found = extract_lake(URI, tmp_path / "work", WINDOW, run="bucket", replay_days=1)
     assert same_but_place(found) == same_but_place(expected)
     assert {entry["day"]: entry["version"] for entry in found.days} == {day(5): 2, day(6): 0}
-    assert not {part(5), part(5, 1), f"day={day(5)}/version=1/part-00000.parquet"} & set(fetched(lake.seen))
+    assert not {part(5), part(5, 1), f"day={day(5)}/version=1/part-00000.parquet"} & set(
+        fetched(lake.seen)
+    )
 
 
 def test_days_without_rows_do_not_count_as_days_to_replay(lake, folder, tmp_path):
@@ -165,7 +195,11 @@ def test_object_replaced_between_listing_and_fetch_is_temporary_error(lake, fold
         ("gs://models/nowhere", ContractError, "lake gs://models/nowhere holds no rows"),
         ("gs://models", ContractError, "lake gs://models holds no rows"),
         ("gs://elsewhere/lake", PermanentError, "expected bucket elsewhere to exist"),
-        ("s3://models/lake", ContractError, "lake is .s3://models/lake., expected gs://bucket/prefix, file:"),
+        (
+            "s3://models/lake",
+            ContractError,
+            "lake is .s3://models/lake., expected gs://bucket/prefix, file:",
+        ),
     ],
 )
 def test_lake_that_is_not_there_is_refused(cloud_storage, tmp_path, uri, kind, message):
@@ -176,15 +210,20 @@ def test_lake_that_is_not_there_is_refused(cloud_storage, tmp_path, uri, kind, m
 def test_errors_and_malformed_rows_name_object_they_came_from(lake, folder, tmp_path):
     table = pq.read_table(folder / part(5), partitioning=None)
     labels = [7 if i == 60 else label for i, label in enumerate(table[raw_rows.LABEL].to_pylist())]
-    pq.write_table(table.set_column(0, raw_rows.LABEL, pa.array(labels, pa.int32())), folder / part(5))
+    pq.write_table(
+        table.set_column(0, raw_rows.LABEL, pa.array(labels, pa.int32())), folder / part(5)
+    )
     put(folder)
     extract_lake(URI, tmp_path / "work", WINDOW, max_malformed_fraction=0.02)
-    (line,) = (tmp_path / "work" / "run" / "extraction" / "malformed.jsonl").read_text().splitlines()
+    (line,) = (
+        (tmp_path / "work" / "run" / "extraction" / "malformed.jsonl").read_text().splitlines()
+    )
     assert (json.loads(line)["file"], json.loads(line)["line"]) == (f"{URI}/{part(5)}", 61)
     (folder / part(6)).write_bytes(b"corrupt")
     put(folder)
     with pytest.raises(
-        ContractError, match=rf"1 of 4 files .*the first: {URI}/{part(6)} is not a readable Parquet file"
+        ContractError,
+        match=rf"1 of 4 files .*the first: {URI}/{part(6)} is not a readable Parquet file",
     ):
         extract_lake(URI, tmp_path / "work", WINDOW)
 
@@ -197,7 +236,9 @@ def test_newest_row_takes_newest_day_with_rows_alone(lake, folder, tmp_path):
     with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage) as files:
         found = Lake(files=files, features=CRITEO).newest()
     assert found == parse_time("newest", "2026-03-05T23:52:48Z")
-    assert {name.partition("/")[0] for name in fetched(lake.seen)} == {f"day={day(n)}" for n in (5, 6, 7)}
+    assert {name.partition("/")[0] for name in fetched(lake.seen)} == {
+        f"day={day(n)}" for n in (5, 6, 7)
+    }
 
 
 BIG = part(1)
@@ -207,9 +248,13 @@ BIG = part(1)
 @pytest.fixture
 def big_lake(tmp_path, raw_table, write_lake, cloud_storage):
     """Three days in a bucket, with most rows in the first day's file. Returns the folder."""
-    folder = write_lake(tmp_path / "lake", raw_table(300, start=START.timestamp(), seconds=3 * 86_400))
+    folder = write_lake(
+        tmp_path / "lake", raw_table(300, start=START.timestamp(), seconds=3 * 86_400)
+    )
     pq.write_table(
-        raw_table(16_000, seed=1, start=START.timestamp(), seconds=80_000), folder / BIG, row_group_size=2000
+        raw_table(16_000, seed=1, start=START.timestamp(), seconds=80_000),
+        folder / BIG,
+        row_group_size=2000,
     )
     put(folder)
     cloud_storage.seen.clear()
@@ -221,13 +266,22 @@ def cached_file(work: Path, name: str) -> Path:
     return path
 
 
-def test_killed_run_shows_nothing_and_next_one_asks_only_for_rest(big_lake, cloud_storage, tmp_path):
+def test_killed_run_shows_nothing_and_next_one_asks_only_for_rest(
+    big_lake, cloud_storage, tmp_path
+):
     work = tmp_path / "work"
     before = extract_lake(str(big_lake), work, TimeSpan())
     stalled = cloud_storage.fail(is_fetch_of(BIG), "stall")
     accept_into(tmp_path / "store")
     flags = ["--run", "run", "--store", str(tmp_path / "store"), "--work", str(work), "--lake", URI]
-    command = [sys.executable, "-m", "components.extraction", *flags, "--output", str(tmp_path / "raw.json")]
+    command = [
+        sys.executable,
+        "-m",
+        "components.extraction",
+        *flags,
+        "--output",
+        str(tmp_path / "raw.json"),
+    ]
     step = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL)
 
     def is_at_the_half():
@@ -254,12 +308,18 @@ def test_killed_run_shows_nothing_and_next_one_asks_only_for_rest(big_lake, clou
     assert not list((work / ".lake-cache").rglob("*.part"))
 
 
-def test_disk_without_room_is_reported_before_anything_is_fetched(big_lake, cloud_storage, tmp_path):
-    extract_lake(URI, tmp_path / "work", TimeSpan(None, int(START.timestamp() * 1e6) + 86_400_000_000))
+def test_disk_without_room_is_reported_before_anything_is_fetched(
+    big_lake, cloud_storage, tmp_path
+):
+    extract_lake(
+        URI, tmp_path / "work", TimeSpan(None, int(START.timestamp() * 1e6) + 86_400_000_000)
+    )
     here = cached(tmp_path / "work")
     cloud_storage.seen.clear()
     needed = sum(p.stat().st_size for p in big_lake.glob("day=2026-03-0[23]/*"))
-    with pytest.raises(PermanentError, match=rf"2 files of {URI} need {needed} bytes more, {needed - 1} are free"):
+    with pytest.raises(
+        PermanentError, match=rf"2 files of {URI} need {needed} bytes more, {needed - 1} are free"
+    ):
         extract_lake(URI, tmp_path / "work", TimeSpan(), opened={"free": lambda folder: needed - 1})
     assert fetched(cloud_storage.seen) == {}
     assert cached(tmp_path / "work") == here

@@ -72,7 +72,9 @@ def test_champion_whose_columns_are_gone_is_refused_before_any_read(
     accept_into(tmp_path / "my store", fewer)
     for parent, way in (("none", "--from-scratch"), ("current", "-p champion=none")):
         assert run_main(flags, parent=parent) == 2
-        assert "columns ['I13'] of the champion m1 are none of this run's" in (said := capsys.readouterr().err)
+        assert "columns ['I13'] of the champion m1 are none of this run's" in (
+            said := capsys.readouterr().err
+        )
         assert f"to judge without it, run it again with `{way}`" in said
     assert run_main(flags, parent="none", champion="none") == 0
 
@@ -82,14 +84,19 @@ def test_champion_whose_columns_are_gone_is_refused_before_any_read(
     [
         ([1], None),
         ([1, 2], "2026-03-02/part-0.parquet and 1 other files lack the column price"),
-        ([2], "2026-03-02/part-0.parquet lacks the column price, which a file of an earlier day has"),
+        (
+            [2],
+            "2026-03-02/part-0.parquet lacks the column price, which a file of an earlier day has",
+        ),
     ],
 )
 def test_column_that_came_later_is_missing_in_days_before(
     flags, run_main, capsys, tmp_path, champion_without, days_without, said
 ):
     champion_without()
-    more = Recommender(name="click_model", features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1])))
+    more = Recommender(
+        name="click_model", features=replace(CRITEO, numeric=("price", *CRITEO.numeric[::-1]))
+    )
     accept_into(tmp_path / "my store", more)
     for path in local_path(flags["--lake"]).rglob("*.parquet"):
         if int(path.parent.name[-2:]) not in days_without:
@@ -99,5 +106,11 @@ def test_column_that_came_later_is_missing_in_days_before(
     if said:
         assert said in capsys.readouterr().err
     else:
-        rows = pa.concat_tables(map(pq.read_table, local_path(RawDataset.read(flags["--output"]).train_uri).iterdir()))
-        assert rows["price"].is_null().equals(pc.less(rows["event_time"], pa.scalar(START + timedelta(days=1))))
+        rows = pa.concat_tables(
+            map(pq.read_table, local_path(RawDataset.read(flags["--output"]).train_uri).iterdir())
+        )
+        assert (
+            rows["price"]
+            .is_null()
+            .equals(pc.less(rows["event_time"], pa.scalar(START + timedelta(days=1))))
+        )

@@ -25,7 +25,9 @@ def test_paths_with_spaces_and_uris_are_served(flags, tmp_path, run_main):
 def test_window_starts_after_last_row_that_parent_learned(flags, released, run_main, tmp_path):
     assert run_main(flags, window_end="2026-03-02T00:00:00Z") == 0
     facts = read_notes(tmp_path / "my store", "run 1")[0].facts
-    assert (facts["window_start"], facts["window_end"]) == ("", "2026-03-02T00:00:00Z"), "what `reproduce` asks again"
+    assert (facts["window_start"], facts["window_end"]) == ("", "2026-03-02T00:00:00Z"), (
+        "what `reproduce` asks again"
+    )
     first = RawDataset.read(flags["--output"])
     judged_by = rows_in(first.holdout_uri)
     assert (first.num_train_rows, first.num_holdout_rows) == (450, 50)
@@ -33,14 +35,18 @@ def test_window_starts_after_last_row_that_parent_learned(flags, released, run_m
     released(first.last_learned_time)
     assert run_main(flags) == 0
     dataset = RawDataset.read(flags["--output"])
-    assert dataset.num_train_rows + dataset.num_holdout_rows == 550, "those that judged the first are learned now"
+    assert dataset.num_train_rows + dataset.num_holdout_rows == 550, (
+        "those that judged the first are learned now"
+    )
     assert dataset.window_start is not None
     assert first.last_learned_time < dataset.window_start <= dataset.first_event_time
     assert (dataset.parent_model_id, dataset.champion_model_id) == ("m1", "m1")
     assert dataset.first_event_time == judged_by[0][raw_rows.EVENT_TIME].isoformat()
 
 
-def test_run_from_scratch_reads_lake_or_span_and_evaluates_on_unseen_rows(flags, released, run_main):
+def test_run_from_scratch_reads_lake_or_span_and_evaluates_on_unseen_rows(
+    flags, released, run_main
+):
     released("2026-03-02T21:36:00+00:00")  # 50 rows are newer
     assert run_main(flags, parent="none") == 0
     full = RawDataset.read(flags["--output"])
@@ -51,15 +57,22 @@ def test_run_from_scratch_reads_lake_or_span_and_evaluates_on_unseen_rows(flags,
     half = RawDataset.read(flags["--output"])
     assert (half.num_train_rows, half.num_holdout_rows) == (225, 25), "a tenth, all newer"
     assert run_main(flags, full_days="0.1") == 0
-    assert RawDataset.read(flags["--output"]).num_train_rows == 44, "a round with a parent follows it"
+    assert RawDataset.read(flags["--output"]).num_train_rows == 44, (
+        "a round with a parent follows it"
+    )
 
 
-def test_window_without_unseen_rows_is_refused_with_one_that_would_do(flags, released, run_main, capsys):
+def test_window_without_unseen_rows_is_refused_with_one_that_would_do(
+    flags, released, run_main, capsys
+):
     released("2026-03-02T12:00:00+00:00")
     asked = {"window_start": "2026-03-01", "window_end": "2026-03-02T12:20:00Z"}
     assert run_main(flags, **asked) == 2
     message = capsys.readouterr().err
-    assert "holds 6 rows newer than 2026-03-02T12:00:00+00:00, up to which m1 learned, expected at least 10" in message
+    assert (
+        "holds 6 rows newer than 2026-03-02T12:00:00+00:00, up to which m1 learned, expected at "
+        "least 10" in message
+    )
     (would_do,) = re.findall(r"a window_end of (\S+) or later would do", message)
     assert run_main(flags, **{**asked, "window_end": would_do}) == 0
     dataset = RawDataset.read(flags["--output"])
@@ -74,8 +87,14 @@ def test_window_without_unseen_rows_is_refused_with_one_that_would_do(flags, rel
 
 REFUSED = {
     "nothing new": ({"window_start": "2026-05-01"}, "holds no rows, expected at least 10"),
-    "start after end": ({"window_start": "2026-03-02", "window_end": "2026-03-01"}, "is empty, expected its start"),
-    "not a time": ({"window_start": "yesterday"}, "window_start is 'yesterday', expected an ISO 8601 time"),
+    "start after end": (
+        {"window_start": "2026-03-02", "window_end": "2026-03-01"},
+        "is empty, expected its start",
+    ),
+    "not a time": (
+        {"window_start": "yesterday"},
+        "window_start is 'yesterday', expected an ISO 8601 time",
+    ),
     **{
         reference: (
             {"parent": reference},
@@ -85,21 +104,47 @@ REFUSED = {
     },
     "unknown parent": ({"parent": "m9"}, "parent 'm9' is not in the model store"),
     "unknown champion": ({"champion": "m9"}, "champion 'm9' was never released"),
-    "no column": ({"columns": '["I1", "label"]'}, "columns name ['label'], expected some of I1, I2, I3"),
-    "no setting": ({"settings": "extraction.holdout=1"}, "extraction.holdout is no setting, expected holdout_fraction"),
-    "no section": ({"settings": "extractoin.late_days=1"}, "extractoin is no section, expected extraction"),
-    "no recommender": ({"recommender": "7"}, "recommender is '7', expected current, the number of an accepted version"),
+    "no column": (
+        {"columns": '["I1", "label"]'},
+        "columns name ['label'], expected some of I1, I2, I3",
+    ),
+    "no setting": (
+        {"settings": "extraction.holdout=1"},
+        "extraction.holdout is no setting, expected holdout_fraction",
+    ),
+    "no section": (
+        {"settings": "extractoin.late_days=1"},
+        "extractoin is no section, expected extraction",
+    ),
+    "no recommender": (
+        {"recommender": "7"},
+        "recommender is '7', expected current, the number of an accepted version",
+    ),
     "negative late days": ({"late_days": "-1"}, "late_days is -1, expected 0"),
-    "nothing mature": ({"attribution_hours": "99", "window_start": "2026-03-01"}, "holds no mature row"),
-    "no hours": ({"attribution_hours": "nan"}, "extraction.attribution_hours is 'nan', expected float"),
-    "relative lake": ({"lake": "lake"}, "lake is 'lake', expected gs://bucket/prefix, file:///... or an abs"),
-    "lake elsewhere": ({"lake": "s3://shop/clicks"}, "lake is 's3://shop/clicks', expected gs://bucket/prefix, file"),
+    "nothing mature": (
+        {"attribution_hours": "99", "window_start": "2026-03-01"},
+        "holds no mature row",
+    ),
+    "no hours": (
+        {"attribution_hours": "nan"},
+        "extraction.attribution_hours is 'nan', expected float",
+    ),
+    "relative lake": (
+        {"lake": "lake"},
+        "lake is 'lake', expected gs://bucket/prefix, file:///... or an abs",
+    ),
+    "lake elsewhere": (
+        {"lake": "s3://shop/clicks"},
+        "lake is 's3://shop/clicks', expected gs://bucket/prefix, file",
+    ),
     "no lake": ({"lake": "/no/such/lake"}, "lake /no/such/lake does not exist"),
 }
 
 
 @pytest.mark.parametrize(("changed", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_unusable_input_is_one_line_on_stderr_and_code_2(flags, tmp_path, capsys, changed, message, run_main):
+def test_unusable_input_is_one_line_on_stderr_and_code_2(
+    flags, tmp_path, capsys, changed, message, run_main
+):
     assert run_main(flags, **changed) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("error: ")]
     assert message in line
@@ -121,11 +166,20 @@ def test_disk_that_fails_is_named_and_worth_another_try(flags, tmp_path, capsys,
 def test_component_writes_manifest(flags, tmp_path):
     raw_dataset = dsl.Dataset(name="raw_dataset", uri=str(tmp_path / "artifact"), metadata={})
     arguments = {
-        "run": "r", "run_resource": "x", "run_id": "", "store": flags["--store"], "work": flags["--work"],
-        "lake": flags["--lake"], "window_start": "", "window_end": "",
-        "parent": "current", "champion": "current", "recommender": "current",
-        "settings": "extraction.holdout_fraction=0.2", "dask_scheduler": "",
-    }  # fmt: skip
+        "run": "r",
+        "run_resource": "x",
+        "run_id": "",
+        "store": flags["--store"],
+        "work": flags["--work"],
+        "lake": flags["--lake"],
+        "window_start": "",
+        "window_end": "",
+        "parent": "current",
+        "champion": "current",
+        "recommender": "current",
+        "settings": "extraction.holdout_fraction=0.2",
+        "dask_scheduler": "",
+    }
     extraction.python_func(**arguments, raw_dataset=raw_dataset)
     assert RawDataset.read(raw_dataset.path).num_holdout_rows == 200
     with pytest.raises(SystemExit) as caught:

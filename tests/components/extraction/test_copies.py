@@ -32,8 +32,21 @@ SCHEMA = lake_schema(FEATURES)
 
 
 def row(request: str, number: int = 0, *, seconds: int = 0, **values) -> dict:
-    base = {"label": 0, "price": 1.5, "item": 7, "word": "a", "tags": ["x", "y"], "request_id": request, "row": number}
-    return {**dict.fromkeys(SCHEMA.names), **base, "event_time": START + timedelta(seconds=seconds), **values}
+    base = {
+        "label": 0,
+        "price": 1.5,
+        "item": 7,
+        "word": "a",
+        "tags": ["x", "y"],
+        "request_id": request,
+        "row": number,
+    }
+    return {
+        **dict.fromkeys(SCHEMA.names),
+        **base,
+        "event_time": START + timedelta(seconds=seconds),
+        **values,
+    }
 
 
 def kept(*rows: dict):
@@ -54,7 +67,15 @@ def test_later_of_two_times_counts_even_without_click():
 
 
 @pytest.mark.parametrize(
-    "other", [{"price": 2.5}, {"price": None}, {"item": 8}, {"word": "b"}, {"tags": ["x"]}, {"tags": ["xy"]}]
+    "other",
+    [
+        {"price": 2.5},
+        {"price": None},
+        {"item": 8},
+        {"word": "b"},
+        {"tags": ["x"]},
+        {"tags": ["xy"]},
+    ],
 )
 def test_copies_with_other_features_are_counted_and_result_has_one_order(other):
     one, two = row("q"), row("q", **other)
@@ -80,7 +101,10 @@ CONTENT = st.fixed_dictionaries(
 @given(st.lists(CONTENT, max_size=12), st.randoms())
 @settings(max_examples=60, deadline=None)
 def test_newest_copy_of_each_key_counts_in_any_order_and_all_are_counted(contents, source):
-    rows = [row(each["request"], **{k: v for k, v in each.items() if k != "request"}) for each in contents]
+    rows = [
+        row(each["request"], **{k: v for k, v in each.items() if k != "request"})
+        for each in contents
+    ]
     found, counts = kept(*rows)
     shuffled = source.sample(rows, len(rows))
     assert kept(*shuffled) == (found, counts)
@@ -94,11 +118,15 @@ def test_newest_copy_of_each_key_counts_in_any_order_and_all_are_counted(content
     for key, copies in by_key.items():
         winner = newest[key]
         assert winner in copies
-        assert (winner["event_time"], winner["label"]) == max((each["event_time"], each["label"]) for each in copies)
+        assert (winner["event_time"], winner["label"]) == max(
+            (each["event_time"], each["label"]) for each in copies
+        )
         distinct = [each for i, each in enumerate(copies) if each not in copies[:i]]
         equal += len(copies) - len(distinct)
         changed = [each for each in distinct if each != winner]
-        conflicts = sum(any(each[name] != winner[name] for name in FEATURES.names) for each in changed)
+        conflicts = sum(
+            any(each[name] != winner[name] for name in FEATURES.names) for each in changed
+        )
         conflicting += conflicts
         updated += len(changed) - conflicts
     assert counts == (equal, updated, conflicting)
@@ -108,7 +136,9 @@ def test_newest_copy_of_each_key_counts_in_any_order_and_all_are_counted(content
 
 def changed(table, name: str, values: list):
     index = table.schema.get_field_index(name)
-    return table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type))
+    return table.set_column(
+        index, table.schema.field(index), pa.array(values, table.schema.field(index).type)
+    )
 
 
 @pytest.fixture
@@ -129,13 +159,22 @@ def labels(dataset: RawDataset) -> dict:
 
 
 @pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
-def test_clicks_written_as_second_rows_are_learned_whichever_file_has_them(lake, run_step, raw_table, names):
+def test_clicks_written_as_second_rows_are_learned_whichever_file_has_them(
+    lake, run_step, raw_table, names
+):
     table = raw_table(400, start=START.timestamp(), seconds=3600)
-    shown, clicked = changed(table, "label", [0] * 400), table.filter(pa.compute.equal(table["label"], 1))
+    shown, clicked = (
+        changed(table, "label", [0] * 400),
+        table.filter(pa.compute.equal(table["label"], 1)),
+    )
     dataset = run_step(lake(**dict(zip(names, (shown, clicked)))))
     truth = {(each["request_id"], each["row"]): each["label"] for each in table.to_pylist()}
     assert labels(dataset) == truth
-    assert (dataset.num_duplicates, dataset.num_updated, dataset.num_conflicting) == (0, len(clicked), 0)
+    assert (dataset.num_duplicates, dataset.num_updated, dataset.num_conflicting) == (
+        0,
+        len(clicked),
+        0,
+    )
 
 
 def test_bytes_are_same_whatever_names_of_files(lake, run_step, raw_table, tmp_path):
@@ -155,11 +194,17 @@ def test_keys_that_do_not_name_one_row_are_refused_with_example(lake, run_step, 
     with pytest.raises(ContractError) as caught:
         run_step(lake(a=sessions))
     text = str(caught.value)
-    assert "300 of 400 rows (75.00%) have the request_id and row of another row with other features" in text
+    assert (
+        "300 of 400 rows (75.00%) have the request_id and row of another row with other features"
+        in text
+    )
     assert "expected at most 1.00% (extraction.max_conflicting_fraction)" in text
     assert "such as request_id 's" in text
     dataset = run_step(lake(a=sessions), max_conflicting_fraction=0.75)
-    assert (dataset.num_conflicting, dataset.num_train_rows + dataset.num_holdout_rows) == (300, 100)
+    assert (dataset.num_conflicting, dataset.num_train_rows + dataset.num_holdout_rows) == (
+        300,
+        100,
+    )
 
 
 @pytest.mark.parametrize(("num_conflicts", "is_refused"), [(4, False), (5, True)])
@@ -182,7 +227,18 @@ def test_day_of_files_counts_its_copies_by_kind(tmp_path):
     rows += [rows[0], {**rows[1], "label": 1}, {**rows[2], "word": "z"}]
     pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "a.parquet")
     with MalformedRows(tmp_path / "m.jsonl") as malformed:
-        found = list(sorted_day([tmp_path / "a.parquet"], START.date(), features=FEATURES, malformed=malformed))
+        found = list(
+            sorted_day(
+                [tmp_path / "a.parquet"], START.date(), features=FEATURES, malformed=malformed
+            )
+        )
     ((table, copies),) = found
-    assert (table.num_rows, copies.num_equal, copies.num_updated, copies.num_conflicting) == (50, 1, 1, 1)
-    assert copies.example.endswith("with word 'a' and 'z'") or copies.example.endswith("with word 'z' and 'a'")
+    assert (table.num_rows, copies.num_equal, copies.num_updated, copies.num_conflicting) == (
+        50,
+        1,
+        1,
+        1,
+    )
+    assert copies.example.endswith("with word 'a' and 'z'") or copies.example.endswith(
+        "with word 'z' and 'a'"
+    )

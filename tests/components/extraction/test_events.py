@@ -27,24 +27,38 @@ def rows(n, *, first=0):
     source = random.Random(11)
     made = [
         {
-            "clicked": int(source.random() < 0.3), "ts": (START + timedelta(minutes=7 * i)).isoformat(),
-            "user": source.randrange(40), "item": f"i{source.randrange(9)}", "price": source.randrange(100) / 4,
+            "clicked": int(source.random() < 0.3),
+            "ts": (START + timedelta(minutes=7 * i)).isoformat(),
+            "user": source.randrange(40),
+            "item": f"i{source.randrange(9)}",
+            "price": source.randrange(100) / 4,
         }
         for i in range(first + n)
-    ]  # fmt: skip
+    ]
     return made[first:]
 
 
 def write(path, found):
-    lines = [",".join(found[0]), *(",".join("" if v is None else str(v) for v in row.values()) for row in found)]
+    lines = [
+        ",".join(found[0]),
+        *(",".join("" if v is None else str(v) for v in row.values()) for row in found),
+    ]
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
 def run(tmp_path, path, *, data=None, last_day=None, days=None, keep_repeated=False, lake="lake"):
-    recommender = Recommender(name="shop", features=SHOP, data=data or ColumnNames(label="clicked", event_time="ts"))
+    recommender = Recommender(
+        name="shop", features=SHOP, data=data or ColumnNames(label="clicked", event_time="ts")
+    )
     settings = IngestSettings(last_day=last_day, days=days, keep_repeated=keep_repeated)
-    return ingest([path], recommender, lake=str(tmp_path / lake), replay=tmp_path / "replay", settings=settings)
+    return ingest(
+        [path],
+        recommender,
+        lake=str(tmp_path / lake),
+        replay=tmp_path / "replay",
+        settings=settings,
+    )
 
 
 def in_lake(tmp_path, lake="lake"):
@@ -91,7 +105,10 @@ def test_counts_are_of_what_was_written_whatever_was_read(tmp_path):
 def test_ids_that_are_no_key_are_refused_with_columns_and_example(tmp_path):
     found = keyed(rows(400), request=lambda i: f"s{i % 16}", number=lambda i: i % 3)
     path = write(tmp_path / "log.csv", found)
-    with pytest.raises(ContractError, match=r"352 of 400 rows .* the q and n of another row with other.*'s0', row 0"):
+    with pytest.raises(
+        ContractError,
+        match=r"352 of 400 rows .* the q and n of another row with other.*'s0', row 0",
+    ):
         run(tmp_path, path, data=KEYED)
     assert not in_lake(tmp_path)
 
@@ -111,7 +128,11 @@ def test_growing_and_renamed_export_are_known_again(tmp_path, data):
     # A renamed file replaces what it wrote itself.
     steps = [("monday.csv", made[:200]), ("tuesday.csv", made), ("copy of tuesday.csv", made)]
     done = [run(tmp_path, write(tmp_path / name, part), data=data) for name, part in steps]
-    assert [(each.rows, each.already_in_lake) for each in done] == [(200, 0), (200, 200), (200, 200)]
+    assert [(each.rows, each.already_in_lake) for each in done] == [
+        (200, 0),
+        (200, 200),
+        (200, 200),
+    ]
     assert len(in_lake(tmp_path)) == 400
     assert clicks(in_lake(tmp_path)) == sum(row["clicked"] for row in made)
 
@@ -142,7 +163,9 @@ def test_rows_without_times_are_refused_in_lake_with_times_unless_allowed(tmp_pa
     again = run(tmp_path, tmp_path / "a.csv", data=names, **days)
     assert first == again  # the same file replaces itself
     write(tmp_path / "b.csv", [*made, *[{**row, "price": 7777} for row in made]])
-    with pytest.raises(ContractError, match=r"300 of 600 rows are in the lake .*already.*--keep-repeated"):
+    with pytest.raises(
+        ContractError, match=r"300 of 600 rows are in the lake .*already.*--keep-repeated"
+    ):
         run(tmp_path, tmp_path / "b.csv", data=names, **days)
     done = run(tmp_path, tmp_path / "b.csv", data=names, keep_repeated=True, **days)
     assert (done.rows, done.already_in_lake) == (600, 0)
@@ -155,7 +178,9 @@ def test_own_request_ids_are_kept_when_times_are_given(tmp_path):
     done = run(tmp_path, write(tmp_path / "a.csv", made), data=names, last_day=START.date(), days=3)
     found = in_lake(tmp_path)
     assert (done.rows, len(found)) == (300, 300)
-    assert {(row["request_id"], row["row"]) for row in found} == {(f"r{i // 3}", i % 3) for i in range(300)}
+    assert {(row["request_id"], row["row"]) for row in found} == {
+        (f"r{i // 3}", i % 3) for i in range(300)
+    }
     times = {}
     for row in found:
         times.setdefault(row["request_id"], set()).add(row["event_time"])
@@ -169,12 +194,16 @@ def test_rows_ahead_of_clock_are_set_aside_and_others_are_read(tmp_path):
     assert (done.rows, done.malformed, done.ahead) == (299, 1, 1)
     (kept,) = map(json.loads, (tmp_path / "replay.malformed_rows.jsonl").read_text().splitlines())
     assert kept["line"] == 122
-    assert kept["reason"].startswith("ts is 2099-05-06 00:00:00.000000Z, in the future, expected no time after 20")
+    assert kept["reason"].startswith(
+        "ts is 2099-05-06 00:00:00.000000Z, in the future, expected no time after 20"
+    )
     assert max(path.name for path in (tmp_path / "lake").iterdir()) < "day=2026-05"
 
 
 def test_log_of_eight_hundred_days_is_read(tmp_path):
-    made = [{**row, "ts": (START - timedelta(days=i)).isoformat()} for i, row in enumerate(rows(800))]
+    made = [
+        {**row, "ts": (START - timedelta(days=i)).isoformat()} for i, row in enumerate(rows(800))
+    ]
     done = run(tmp_path, write(tmp_path / "log.csv", made))
     assert (done.rows, len(list((tmp_path / "lake").glob("day=*")))) == (800, 800)
 
@@ -211,7 +240,12 @@ def test_columns_of_any_name_in_any_folder_keep_their_own_values(tmp_path, form,
     recommender = Recommender(name="odd", features=ODD, data=ColumnNames(label="clicked"))
     made = [
         {name: 10 * j + i for j, name in enumerate((*ODD.numeric, *ODD.categorical))}
-        | {"tags": [i], "Tags": [i + 1], "clicked": i % 2, "event_time": (START + timedelta(hours=i)).isoformat()}
+        | {
+            "tags": [i],
+            "Tags": [i + 1],
+            "clicked": i % 2,
+            "event_time": (START + timedelta(hours=i)).isoformat(),
+        }
         for i in range(40)
     ]
     (tmp_path / folder).mkdir()
@@ -227,13 +261,21 @@ def test_columns_of_any_name_in_any_folder_keep_their_own_values(tmp_path, form,
     ingest([path], recommender, lake=str(tmp_path / "lake"), replay=replay, settings=settings)
     found = [*in_lake(tmp_path), *pq.read_table(replay, partitioning=None).to_pylist()]
     names = [*ODD.numeric, *ODD.categorical, *ODD.lists]
-    assert [{name: row[name] for name in names} for row in found] == [{n: row[n] for n in names} for row in made]
+    assert [{name: row[name] for name in names} for row in found] == [
+        {n: row[n] for n in names} for row in made
+    ]
     assert [row["label"] for row in found] == [row["clicked"] for row in made]
     assert {(row["score"], row["position"]) for row in found} == {(None, None)}
     grown = path.with_name(f"grown.{form}")
-    grown.write_bytes(path.read_bytes()) if form == "parquet" else grown.write_text(path.read_text() + "\n")
-    again = ingest([grown], recommender, lake=str(tmp_path / "lake"), replay=replay, settings=IngestSettings())
-    assert again.already_in_lake == (0 if form == "parquet" else 20)  # equal bytes are the same file
+    grown.write_bytes(path.read_bytes()) if form == "parquet" else grown.write_text(
+        path.read_text() + "\n"
+    )
+    again = ingest(
+        [grown], recommender, lake=str(tmp_path / "lake"), replay=replay, settings=IngestSettings()
+    )
+    assert again.already_in_lake == (
+        0 if form == "parquet" else 20
+    )  # equal bytes are the same file
 
 
 def test_equal_rows_of_other_labels_are_same_in_another_order(tmp_path):
@@ -249,7 +291,9 @@ def test_equal_rows_of_other_labels_are_same_in_another_order(tmp_path):
 
 def test_rows_written_again_with_their_click_and_no_key_are_told(tmp_path, caplog):
     made = [{**row, "clicked": 0} for row in rows(300)]
-    done = run(tmp_path, write(tmp_path / "a.csv", [*made, *[{**row, "clicked": 1} for row in made[:48]]]))
+    done = run(
+        tmp_path, write(tmp_path / "a.csv", [*made, *[{**row, "clicked": 1} for row in made[:48]]])
+    )
     assert (done.rows, done.repeated) == (348, 48)
     assert "48 rows equal an earlier row in everything but the label" in caplog.text
 
@@ -258,14 +302,21 @@ def test_another_order_of_features_leaves_rows_known(tmp_path):
     path = write(tmp_path / "a.csv", rows(50))
     run(tmp_path, path)
     other = Features(
-        numeric=("price",), categorical=("item", "user"), categorical_options=dict(SHOP.categorical_options)
+        numeric=("price",),
+        categorical=("item", "user"),
+        categorical_options=dict(SHOP.categorical_options),
     )
-    recommender = Recommender(name="shop", features=other, data=ColumnNames(label="clicked", event_time="ts"))
+    recommender = Recommender(
+        name="shop", features=other, data=ColumnNames(label="clicked", event_time="ts")
+    )
     write(tmp_path / "b.csv", rows(60))
     done = ingest(
-        [tmp_path / "b.csv"], recommender, lake=str(tmp_path / "lake"), replay=tmp_path / "replay",
+        [tmp_path / "b.csv"],
+        recommender,
+        lake=str(tmp_path / "lake"),
+        replay=tmp_path / "replay",
         settings=IngestSettings(),
-    )  # fmt: skip
+    )
     assert (done.rows, done.already_in_lake) == (10, 50)
 
 
@@ -279,14 +330,24 @@ def test_rows_that_are_kept_though_repeated_have_ids_of_their_own(tmp_path):
 
 def test_values_with_control_characters_are_other_values(tmp_path):
     words = Features(
-        numeric=(), categorical=("u", "v"), categorical_options=dict.fromkeys("uv", CategoricalOptions(type="string"))
+        numeric=(),
+        categorical=("u", "v"),
+        categorical_options=dict.fromkeys("uv", CategoricalOptions(type="string")),
     )
-    recommender = Recommender(name="w", features=words, data=ColumnNames(label="clicked", event_time="ts"))
+    recommender = Recommender(
+        name="w", features=words, data=ColumnNames(label="clicked", event_time="ts")
+    )
     held, settings = {"clicked": 1, "ts": "2026-04-01"}, IngestSettings()
     pairs = [("a\x1fb", "c"), ("a", "b\x1fc"), ("v=", "x"), ("v", "=x")]
     for i, (u, v) in enumerate(pairs):
         path = write(tmp_path / f"{i}.csv", [{**held, "u": u, "v": v}])
-        done = ingest([path], recommender, lake=str(tmp_path / "lake"), replay=tmp_path / "r", settings=settings)
+        done = ingest(
+            [path],
+            recommender,
+            lake=str(tmp_path / "lake"),
+            replay=tmp_path / "r",
+            settings=settings,
+        )
         assert (done.rows, done.already_in_lake) == (1, 0)
 
 
@@ -297,7 +358,8 @@ def test_requests_without_numbers_in_another_order_are_refused_not_mixed(tmp_pat
     run(tmp_path, write(tmp_path / "a.csv", made), data=names)
     other = [row for at in range(0, 300, 3) for row in made[at : at + 3][::-1]]
     with pytest.raises(
-        ContractError, match=r"2\d\d of \d+ rows have the request and row of a row in the lake .*data.row"
+        ContractError,
+        match=r"2\d\d of \d+ rows have the request and row of a row in the lake .*data.row",
     ):
         run(tmp_path, write(tmp_path / "b.csv", other), data=names)
     assert len(in_lake(tmp_path)) == 300
@@ -317,7 +379,11 @@ def test_what_back_fill_replaced_is_not_in_lake(tmp_path):
     run(tmp_path, write(tmp_path / "a.csv", made))
     recommender = Recommender(name="shop", features=SHOP)
     (part,) = (tmp_path / "lake").rglob("*.parquet")
-    pq.write_table(pq.read_table(part, partitioning=None).slice(0, 30), tmp_path / "corrected.parquet")
-    backfill([tmp_path / "corrected.parquet"], recommender, lake=str(tmp_path / "lake"), day=START.date())
+    pq.write_table(
+        pq.read_table(part, partitioning=None).slice(0, 30), tmp_path / "corrected.parquet"
+    )
+    backfill(
+        [tmp_path / "corrected.parquet"], recommender, lake=str(tmp_path / "lake"), day=START.date()
+    )
     done = run(tmp_path, write(tmp_path / "b.csv", [*made, *rows(41)[40:]]))
     assert (done.rows, done.already_in_lake) == (11, 30)

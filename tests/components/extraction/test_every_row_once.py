@@ -57,7 +57,9 @@ class Ledger:
     def here(self, number: int) -> set[File]:
         return {file for file, at in self.comes_at.items() if at <= number}
 
-    def expected(self, number: int, line: Line, late_days: int) -> tuple[set[int], set[int], set[int]]:
+    def expected(
+        self, number: int, line: Line, late_days: int
+    ) -> tuple[set[int], set[int], set[int]]:
         """Return the rows that a round must read by time, the late ones, and those too late."""
         fresh, late, lost = set(), set(), set()
         known = {row for file in line.known for row in self.files[file]}
@@ -82,12 +84,16 @@ def make_ledger(source: random.Random, table) -> Ledger:
     ledger = Ledger(table[raw_rows.EVENT_TIME].to_pylist(), table[raw_rows.REQUEST_ID].to_pylist())
     for row, time in enumerate(ledger.times[:ROWS]):
         hour = time.hour + source.gauss(0, 2)
-        names = {f"part-{int(hour // 5) % 5}.parquet"} | ({"again.parquet"} if source.random() < 1 / 12 else set())
+        names = {f"part-{int(hour // 5) % 5}.parquet"} | (
+            {"again.parquet"} if source.random() < 1 / 12 else set()
+        )
         for name in names:
             ledger.files.setdefault((time.date(), name), []).append(row)
     for file in ledger.files:
         map_in_order = (file[0] - START.date()).days * ROUNDS / DAYS
-        ledger.comes_at[file] = min(ROUNDS - 2, max(0, int(map_in_order + source.choice([-1, 0, 0, 0, 1, 2, 3]))))
+        ledger.comes_at[file] = min(
+            ROUNDS - 2, max(0, int(map_in_order + source.choice([-1, 0, 0, 0, 1, 2, 3])))
+        )
     # New rows, without which the last round has no window.
     new = (START + timedelta(days=DAYS)).date(), "new.parquet"
     ledger.files[new], ledger.comes_at[new] = list(range(ROWS, ROWS + NEW_ROWS)), ROUNDS - 1
@@ -96,9 +102,13 @@ def make_ledger(source: random.Random, table) -> Ledger:
 
 def numbered_rows(raw_table, seed: int, request_rows: int):
     """Return a row every 18 minutes, then new ones. The column `NUMBER` numbers them."""
-    old = raw_table(ROWS, seed=seed, start=START.timestamp(), seconds=DAYS * 86_400, request_rows=request_rows)
+    old = raw_table(
+        ROWS, seed=seed, start=START.timestamp(), seconds=DAYS * 86_400, request_rows=request_rows
+    )
     start = (START + timedelta(days=DAYS)).timestamp()
-    table = pa.concat_tables([old, raw_table(NEW_ROWS, seed=ROWS + seed, start=start, seconds=60, request_rows=2)])
+    table = pa.concat_tables(
+        [old, raw_table(NEW_ROWS, seed=ROWS + seed, start=start, seconds=60, request_rows=2)]
+    )
     numbers = pa.array(np.arange(len(table), dtype=np.float32))
     return table.set_column(table.column_names.index(NUMBER), NUMBER, numbers)
 
@@ -109,18 +119,28 @@ def rows_read(uri: str | None, num_rows: int) -> list[int]:
     It reads all files by name, and as many rows as the manifest says.
     """
     paths = sorted(local_path(uri).glob("*.parquet")) if uri else []
-    numbers = [int(number) for path in paths for number in pq.ParquetFile(path).read([NUMBER])[NUMBER].to_pylist()]
+    numbers = [
+        int(number)
+        for path in paths
+        for number in pq.ParquetFile(path).read([NUMBER])[NUMBER].to_pylist()
+    ]
     assert len(numbers) == num_rows
     return numbers
 
 
-@pytest.mark.parametrize("seed", [0, 1, 7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 7))])
+@pytest.mark.parametrize(
+    "seed", [0, 1, 7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 7))]
+)
 def test_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, raw_table, tmp_path):
     source = random.Random(seed)
     table = numbered_rows(raw_table, seed, request_rows=source.choice([1, 3, 7]))
     ledger = make_ledger(source, table)
     late_days, attribution_hours = source.choice([1, 2, DAYS]), source.choice([0, 8])
-    flags |= {"--lake": (tmp_path / "chain").as_uri(), "--late-days": str(late_days), "--replay-share": "0.1"}
+    flags |= {
+        "--lake": (tmp_path / "chain").as_uri(),
+        "--late-days": str(late_days),
+        "--replay-share": "0.1",
+    }
     flags |= {"--replay-days": "1"}
     for number in range(ROUNDS):
         for day, name in sorted(ledger.here(number) - ledger.here(number - 1)):
@@ -131,9 +151,17 @@ def test_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, r
         last = number == ROUNDS - 1
         full_days = 0 if last else source.choice([0, 0, 2])
         parent = source.choice(["current"] * 5 + ["none", *ledger.lines]) if not last else "current"
-        asked = {"parent": parent, "full_days": str(full_days), "holdout_fraction": str(source.choice([0.1, 0.3]))}
+        asked = {
+            "parent": parent,
+            "full_days": str(full_days),
+            "holdout_fraction": str(source.choice([0.1, 0.3])),
+        }
         asked["attribution_hours"] = "0" if last else str(attribution_hours)
-        fate = "accepted" if last or number == 0 else source.choice(["accepted", "accepted", "refused", "failed"])
+        fate = (
+            "accepted"
+            if last or number == 0
+            else source.choice(["accepted", "accepted", "refused", "failed"])
+        )
         if fate == "failed":
             assert run_main(flags, run=f"round {number}", max_malformed_fraction="2") == 2
             continue
@@ -147,13 +175,19 @@ def test_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, r
         line = ledger.lines.get(dataset.parent_model_id or "", Line())
         fresh, late, lost = ledger.expected(number, line, late_days)
         if not last:
-            youngest = max(ledger.times[row] for file in ledger.here(number) for row in ledger.files[file])
+            youngest = max(
+                ledger.times[row] for file in ledger.here(number) for row in ledger.files[file]
+            )
             mature = youngest - timedelta(hours=attribution_hours)
             fresh = {row for row in fresh if ledger.times[row] <= mature}
             if full_days and dataset.parent_model_id is None:
-                older = {row for row in fresh if ledger.times[row] <= mature - timedelta(days=full_days)}
+                older = {
+                    row for row in fresh if ledger.times[row] <= mature - timedelta(days=full_days)
+                }
                 fresh, lost = fresh - older, lost | older
-            assert datetime.fromisoformat(dataset.last_event_time) == max(ledger.times[row] for row in fresh)
+            assert datetime.fromisoformat(dataset.last_event_time) == max(
+                ledger.times[row] for row in fresh
+            )
         watermark = datetime.fromisoformat(dataset.last_learned_time)
         learned = rows_read(dataset.train_uri, dataset.num_train_rows)
         judging = rows_read(dataset.holdout_uri, dataset.num_holdout_rows)
@@ -165,18 +199,28 @@ def test_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, r
         assert judging
         replayed = rows_read(dataset.replay_uri, dataset.num_replay_rows)
         assert not {*learned, *judging} & {*replayed}
-        after = Line(watermark, ledger.here(number), line.learned + Counter(learned), line.passed_over | lost)
-        contestants = [after, *([ledger.lines[dataset.champion_model_id]] if dataset.champion_model_id else [])]
+        after = Line(
+            watermark, ledger.here(number), line.learned + Counter(learned), line.passed_over | lost
+        )
+        contestants = [
+            after,
+            *([ledger.lines[dataset.champion_model_id]] if dataset.champion_model_id else []),
+        ]
         for each in contestants:
             assert not ledger.requests_of(judging) & ledger.requests_of(each.learned)
         assert ledger.requests_of(newer - {*judging}) <= ledger.requests_of([*learned, *replayed])
         if fate == "refused":
             continue
         ledger.lines[f"m{number}"] = after
-        released(dataset.last_learned_time, model_id=f"m{number}", version=number + 1, files=dataset.files)
+        released(
+            dataset.last_learned_time,
+            model_id=f"m{number}",
+            version=number + 1,
+            files=dataset.files,
+        )
     for line in ledger.lines.values():
         assert set(line.learned.values()) == {1}
     newest = ledger.lines[f"m{ROUNDS - 1}"]
-    assert {row for row, time in enumerate(ledger.times) if time <= newest.watermark} - newest.learned.keys() <= (
-        newest.passed_over
-    )
+    assert {
+        row for row, time in enumerate(ledger.times) if time <= newest.watermark
+    } - newest.learned.keys() <= (newest.passed_over)

@@ -28,10 +28,14 @@ START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
 @pytest.fixture
 def lake(tmp_path, raw_table, write_lake):
-    return folder_lake(write_lake(tmp_path / "la ke", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)))
+    return folder_lake(
+        write_lake(tmp_path / "la ke", raw_table(1000, start=START.timestamp(), seconds=2 * 86_400))
+    )
 
 
-@pytest.mark.parametrize(("fraction", "num_holdout"), [(0.1, 100), (0.25, 250), (1e-6, 1), (0.999999, 999)])
+@pytest.mark.parametrize(
+    ("fraction", "num_holdout"), [(0.1, 100), (0.25, 250), (1e-6, 1), (0.999999, 999)]
+)
 def test_newest_rows_are_held_out(lake, run_step, raw_table, fraction, num_holdout):
     dataset = run_step(lake, holdout_fraction=fraction)
     train, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
@@ -48,7 +52,10 @@ def test_newest_rows_are_held_out(lake, run_step, raw_table, fraction, num_holdo
 def test_manifest_states_window_and_digest(lake, run_step):
     window = TimeSpan(parse_time("start", "2026-03-01T06:00:00Z"), parse_time("end", "2026-03-02"))
     dataset = run_step(lake, window)
-    assert (dataset.window_start, dataset.window_end) == ("2026-03-01T06:00:00+00:00", "2026-03-02T00:00:00+00:00")
+    assert (dataset.window_start, dataset.window_end) == (
+        "2026-03-01T06:00:00+00:00",
+        "2026-03-02T00:00:00+00:00",
+    )
     assert dataset.first_event_time == "2026-03-01T06:00:00+00:00"
     assert dataset.num_train_rows + dataset.num_holdout_rows == 375
     assert dataset.digest == data_digest(local_path(dataset.train_uri).parent)
@@ -77,8 +84,10 @@ def test_empty_window_names_itself_and_what_lake_holds(lake, run_step):
     with pytest.raises(ContractError) as caught:
         run_step(lake, TimeSpan(parse_time("start", "2027-01-01"), parse_time("end", "2027-01-02")))
     assert str(caught.value) == (
-        "window [2027-01-01T00:00:00+00:00, 2027-01-02T00:00:00+00:00) holds no rows, expected at least 10; "
-        f"lake {lake.files.name} holds days 2026-03-01 to 2026-03-02: bring more rows by `evergreen ingest`, or ask "
+        "window [2027-01-01T00:00:00+00:00, 2027-01-02T00:00:00+00:00) holds no rows, expected at "
+        "least 10; "
+        f"lake {lake.files.name} holds days 2026-03-01 to 2026-03-02: bring more rows by "
+        "`evergreen ingest`, or ask "
         "for others by window_start and window_end"
     )
 
@@ -88,7 +97,9 @@ def spoilt(tmp_path, lake):
     """The lake with invalid labels (7) in every 50th of the first day's 500 rows."""
     path = tmp_path / "la ke" / "day=2026-03-01" / "part-0.parquet"
     table = pq.read_table(path, partitioning=None)
-    labels = [7 if i % 50 == 0 else label for i, label in enumerate(table[raw_rows.LABEL].to_pylist())]
+    labels = [
+        7 if i % 50 == 0 else label for i, label in enumerate(table[raw_rows.LABEL].to_pylist())
+    ]
     pq.write_table(table.set_column(0, raw_rows.LABEL, pa.array(labels, pa.int32())), path)
     return folder_lake(tmp_path / "la ke")
 
@@ -97,15 +108,21 @@ def test_malformed_rows_are_published_with_dataset(spoilt, run_step, tmp_path):
     dataset = run_step(spoilt, max_malformed_fraction=0.02)
     assert dataset.num_train_rows + dataset.num_holdout_rows == 990
     assert dataset.num_malformed == 10
-    lines = [json.loads(line) for line in local_path(dataset.malformed_uri).read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in local_path(dataset.malformed_uri).read_text().splitlines()
+    ]
     assert [line["line"] for line in lines] == list(range(1, 501, 50))
-    assert {line["file"] for line in lines} == {str(tmp_path / "la ke" / "day=2026-03-01" / "part-0.parquet")}
+    assert {line["file"] for line in lines} == {
+        str(tmp_path / "la ke" / "day=2026-03-01" / "part-0.parquet")
+    }
     assert {line["reason"] for line in lines} == {"label is 7, expected 0 or 1"}
     assert all(json.loads(line["text"])["label"] == 7 for line in lines)
 
 
 def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path):
-    with pytest.raises(ContractError, match=r"part-0.parquet: 10 of 500 rows are malformed \(2.00%\)"):
+    with pytest.raises(
+        ContractError, match=r"part-0.parquet: 10 of 500 rows are malformed \(2.00%\)"
+    ):
         run_step(spoilt)
     assert not list((tmp_path / "wo rk" / "run").iterdir())
 
@@ -121,14 +138,22 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
     monkeypatch.setattr(extract_module, "LOT_ROWS", 150)
     table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400, request_rows=7)
     label = pa.array(
-        [None if n in (5, 705) else v for n, v in enumerate(table[raw_rows.LABEL].to_pylist())], pa.int32()
+        [None if n in (5, 705) else v for n, v in enumerate(table[raw_rows.LABEL].to_pylist())],
+        pa.int32(),
     )
     table = table.set_column(table.column_names.index(raw_rows.LABEL), raw_rows.LABEL, label)
-    folder = write_lake(tmp_path / "la ke", pa.concat_tables([table, table.slice(300, 50)]), num_files=3)
+    folder = write_lake(
+        tmp_path / "la ke", pa.concat_tables([table, table.slice(300, 50)]), num_files=3
+    )
     named = table.select([raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME]).to_pylist()[::9]
-    late = [(row["request_id"], row["row"], CLICK, row["event_time"], row["event_time"], 60.0) for row in named]
+    late = [
+        (row["request_id"], row["row"], CLICK, row["event_time"], row["event_time"], 60.0)
+        for row in named
+    ]
     (outcomes := folder / raw_rows.OUTCOME_PARTITION.format(day="2026-03-02")).mkdir(parents=True)
-    pq.write_table(pa.table(list(map(list, zip(*late))), schema=OUTCOMES), outcomes / "part-0.parquet")
+    pq.write_table(
+        pa.table(list(map(list, zip(*late))), schema=OUTCOMES), outcomes / "part-0.parquet"
+    )
 
     def run(processes, scheduler="", **settings):
         monkeypatch.setattr(forked, "available_cores", lambda: processes)
@@ -139,10 +164,15 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
             recommender=criteo_with(extraction={"max_malformed_fraction": 0.1, **settings}),
             dask_scheduler=scheduler,
         )
-        files = {path.relative_to(tmp_path): path.read_bytes() for path in (tmp_path / "work").rglob("*.*")}
+        files = {
+            path.relative_to(tmp_path): path.read_bytes()
+            for path in (tmp_path / "work").rglob("*.*")
+        }
         return dataset, files
 
-    rows = [row | {raw_rows.LABEL: 1} if n % 9 == 0 else row for n, row in enumerate(table.to_pylist())]
+    rows = [
+        row | {raw_rows.LABEL: 1} if n % 9 == 0 else row for n, row in enumerate(table.to_pylist())
+    ]
     run.rows = [row for row in rows if row[raw_rows.LABEL] is not None]
     run.files = sorted(folder.glob("day=*/*.parquet"))
     run.num_late_clicks = sum(row[raw_rows.LABEL] == 0 for row in table.to_pylist()[::9])
@@ -180,12 +210,18 @@ def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):
     assert (dataset.digest, files) == (expected.digest, expected_files)
 
 
-def test_process_that_is_killed_in_middle_leaves_nothing_and_next_try_same(extract_lots, monkeypatch, tmp_path):
+def test_process_that_is_killed_in_middle_leaves_nothing_and_next_try_same(
+    extract_lots, monkeypatch, tmp_path
+):
     write, parent = PartWriter.write, os.getpid()
 
     def write_or_die(self, table):
         write(self, table)
-        if os.getpid() != parent and self._folder.name == extract_module.WINDOW and not (tmp_path / "died").exists():
+        if (
+            os.getpid() != parent
+            and self._folder.name == extract_module.WINDOW
+            and not (tmp_path / "died").exists()
+        ):
             (tmp_path / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -214,7 +250,9 @@ def die_once(folder):
 def test_two_dask_workers_one_killed_in_middle_leave_bytes_of_one_process(extract_lots, tmp_path):
     expected = extract_lots(1)
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
         distributed.Client(cluster) as client,
     ):
         client.run(die_once, tmp_path)

@@ -39,7 +39,9 @@ def read_lake(tmp_path):
         with MalformedRows(path, max_fraction=1.0) as malformed:
             pieces = list(lake.tables(window, malformed))
         rows = [row for table, _ in pieces for row in table.to_pylist()]
-        malformed = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        malformed = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
         return rows, sum(copies.num_rows for _, copies in pieces), malformed
 
     return run
@@ -68,10 +70,15 @@ def four_days_in_order(four_days):
     length=st.none() | st.integers(1, 3 * DAY),
     piece_rows=st.sampled_from([50, 333, 10_000]),
 )
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_window_holds_its_rows_in_time_order(four_days_lake, four_days_in_order, read_lake, start, length, piece_rows):
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_window_holds_its_rows_in_time_order(
+    four_days_lake, four_days_in_order, read_lake, start, length, piece_rows
+):
     window = TimeSpan(
-        None if start is None else FIRST + start, None if length is None else FIRST + (start or 0) + length
+        None if start is None else FIRST + start,
+        None if length is None else FIRST + (start or 0) + length,
     )
     expected = [
         r
@@ -79,7 +86,9 @@ def test_window_holds_its_rows_in_time_order(four_days_lake, four_days_in_order,
         if (window.start is None or to_micros(r[raw_rows.EVENT_TIME]) >= window.start)
         and (window.end is None or to_micros(r[raw_rows.EVENT_TIME]) < window.end)
     ]
-    rows, num_duplicates, malformed = read_lake(folder_lake(four_days_lake, piece_rows=piece_rows), window)
+    rows, num_duplicates, malformed = read_lake(
+        folder_lake(four_days_lake, piece_rows=piece_rows), window
+    )
     assert rows == expected
     assert (num_duplicates, malformed) == (0, [])
 
@@ -88,7 +97,8 @@ def test_burst_of_traffic_is_cut_where_it_is(tmp_path, raw_table, write_lake):
     quiet = raw_table(200, start=START.timestamp(), seconds=86_400)
     burst = raw_table(2000, seed=1, start=START.timestamp() + 30_000, seconds=60)
     lake = folder_lake(
-        write_lake(tmp_path / "lake", pa.concat_tables([quiet, burst]).sort_by("event_time")), piece_rows=200
+        write_lake(tmp_path / "lake", pa.concat_tables([quiet, burst]).sort_by("event_time")),
+        piece_rows=200,
     )
     with MalformedRows(tmp_path / "s.jsonl") as malformed:
         sizes = [table.num_rows for table, _ in lake.tables(ALL, malformed)]
@@ -100,7 +110,9 @@ def test_newest_of_rows_with_one_identity_stays(tmp_path, raw_table, write_lake,
     table = raw_table(20, start=START.timestamp(), seconds=20)
     index = table.schema.get_field_index(raw_rows.EVENT_TIME)
     later = pa.array([t + 1_000_000_000 for t in table.column(index).cast(pa.int64()).to_pylist()])
-    moved = table.set_column(index, RAW_SCHEMA.field(index), later.cast(RAW_SCHEMA.field(index).type))
+    moved = table.set_column(
+        index, RAW_SCHEMA.field(index), later.cast(RAW_SCHEMA.field(index).type)
+    )
     lake = write_lake(tmp_path / "lake", pa.concat_tables([moved, table]))
     rows, num_duplicates, _ = read_lake(folder_lake(lake))
     assert num_duplicates == 20
@@ -123,12 +135,16 @@ def test_row_groups_outside_window_are_not_read(tmp_path, four_days, write_lake,
     begin = column.dictionary_page_offset or column.data_page_offset
     corrupt[begin : begin + column.total_compressed_size] = b"\xff" * column.total_compressed_size
     path.write_bytes(bytes(corrupt))
-    with pytest.raises(ContractError, match="day=2026-03-01/part-0.parquet is not a readable Parquet file"):
+    with pytest.raises(
+        ContractError, match="day=2026-03-01/part-0.parquet is not a readable Parquet file"
+    ):
         read_lake(folder_lake(lake))
     assert len(read_lake(folder_lake(lake), TimeSpan(FIRST + DAY // 2, FIRST + DAY))[0]) == 250
 
 
-def test_pieces_hold_whole_row_groups_where_these_follow_each_other(tmp_path, four_days, write_lake):
+def test_pieces_hold_whole_row_groups_where_these_follow_each_other(
+    tmp_path, four_days, write_lake
+):
     lake = folder_lake(write_lake(tmp_path / "lake", four_days, row_group_size=50), piece_rows=130)
     sizes = [round(piece.num_rows) for piece, _ in lake.pieces(ALL)]
     assert len(sizes) == 4 * 4
@@ -159,19 +175,28 @@ def test_partition_without_date_is_refused(tmp_path, four_days, write_lake):
 
 
 @pytest.mark.parametrize("piece_rows", [30, 10_000])
-def test_rows_of_another_day_or_of_none_are_set_aside_once(tmp_path, four_days, read_lake, piece_rows):
+def test_rows_of_another_day_or_of_none_are_set_aside_once(
+    tmp_path, four_days, read_lake, piece_rows
+):
     index = four_days.schema.get_field_index(raw_rows.EVENT_TIME)
     times = four_days.column(index).to_pylist()[:500]
     times[400], times[401] = None, times[401].replace(year=2031)
-    table = four_days.slice(0, 500).set_column(index, RAW_SCHEMA.field(index), pa.array(times, RAW_SCHEMA[index].type))
+    table = four_days.slice(0, 500).set_column(
+        index, RAW_SCHEMA.field(index), pa.array(times, RAW_SCHEMA[index].type)
+    )
     (tmp_path / "lake" / "day=2026-03-01").mkdir(parents=True)
     pq.write_table(table, tmp_path / "lake" / "day=2026-03-01" / "a.parquet", row_group_size=50)
     for window, num_rows in ((TimeSpan(), 498), (TimeSpan(FIRST, FIRST + DAY // 10), 50)):
-        rows, _, malformed = read_lake(folder_lake(tmp_path / "lake", piece_rows=piece_rows), window)
+        rows, _, malformed = read_lake(
+            folder_lake(tmp_path / "lake", piece_rows=piece_rows), window
+        )
         assert len(rows) == num_rows
         assert [m["line"] for m in malformed] == [401, 402]
         assert malformed[0]["reason"].startswith("event_time is None")
-        assert "is outside the file's day, expected [2026-03-01T00:00:00+00:00" in malformed[1]["reason"]
+        assert (
+            "is outside the file's day, expected [2026-03-01T00:00:00+00:00"
+            in malformed[1]["reason"]
+        )
 
 
 HOUR = timedelta(hours=1)
@@ -187,7 +212,9 @@ def lake(tmp_path, table, write_lake):
     return write_lake(tmp_path / "la ke", table, num_files=2)
 
 
-def write_outcomes(lake, day, outcomes, *, name="part-1", event=CLICK, time=START - HOUR, window=1800.0):
+def write_outcomes(
+    lake, day, outcomes, *, name="part-1", event=CLICK, time=START - HOUR, window=1800.0
+):
     """Write outcomes of (request id, row) pairs as one file of the partition `day`.
 
     By default their time is before any row.
@@ -195,7 +222,13 @@ def write_outcomes(lake, day, outcomes, *, name="part-1", event=CLICK, time=STAR
     folder = lake / raw_rows.OUTCOME_PARTITION.format(day=day)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
-        {"request_id": request, "row": row, "event": event, "outcome_time": time, "stored_at": START + HOUR}
+        {
+            "request_id": request,
+            "row": row,
+            "event": event,
+            "outcome_time": time,
+            "stored_at": START + HOUR,
+        }
         | {"window_seconds": window}
         for request, row in outcomes
     ]
@@ -208,13 +241,17 @@ def labels_of(*uris) -> dict:
 
 def truth(table, late=()):
     return {
-        (row["request_id"], row["row"]): int(row["label"] or (row["request_id"], row["row"]) in late)
+        (row["request_id"], row["row"]): int(
+            row["label"] or (row["request_id"], row["row"]) in late
+        )
         for row in table.to_pylist()
     }
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(lake, table, run_step, seed):
+def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(
+    lake, table, run_step, seed
+):
     source = random.Random(seed)
     before = run_step(lake)
     rows = [(row["request_id"], row["row"], row["event_time"]) for row in table.to_pylist()]
@@ -224,21 +261,42 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(lake, 
         # file or in two.
         day = (time + timedelta(days=source.choice([0, 0, 0, 1, 9, 40]))).date()
         for copy in range(source.choice([1, 1, 2])):
-            write_outcomes(lake, day, [(request, row)] * source.choice([1, 3]), name=f"part-{i}-{copy}")
+            write_outcomes(
+                lake, day, [(request, row)] * source.choice([1, 3]), name=f"part-{i}-{copy}"
+            )
     others = source.sample(rows, 100)
-    write_outcomes(lake, "2026-03-02", [(request, row) for request, row, _ in others], name="c", event=CONVERSION)
-    write_outcomes(lake, "2026-03-02", [("no such request", 1), (rows[0][0], 10**6), (rows[0][0], -1)], name="unknown")
+    write_outcomes(
+        lake,
+        "2026-03-02",
+        [(request, row) for request, row, _ in others],
+        name="c",
+        event=CONVERSION,
+    )
+    write_outcomes(
+        lake,
+        "2026-03-02",
+        [("no such request", 1), (rows[0][0], 10**6), (rows[0][0], -1)],
+        name="unknown",
+    )
     dataset = run_step(lake)
     expected = truth(table, {(request, row) for request, row, _ in late})
     assert labels_of(dataset.train_uri, dataset.holdout_uri) == expected
     assert dataset.num_late_clicks == sum(expected.values()) - sum(truth(table).values())
     read = {
-        uri: pa.concat_tables([pq.read_table(p, partitioning=None) for p in sorted(local_path(uri).iterdir())])
+        uri: pa.concat_tables(
+            [pq.read_table(p, partitioning=None) for p in sorted(local_path(uri).iterdir())]
+        )
         for uri in (dataset.train_uri, dataset.holdout_uri)
     }
     rows_now = pa.concat_tables(read.values())
-    assert rows_now.drop_columns("label").equals(table.drop_columns("label")), "order, times and features are as before"
-    assert (dataset.num_duplicates, dataset.num_malformed) == (before.num_duplicates, before.num_malformed) == (0, 0)
+    assert rows_now.drop_columns("label").equals(table.drop_columns("label")), (
+        "order, times and features are as before"
+    )
+    assert (
+        (dataset.num_duplicates, dataset.num_malformed)
+        == (before.num_duplicates, before.num_malformed)
+        == (0, 0)
+    )
 
 
 def test_datasets_version_tells_new_late_clicks(lake, table, run_step):
@@ -259,7 +317,9 @@ def test_replayed_rows_have_their_late_clicks_too(lake, table, run_step):
     late = {(r["request_id"], r["row"]) for r in table.to_pylist()}
     by_day: dict = {}
     for r in table.to_pylist():
-        by_day.setdefault(r["event_time"].date().isoformat(), []).append((r["request_id"], r["row"]))
+        by_day.setdefault(r["event_time"].date().isoformat(), []).append(
+            (r["request_id"], r["row"])
+        )
     for day, rows in by_day.items():
         write_outcomes(lake, day, rows)
     dataset = run_step(lake, TimeSpan(parse_time("start", "2026-03-04"), None), replay_share=0.4)
@@ -270,7 +330,9 @@ def test_replayed_rows_have_their_late_clicks_too(lake, table, run_step):
     assert set(labels.values()) == {1}
     assert set(labels) <= late
     in_window = [r for r in table.to_pylist() if r["event_time"].date().isoformat() == "2026-03-04"]
-    assert dataset.num_late_clicks == sum(not r["label"] for r in in_window), "of the window's rows alone"
+    assert dataset.num_late_clicks == sum(not r["label"] for r in in_window), (
+        "of the window's rows alone"
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
 @pytest.fixture
 def lake(tmp_path, raw_table, write_lake):
-    return write_lake(tmp_path / "la ke", raw_table(400, start=START.timestamp(), seconds=2 * 86_400))
+    return write_lake(
+        tmp_path / "la ke", raw_table(400, start=START.timestamp(), seconds=2 * 86_400)
+    )
 
 
 def opened(lake, pass_over=()) -> LakeFiles:
@@ -46,19 +48,28 @@ def test_file_without_place_is_named_and_refused_unless_passed_over(lake, name, 
     path.write_bytes((lake / "day=2026-03-01" / "part-0.parquet").read_bytes())
     with pytest.raises(ContractError) as caught:
         opened(lake)
-    assert f"holds 1 files where no rows are read: {name}; expected regular files day=YYYY-MM-DD/*.parquet" in str(
-        caught.value
+    assert (
+        f"holds 1 files where no rows are read: {name}; expected regular files "
+        "day=YYYY-MM-DD/*.parquet" in str(caught.value)
     )
-    assert f"""--set 'extraction.pass_over=["{pattern}"]'""" in str(caught.value), "the way out is the one that works"
+    assert f"""--set 'extraction.pass_over=["{pattern}"]'""" in str(caught.value), (
+        "the way out is the one that works"
+    )
     after = opened(lake, [pattern])
     assert after.days == before.days
-    assert [after.own_files(day) for day in after.days] == [before.own_files(day) for day in before.days]
+    assert [after.own_files(day) for day in after.days] == [
+        before.own_files(day) for day in before.days
+    ]
 
 
-@pytest.mark.parametrize("name", ["day=2026-3-1", "day=20260301", "day=9999-12-31", "day=2026-02-30", "day="])
+@pytest.mark.parametrize(
+    "name", ["day=2026-3-1", "day=20260301", "day=9999-12-31", "day=2026-02-30", "day="]
+)
 def test_day_that_is_no_date_is_refused_and_never_another_days_folder(lake, name):
     (lake / name).mkdir()
-    (lake / name / "part-0.parquet").write_bytes((lake / "day=2026-03-01" / "part-0.parquet").read_bytes())
+    (lake / name / "part-0.parquet").write_bytes(
+        (lake / "day=2026-03-01" / "part-0.parquet").read_bytes()
+    )
     with pytest.raises(ContractError, match="expected a date YYYY-MM-DD"):
         opened(lake)
     assert len(opened(lake, [f"{name}/*"]).days) == 2
@@ -67,10 +78,15 @@ def test_day_that_is_no_date_is_refused_and_never_another_days_folder(lake, name
 @pytest.mark.parametrize(
     "name",
     [
-        "_SUCCESS", "day=2026-03-01/_SUCCESS", "day=2026-03-01/.part-1.parquet.crc", "_temporary/0/part-1.parquet",
-        "day=2026-03-01/version=3/_CLAIM", "day=2026-03-01/version=3/part-0.parquet", "day=2026-03-02/_notes/a.txt",
+        "_SUCCESS",
+        "day=2026-03-01/_SUCCESS",
+        "day=2026-03-01/.part-1.parquet.crc",
+        "_temporary/0/part-1.parquet",
+        "day=2026-03-01/version=3/_CLAIM",
+        "day=2026-03-01/version=3/part-0.parquet",
+        "day=2026-03-02/_notes/a.txt",
     ],
-)  # fmt: skip
+)
 def test_hidden_files_and_those_of_versions_have_place(lake, name):
     path = lake / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,13 +98,18 @@ def test_many_files_are_counted_and_first_named(lake):
     (lake / "dt=2026-03-03").mkdir()
     for k in range(9):
         (lake / "dt=2026-03-03" / f"part-{k}.parquet").touch()
-    with pytest.raises(ContractError, match=r"holds 9 files .* dt=2026-03-03/part-4.parquet and 4 more; expected"):
+    with pytest.raises(
+        ContractError, match=r"holds 9 files .* dt=2026-03-03/part-4.parquet and 4 more; expected"
+    ):
         opened(lake)
 
 
 def test_pipe_among_days_files_is_named_and_not_waited_for(lake):
     os.mkfifo(lake / "day=2026-03-01" / "part-9.parquet")
-    with pytest.raises(ContractError, match=r"holds 1 files .*day=2026-03-01/part-9.parquet; expected regular files"):
+    with pytest.raises(
+        ContractError,
+        match=r"holds 1 files .*day=2026-03-01/part-9.parquet; expected regular files",
+    ):
         opened(lake)
     assert len(opened(lake, ["*/part-9.parquet"]).days) == 2
 

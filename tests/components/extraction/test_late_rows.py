@@ -29,7 +29,12 @@ class Rounds:
 
     def __init__(self, root, flags, run_main, released):
         self.lake, self._run_main, self._released = root / "a lake", run_main, released
-        self.flags = {**flags, "--lake": self.lake.as_uri(), "--replay-days": "0", "--late-days": "1"}
+        self.flags = {
+            **flags,
+            "--lake": self.lake.as_uri(),
+            "--replay-days": "0",
+            "--late-days": "1",
+        }
         self.flags["--holdout-fraction"] = "1e-9"  # one row
         self.num = 0
 
@@ -72,7 +77,11 @@ def between(rows):
 
     def pick(first: float, last: float, *, step: int = 1, offset: int = 0):
         hours = np.arange(len(rows)) * 0.1
-        mask = (hours >= first - 1e-6) & (hours < last - 1e-6) & (np.arange(len(rows)) % step == offset)
+        mask = (
+            (hours >= first - 1e-6)
+            & (hours < last - 1e-6)
+            & (np.arange(len(rows)) % step == offset)
+        )
         return rows.filter(pa.array(mask))
 
     return pick
@@ -104,7 +113,9 @@ def test_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, betwee
 def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds, between, caplog):
     rounds.add(between(0, 96, step=2, offset=1), "a.parquet")
     rounds.turn()
-    rounds.add(between(0, 40, step=2), "b.parquet")  # two days, the second of which is older than late_days too
+    rounds.add(
+        between(0, 40, step=2), "b.parquet"
+    )  # two days, the second of which is older than late_days too
     rounds.add(between(72, 80, step=2), "b.parquet")
     for end in (100, 104, 108):
         rounds.add(between(end - 4, end), f"c-{end}.parquet")
@@ -113,8 +124,10 @@ def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds,
         assert (dataset.num_left_files, dataset.num_left_rows) == (2, 200)
         assert dataset.num_late_rows == (40 if end == 100 else 0)
     sentence = (
-        "2 files with about 200 rows of 2026-03-01 to 2026-03-02 were not seen by this lineage and are older than "
-        "late_days=1: their rows are not learned; a window_start of 2026-03-01 or --set extraction.late_days="
+        "2 files with about 200 rows of 2026-03-01 to 2026-03-02 were not seen by this lineage and "
+        "are older than "
+        "late_days=1: their rows are not learned; a window_start of 2026-03-01 or --set "
+        "extraction.late_days="
     )
     assert caplog.text.count(sentence) == 3
     assert "The first: day=2026-03-01/b.parquet" in caplog.text
@@ -126,7 +139,8 @@ def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds,
 
 
 @pytest.mark.parametrize(
-    ("asked", "left"), [({"late_days": "0"}, (3, 360)), ({"window_start": "2026-03-04T12:00:00Z"}, (4, 420))]
+    ("asked", "left"),
+    [({"late_days": "0"}, (3, 360)), ({"window_start": "2026-03-04T12:00:00Z"}, (4, 420))],
 )
 def test_unseen_rows_before_what_round_reads_are_counted_to_row(rounds, between, asked, left):
     rounds.add(between(0, 72, step=2, offset=1), "a.parquet")
@@ -162,15 +176,22 @@ def test_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
 
 def test_click_that_comes_as_late_copy_of_learned_row_is_counted_and_named(rounds, between, caplog):
     shown = between(24, 30)
-    rounds.add(shown.set_column(0, raw_rows.LABEL, pa.array([0] * len(shown), pa.int32())), "a.parquet")
+    rounds.add(
+        shown.set_column(0, raw_rows.LABEL, pa.array([0] * len(shown), pa.int32())), "a.parquet"
+    )
     rounds.turn()
-    clicked = shown.set_column(0, raw_rows.LABEL, pa.array([1] * 4 + [0] * (len(shown) - 4), pa.int32()))
+    clicked = shown.set_column(
+        0, raw_rows.LABEL, pa.array([1] * 4 + [0] * (len(shown) - 4), pa.int32())
+    )
     rounds.add(clicked.slice(0, 10), "b.parquet")
     rounds.add(between(30, 48), "c.parquet")
     with caplog.at_level(logging.WARNING, "components.extraction.lake"):
         dataset = rounds.turn()
     assert (dataset.num_late_rows, dataset.num_duplicates, dataset.num_updated) == (0, 6, 4)
-    assert "4 late rows of day 2026-03-02 came with another label or other features after they had been" in caplog.text
+    assert (
+        "4 late rows of day 2026-03-02 came with another label or other features after they had "
+        "been" in caplog.text
+    )
 
 
 def test_row_whose_seen_copy_was_malformed_is_learned_from_valid_copy(rounds, between):
@@ -201,7 +222,12 @@ def test_malformed_late_rows_are_set_aside_once_and_judged(rounds, between):
         path = rounds.lake / f"day={day}" / "b.parquet"
         table = pq.read_table(path, partitioning=None)
         kept = [None, *table[raw_rows.EVENT_TIME].to_pylist()[1:]]
-        pq.write_table(table.set_column(at, table.schema.field(at), pa.array(kept, table.schema.field(at).type)), path)
+        pq.write_table(
+            table.set_column(
+                at, table.schema.field(at), pa.array(kept, table.schema.field(at).type)
+            ),
+            path,
+        )
     rounds.add(between(30, 48), "c.parquet")
     dataset = rounds.turn("refused", max_malformed_fraction="0.5")
     assert (dataset.num_malformed, dataset.num_late_rows) == (4, 46)
@@ -213,7 +239,12 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     rounds.turn()
     for day, hours in ((1, (0, 24)), (2, (24, 30))):
         pq.write_table(between(*hours, step=2, offset=1), tmp_path / "again.parquet")
-        backfill([tmp_path / "again.parquet"], CRITEO_RECOMMENDER, lake=str(rounds.lake), day=date(2026, 3, day))
+        backfill(
+            [tmp_path / "again.parquet"],
+            CRITEO_RECOMMENDER,
+            lake=str(rounds.lake),
+            day=date(2026, 3, day),
+        )
     late = between(10, 30, step=2)
     rounds.add(late, "b.parquet")
     rounds.add(between(30, 48), "c.parquet")
@@ -238,7 +269,9 @@ def test_of_bucket_only_days_with_unseen_files_are_fetched(rounds, between, clou
     assert {name.partition("/")[0] for name in fetched(cloud_storage.seen)} == {"day=2026-03-03"}
     # Known from their names, fetched or not, and known to the champion or not.
     alone = {"parent": "none", "champion": "none"}
-    own = rounds.turn("refused", lake=URI, window_start="2026-03-03T12:00:00Z", late_days="2", **alone)
+    own = rounds.turn(
+        "refused", lake=URI, window_start="2026-03-03T12:00:00Z", late_days="2", **alone
+    )
     assert {day: set(files) for day, files in own.files.items() if files} == {
         "2026-03-01": {"a.parquet"},
         "2026-03-02": {"a.parquet"},

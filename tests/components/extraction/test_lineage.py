@@ -53,7 +53,12 @@ def lake(tmp_path, raw_table, write_lake):
     for day in (1, 2, 2):
         source = folder / f"day=2026-03-0{day}" / "part-0.parquet"
         pq.write_table(pq.read_table(source, partitioning=None), tmp_path / "again.parquet")
-        backfill([tmp_path / "again.parquet"], CRITEO_RECOMMENDER, lake=str(folder), day=date(2026, 3, day))
+        backfill(
+            [tmp_path / "again.parquet"],
+            CRITEO_RECOMMENDER,
+            lake=str(folder),
+            day=date(2026, 3, day),
+        )
     return folder
 
 
@@ -69,7 +74,10 @@ def told(store, capsys):
 
 
 def short(days: list[dict]) -> list[tuple]:
-    return [(each["day"][-2:], each["version"], each["num_rows"], each["replay"], each["model_id"]) for each in days]
+    return [
+        (each["day"][-2:], each["version"], each["num_rows"], each["replay"], each["model_id"])
+        for each in days
+    ]
 
 
 def test_model_carries_what_its_line_of_descent_saw(told):
@@ -87,9 +95,13 @@ def test_model_carries_what_its_line_of_descent_saw(told):
 
 
 def test_model_names_descendants_that_learned_its_evaluation_rows(told, store):
-    keep_model(store, "early", parent_model_id="m1", last_learned_time=at(0.4), last_event_time=at(0.45))
+    keep_model(
+        store, "early", parent_model_id="m1", last_learned_time=at(0.4), last_event_time=at(0.45)
+    )
     found = told()
-    assert {model_id: each["learned_later"] for model_id, each in found.items() if each["learned_later"]} == {
+    assert {
+        model_id: each["learned_later"] for model_id, each in found.items() if each["learned_later"]
+    } == {
         "m1": ["m2"],
         "m2": ["m3"],
     }
@@ -105,7 +117,13 @@ def test_model_names_descendants_that_learned_its_evaluation_rows(told, store):
         (at(4) + "|1", at(4.4), []),
         (at(4.2), at(3), ["grandchild"]),
     ],
-    ids=["one after the other", "all rows", "the child skips rows", "the grandchild skips rows", "it reads them again"],
+    ids=[
+        "one after the other",
+        "all rows",
+        "the child skips rows",
+        "the grandchild skips rows",
+        "it reads them again",
+    ],
 )
 def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
     told, store, child_start, grandchild_start, expected
@@ -117,7 +135,11 @@ def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
 
     def start(text):
         time, _, behind = (text or "").partition("|")
-        return (datetime.fromisoformat(time) + timedelta(microseconds=int(behind or 0))).isoformat() if time else None
+        return (
+            (datetime.fromisoformat(time) + timedelta(microseconds=int(behind or 0))).isoformat()
+            if time
+            else None
+        )
 
     for name, parent, hours, window_start in (
         ("model", None, 4, None),
@@ -125,7 +147,11 @@ def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
         ("grandchild", "child", 4.5, start(grandchild_start)),
         ("its child", "grandchild", 6, at(5)),
     ):
-        times = {"last_learned_time": at(hours), "last_event_time": at(hours + 0.5), "window_start": window_start}
+        times = {
+            "last_learned_time": at(hours),
+            "last_event_time": at(hours + 0.5),
+            "window_start": window_start,
+        }
         keep_model(store, name, parent_model_id=parent, **times)
     assert told()["model"]["learned_later"] == expected
 
@@ -135,7 +161,9 @@ def test_lake_tells_which_rows_are_outdated(told, lake):
     found = told("--lake", lake.as_uri())
     outdated = {
         model_id: [
-            (seen["day"][-2:], seen["version"], seen["lake_version"]) for seen in each["days"] if seen["outdated"]
+            (seen["day"][-2:], seen["version"], seen["lake_version"])
+            for seen in each["days"]
+            if seen["outdated"]
         ]
         for model_id, each in found.items()
     }
@@ -156,7 +184,8 @@ def test_lines_for_people_say_same(store, lake, capsys):
     assert main(["--store", str(store), "--lake", str(lake), "--model", "m2"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "m2 (live), continues m1",
-        f"  trained on rows up to {at(1)}, evaluated on rows up to {at(1.5)}; evaluation rows learned later by m3",
+        f"  trained on rows up to {at(1)}, evaluated on rows up to {at(1.5)}; evaluation rows "
+        "learned later by m3",
         "  2026-03-02 version 0: 60 rows",
         "    OUTDATED: the lake has version 2",
         "  2026-03-01 version 1: 20 rows, replayed",

@@ -17,8 +17,12 @@ def small_groups(monkeypatch):
 
 
 @given(sizes=st.lists(st.integers(1, 90), min_size=1, max_size=6), share=st.floats(0, 1))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_files_hold_stream_and_cut_keeps_order(tmp_path_factory, raw_table, small_groups, sizes, share):
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_files_hold_stream_and_cut_keeps_order(
+    tmp_path_factory, raw_table, small_groups, sizes, share
+):
     folder, table = tmp_path_factory.mktemp("parts"), raw_table(sum(sizes))
     with PartWriter(folder / "all") as writer:
         at = 0
@@ -36,7 +40,9 @@ def test_files_hold_stream_and_cut_keeps_order(tmp_path_factory, raw_table, smal
     assert not list((folder / "all").iterdir())
     parts = {name: sorted((folder / name).iterdir()) for name in ("train", "holdout")}
     read = {
-        name: pa.concat_tables([table.slice(0, 0), *(pq.read_table(p, partitioning=None) for p in paths)])
+        name: pa.concat_tables(
+            [table.slice(0, 0), *(pq.read_table(p, partitioning=None) for p in paths)]
+        )
         for name, paths in parts.items()
     }
     assert read["train"].equals(table.slice(0, sum(sizes) - newest))

@@ -41,7 +41,10 @@ def run_step(run_step):
 
 
 def identities(*uris) -> list[tuple]:
-    return [(row[raw_rows.EVENT_TIME], row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in rows_in(*uris)]
+    return [
+        (row[raw_rows.EVENT_TIME], row[raw_rows.REQUEST_ID], row[raw_rows.ROW])
+        for row in rows_in(*uris)
+    ]
 
 
 def days_of(rows) -> Counter:
@@ -55,7 +58,11 @@ def test_as_many_rows_are_drawn_as_make_up_share_of_what_is_learnt(lake, run_ste
     assert dataset.replay_share == share
     assert dataset.num_replay_rows == len(identities(dataset.replay_uri)) == num_rows
     assert num_rows / (num_rows + dataset.num_train_rows) == pytest.approx(share)
-    assert dataset.num_replay_holdout_rows == len(identities(dataset.replay_holdout_uri)) == dataset.num_holdout_rows
+    assert (
+        dataset.num_replay_holdout_rows
+        == len(identities(dataset.replay_holdout_uri))
+        == dataset.num_holdout_rows
+    )
 
 
 def test_old_rows_are_older_than_window_of_newest_days_and_in_time_order(lake, run_step):
@@ -69,13 +76,18 @@ def test_old_rows_are_older_than_window_of_newest_days_and_in_time_order(lake, r
         assert set(days_of(rows)) == {"2026-03-07", "2026-03-08", "2026-03-09"}
 
 
-def test_rows_are_drawn_evenly_over_days_by_their_traffic(tmp_path, raw_table, write_lake, run_step):
+def test_rows_are_drawn_evenly_over_days_by_their_traffic(
+    tmp_path, raw_table, write_lake, run_step
+):
     """The busy day of 2,400 rows gives three times as many rows as days of 800.
 
     Within a day, each quarter gives a quarter.
     """
     day = START.timestamp()
-    rows = [raw_table(2400 if i == 1 else 800, seed=i, start=day + i * 86_400, seconds=86_400) for i in range(4)]
+    rows = [
+        raw_table(2400 if i == 1 else 800, seed=i, start=day + i * 86_400, seconds=86_400)
+        for i in range(4)
+    ]
     lake = write_lake(tmp_path / "lake", pa.concat_tables(rows))
     dataset = run_step(lake, TimeSpan(parse_time("start", "2026-03-04"), None), replay_share=0.5)
     drawn = identities(dataset.replay_uri)
@@ -88,17 +100,27 @@ def test_rows_are_drawn_evenly_over_days_by_their_traffic(tmp_path, raw_table, w
 
 def test_manifest_says_what_each_day_gave(lake, run_step):
     dataset = run_step(lake, replay_share=0.3)
-    drawn, held_out = days_of(identities(dataset.replay_uri)), days_of(identities(dataset.replay_holdout_uri))
-    assert [entry["day"] for entry in dataset.replay_days] == [f"2026-03-0{n}" for n in range(3, 10)]
+    drawn, held_out = (
+        days_of(identities(dataset.replay_uri)),
+        days_of(identities(dataset.replay_holdout_uri)),
+    )
+    assert [entry["day"] for entry in dataset.replay_days] == [
+        f"2026-03-0{n}" for n in range(3, 10)
+    ]
     for entry in dataset.replay_days:
-        assert (entry["num_rows"], entry["num_holdout_rows"]) == (drawn[entry["day"]], held_out[entry["day"]])
+        assert (entry["num_rows"], entry["num_holdout_rows"]) == (
+            drawn[entry["day"]],
+            held_out[entry["day"]],
+        )
 
 
 def test_repeated_task_draws_same_rows_and_another_window_others(lake, run_step):
     first, again = (run_step(lake, replay_share=0.3, run=run) for run in ("a", "b"))
     assert identities(first.replay_uri) == identities(again.replay_uri)
     assert first.digest == again.digest == data_digest(local_path(first.train_uri).parent)
-    later = run_step(lake, TimeSpan(WINDOW.start + 1_000_000 * 3600, None), replay_share=0.3, run="c")
+    later = run_step(
+        lake, TimeSpan(WINDOW.start + 1_000_000 * 3600, None), replay_share=0.3, run="c"
+    )
     common = set(identities(first.replay_uri)) & set(identities(later.replay_uri))
     assert len(common) < 0.5 * later.num_replay_rows
 
@@ -128,7 +150,9 @@ def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
 
 def test_corrupt_older_files_stop_round_only_if_it_learns_from_them(lake, run_step, caplog):
     damage_older_days(lake)
-    with pytest.raises(ContractError, match=r"day=2026-03-08/part-0.parquet is not a readable Parquet file"):
+    with pytest.raises(
+        ContractError, match=r"day=2026-03-08/part-0.parquet is not a readable Parquet file"
+    ):
         run_step(lake, replay_share=0.2)
     dataset = run_step(lake)
     assert (dataset.replay_uri, dataset.replay_holdout_uri, dataset.replay_days) == (None, None, [])
@@ -137,31 +161,55 @@ def test_corrupt_older_files_stop_round_only_if_it_learns_from_them(lake, run_st
     assert not [path for path in folder.iterdir() if path.name.startswith("replay")]
 
 
-def test_all_there_is_is_drawn_where_there_is_less_than_wanted(tmp_path, raw_table, write_lake, run_step):
+def test_all_there_is_is_drawn_where_there_is_less_than_wanted(
+    tmp_path, raw_table, write_lake, run_step
+):
     table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400)
     window = TimeSpan(parse_time("start", "2026-03-01T06:00:00Z"), None)
-    dataset = run_step(write_lake(tmp_path / "lake", table), window, replay_share=0.9, holdout_fraction=0.5)
+    dataset = run_step(
+        write_lake(tmp_path / "lake", table), window, replay_share=0.9, holdout_fraction=0.5
+    )
     drawn = identities(dataset.replay_uri) + identities(dataset.replay_holdout_uri)
     assert set(drawn) == set(
-        zip(*(table.slice(0, 125).column(n).to_pylist() for n in ("event_time", "request_id", "row")))
+        zip(
+            *(
+                table.slice(0, 125).column(n).to_pylist()
+                for n in ("event_time", "request_id", "row")
+            )
+        )
     )
 
 
-def test_old_rows_delivered_twice_are_drawn_once_and_malformed_ones_never(tmp_path, ten_days, write_lake, run_step):
-    lake = write_lake(tmp_path / "lake", pa.concat_tables([ten_days, ten_days]).sort_by("event_time"))
+def test_old_rows_delivered_twice_are_drawn_once_and_malformed_ones_never(
+    tmp_path, ten_days, write_lake, run_step
+):
+    lake = write_lake(
+        tmp_path / "lake", pa.concat_tables([ten_days, ten_days]).sort_by("event_time")
+    )
     path = lake / "day=2026-03-08" / "part-0.parquet"
     table = pq.read_table(path, partitioning=None)
     labels = pa.array([7] * 100 + table.column(raw_rows.LABEL).to_pylist()[100:], pa.int32())
-    pq.write_table(table.set_column(table.column_names.index(raw_rows.LABEL), raw_rows.LABEL, labels), path)
+    pq.write_table(
+        table.set_column(table.column_names.index(raw_rows.LABEL), raw_rows.LABEL, labels), path
+    )
     dataset = run_step(lake, replay_share=0.8, holdout_fraction=0.5)
     rows = identities(dataset.replay_uri) + identities(dataset.replay_holdout_uri)
     assert len(rows) == len(set(rows))
-    malformed = set(zip(*(table.slice(0, 100).column(n).to_pylist() for n in ("event_time", "request_id", "row"))))
+    malformed = set(
+        zip(
+            *(
+                table.slice(0, 100).column(n).to_pylist()
+                for n in ("event_time", "request_id", "row")
+            )
+        )
+    )
     assert not malformed & set(rows)
     assert dataset.num_malformed == 0, "the round that learned from that day has told"
 
 
-def test_of_long_days_places_are_read_and_of_each_what_is_needed(tmp_path, ten_days, write_lake, run_step, monkeypatch):
+def test_of_long_days_places_are_read_and_of_each_what_is_needed(
+    tmp_path, ten_days, write_lake, run_step, monkeypatch
+):
     lake = write_lake(tmp_path / "lake", ten_days, row_group_size=100)
     monkeypatch.setattr(replay, "BATCH_ROWS", 100)
     monkeypatch.setattr(replay, "MIN_PIECES", 14)
@@ -187,7 +235,10 @@ def test_of_long_days_places_are_read_and_of_each_what_is_needed(tmp_path, ten_d
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        *(({"holdout_fraction": each}, f"holdout_fraction is {each}, expected") for each in (0.0, 1.0, -0.1, nan)),
+        *(
+            ({"holdout_fraction": each}, f"holdout_fraction is {each}, expected")
+            for each in (0.0, 1.0, -0.1, nan)
+        ),
         *(
             ({name: each}, f"{name} is {each}, expected 0 or more")
             for name in ("full_days", "attribution_hours")
@@ -196,7 +247,10 @@ def test_of_long_days_places_are_read_and_of_each_what_is_needed(tmp_path, ten_d
         ({"replay_share": 1.0}, "replay_share is 1.0, expected at least 0 and less than 1"),
         ({"replay_share": nan}, "replay_share is nan, expected"),
         ({"replay_days": -1}, "replay_days is -1, expected at least 0"),
-        ({"replay_share": 0.1, "replay_days": 0}, "replay_share is 0.1 with replay_days 0, expected at least one day"),
+        (
+            {"replay_share": 0.1, "replay_days": 0},
+            "replay_share is 0.1 with replay_days 0, expected at least one day",
+        ),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):

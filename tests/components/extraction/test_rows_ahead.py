@@ -42,25 +42,42 @@ def add(tmp_path):
 @pytest.fixture
 def turn(tmp_path, flags):
     def run(now: datetime = NOW, *, code: int = 0, **asked: str) -> RawDataset | None:
-        given = {**flags, "--lake": (tmp_path / "lake").as_uri(), "--settings": "extraction.holdout_fraction=0.1"}
+        given = {
+            **flags,
+            "--lake": (tmp_path / "lake").as_uri(),
+            "--settings": "extraction.holdout_fraction=0.1",
+        }
         given |= {f"--{name.replace('_', '-')}": value for name, value in asked.items()}
-        assert main([f"{flag}={value}" for flag, value in given.items()], clock=now.timestamp) == code
+        assert (
+            main([f"{flag}={value}" for flag, value in given.items()], clock=now.timestamp) == code
+        )
         return RawDataset.read(flags["--output"]) if code == 0 else None
 
     return run
 
 
-def test_rows_of_clock_that_is_ahead_are_left_and_no_later_row_is_lost(rows, add, turn, released, caplog):
+def test_rows_of_clock_that_is_ahead_are_left_and_no_later_row_is_lost(
+    rows, add, turn, released, caplog
+):
     add(rows(0, 400), "a.parquet")
     add(rows(24 * 365 * 73, 30, seed=1), "ahead.parquet")
     with caplog.at_level(logging.WARNING, "components.extraction.extract"):
         first = turn()
-    assert (first.num_ahead, first.num_train_rows + first.num_holdout_rows, first.num_malformed) == (30, 400, 0)
+    assert (
+        first.num_ahead,
+        first.num_train_rows + first.num_holdout_rows,
+        first.num_malformed,
+    ) == (30, 400, 0)
     assert first.last_event_time < "2026-03-03"
-    assert "30 rows in 1 files are not learned yet, because their times are ahead of the clock" in caplog.text
+    assert (
+        "30 rows in 1 files are not learned yet, because their times are ahead of the clock"
+        in caplog.text
+    )
     (line,) = map(json.loads, local_path(first.ahead_uri).read_text().splitlines())
     assert (line["num_rows"], line["file"][:6]) == (30, "day=20")
-    assert line["reason"].endswith(f"ahead of {(NOW + AHEAD + timedelta(microseconds=1)).isoformat()}")
+    assert line["reason"].endswith(
+        f"ahead of {(NOW + AHEAD + timedelta(microseconds=1)).isoformat()}"
+    )
     released(first.last_learned_time, files=first.files)
     later = rows(48, 200, seed=2)
     add(later, "b.parquet")
@@ -73,7 +90,11 @@ def test_rows_within_tolerance_are_read_and_others_once_their_time_comes(rows, a
     add(rows(0, 400), "a.parquet")
     table = rows(40, 30, seed=1)
     add(table, "b.parquet")
-    due = [key for key, time in zip(keys_of(table), table["event_time"].to_pylist()) if time <= NOW + AHEAD]
+    due = [
+        key
+        for key, time in zip(keys_of(table), table["event_time"].to_pylist())
+        if time <= NOW + AHEAD
+    ]
     assert 0 < len(due) < 30
     first = turn()
     read = set(keys_in(first.train_uri) + keys_in(first.holdout_uri))
@@ -105,17 +126,24 @@ def test_run_reproduced_later_reads_what_it_read_then(rows, add, turn):
     then = turn()
     much_later = NOW + timedelta(days=900)
     assert turn(much_later).digest != then.digest
-    until = (datetime.now(timezone.utc) + timedelta(days=1)).isoformat()  # the rows of the files, which are new
+    until = (
+        datetime.now(timezone.utc) + timedelta(days=1)
+    ).isoformat()  # the rows of the files, which are new
     assert turn(NOW, lake_until=until).num_ahead == 0, "the time asked for is the clock"
 
 
 @pytest.mark.parametrize("asked", [{}, {"window_start": "2026-03-02"}, {"parent": "none"}])
-def test_model_that_learned_ahead_of_clock_is_refused_with_way_out(rows, add, turn, released, capsys, asked):
+def test_model_that_learned_ahead_of_clock_is_refused_with_way_out(
+    rows, add, turn, released, capsys, asked
+):
     add(rows(0, 400), "a.parquet")
     released("2099-12-31T00:00:00+00:00")
     turn(code=2, **asked)
     message = capsys.readouterr().err
-    assert "model m1 learned rows up to 2099-12-31T00:00:00+00:00, later than 2026-03-02T17:00:00" in message
+    assert (
+        "model m1 learned rows up to 2099-12-31T00:00:00+00:00, later than 2026-03-02T17:00:00"
+        in message
+    )
     assert "run it again with `--from-scratch`" in message
     assert turn(parent="none", champion="none").last_learned_time < "2026-03-03"
 

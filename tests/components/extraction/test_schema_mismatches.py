@@ -29,7 +29,9 @@ def cast(name, arrow_type):
 
 
 def encoded(table):
-    return table.set_column(table.schema.get_field_index("C9"), "C9", table["C9"].dictionary_encode())
+    return table.set_column(
+        table.schema.get_field_index("C9"), "C9", table["C9"].dictionary_encode()
+    )
 
 
 def foreign(flags, run_main, **more: str):
@@ -45,7 +47,9 @@ def test_column_that_became_text_is_told_with_its_first_file(flags, run_main, ch
     ]
 
 
-def test_unknown_columns_are_reported_and_those_of_agreed_groups_are_not(flags, run_main, change_file):
+def test_unknown_columns_are_reported_and_those_of_agreed_groups_are_not(
+    flags, run_main, change_file
+):
     path = change_file(
         lambda table: table.append_column("price", pa.array([1.5] * len(table))).append_column(
             "shadow_version", pa.nulls(len(table), pa.int32())
@@ -57,7 +61,9 @@ def test_unknown_columns_are_reported_and_those_of_agreed_groups_are_not(flags, 
 
 
 @pytest.mark.parametrize("change", [cast("label", pa.bool_()), cast("C9", pa.uint32()), encoded])
-def test_numbers_of_other_width_and_dictionaries_of_numbers_are_accepted(flags, run_main, change_file, change):
+def test_numbers_of_other_width_and_dictionaries_of_numbers_are_accepted(
+    flags, run_main, change_file, change
+):
     change_file(change)
     assert foreign(flags, run_main) == []
 
@@ -68,7 +74,9 @@ def test_dictionary_of_texts_is_no_number(flags, run_main, change_file):
     assert (told["column"], told["expected"], told["file"]) == ("C9", "int64", str(path))
 
 
-def test_missing_categories_may_be_nan_among_floats_as_pandas_has_them(flags, run_main, change_file):
+def test_missing_categories_may_be_nan_among_floats_as_pandas_has_them(
+    flags, run_main, change_file
+):
     def with_nan(table):
         values = pc.fill_null(table["C8"].cast(pa.float64()), float("nan"))
         return table.set_column(table.schema.names.index("C8"), "C8", values)

@@ -24,7 +24,9 @@ REFUSALS = (
 
 def moments():
     """Draw a time in the lake, or shortly before or after it, at rows and between them."""
-    return st.integers(-6, 2 * ROWS + 6).map(lambda half: START + half * timedelta(days=DAYS) / (2 * ROWS))
+    return st.integers(-6, 2 * ROWS + 6).map(
+        lambda half: START + half * timedelta(days=DAYS) / (2 * ROWS)
+    )
 
 
 @st.composite
@@ -47,13 +49,17 @@ def asked_windows(draw):
 
 @pytest.mark.parametrize("request_rows", [1, 4], ids=["rows", "requests"])
 @given(asked=asked_windows(), learned=st.tuples(moments(), moments()))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_no_row_that_judges_was_learned_by_any_contestant(
     asked, learned, request_rows, flags, run_main, released, raw_table, write_lake, tmp_path, capsys
 ):
     lake = tmp_path / "lake"
     if not lake.exists():
-        table = raw_table(ROWS, start=START.timestamp(), seconds=DAYS * 86_400, request_rows=request_rows)
+        table = raw_table(
+            ROWS, start=START.timestamp(), seconds=DAYS * 86_400, request_rows=request_rows
+        )
         write_lake(lake, table)
     (tmp_path / "my store" / "journal.jsonl").unlink(missing_ok=True)
     watermarks = {f"m{number}": time for number, time in enumerate(learned, start=1)}
@@ -70,21 +76,31 @@ def test_no_row_that_judges_was_learned_by_any_contestant(
         return
     dataset = RawDataset.read(flags["--output"])
     baselines = {dataset.parent_model_id, dataset.champion_model_id} - {None}
-    assert baselines == {{"current": "m2", "none": None}.get(asked[role], "m1") for role in ("parent", "champion")} - {
-        None
-    }
+    assert baselines == {
+        {"current": "m2", "none": None}.get(asked[role], "m1") for role in ("parent", "champion")
+    } - {None}
     train, judging = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     newest_learned = max([row[raw_rows.EVENT_TIME] for row in train], default=START)
     assert judging
     for row in judging:
-        assert row[raw_rows.EVENT_TIME] > max([newest_learned, *(watermarks[baseline] for baseline in baselines)])
-    assert not {row[raw_rows.REQUEST_ID] for row in judging} & {row[raw_rows.REQUEST_ID] for row in train}
+        assert row[raw_rows.EVENT_TIME] > max(
+            [newest_learned, *(watermarks[baseline] for baseline in baselines)]
+        )
+    assert not {row[raw_rows.REQUEST_ID] for row in judging} & {
+        row[raw_rows.REQUEST_ID] for row in train
+    }
     # Rows that are neither learned nor evaluated are in the window of the continuing run.
     rows = [row for row in rows_in(*(day.as_uri() for day in sorted(lake.iterdir())))]
-    first, last = (datetime.fromisoformat(getattr(dataset, f"{end}_event_time")) for end in ("first", "last"))
+    first, last = (
+        datetime.fromisoformat(getattr(dataset, f"{end}_event_time")) for end in ("first", "last")
+    )
     learned_until = datetime.fromisoformat(dataset.last_learned_time)
     window = [row for row in rows if first <= row[raw_rows.EVENT_TIME] <= last]
-    by_identity = {(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]): row[raw_rows.EVENT_TIME] for row in window}
-    left = by_identity.keys() - {(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in train + judging}
+    by_identity = {
+        (row[raw_rows.REQUEST_ID], row[raw_rows.ROW]): row[raw_rows.EVENT_TIME] for row in window
+    }
+    left = by_identity.keys() - {
+        (row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in train + judging
+    }
     assert len(left) == dataset.num_straddling_rows
     assert all(by_identity[key] > learned_until for key in left)

@@ -62,7 +62,11 @@ def rewrite(path, table, name, values):
 
 
 KINDS = [
-    (infinite, 60, "2 of 60 rows are malformed (3.33%), expected at most 1.00%; first: line 1: I3 is inf"),
+    (
+        infinite,
+        60,
+        "2 of 60 rows are malformed (3.33%), expected at most 1.00%; first: line 1: I3 is inf",
+    ),
     (of_another_type, 60, "expected float: Failed to parse string: 'no number'"),
     (of_another_time, 60, "has event_time of type int64, expected a timestamp"),
     (without_a_column, 60, "lacks the columns ['request_id'], expected the raw schema"),
@@ -77,7 +81,11 @@ each_kind = pytest.mark.parametrize(("spoil", "num_rows", "reason"), KINDS)
 def hour(raw_table):
     """Makes the rows of an hour, one a minute."""
     return lambda number: raw_table(
-        60, seed=number, start=(START + timedelta(hours=number)).timestamp(), seconds=3600, request_rows=1
+        60,
+        seed=number,
+        start=(START + timedelta(hours=number)).timestamp(),
+        seconds=3600,
+        request_rows=1,
     )
 
 
@@ -102,7 +110,12 @@ def turn(tmp_path, flags, run_main, released):
 
     def run(folder, *, code: int = 0, accept: bool = True, **settings: str) -> RawDataset | None:
         number = next(numbers)
-        asked = {**flags, "--lake": folder.as_uri(), "--replay-days": "0", "--holdout-fraction": "1e-9"}
+        asked = {
+            **flags,
+            "--lake": folder.as_uri(),
+            "--replay-days": "0",
+            "--holdout-fraction": "1e-9",
+        }
         assert run_main(asked, run=f"round {number}", **settings) == code
         if code:
             return None
@@ -128,7 +141,9 @@ def others() -> list[int]:
 
 
 @each_kind
-def test_run_goes_on_without_file_and_names_it(lake, hour, turn, tmp_path, caplog, spoil, num_rows, reason):
+def test_run_goes_on_without_file_and_names_it(
+    lake, hour, turn, tmp_path, caplog, spoil, num_rows, reason
+):
     folder = lake(*range(HOURS))
     spoil(folder / NAME, hour(BAD))
     content = (folder / NAME).read_bytes()
@@ -138,7 +153,9 @@ def test_run_goes_on_without_file_and_names_it(lake, hour, turn, tmp_path, caplo
     (named,) = dataset.quarantined_files
     assert (named["file"], named["num_rows"], named["known"]) == (NAME, num_rows, False)
     assert reason in named["reason"]
-    assert f"{NAME} is quarantined, and the run goes on without it: {named['reason']}" in caplog.text
+    assert (
+        f"{NAME} is quarantined, and the run goes on without it: {named['reason']}" in caplog.text
+    )
     assert NAME.partition("/")[2] not in dataset.files["2026-03-01"]
     assert dataset.unread_files == {"2026-03-01": {NAME.partition("/")[2]: ""}}
     assert dataset.num_malformed == 0
@@ -148,7 +165,9 @@ def test_run_goes_on_without_file_and_names_it(lake, hour, turn, tmp_path, caplo
 
 
 @each_kind
-def test_next_run_goes_on_and_one_after_mending_learns_rows_once(lake, hour, turn, spoil, num_rows, reason):
+def test_next_run_goes_on_and_one_after_mending_learns_rows_once(
+    lake, hour, turn, spoil, num_rows, reason
+):
     folder = lake(*range(HOURS))
     spoil(folder / NAME, hour(BAD))
     first = turn(folder)
@@ -160,7 +179,9 @@ def test_next_run_goes_on_and_one_after_mending_learns_rows_once(lake, hour, tur
     third = turn(folder)
     assert read_by(third) == keys_of_hours(hour, [BAD, HOURS + 1])
     assert (third.num_late_rows, third.quarantined_files, third.unread_files) == (60, [], {})
-    assert sorted(read_by(first) + read_by(second) + read_by(third)) == keys_of_hours(hour, range(HOURS + 2))
+    assert sorted(read_by(first) + read_by(second) + read_by(third)) == keys_of_hours(
+        hour, range(HOURS + 2)
+    )
     assert read_by(turn(lake(HOURS + 2))) == keys_of_hours(hour, [HOURS + 2])
 
 
@@ -205,8 +226,14 @@ def test_more_unfit_files_than_allowed_are_refused(lake, hour, turn, capsys, all
         return
     turn(folder, code=2, **asked)
     message = capsys.readouterr().err
-    assert re.search(r"[12] of 20 files with rows of window \[first row, last row\) are unfit to read \(.*%\)", message)
-    assert f"expected at most {float(allowed):.2%} (extraction.max_quarantined_file_fraction)" in message
+    assert re.search(
+        r"[12] of 20 files with rows of window \[first row, last row\) are unfit to read \(.*%\)",
+        message,
+    )
+    assert (
+        f"expected at most {float(allowed):.2%} (extraction.max_quarantined_file_fraction)"
+        in message
+    )
     assert f"hour-{BAD + 1:02d}.parquet is not a readable Parquet file" in message
 
 
@@ -224,7 +251,9 @@ def test_error_of_other_kind_names_files_that_were_left_out(lake, hour, turn, ca
     turn(folder)
     empty(folder / NAME, None)
     turn(folder, code=2, max_quarantined_file_fraction="1")
-    assert f"holds no rows, expected at least 10; lake {folder}" in (message := capsys.readouterr().err)
+    assert f"holds no rows, expected at least 10; lake {folder}" in (
+        message := capsys.readouterr().err
+    )
     assert message.rstrip().endswith(f"unfit files were left out: {NAME}")
 
 
@@ -250,7 +279,9 @@ def test_unfit_file_of_late_outcomes_is_left_out_and_named(lake, turn):
     expected = read_by(turn(folder, accept=False))
     (outcomes / "3.parquet").write_bytes(b"")
     found = turn(folder, accept=False)
-    assert [each["file"] for each in found.quarantined_files] == ["outcomes/day=2026-03-01/3.parquet"]
+    assert [each["file"] for each in found.quarantined_files] == [
+        "outcomes/day=2026-03-01/3.parquet"
+    ]
     assert read_by(found) == expected
     (outcomes / "4.parquet").write_bytes(b"")
     turn(folder, code=2)
@@ -278,7 +309,9 @@ def test_requested_window_starts_record_anew_without_its_unfit_files(lake, hour,
     lake(BAD, HOURS + 1)
     third = turn(folder)
     due = [
-        key for key, time in zip(keys_of(hour(BAD)), hour(BAD)["event_time"].to_pylist()) if time.isoformat() >= start
+        key
+        for key, time in zip(keys_of(hour(BAD)), hour(BAD)["event_time"].to_pylist())
+        if time.isoformat() >= start
     ]
     assert read_by(third) == sorted(due + keys_of_hours(hour, [HOURS + 1]))
 

@@ -41,7 +41,10 @@ def test_window_of_days_counts_mature_days(resolve):
 
 def test_asked_end_is_what_ages_count_from_so_that_later_try_reads_same(resolve):
     half_day = 12 * HOUR_MICROS
-    windows = {resolve(end="2026-03-04", attribution=half_day, newest=NEWEST + i * DAY_MICROS) for i in range(3)}
+    windows = {
+        resolve(end="2026-03-04", attribution=half_day, newest=NEWEST + i * DAY_MICROS)
+        for i in range(3)
+    }
     assert windows == {TimeSpan(None, parse_time("end", "2026-03-03T12:00:00Z"))}
 
 
@@ -56,9 +59,13 @@ def test_newest_row_is_found_whatever_footers_say(tmp_path, raw_table, write_lak
     assert folder_lake(folder).newest() == times.max()
     # A row in another day's folder, or without time, is malformed and has no influence.
     stray = table.slice(0, 2)
-    of_stray = pa.array([np.datetime64("2026-04-01", "us"), None]).cast(stray.schema.field(raw_rows.EVENT_TIME).type)
+    of_stray = pa.array([np.datetime64("2026-04-01", "us"), None]).cast(
+        stray.schema.field(raw_rows.EVENT_TIME).type
+    )
     at = stray.column_names.index(raw_rows.EVENT_TIME)
-    pq.write_table(stray.set_column(at, raw_rows.EVENT_TIME, of_stray), newest_day / "stray.parquet")
+    pq.write_table(
+        stray.set_column(at, raw_rows.EVENT_TIME, of_stray), newest_day / "stray.parquet"
+    )
     assert folder_lake(folder).newest() == times.max()
     for path in newest_day.iterdir():
         path.rename(path.with_name(f"_{path.name}"))

@@ -30,7 +30,14 @@ def write_raw(tmp_path):
     Each part's tables become files in the given order of names.
     """
 
-    def write(train, holdout=None, *, name="raw", row_group_size=300, last_event_time="2025-10-10T00:00:00+00:00"):
+    def write(
+        train,
+        holdout=None,
+        *,
+        name="raw",
+        row_group_size=300,
+        last_event_time="2025-10-10T00:00:00+00:00",
+    ):
         parts = {"train": train, "holdout": holdout if holdout is not None else train}
         counts = {}
         for part, tables in parts.items():
@@ -40,8 +47,13 @@ def write_raw(tmp_path):
             for file, table in tables.items():
                 pq.write_table(table, folder / file, row_group_size=row_group_size)
             counts[part] = sum(table.num_rows for table in tables.values())
-        dataset = make_dataset(tmp_path / name / "train", counts["train"], last_event_time=last_event_time)
-        held_out = {"holdout_uri": (tmp_path / name / "holdout").as_uri(), "num_holdout_rows": counts["holdout"]}
+        dataset = make_dataset(
+            tmp_path / name / "train", counts["train"], last_event_time=last_event_time
+        )
+        held_out = {
+            "holdout_uri": (tmp_path / name / "holdout").as_uri(),
+            "num_holdout_rows": counts["holdout"],
+        }
         manifest = replace(dataset, **held_out)
         path = tmp_path / name / "raw dataset.json"
         manifest.write(path)
@@ -92,7 +104,11 @@ def run_step(tmp_path):
             training_set = run_once(raw_path, run=run, expect=expect, engine=engine, **options)
             folder = tmp_path / "big data" / run / "preprocessing"
             # Among the step's arguments, the copy records the requested engine.
-            files = [path for path in folder.rglob("*") if path.is_file() and path.name != "raw_dataset.json"]
+            files = [
+                path
+                for path in folder.rglob("*")
+                if path.is_file() and path.name != "raw_dataset.json"
+            ]
             by_engine[engine] = {str(path): path.read_bytes() for path in files}
         assert by_engine["numpy"] == by_engine["nvtabular"]
         assert bool(by_engine["numpy"]) == (expect == 0)
@@ -106,7 +122,14 @@ def run_step(tmp_path):
         output = tmp_path / f"{run}.json"
         code = main(
             [
-                *("--run", run, "--store", str(tmp_path / "the store"), "--work", (tmp_path / "big data").as_uri()),
+                *(
+                    "--run",
+                    run,
+                    "--store",
+                    str(tmp_path / "the store"),
+                    "--work",
+                    (tmp_path / "big data").as_uri(),
+                ),
                 *("--raw-dataset", str(raw_path), "--output", str(output), *extra),
             ]
         )
@@ -141,10 +164,17 @@ def read_raw_arrays(tables) -> SimpleNamespace:
     A missing value is NaN, a missing category -1.
     """
     table = pa.concat_tables(tables)
-    dense = [table[name].combine_chunks().fill_null(np.nan).to_numpy(zero_copy_only=False) for name in criteo.DENSE]
-    categorical = [table[name].combine_chunks().fill_null(-1).to_numpy() for name in criteo.CATEGORICAL]
+    dense = [
+        table[name].combine_chunks().fill_null(np.nan).to_numpy(zero_copy_only=False)
+        for name in criteo.DENSE
+    ]
+    categorical = [
+        table[name].combine_chunks().fill_null(-1).to_numpy() for name in criteo.CATEGORICAL
+    ]
     return SimpleNamespace(
-        label=table[raw_rows.LABEL].to_numpy(), dense=np.stack(dense, 1), categorical=np.stack(categorical, 1)
+        label=table[raw_rows.LABEL].to_numpy(),
+        dense=np.stack(dense, 1),
+        categorical=np.stack(categorical, 1),
     )
 
 

@@ -19,14 +19,22 @@ def make_columns(seed=0):
         vocabulary, waiting = values[:size].copy(), np.sort(values[size:])
         vocabulary[::4] = TOMBSTONE
         times = random.integers(0, 2**51, (2, size))
-        known = Candidates(categories=waiting, sightings=random.integers(1, 2**40, size), last_seen=times[1])
+        known = Candidates(
+            categories=waiting, sightings=random.integers(1, 2**40, size), last_seen=times[1]
+        )
         columns.append(Column(vocabulary=vocabulary, last_seen=times[0], candidates=known))
     return columns
 
 
 def same(left, right):
     arrays = [
-        (c.vocabulary, c.last_seen, c.candidates.categories, c.candidates.sightings, c.candidates.last_seen)
+        (
+            c.vocabulary,
+            c.last_seen,
+            c.candidates.categories,
+            c.candidates.sightings,
+            c.candidates.last_seen,
+        )
         for c in (left, right)
     ]
     return all(np.array_equal(a, b) and a.dtype == b.dtype == np.int64 for a, b in zip(*arrays))

@@ -26,7 +26,13 @@ def window(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("window")
     raw = write_window(folder / "raw", 20_000, seed=11, group_rows=4000)
-    command = [sys.executable, "-m", "benchmarks.stock_nvtabular", str(raw.parent), str(folder / "stock")]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.stock_nvtabular",
+        str(raw.parent),
+        str(folder / "stock"),
+    ]
     subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
     return raw, folder / "stock"
 
@@ -37,7 +43,9 @@ def encoded(window, tmp_path_factory):
     folder = tmp_path_factory.mktemp("ours")
     flags = [f"--raw-dataset={window[0]}", f"--output={folder / 'out.json'}"]
     flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r"]
-    asked = criteo_with(preprocessing={"partition_rows": 4000, "processes": 2, "frequency_threshold": 2})
+    asked = criteo_with(
+        preprocessing={"partition_rows": 4000, "processes": 2, "frequency_threshold": 2}
+    )
     replace(RawDataset.read(window[0]), recommender=asked).write(window[0])
     assert main(flags) == 0
     return folder / "r" / "preprocessing"

@@ -45,7 +45,9 @@ def test_corrupt_parent_workflow(write_raw, keep_as_model, refuses, raw_table, t
         vocabularies.write_bytes(vocabularies.read_bytes()[:-100])
     elif damage == "swapped":
         settings = folder / "workflow" / "workflow.json"
-        settings.write_text(settings.read_text().replace('"frequency_threshold": 2', '"frequency_threshold": 3'))
+        settings.write_text(
+            settings.read_text().replace('"frequency_threshold": 2', '"frequency_threshold": 3')
+        )
     else:
         manifest = json.loads((folder / "model.json").read_text())
         manifest["slot_sizes"][4] += 1
@@ -62,7 +64,10 @@ def with_column(name, values):
 ROWS = {
     "none": (lambda table: table.slice(0, 0), "has 0 rows"),
     "a column less": (lambda table: table.drop(["C26"]), "column C26"),
-    "text among the categories": (with_column("C8", pa.array(["68fd1e64"] * 100)), "is string, expected int64"),
+    "text among the categories": (
+        with_column("C8", pa.array(["68fd1e64"] * 100)),
+        "is string, expected int64",
+    ),
 }
 
 

@@ -56,7 +56,9 @@ def test_rows_of_any_columns_are_encoded_as_workflow_says(write_raw, run_step, r
     assert workflow.features == features
     for size, name in zip(encoded_set.slot_sizes, features.categorical, strict=True):
         counts = {each["values"]: each["counts"] for each in table[name].value_counts().to_pylist()}
-        assert size == 3 + sum(count >= 2 for category, count in counts.items() if category is not None)
+        assert size == 3 + sum(
+            count >= 2 for category, count in counts.items() if category is not None
+        )
     (written,) = local_path(encoded_set.train_uri).glob("*.parquet")
     found = pq.read_table(written)
     assert found.column_names == ["label", *features.names]
@@ -66,11 +68,15 @@ def test_rows_of_any_columns_are_encoded_as_workflow_says(write_raw, run_step, r
         np.testing.assert_allclose(found[name].to_numpy(), (logged - mean) / std, rtol=0, atol=1e-5)
     for name, vocabulary in zip(features.categorical, workflow.vocabularies, strict=True):
         ids = {category: 3 + i for i, category in enumerate(vocabulary.tolist())} | {None: 1}
-        assert found[name].to_pylist() == [ids.get(category, 2) for category in table[name].to_pylist()]
+        assert found[name].to_pylist() == [
+            ids.get(category, 2) for category in table[name].to_pylist()
+        ]
 
 
 @pytest.mark.parametrize(("count", "excluded"), [(700, []), (1, []), (700, ["standard", "range"])])
-def test_numeric_columns_become_what_their_options_say(count, excluded, write_raw, run_step, reading):
+def test_numeric_columns_become_what_their_options_say(
+    count, excluded, write_raw, run_step, reading
+):
     values = {name: values_of(name, count) for name in EVERY_KIND.numeric}
     table = pa.table(
         {"label": pa.array(np.arange(count) % 3 == 0).cast(pa.int32())}
@@ -89,12 +95,16 @@ def test_numeric_columns_become_what_their_options_say(count, excluded, write_ra
         before = unscaled(name, values[name])
         expected = scaling_of(name, before)
         assert (centre, scale) == pytest.approx(expected, rel=1e-5)
-        np.testing.assert_allclose(found[name].to_numpy(), (before - expected[0]) / expected[1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            found[name].to_numpy(), (before - expected[0]) / expected[1], rtol=1e-4, atol=1e-5
+        )
     for name in ("standard", "constant"):
         np.testing.assert_array_equal(found[f"{name}/missing"].to_numpy(), np.isnan(values[name]))
 
 
-def test_round_with_other_options_than_its_parents_is_refused(write_raw, run_step, reading, keep_as_model, capsys):
+def test_round_with_other_options_than_its_parents_is_refused(
+    write_raw, run_step, reading, keep_as_model, capsys
+):
     features = Features(numeric=("price",), categorical=("item",))
     path = write_raw(table_of(features))
     first = run_step(reading.change(path, recommender=Recommender(name="shop", features=features)))
@@ -145,7 +155,9 @@ def test_bucketed_columns_get_numpys_quantiles_and_later_runs_keep_them(
     first, boundaries = None, {}
     for number, parent in enumerate((None, "m1")):
         values = bucketed_values(1000, number)
-        table = table_of(Features(numeric=("price",), categorical=others), 1000).drop([] if others else ["price"])
+        table = table_of(Features(numeric=("price",), categorical=others), 1000).drop(
+            [] if others else ["price"]
+        )
         for name, column in values.items():
             table = table.append_column(name, pa.array(column, from_pandas=True))
         path = write_raw(table, name=f"raw {number}")
@@ -162,12 +174,20 @@ def test_bucketed_columns_get_numpys_quantiles_and_later_runs_keep_them(
             known = values[name][~np.isnan(values[name])].astype(np.float64)
             if first is None:
                 n = int(step[17:-1])
-                quantiles = np.quantile(known, np.arange(1, n) / n, method="higher") if len(known) else known
+                quantiles = (
+                    np.quantile(known, np.arange(1, n) / n, method="higher")
+                    if len(known)
+                    else known
+                )
                 boundaries[name] = np.unique(quantiles[quantiles > known.min(initial=np.inf)])
                 assert len(boundaries[name]) >= num_boundaries
             np.testing.assert_array_equal(workflow.boundaries[name], boundaries[name])
-            ids = 3 + np.searchsorted(boundaries[name], values[name].astype(np.float64), side="right")
-            np.testing.assert_array_equal(found[name].to_numpy(), np.where(np.isnan(values[name]), 1, ids))
+            ids = 3 + np.searchsorted(
+                boundaries[name], values[name].astype(np.float64), side="right"
+            )
+            np.testing.assert_array_equal(
+                found[name].to_numpy(), np.where(np.isnan(values[name]), 1, ids)
+            )
         if first is None:
             first = encoded
             keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "m1")
@@ -178,14 +198,24 @@ LISTS = Features(
     numeric=("price",),
     categorical=("item",),
     lists=("last", "tags"),
-    list_options={"last": ListOptions(max=2, keep="oldest", table="item"), "tags": ListOptions(max=3, pool="sum")},
+    list_options={
+        "last": ListOptions(max=2, keep="oldest", table="item"),
+        "tags": ListOptions(max=3, pool="sum"),
+    },
 )
 
 
-@pytest.mark.parametrize("left_out", [[], ["tags"], ["item", "last"]], ids=["all", "own table", "shared table"])
-def test_list_elements_count_and_are_encoded_by_vocabulary_of_their_table(write_raw, run_step, reading, left_out):
+@pytest.mark.parametrize(
+    "left_out", [[], ["tags"], ["item", "last"]], ids=["all", "own table", "shared table"]
+)
+def test_list_elements_count_and_are_encoded_by_vocabulary_of_their_table(
+    write_raw, run_step, reading, left_out
+):
     random = np.random.default_rng(1)
-    lists = [[random.integers(0, 30, random.integers(0, 6)).tolist() or None for _ in range(400)] for _ in range(2)]
+    lists = [
+        [random.integers(0, 30, random.integers(0, 6)).tolist() or None for _ in range(400)]
+        for _ in range(2)
+    ]
     table = table_of(Features(numeric=("price",), categorical=("item",)))
     for name, values in zip(LISTS.lists, lists):
         table = table.append_column(name, pa.array(values, pa.list_(pa.int64())))
@@ -195,21 +225,46 @@ def test_list_elements_count_and_are_encoded_by_vocabulary_of_their_table(write_
     reading.change(path, recommender=described, excluded_columns=left_out)
     encoded_set = run_step(path, partition_rows=90, processes=2)
     last, tags = ([each or [] for each in values] for values in lists)
-    places = [[[each] for each in table["item"].to_pylist()], [each[:2] for each in last], [each[-3:] for each in tags]]
-    seen = [Counter(e for row in chain(*of) for e in row if e is not None) for of in (places[:2], places[2:])]
-    vocabularies = [[] if name in left_out else frequent(counts) for name, counts in zip(("item", "tags"), seen)]
+    places = [
+        [[each] for each in table["item"].to_pylist()],
+        [each[:2] for each in last],
+        [each[-3:] for each in tags],
+    ]
+    seen = [
+        Counter(e for row in chain(*of) for e in row if e is not None)
+        for of in (places[:2], places[2:])
+    ]
+    vocabularies = [
+        [] if name in left_out else frequent(counts) for name, counts in zip(("item", "tags"), seen)
+    ]
     assert [each.tolist() for each in reading.workflow(encoded_set).vocabularies] == vocabularies
     found = reading.table(encoded_set.train_uri)
-    assert found.column_names == ["label", "price", "item", "last/0", "last/1", "tags/0", "tags/1", "tags/2", WEIGHT]
+    assert found.column_names == [
+        "label",
+        "price",
+        "item",
+        "last/0",
+        "last/1",
+        "tags/0",
+        "tags/1",
+        "tags/2",
+        WEIGHT,
+    ]
     np.testing.assert_array_equal(found[WEIGHT].to_numpy(), weights)
     for name, rows, slot, width in zip(("item", *LISTS.lists), places, (0, 0, 1), (1, 2, 3)):
         known = {category: 3 + position for position, category in enumerate(vocabularies[slot])}
         absent = 1 if name == "item" else 0
-        ids = [[absent if e is None or name in left_out else known.get(e, 2) for e in row] for row in rows]
+        ids = [
+            [absent if e is None or name in left_out else known.get(e, 2) for e in row]
+            for row in rows
+        ]
         expected = [row + [absent] * (width - len(row)) for row in ids]
         columns = [found[each].to_pylist() for each in LISTS.places_of(name)]
         assert [list(row) for row in zip(*columns)] == expected
 
 
 def frequent(counts):
-    return sorted((each for each, count in counts.items() if count >= 2), key=lambda each: (-counts[each], each))
+    return sorted(
+        (each for each, count in counts.items() if count >= 2),
+        key=lambda each: (-counts[each], each),
+    )

@@ -19,7 +19,12 @@ from evergreen.storage.uris import local_path
 @pytest.fixture
 def cluster():
     """Makes an in-process cluster with an address."""
-    options = {"threads_per_worker": 1, "processes": False, "dashboard_address": None, "protocol": "tcp"}
+    options = {
+        "threads_per_worker": 1,
+        "processes": False,
+        "dashboard_address": None,
+        "protocol": "tcp",
+    }
     return lambda n_workers: distributed.LocalCluster(n_workers=n_workers, **options)
 
 
@@ -27,11 +32,18 @@ def cluster():
 def arguments(write_raw, run_step, raw_table):
     """The step's arguments without the scheduler."""
     work = run_step.store.parent
-    known = ["--run=r", f"--store={run_step.store}", f"--work={work}", f"--output={work / 'out.json'}"]
+    known = [
+        "--run=r",
+        f"--store={run_step.store}",
+        f"--work={work}",
+        f"--output={work / 'out.json'}",
+    ]
     return [*known, f"--raw-dataset={write_raw(raw_table(50))}"]
 
 
-def test_scheduler_that_does_not_answer_is_told_by_its_address(arguments, run_step, monkeypatch, capsys):
+def test_scheduler_that_does_not_answer_is_told_by_its_address(
+    arguments, run_step, monkeypatch, capsys
+):
     monkeypatch.setattr(dask_workers, "CONNECT_SECONDS", "1s")
     assert main([*arguments, "--dask-scheduler", "tcp://127.0.0.1:1"]) == 3
     assert "error: Dask scheduler tcp://127.0.0.1:1 does not answer" in capsys.readouterr().err
@@ -42,7 +54,9 @@ def test_scheduler_that_does_not_answer_is_told_by_its_address(arguments, run_st
 def test_address_that_is_none_is_refused(arguments, capsys, address):
     assert main([*arguments, "--dask-scheduler", address]) == 2
     assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="No clients found"):  # a remaining one would get the next step's tasks
+    with pytest.raises(
+        ValueError, match="No clients found"
+    ):  # a remaining one would get the next step's tasks
         distributed.default_client()
 
 
@@ -55,8 +69,13 @@ def test_scheduler_without_worker_is_not_waited_for(arguments, cluster, capsys):
 def test_worker_that_is_killed_is_reason_to_try_again(tmp_path):
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
-        pytest.raises(TemporaryError, match=f"workers of Dask scheduler {cluster.scheduler_address} were killed"),
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
+        pytest.raises(
+            TemporaryError,
+            match=f"workers of Dask scheduler {cluster.scheduler_address} were killed",
+        ),
         workers_of(cluster.scheduler_address, processes=1, shared=tmp_path) as workers,
     ):
         workers.run_all(os._exit, [9])
@@ -85,21 +104,31 @@ def test_two_workers_killed_at_count_and_write_leave_bytes_of_one_process(
 ):
     def files():
         folder = tmp_path / "big data" / "second" / "preprocessing"
-        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        return {
+            path.relative_to(folder): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
 
     first = run_step(write_raw(raw_table(900, seed=1), name="first"), run="first")
     keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "parent")
     monkeypatch.setattr(preprocess, "THINNED_ROWS", 700)
-    raw = write_raw({f"part-{i}.parquet": raw_table(700, seed=2 + i) for i in range(3)}, row_group_size=100)
+    raw = write_raw(
+        {f"part-{i}.parquet": raw_table(700, seed=2 + i) for i in range(3)}, row_group_size=100
+    )
     run_step(raw, run="second", parent="parent", processes=1, partition_rows=100, negative_rate=0.7)
     expected = files()
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None
+        ) as cluster,
         distributed.Client(cluster) as client,
     ):
         client.run(die_once, tmp_path)
         flags = ("--dask-scheduler", cluster.scheduler_address)
-        run_step(raw, run="second", parent="parent", partition_rows=100, negative_rate=0.7, extra=flags)
+        run_step(
+            raw, run="second", parent="parent", partition_rows=100, negative_rate=0.7, extra=flags
+        )
     assert (tmp_path / "counting").exists()
     assert (tmp_path / "writing").exists()
     assert files() == expected

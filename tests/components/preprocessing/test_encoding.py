@@ -20,20 +20,26 @@ def test_nvtabular_and_contract_agree_to_last_bit(write_raw, run_step, raw_table
     large = np.full(900, 2**32 - 1)
     large[::2] = 2**31 + 1
     holdout = reading.replace(holdout, "C3", large, mask=np.arange(900) % 7 == 0)
-    holdout = reading.replace(holdout, "I2", np.linspace(-3, 2**31, 900), mask=np.arange(900) % 5 == 0)
+    holdout = reading.replace(
+        holdout, "I2", np.linspace(-3, 2**31, 900), mask=np.arange(900) % 5 == 0
+    )
     encoded_set = run_step(write_raw(train, holdout), partition_rows=900)
     workflow = reading.workflow(encoded_set)
     for uri, table in ((encoded_set.train_uri, train), (encoded_set.holdout_uri, holdout)):
         raw, encoded = reading.raw([table]), reading.encoded(uri)
         np.testing.assert_array_equal(encoded.ids, workflow.encode_categorical(raw.categorical))
-        np.testing.assert_array_equal(encoded.dense.view(np.int32), workflow.encode_dense(raw.dense).view(np.int32))
+        np.testing.assert_array_equal(
+            encoded.dense.view(np.int32), workflow.encode_dense(raw.dense).view(np.int32)
+        )
         np.testing.assert_array_equal(encoded.label, raw.label.astype(np.float32))
         assert (encoded.ids == MISSING_ID).any()
     assert (reading.encoded(encoded_set.holdout_uri).ids == OOV_ID).any()
 
 
 @pytest.mark.parametrize("threshold", [1, 10])
-def test_categories_below_threshold_are_out_of_vocabulary(write_raw, run_step, raw_table, threshold, reading):
+def test_categories_below_threshold_are_out_of_vocabulary(
+    write_raw, run_step, raw_table, threshold, reading
+):
     table = raw_table(600, seed=4)
     encoded_set = run_step(write_raw(table), frequency_threshold=threshold, partition_rows=300)
     raw = reading.raw([table]).categorical
@@ -77,7 +83,9 @@ def test_columns_without_values(write_raw, run_step, raw_table, reading):
 def test_rows_keep_order_of_file_names(write_raw, run_step, raw_table, reading):
     # Sorted by their numbers, part-10 would come after part-9.
     tables = {f"part-{n}.parquet": raw_table(100 + n, seed=n) for n in (9, 10, 1, 100)}
-    tables = {name: reading.replace(t, "I1", np.arange(t.num_rows) * 1.0) for name, t in tables.items()}
+    tables = {
+        name: reading.replace(t, "I1", np.arange(t.num_rows) * 1.0) for name, t in tables.items()
+    }
     encoded_set = run_step(write_raw(tables), partition_rows=64)
     raw = reading.raw([tables[name] for name in sorted(tables)])
     for uri in (encoded_set.train_uri, encoded_set.holdout_uri):
@@ -100,7 +108,9 @@ def test_nothing_that_step_writes_is_pickle(write_raw, run_step, raw_table):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
-@pytest.mark.parametrize("workflow", [strange_workflow(11), strange_workflow(12, num_keys=3000)], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "workflow", [strange_workflow(11), strange_workflow(12, num_keys=3000)], ids=["few", "many"]
+)
 def test_nvtabular_and_contract_agree_on_rows_that_no_client_should_send(workflow, tmp_path):
     """tests/evergreen/serving/test_graph.py checks the served graph on such rows too."""
     dense, categorical = nasty_rows(workflow, 4096, 5)
@@ -108,10 +118,17 @@ def test_nvtabular_and_contract_agree_on_rows_that_no_client_should_send(workflo
     sent = (categorical >= MISSING_CATEGORY) | (categorical < -(2**31))
     categorical = np.where(sent, categorical, 2**32 - 5)
     columns = {LABEL: np.zeros(4096, np.int32), **dict(zip(DENSE, dense.T))}
-    columns |= {name: pa.array(each, mask=each == MISSING_CATEGORY) for name, each in zip(CATEGORICAL, categorical.T)}
-    encoded = nvtabular_engine.encoder(workflow, scratch=tmp_path / "categories")(pa.RecordBatch.from_pydict(columns))
+    columns |= {
+        name: pa.array(each, mask=each == MISSING_CATEGORY)
+        for name, each in zip(CATEGORICAL, categorical.T)
+    }
+    encoded = nvtabular_engine.encoder(workflow, scratch=tmp_path / "categories")(
+        pa.RecordBatch.from_pydict(columns)
+    )
     ids, values = (np.stack([encoded[name] for name in names], 1) for names in (CATEGORICAL, DENSE))
     assert {MISSING_ID, OOV_ID, FIRST_ID} <= set(np.unique(ids))
     assert np.abs(categorical[categorical < 0]).max() > 2**40 < categorical.max()
     np.testing.assert_array_equal(ids, workflow.encode_categorical(categorical))
-    np.testing.assert_array_equal(values.view(np.int32), workflow.encode_dense(dense).view(np.int32))
+    np.testing.assert_array_equal(
+        values.view(np.int32), workflow.encode_dense(dense).view(np.int32)
+    )

@@ -26,13 +26,23 @@ DASK = REPOSITORY / "k8s" / "components" / "dask" / "base"
 CLUSTER = "address of a cluster"
 ELSEWHERE = {
     "hash seed, locale, one process, one core": (
-        {"PYTHONHASHSEED": "4711", "LC_ALL": "C", "LANG": "tr_TR.UTF-8", "TZ": "Asia/Tokyo", "OMP_NUM_THREADS": "1"},
+        {
+            "PYTHONHASHSEED": "4711",
+            "LC_ALL": "C",
+            "LANG": "tr_TR.UTF-8",
+            "TZ": "Asia/Tokyo",
+            "OMP_NUM_THREADS": "1",
+        },
         {"processes": 1},
         (),
     ),
     "pieces and processes": ({"PYTHONHASHSEED": "1"}, {"partition_rows": 200, "processes": 3}, ()),
     "a Dask cluster": ({}, {"partition_rows": 300}, ("--dask-scheduler", CLUSTER)),
-    "NVTabular there": ({}, {"partition_rows": 300, "engine": "nvtabular"}, ("--dask-scheduler", CLUSTER)),
+    "NVTabular there": (
+        {},
+        {"partition_rows": 300, "engine": "nvtabular"},
+        ("--dask-scheduler", CLUSTER),
+    ),
 }
 
 
@@ -74,16 +84,24 @@ def cluster():
                 if each["kind"] == "Deployment"
             )
             words = [moved.get(word, word) for word in container["args"]]
-            words = [re.sub("(?<=--dashboard-address=).*", f"127.0.0.1:{at}", word) for word in words]
+            words = [
+                re.sub("(?<=--dashboard-address=).*", f"127.0.0.1:{at}", word) for word in words
+            ]
             command = [sys.executable, *container["command"][1:], *words, "--host=127.0.0.1"]
             log = subprocess.DEVNULL
             running.append(subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log))
         with distributed.Client(address, timeout=60) as client:
             client.wait_for_workers(2, timeout=60)
             for each in health:
-                assert urllib.request.urlopen(f"http://127.0.0.1:{each}/health", timeout=30).status == 200
+                assert (
+                    urllib.request.urlopen(f"http://127.0.0.1:{each}/health", timeout=30).status
+                    == 200
+                )
             yield address
-            assert client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter) > 0, "it worked"
+            assert (
+                client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_counter)
+                > 0
+            ), "it worked"
     finally:
         for process in running:
             process.kill()
@@ -95,7 +113,9 @@ def carried(training_set):
     return {name: (folder / name).read_bytes() for name in CARRIED}
 
 
-def test_no_setting_of_machine_changes_byte(write_raw, run_step, run_elsewhere, raw_table, reading, cluster):
+def test_no_setting_of_machine_changes_byte(
+    write_raw, run_step, run_elsewhere, raw_table, reading, cluster
+):
     raw = write_raw(raw_table(1700, seed=3), raw_table(400, seed=4), row_group_size=100)
     here = run_step(raw)
     for number, (variables, settings, flags) in enumerate(ELSEWHERE.values()):
@@ -108,7 +128,9 @@ def test_no_setting_of_machine_changes_byte(write_raw, run_step, run_elsewhere, 
             assert tables[0].equals(tables[1]), list(ELSEWHERE)[number]
 
 
-def test_numpys_engine_needs_neither_nvtabular_nor_dask(write_raw, run_elsewhere, raw_table, reading, tmp_path):
+def test_numpys_engine_needs_neither_nvtabular_nor_dask(
+    write_raw, run_elsewhere, raw_table, reading, tmp_path
+):
     for name in ("nvtabular", "merlin", "dask", "distributed"):
         (tmp_path / f"{name}.py").write_text("raise ImportError(__name__)")
     raw = write_raw(raw_table(100))
@@ -141,9 +163,17 @@ def test_sums_are_those_of_exact_arithmetic_in_any_order():
     found = [({}, {"I1": window_statistics._moments(piece)}) for piece in pieces if len(piece)]
     _, moments = window_statistics.merged(found)
     exact = [int(Fraction(float(v)) * 2**149) for v in values]
-    assert moments["I1"] == (5000, sum(exact), sum(k * k for k in exact), values.min(), values.max())
+    assert moments["I1"] == (
+        5000,
+        sum(exact),
+        sum(k * k for k in exact),
+        values.min(),
+        values.max(),
+    )
     np.testing.assert_allclose(
-        moments["I1"].mean_and_std(), [values.mean(dtype=float), values.std(ddof=1, dtype=float)], rtol=1e-9
+        moments["I1"].mean_and_std(),
+        [values.mean(dtype=float), values.std(ddof=1, dtype=float)],
+        rtol=1e-9,
     )
 
 

@@ -31,7 +31,9 @@ def test_verification_accepts_and_counts_what_is_right(encoded_folder):
 
 
 def test_verification_refuses_id_of_next_slot(encoded_folder):
-    with pytest.raises(PermanentError, match="column C7 of .* has ids from 4 to 4, expected 1 to 3"):
+    with pytest.raises(
+        PermanentError, match="column C7 of .* has ids from 4 to 4, expected 1 to 3"
+    ):
         verify(encoded_folder, slot_sizes=[5] * 6 + [4] + [5] * 19)
 
 
@@ -40,12 +42,18 @@ def test_verification_refuses_id_of_next_slot(encoded_folder):
     [
         pytest.param(0, LABEL, pa.array([1] * 5, pa.int32()), "int32", id="integer label"),
         pytest.param(0, "target", pa.array([1] * 5, pa.float32()), "target", id="another name"),
-        pytest.param(3, "I3", pa.array([1] * 4 + [None], pa.float32()), "column I3 .* 1 nulls", id="null"),
-        pytest.param(4, "I4", pa.array([np.nan] * 5, pa.float32()), "column I4 .* 5 values", id="nan"),
+        pytest.param(
+            3, "I3", pa.array([1] * 4 + [None], pa.float32()), "column I3 .* 1 nulls", id="null"
+        ),
+        pytest.param(
+            4, "I4", pa.array([np.nan] * 5, pa.float32()), "column I4 .* 5 values", id="nan"
+        ),
         pytest.param(14, "C1", pa.array([0] * 5), "column C1 .* ids from 0", id="padding"),
     ],
 )
-def test_verification_refuses_what_hugectr_would_misread(encoded_folder, position, name, values, message):
+def test_verification_refuses_what_hugectr_would_misread(
+    encoded_folder, position, name, values, message
+):
     path = encoded_folder / "part-00001.parquet"
     pq.write_table(pq.read_table(path).set_column(position, name, values), path)
     with pytest.raises(PermanentError, match=message):

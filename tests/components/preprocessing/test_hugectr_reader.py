@@ -43,9 +43,18 @@ class Reader:
             raise Refused("a listed path is not a file wherever the reader is started")
         folder = Path(self.paths[0]).parent
         self.metadata = json.loads((folder / "_metadata.json").read_text())
-        self.rows = {os.path.basename(s["file_name"]): s["num_rows"] for s in self.metadata["file_stats"]}
-        self.order = {kind: sorted(c["index"] for c in self.metadata[kind]) for kind in ("labels", "conts", "cats")}
-        if [len(self.order[kind]) for kind in ("labels", "conts", "cats")] != [LABEL_DIM, DENSE_DIM, SLOTS]:
+        self.rows = {
+            os.path.basename(s["file_name"]): s["num_rows"] for s in self.metadata["file_stats"]
+        }
+        self.order = {
+            kind: sorted(c["index"] for c in self.metadata[kind])
+            for kind in ("labels", "conts", "cats")
+        }
+        if [len(self.order[kind]) for kind in ("labels", "conts", "cats")] != [
+            LABEL_DIM,
+            DENSE_DIM,
+            SLOTS,
+        ]:
             raise Refused(f"columns are {self.order}")
         if sorted(sum(self.order.values(), [])) != list(range(LABEL_DIM + DENSE_DIM + SLOTS)):
             raise Refused(f"positions overlap or leave columns out: {self.order}")
@@ -53,7 +62,9 @@ class Reader:
     def read(self) -> tuple[np.ndarray, np.ndarray]:
         """Return labels with dense values, and keys with each slot's offset added."""
         tables = [self._table(path) for path in self.paths]
-        values = np.concatenate([self._stacked(t, self.order["labels"] + self.order["conts"]) for t in tables])
+        values = np.concatenate(
+            [self._stacked(t, self.order["labels"] + self.order["conts"]) for t in tables]
+        )
         keys = np.concatenate([self._stacked(t, self.order["cats"]) for t in tables])
         offsets = np.concatenate([[0], np.cumsum(self.slot_sizes)])
         fused = keys + offsets[:-1]
@@ -64,12 +75,18 @@ class Reader:
     def _table(self, path: str) -> pa.Table:
         file, name = pq.ParquetFile(path), os.path.basename(path)
         if self.rows.get(name) != file.metadata.num_rows:
-            raise Refused(f"{name} has {file.metadata.num_rows} rows, _metadata.json says {self.rows.get(name)}")
+            raise Refused(
+                f"{name} has {file.metadata.num_rows} rows, _metadata.json says "
+                f"{self.rows.get(name)}"
+            )
         for position in range(file.metadata.num_columns):
             column = file.schema.column(position)
             wanted = "INT64" if position in self.order["cats"] else "FLOAT"
             if column.physical_type != wanted or column.max_repetition_level:
-                raise Refused(f"column {position} of {name} is {column.physical_type}, its bits are read as {wanted}")
+                raise Refused(
+                    f"column {position} of {name} is {column.physical_type}, its bits are read as "
+                    f"{wanted}"
+                )
         groups = [file.metadata.row_group(g).num_rows for g in range(file.metadata.num_row_groups)]
         if not groups or min(groups) == 0 or max(groups) > PARTITION_ROWS:
             raise Refused(f"row groups of {name} have {groups} rows")
@@ -91,7 +108,9 @@ def written(tmp_path_factory):
     raw = write_window(folder / "raw", 1000, seed=1, group_rows=100)
     flags = [f"--raw-dataset={raw}", f"--output={folder / 'out.json'}"]
     flags += [f"--store={folder / 'store'}", f"--work={folder}", "--run=r"]
-    asked = criteo_with(preprocessing={"partition_rows": PARTITION_ROWS, "processes": 2, "frequency_threshold": 2})
+    asked = criteo_with(
+        preprocessing={"partition_rows": PARTITION_ROWS, "processes": 2, "frequency_threshold": 2}
+    )
     replace(RawDataset.read(raw), recommender=asked).write(raw)
     assert main(flags) == 0
     return TrainingSet.read(folder / "out.json"), raw.parent

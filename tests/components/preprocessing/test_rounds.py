@@ -21,18 +21,24 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
         column = np.random.default_rng(number).choice(values, 400)
         column[0] = 777  # once per run: two runs reach its count threshold of two
         table = reading.replace(raw_table(400, seed=number), "C2", column)
-        encoded_set = run_step(write_raw(table, name=f"raw {number}"), run=f"run-{number}", parent=parent)
+        encoded_set = run_step(
+            write_raw(table, name=f"raw {number}"), run=f"run-{number}", parent=parent
+        )
         vocabulary = reading.workflow(encoded_set).vocabularies[1].tolist()
         now = {value: FIRST_ID + position for position, value in enumerate(vocabulary)}
         assert {value: now[value] for value in ids} == ids
         assert (777 in now) == (number > 0)
         encoded = reading.encoded(encoded_set.train_uri).ids[:, 1]
-        np.testing.assert_array_equal(encoded, [now.get(value, OOV_ID) for value in column.tolist()])
+        np.testing.assert_array_equal(
+            encoded, [now.get(value, OOV_ID) for value in column.tolist()]
+        )
         sightings.update(column.tolist())
         new = {value for value in set(column.tolist()) - set(ids) if sightings[value] >= 2}
         assert encoded_set.new_categories[1] == len(new)
         assert vocabulary[len(ids) :] == sorted(new, key=lambda value: (-sightings[value], value))
-        keep_as_model(local_path(encoded_set.workflow_uri), encoded_set.slot_sizes, f"model-{number}")
+        keep_as_model(
+            local_path(encoded_set.workflow_uri), encoded_set.slot_sizes, f"model-{number}"
+        )
         parent, ids = f"model-{number}", now
         if before is not None:
             workflow = reading.workflow(encoded_set)
@@ -53,7 +59,9 @@ def play(write_raw, run_step, keep_as_model, raw_table, reading):
     def play(number, parent, *, run=None, keep=None):
         values = np.zeros(300)
         values[: len(IN_C2[number])] = IN_C2[number]
-        table = reading.replace(raw_table(300, seed=number), "C2", values, mask=np.arange(300) >= len(IN_C2[number]))
+        table = reading.replace(
+            raw_table(300, seed=number), "C2", values, mask=np.arange(300) >= len(IN_C2[number])
+        )
         run = run or f"run-{number}"
         raw = write_raw(table, name=f"raw of {run}", last_event_time=DAYS[number])
         encoded_set = run_step(raw, run=run, parent=parent, category_ttl_days=1)
@@ -79,11 +87,19 @@ def test_nvtabular_encodes_as_contract_while_category_ids_are_reused(play, run_s
         assert encoded_set.slot_sizes == workflow.slot_sizes
     assert [encoded_set.new_categories[1] for encoded_set, _ in rounds] == [3, 1, 2]
     assert [encoded_set.tombstones[1] for encoded_set, _ in rounds] == [0, 2, 0]
-    for before, after, (encoded_set, _), run in zip(workflows, workflows[1:], rounds[1:], ("run-1", "run-2")):
-        note = json.loads((run_step.store / "runs" / run / "preprocessing.json").read_text())["facts"]
+    for before, after, (encoded_set, _), run in zip(
+        workflows, workflows[1:], rounds[1:], ("run-1", "run-2")
+    ):
+        note = json.loads((run_step.store / "runs" / run / "preprocessing.json").read_text())[
+            "facts"
+        ]
         both = [(b, a[: len(b)]) for b, a in zip(before.vocabularies, after.vocabularies)]
-        assert note["evicted"] == sum(int(((b != TOMBSTONE) & (a == TOMBSTONE)).sum()) for b, a in both)
-        assert note["reused_ids"] == sum(int(((b == TOMBSTONE) & (a != TOMBSTONE)).sum()) for b, a in both)
+        assert note["evicted"] == sum(
+            int(((b != TOMBSTONE) & (a == TOMBSTONE)).sum()) for b, a in both
+        )
+        assert note["reused_ids"] == sum(
+            int(((b == TOMBSTONE) & (a != TOMBSTONE)).sum()) for b, a in both
+        )
         assert note["tombstones"] == sum(encoded_set.tombstones)
         assert note["new_categories"] == sum(encoded_set.new_categories)
         assert note["candidates"] > 0
@@ -138,19 +154,23 @@ EXCLUDED = ["I2", "I13", "C3", "C26"]
 SLOTS = [2, 25]
 
 
-def test_round_goes_on_with_its_parents_columns_only(write_raw, run_step, raw_table, keep_as_model, reading, capsys):
+def test_round_goes_on_with_its_parents_columns_only(
+    write_raw, run_step, raw_table, keep_as_model, reading, capsys
+):
     rows = [write_raw(raw_table(600, seed=seed), name=f"raw {seed}") for seed in (1, 2, 3)]
     first = run_step(reading.change(rows[0], excluded_columns=EXCLUDED), run="first")
     keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "parent")
-    second = run_step(reading.change(rows[1], excluded_columns=EXCLUDED), run="second", parent="parent")
+    second = run_step(
+        reading.change(rows[1], excluded_columns=EXCLUDED), run="second", parent="parent"
+    )
     assert reading.workflow(second).excluded == tuple(EXCLUDED)
     assert [second.slot_sizes[slot] for slot in SLOTS] == [FIRST_ID] * 2
     capsys.readouterr()
     other = reading.change(rows[2], excluded_columns=["I2", "I13", "C3", "C4"])
     run_step(other, run="third", parent="parent", expect=2)
     assert (
-        "['C3', 'C4', 'I13', 'I2'], expected the columns that its parent parent excludes: ['C26', 'C3', 'I13', 'I2']"
-        in capsys.readouterr().err
+        "['C3', 'C4', 'I13', 'I2'], expected the columns that its parent parent excludes: ['C26', "
+        "'C3', 'I13', 'I2']" in capsys.readouterr().err
     )
 
 
@@ -159,7 +179,9 @@ def test_nothing_is_fitted_on_old_rows(write_raw, write_old_rows, run_step, raw_
     old = reading.replace(raw_table(400, seed=8), "C1", np.full(400, 123_456_789))
     old = reading.replace(old, "I1", np.full(400, 9999.0))
     without = run_step(write_raw(raw_table(900, seed=1)))
-    raw = write_old_rows(write_raw(raw_table(900, seed=1), name="more"), replay=old, replay_holdout=old)
+    raw = write_old_rows(
+        write_raw(raw_table(900, seed=1), name="more"), replay=old, replay_holdout=old
+    )
     with_old = run_step(raw, run="run-2")
     folders = [local_path(encoded.workflow_uri) for encoded in (without, with_old)]
     hashes = [[sha256_tree(path) for path in sorted(folder.glob("*.np[yz]"))] for folder in folders]

@@ -24,7 +24,9 @@ def test_component_writes_manifest_and_notes_its_counts(write_raw, raw_table, re
     assert ran.returncode == 0, ran.stderr
     assert "Warning" not in ran.stderr
     training_set = TrainingSet.read(tmp_path / "training_set")
-    rare = [Counter(filter(None, column.to_pylist())) for column in table.select(CATEGORICAL).columns]
+    rare = [
+        Counter(filter(None, column.to_pylist())) for column in table.select(CATEGORICAL).columns
+    ]
     num_rare = sum(count < 3 for counts in rare for count in counts.values())
     assert output["artifacts"].keys() == {"training_set"}
     (note,) = read_notes(tmp_path / "store", "run-1")

@@ -23,7 +23,9 @@ def test_clicks_stay_and_of_rest_stated_share(raw_table):
         mask = kept(table, rate)
         assert mask[clicked].all()
         num = int((~clicked).sum())
-        assert mask[~clicked].sum() == pytest.approx(num * rate, abs=4 * np.sqrt(num * rate * (1 - rate)))
+        assert mask[~clicked].sum() == pytest.approx(
+            num * rate, abs=4 * np.sqrt(num * rate * (1 - rate))
+        )
 
 
 def test_who_is_kept_does_not_depend_on_features_place_or_row_before(raw_table):
@@ -33,7 +35,9 @@ def test_who_is_kept_does_not_depend_on_features_place_or_row_before(raw_table):
     order = np.random.default_rng(1).permutation(len(mask))
     np.testing.assert_array_equal(kept(negatives.take(pa.array(order)), 0.3), mask[order])
     row = negatives["row"].to_numpy()
-    for place in range(10):  # rows of a request are downsampled independently: each position has the same share
+    for place in range(
+        10
+    ):  # rows of a request are downsampled independently: each position has the same share
         num = int((row == place).sum())
         assert mask[row == place].mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / num))
     correlation = np.corrcoef(mask[1:], mask[:-1])[0, 1]
@@ -45,7 +49,9 @@ def test_copy_has_kept_rows_in_order(tmp_path, raw_table):
     (tmp_path / "raw").mkdir()
     for name, table in zip(("a", "b"), tables):
         pq.write_table(table, tmp_path / "raw" / f"{name}.parquet", row_group_size=300)
-    num_rows = thin(tmp_path / "raw", tmp_path / "thinned", 0.5, features=CRITEO, expected_rows=1_600)
+    num_rows = thin(
+        tmp_path / "raw", tmp_path / "thinned", 0.5, features=CRITEO, expected_rows=1_600
+    )
     [path] = (tmp_path / "thinned").glob("*.parquet")
     copied = pq.read_table(path)
     expected = pa.concat_tables([table.filter(pa.array(kept(table, 0.5))) for table in tables])
@@ -53,7 +59,9 @@ def test_copy_has_kept_rows_in_order(tmp_path, raw_table):
     assert copied.equals(expected.select(copied.column_names))
 
 
-def test_what_is_learnt_is_thinned_and_what_measures_is_not(write_raw, write_old_rows, run_step, raw_table, reading):
+def test_what_is_learnt_is_thinned_and_what_measures_is_not(
+    write_raw, write_old_rows, run_step, raw_table, reading
+):
     train, holdout, old = raw_table(3_000, seed=1), raw_table(500, seed=2), raw_table(800, seed=3)
     path = write_old_rows(write_raw(train, holdout), replay=old)
     encoded_set = run_step(path, negative_rate=0.25, partition_rows=500)
@@ -67,12 +75,22 @@ def test_what_is_learnt_is_thinned_and_what_measures_is_not(write_raw, write_old
     assert encoded_set.num_sampled_out == 3_000 - encoded_set.num_train_rows
     assert encoded_set.num_replay_rows == kept(old, 0.25).sum()
     assert encoded_set.negative_rate == 0.25
-    np.testing.assert_array_equal(reading.encoded(encoded_set.holdout_uri).label, reading.raw([holdout]).label)
+    np.testing.assert_array_equal(
+        reading.encoded(encoded_set.holdout_uri).label, reading.raw([holdout]).label
+    )
     folder = local_path(encoded_set.train_uri).parent
-    assert sorted(p.name for p in folder.iterdir()) == ["holdout", "raw_dataset.json", "replay", "train", "workflow"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "holdout",
+        "raw_dataset.json",
+        "replay",
+        "train",
+        "workflow",
+    ]
 
 
-def test_old_rows_none_of_which_is_kept_are_no_replay(write_raw, write_old_rows, run_step, raw_table):
+def test_old_rows_none_of_which_is_kept_are_no_replay(
+    write_raw, write_old_rows, run_step, raw_table
+):
     old = raw_table(40, seed=5)
     old = old.filter(pa.array((old[LABEL].to_numpy() == 0) & ~kept(old, 0.3)))
     encoded_set = run_step(write_old_rows(write_raw(raw_table(500)), replay=old), negative_rate=0.3)

@@ -68,18 +68,26 @@ def test_any_rounds_end_as_by_hand(seed):
         threshold, most = int(random.integers(1, 5)), int(random.integers(0, 25))
         low = int(random.integers(0, 15 * (round_ + 1)))
         rows = (random.integers(low, low + 40, int(random.integers(0, 120))) * 71_582_788).tolist()
-        now = (20_000 + round_ + int(random.integers(-1, 2))) * DAY  # windows may overlap, or be run again later
+        now = (
+            20_000 + round_ + int(random.integers(-1, 2))
+        ) * DAY  # windows may overlap, or be run again later
         column = next_column(column, *counted(rows), now=now, rules=rules(threshold, ttl, most))
         by_hand.round(rows, now, threshold, ttl, most)
         assert column.vocabulary.tolist() == by_hand.ids
-        assert column.last_seen.tolist() == [0 if v == TOMBSTONE else by_hand.seen[v] for v in by_hand.ids]
+        assert column.last_seen.tolist() == [
+            0 if v == TOMBSTONE else by_hand.seen[v] for v in by_hand.ids
+        ]
         assert candidates(column) == {v: total for v, (total, _) in by_hand.waiting.items()}
-        assert column.candidates.last_seen.tolist() == [by_hand.waiting[v][1] for v in sorted(by_hand.waiting)]
+        assert column.candidates.last_seen.tolist() == [
+            by_hand.waiting[v][1] for v in sorted(by_hand.waiting)
+        ]
 
 
 def test_round_leaves_parents_column_as_it_was():
     parent = next_column(NEW, *counted([1, 1, 2, 2, 5]), now=DAY, rules=rules())
     copies = [a.copy() for a in (parent.vocabulary, parent.last_seen, parent.candidates.sightings)]
     next_column(parent, *counted([5, 9, 9]), now=50 * DAY, rules=rules(ttl=DAY))
-    for copy, array in zip(copies, (parent.vocabulary, parent.last_seen, parent.candidates.sightings)):
+    for copy, array in zip(
+        copies, (parent.vocabulary, parent.last_seen, parent.candidates.sightings)
+    ):
         np.testing.assert_array_equal(copy, array)

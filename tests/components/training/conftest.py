@@ -58,10 +58,12 @@ def validation_report(tmp_path):
     (folder / "reference.npz").write_text("reference")
     names = {"statistics": "statistics.pb", "schema": "schema.pbtxt", "reference": "reference.npz"}
     names |= {"report": "report.html", "json": "report.json"}
-    uris = {f"{part}_uri": (folder / name).as_uri() for part, name in names.items()} | {"parent_statistics_uri": None}
+    uris = {f"{part}_uri": (folder / name).as_uri() for part, name in names.items()} | {
+        "parent_statistics_uri": None
+    }
     return ValidationReport(
         decision="pass", reasons=[], findings=[], drift=[], num_rows=1, raw_digest="digest", **uris
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture
@@ -95,8 +97,16 @@ def step(tmp_path, step_flags):
         code = main(step_flags(training_set, **changed))
         if code:
             return code, None, {}
-        (note,) = [n for n in read_notes(tmp_path / "a store", changed.get("run", "r1")) if n.step == "training"]
-        numbers = {name: value for name, value in note.facts.items() if name not in ("model", "parent", "threads")}
+        (note,) = [
+            n
+            for n in read_notes(tmp_path / "a store", changed.get("run", "r1"))
+            if n.step == "training"
+        ]
+        numbers = {
+            name: value
+            for name, value in note.facts.items()
+            if name not in ("model", "parent", "threads")
+        }
         return code, Model.read(tmp_path / "out" / "model.json"), numbers
 
     return run
@@ -137,6 +147,8 @@ def run(tmp_path):
     count = iter(range(1000))
 
     def go(training_set, settings=SETTINGS, path=None, **keywords):
-        return fitted(training_set, settings, path or tmp_path / f"checkpoint {next(count)}", **keywords)
+        return fitted(
+            training_set, settings, path or tmp_path / f"checkpoint {next(count)}", **keywords
+        )
 
     return go

@@ -2,8 +2,8 @@
 
 Each is encoded by its workflow, trained by the step's own command, exported like deployment does,
 and scored by ONNX Runtime. References are the workflow with PyTorch's network, and the networks'
-formulas in float64. `tests/components/preprocessing/test_columns.py` checks that NVTabular encodes such
-columns like the workflow. `contracts/test_records` has more about records.
+formulas in float64. `tests/components/preprocessing/test_columns.py` checks that NVTabular encodes
+such columns like the workflow. `contracts/test_records` has more about records.
 """
 
 from collections import defaultdict
@@ -38,7 +38,17 @@ from tests.support.training_world import training_set_of
 from tests.support.workflows import workflow_of
 
 ROWS = 600
-EDGES = [(1, 0, 0), (0, 1, 0), (3, 0, 0), (0, 3, 0), (1, 1, 0), (2, 2, 0), (0, 0, 1), (1, 2, 2), (2, 190, 8)]
+EDGES = [
+    (1, 0, 0),
+    (0, 1, 0),
+    (3, 0, 0),
+    (0, 3, 0),
+    (1, 1, 0),
+    (2, 2, 0),
+    (0, 0, 1),
+    (1, 2, 2),
+    (2, 190, 8),
+]
 """Default numbers of numeric columns, categorical columns and lists."""
 OPTIONS = [
     NumericOptions(),
@@ -98,19 +108,29 @@ def recommender_of(counts, kind):
         numeric=numeric,
         categorical=categorical,
         lists=lists,
-        list_options={n: list_options_of(i, categorical, 5 if is_wide else None) for i, n in enumerate(lists)},
+        list_options={
+            n: list_options_of(i, categorical, 5 if is_wide else None) for i, n in enumerate(lists)
+        },
         categorical_options=embeds if is_wide else {},
-        numeric_options={name: OPTIONS[(i + num_numeric) % len(OPTIONS)] for i, name in enumerate(numeric)},
+        numeric_options={
+            name: OPTIONS[(i + num_numeric) % len(OPTIONS)] for i, name in enumerate(numeric)
+        },
     )
     training = {"batch_size": 64, "min_batch_size": 64, "passes": 1}
-    return Recommender(name="shop", features=features, settings={"model": model, "training": training})
+    return Recommender(
+        name="shop", features=features, settings={"model": model, "training": training}
+    )
 
 
 def random_workflow(features, random):
     num_buckets = {name: features.options_of(name).num_buckets for name in features.bucketed}
     num_drawn = len(features.slots) - len(features.bucketed)
-    drawn = [random.choice(2**33, int(random.integers(0, 9)), replace=False) for _ in range(num_drawn)]
-    buckets = {n: np.unique(random.normal(0, 2, int(random.integers(k)))) for n, k in num_buckets.items()}
+    drawn = [
+        random.choice(2**33, int(random.integers(0, 9)), replace=False) for _ in range(num_drawn)
+    ]
+    buckets = {
+        n: np.unique(random.normal(0, 2, int(random.integers(k)))) for n, k in num_buckets.items()
+    }
     return workflow_of(
         (*drawn, *map(np.arange, num_buckets.values())),
         features,
@@ -127,12 +147,17 @@ def raw_rows(workflow, random):
     dense[random.random(dense.shape) < 0.2] = np.nan
     for name, boundaries in workflow.boundaries.items():
         dense[: len(boundaries), features.numeric.index(name)] = boundaries
-    columns = [random.choice(np.append(workflow.vocabularies[slot], [-1, 77]), ROWS) for slot in features.places.slots]
+    columns = [
+        random.choice(np.append(workflow.vocabularies[slot], [-1, 77]), ROWS)
+        for slot in features.places.slots
+    ]
     categorical = np.array(columns, np.int64).reshape(len(columns), ROWS).T
     for start, stop, _ in features.places.lists:
         # The padding of a list is at its end.
         in_list = categorical[:, start:stop]
-        categorical[:, start:stop] = np.take_along_axis(in_list, np.argsort(in_list == -1, axis=1, kind="stable"), 1)
+        categorical[:, start:stop] = np.take_along_axis(
+            in_list, np.argsort(in_list == -1, axis=1, kind="stable"), 1
+        )
     return dense, np.ascontiguousarray(categorical)
 
 
@@ -162,7 +187,11 @@ def vectors_of(weights, features, sizes, ids):
         vectors = slots[(options and options.table) or name][of_vector]
         is_there = (of_vector != 0) | (options is None)
         pooled = (vectors * is_there[:, :, None]).sum(1)
-        found.append(pooled / is_there.sum(1, keepdims=True).clip(1) if options and options.pool == "mean" else pooled)
+        found.append(
+            pooled / is_there.sum(1, keepdims=True).clip(1)
+            if options and options.pool == "mean"
+            else pooled
+        )
     if num_widths > 1:
         return np.concatenate(found, axis=1)[:, None]
     return np.stack(found, axis=1) if found else np.zeros((len(ids), 0, 4), np.float32)
@@ -171,9 +200,16 @@ def vectors_of(weights, features, sizes, ids):
 def encoded_set(folder, recommender, workflow, *, dense, ids):
     features = recommender.features
     clicks = (np.arange(ROWS) % 3 == 0).astype(np.float32)
-    table = {"label": clicks, **dict(zip(features.dense_inputs, dense.T)), **dict(zip(features.id_names, ids.T))}
+    table = {
+        "label": clicks,
+        **dict(zip(features.dense_inputs, dense.T)),
+        **dict(zip(features.id_names, ids.T)),
+    }
     folder.mkdir()
-    pq.write_table(pa.table({name: np.ascontiguousarray(each) for name, each in table.items()}), folder / "p.parquet")
+    pq.write_table(
+        pa.table({name: np.ascontiguousarray(each) for name, each in table.items()}),
+        folder / "p.parquet",
+    )
     (folder / "_file_list.txt").write_text("1\np.parquet\n")
     workflow.save(folder / "workflow")
     news = [0] * len(workflow.slot_sizes)
@@ -189,9 +225,16 @@ def test_any_columns_are_trained_and_served_as_workflow_and_network_say(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.tuples(*(st.integers(0, most) for most in (60, 100, 40))).filter(any), st.sampled_from(sorted(MODELS)))
-def test_drawn_recommender_is_too(tmp_path_factory, validation_report, capsys, double, counts, kind):
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    st.tuples(*(st.integers(0, most) for most in (60, 100, 40))).filter(any),
+    st.sampled_from(sorted(MODELS)),
+)
+def test_drawn_recommender_is_too(
+    tmp_path_factory, validation_report, capsys, double, counts, kind
+):
     assume(can_be(counts, kind))
     folder = tmp_path_factory.mktemp("drawn")
     train_and_serve(counts, kind, folder, validation_report=validation_report, capsys=capsys)
@@ -248,7 +291,12 @@ def train_and_serve(counts, kind, tmp_path, *, validation_report, capsys):
         np.testing.assert_allclose(found[:, 0], scores[:rows], rtol=0, atol=1e-5)
 
     sent = PredictionBatch(
-        request_id="r", time=1.0, model_version=1, dense=dense, categorical=categorical, scores=scores
+        request_id="r",
+        time=1.0,
+        model_version=1,
+        dense=dense,
+        categorical=categorical,
+        scores=scores,
     )
     form = RecordFormat(recommender.features)
     received = form.decode(form.encode(sent))

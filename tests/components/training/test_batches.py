@@ -26,7 +26,9 @@ def rows():
 
 def test_keys_of_table_beyond_32_bits_do_not_collide(rows):
     offsets = OFFSETS + 2**40
-    (found,) = assemble(rows, np.arange(50), [TablePlaces(slice(None), offsets, one_each(SIZES))]).lookups
+    (found,) = assemble(
+        rows, np.arange(50), [TablePlaces(slice(None), offsets, one_each(SIZES))]
+    ).lookups
     np.testing.assert_array_equal(found.table_rows, np.unique((rows.ids + offsets).ravel()))
 
 

@@ -54,13 +54,17 @@ def held_out(world):
 def run(train_run, double):
     """Runs a whole training step and returns the model in the registry."""
     asked = {"config": CONFIG, "settings": TrainingSettings(learning_rate=0.005, batch_size=128)}
-    return lambda training_set, backend, name: train_run(training_set, name=name, backend=backend, **asked)
+    return lambda training_set, backend, name: train_run(
+        training_set, name=name, backend=backend, **asked
+    )
 
 
 def calibration(weights, model, rows):
     """Return predicted clicks per observed click, by the network that reads the stored files."""
     scorer = load_scorer(weights, config_from_document(model.config), model.slot_sizes)
-    return scorer.probabilities(rows.dense, rows.ids).sum(dtype=np.float64) / rows.labels.sum(dtype=np.float64)
+    return scorer.probabilities(rows.dense, rows.ids).sum(dtype=np.float64) / rows.labels.sum(
+        dtype=np.float64
+    )
 
 
 @pytest.mark.parametrize("backend", ["pytorch", pytest.param("hugectr", marks=pytest.mark.slow)])
@@ -75,7 +79,9 @@ def test_runs_on_downsampled_rows_are_calibrated_only_with_correction(
         model = run(training_set, backend, f"round {number}")
         assert model.negative_rate == rate
         weights = local_path(model.uri) / Model.WEIGHTS
-        assert calibration(weights, model, held_out) == pytest.approx(1, abs=bound(held_out.labels, rate))
+        assert calibration(weights, model, held_out) == pytest.approx(
+            1, abs=bound(held_out.labels, rate)
+        )
         # A copy, because the next run compares its parent's files with their hash.
         without = Path(shutil.copytree(weights, tmp_path / f"without {number}"))
         add_to_bias(without, -np.log(rate))
@@ -83,13 +89,23 @@ def test_runs_on_downsampled_rows_are_calibrated_only_with_correction(
         parent = model.uri
 
 
-def test_ranking_does_not_change_and_log_odds_move_by_logarithm_of_rate(world, make_training_set, tmp_path):
+def test_ranking_does_not_change_and_log_odds_move_by_logarithm_of_rate(
+    world, make_training_set, tmp_path
+):
     training_set = make_training_set(*world.rows(1_500)[:3])
     plain, engine, _ = fitted(training_set, SETTINGS, tmp_path / "plain")
-    corrected, _, _ = fitted(replace(training_set, negative_rate=0.1), SETTINGS, tmp_path / "corrected")
-    before, after = (open_model(result.weights, training_set.slot_sizes).weights for result in (plain, corrected))
+    corrected, _, _ = fitted(
+        replace(training_set, negative_rate=0.1), SETTINGS, tmp_path / "corrected"
+    )
+    before, after = (
+        open_model(result.weights, training_set.slot_sizes).weights for result in (plain, corrected)
+    )
     assert after.dense["bias"] == pytest.approx(before.dense["bias"] + np.log(0.1), abs=1e-6)
-    bias_aside = {name for name, kept in content(plain.weights).items() if content(corrected.weights)[name] != kept}
+    bias_aside = {
+        name
+        for name, kept in content(plain.weights).items()
+        if content(corrected.weights)[name] != kept
+    }
     assert bias_aside == {WEIGHTS_FILE}
     np.testing.assert_array_equal(before.table, after.table)
     np.testing.assert_array_equal(before.dense["final_cross"], after.dense["final_cross"])
@@ -105,7 +121,9 @@ def test_fit_that_was_broken_off_is_corrected_once(looks, world, make_training_s
     assert content(resumed.weights) == content(whole.weights)
 
 
-def test_run_starts_from_parents_scores_at_own_rate_for_any_parent_rate(run, world, held_out, make_training_set):
+def test_run_starts_from_parents_scores_at_own_rate_for_any_parent_rate(
+    run, world, held_out, make_training_set
+):
     first = make_training_set(*thinned(*world.rows(2_000, 1)[:3], 0.2), name="first")
     parent = run(replace(first, negative_rate=0.2), "pytorch", "first")
     second = make_training_set(*thinned(*world.rows(2_000, 2)[:3], 0.6), name="second")
@@ -117,24 +135,35 @@ def test_run_starts_from_parents_scores_at_own_rate_for_any_parent_rate(run, wor
     assert calibration(start, parent, held_out) == pytest.approx(before, rel=1e-6)
 
 
-def test_rows_have_logged_click_rate_when_served_and_next_run_starts_so(run, world, make_training_set):
+def test_rows_have_logged_click_rate_when_served_and_next_run_starts_so(
+    run, world, make_training_set
+):
     world.by_id[0][:] = np.where(np.arange(len(world.by_id[0])) == FIRST_ID, 2, 0)
     training_set = make_training_set(*world.rows(NUM_ROWS)[:3])
     path = local_path(training_set.workflow_uri)
     workflow = FeatureWorkflow.load(path)
     served_as = int(workflow.vocabularies[0][0])
-    features = replace(workflow.features, categorical_options={CATEGORICAL[0]: CategoricalOptions(served_as=served_as)})
+    features = replace(
+        workflow.features,
+        categorical_options={CATEGORICAL[0]: CategoricalOptions(served_as=served_as)},
+    )
     replace(workflow, features=features).save(path)
-    training_set = replace(training_set, recommender=replace(training_set.recommender, features=features))
+    training_set = replace(
+        training_set, recommender=replace(training_set.recommender, features=features)
+    )
     model = run(training_set, "pytorch", "served")
     rows = world.encoded(HELD_OUT_ROWS, 99)
     served = Rows(labels=rows.labels, dense=rows.dense, ids=rows.ids.copy())
     served.ids[:, 0] = FIRST_ID
-    logits = world.rows(HELD_OUT_ROWS, 99)[3] + world.by_id[0][FIRST_ID] - world.by_id[0][rows.ids[:, 0]]
+    logits = (
+        world.rows(HELD_OUT_ROWS, 99)[3] + world.by_id[0][FIRST_ID] - world.by_id[0][rows.ids[:, 0]]
+    )
     truth = float((1 / (1 + np.exp(-logits))).mean() / rows.labels.mean())
     start = continue_from(model, training_set, CONFIG, into=path.parent / "start")
     assert truth > 1.4
-    assert calibration(local_path(model.uri) / Model.WEIGHTS, model, served) == pytest.approx(1, abs=0.15)
+    assert calibration(local_path(model.uri) / Model.WEIGHTS, model, served) == pytest.approx(
+        1, abs=0.15
+    )
     assert calibration(start, model, served) == pytest.approx(truth, rel=0.15)
     assert calibration(start, model, rows) == pytest.approx(1, abs=0.15)
 

@@ -41,10 +41,15 @@ CANDIDATES = {
     "torchrec dcn v2 in one process": ("torchrec 1", V2),
     "torchrec deepfm in two": ("torchrec 2", DEEPFM),
     "torchrec dlrm in two": ("torchrec 2", DLRM),
-    "torchrec dcn v1 in two, tables by columns": ("torchrec 2 by columns", replace(V1, embedding_dim=8)),
+    "torchrec dcn v1 in two, tables by columns": (
+        "torchrec 2 by columns",
+        replace(V1, embedding_dim=8),
+    ),
     "torchrec dcn v1 in four": ("torchrec 4", V1),
 }
-needs_torchrec = pytest.mark.skipif(not find_spec("torchrec"), reason="the environment has no torchrec")
+needs_torchrec = pytest.mark.skipif(
+    not find_spec("torchrec"), reason="the environment has no torchrec"
+)
 marks = dict.fromkeys(("torchrec 4", "torchrec 2 by columns"), (needs_torchrec, pytest.mark.slow))
 
 
@@ -54,10 +59,15 @@ def marked(*case):
     return pytest.param(*case, marks=own)
 
 
-everyone = pytest.mark.parametrize(("name", "config"), [marked(*case) for case in CANDIDATES.values()], ids=CANDIDATES)
+everyone = pytest.mark.parametrize(
+    ("name", "config"), [marked(*case) for case in CANDIDATES.values()], ids=CANDIDATES
+)
 engines = pytest.mark.parametrize(
     "name",
-    [marked(name) for name in ("pytorch", "hugectr", "two GPUs", "torchrec 1", "torchrec 2", "torchrec 4")],
+    [
+        marked(name)
+        for name in ("pytorch", "hugectr", "two GPUs", "torchrec 1", "torchrec 2", "torchrec 4")
+    ],
 )
 
 
@@ -77,7 +87,9 @@ def engine_of(name, config, slot_sizes, *, settings, scratch, places, workers):
     # Small, so that the few rows here fill several stages.
     settings = replace(settings, solver=SolverSettings(stage_rows=2000, loss_interval=7))
     num_gpus = 2 if "two" in name else 1
-    return HugectrEngine(config, slot_sizes, settings, num_gpus=num_gpus, scratch=scratch, places=places)
+    return HugectrEngine(
+        config, slot_sizes, settings, num_gpus=num_gpus, scratch=scratch, places=places
+    )
 
 
 @pytest.fixture
@@ -86,7 +98,12 @@ def make_engine(tmp_path, double, world, workers):
     with ExitStack() as stack:
 
         def make(name, config=V1, slot_sizes=world.slot_sizes, places=None):
-            own = {"settings": SETTINGS, "scratch": tmp_path / "scratch", "places": places, "workers": workers}
+            own = {
+                "settings": SETTINGS,
+                "scratch": tmp_path / "scratch",
+                "places": places,
+                "workers": workers,
+            }
             return stack.enter_context(closing(engine_of(name, config, slot_sizes, **own)))
 
         yield make
@@ -111,7 +128,9 @@ def shuffled(n, seed=0):
 
 def trained(engine, start, rows, order=None, batch_size=128):
     engine.restore(start)
-    engine.learn(rows, shuffled(len(rows)) if order is None else order, batch_size=batch_size, seed=1)
+    engine.learn(
+        rows, shuffled(len(rows)) if order is None else order, batch_size=batch_size, seed=1
+    )
     return engine
 
 
@@ -122,7 +141,9 @@ def float64_scores(folder, config, slot_sizes, rows):
     """
     weights = open_model(folder, slot_sizes).weights
     known = (rows.ids >= 0) & (rows.ids < slot_sizes)
-    vectors = weights.table[np.where(known, rows.ids, 0) + slot_offsets(slot_sizes)] * known[:, :, None]
+    vectors = (
+        weights.table[np.where(known, rows.ids, 0) + slot_offsets(slot_sizes)] * known[:, :, None]
+    )
     return 1 / (1 + np.exp(-networks.logits(config, weights.dense, rows.dense, vectors)))
 
 
@@ -136,7 +157,10 @@ def test_learns_planted_signal(name, config, make_engine, initial, world):
     engine = make_engine(name, config)
     engine.restore(initial(config))
     before = roc_auc_score(judging.labels, engine.score(judging))
-    losses = [engine.learn(rows, shuffled(20_000, epoch), batch_size=128, seed=epoch) for epoch in range(2)]
+    losses = [
+        engine.learn(rows, shuffled(20_000, epoch), batch_size=128, seed=epoch)
+        for epoch in range(2)
+    ]
     bound = roc_auc_score(judging.labels, world.rows(8_000, 2)[3])
     after = roc_auc_score(judging.labels, engine.score(judging))
     assert before < 0.7 < bound - 0.06 < after < bound + 0.005
@@ -191,7 +215,9 @@ def test_model_of_one_engine_continues_in_other_and_scores_equal(
     np.testing.assert_allclose(its.score(rows), mine.score(rows), atol=1e-6)
     its.save(tmp_path / "child")
     mine.save(tmp_path / "own child")
-    one, another = (open_model(tmp_path / folder, world.slot_sizes) for folder in ("child", "own child"))
+    one, another = (
+        open_model(tmp_path / folder, world.slot_sizes) for folder in ("child", "own child")
+    )
     for left, right in zip(one.parts, another.parts):
         np.testing.assert_allclose(left.table, right.table, atol=1e-5)
         for parameter, values in left.dense.items():
@@ -213,14 +239,20 @@ def test_saves_what_it_scores_and_id_outside_its_slot_has_zero_vector(
 
 
 @engines
-def test_rows_of_table_that_no_batch_touched_keep_their_bits(name, make_engine, initial, world, tmp_path):
+def test_rows_of_table_that_no_batch_touched_keep_their_bits(
+    name, make_engine, initial, world, tmp_path
+):
     rows = world.encoded(3_000)
     trained(make_engine(name), initial(), rows).save(tmp_path / "before")
     order = np.array([5, 17, 40])
-    trained(make_engine(name), tmp_path / "before", rows, order=order, batch_size=4).save(tmp_path / "after")
+    trained(make_engine(name), tmp_path / "before", rows, order=order, batch_size=4).save(
+        tmp_path / "after"
+    )
     touched = np.zeros(sum(world.slot_sizes), bool)
     touched[rows.ids[order] + slot_offsets(world.slot_sizes)] = True
-    for old, new in zip(*(tables(tmp_path / folder, world.slot_sizes) for folder in ("before", "after"))):
+    for old, new in zip(
+        *(tables(tmp_path / folder, world.slot_sizes) for folder in ("before", "after"))
+    ):
         np.testing.assert_array_equal(new[~touched], old[~touched])
         assert (new[touched] != old[touched]).any(axis=1).all()
 
@@ -231,14 +263,20 @@ def test_rows_of_incomplete_last_batch_are_learned(name, make_engine, initial, w
     engine = trained(make_engine(name), initial(), rows, order=np.arange(129))
     assert engine.num_steps == 2
     engine.save(tmp_path / "after")
-    before, after = (tables(folder, world.slot_sizes)[0] for folder in (initial(), tmp_path / "after"))
-    own = (slot_offsets(world.slot_sizes) + rows.ids[128])[(rows.ids[:128] != rows.ids[128]).all(axis=0)]
+    before, after = (
+        tables(folder, world.slot_sizes)[0] for folder in (initial(), tmp_path / "after")
+    )
+    own = (slot_offsets(world.slot_sizes) + rows.ids[128])[
+        (rows.ids[:128] != rows.ids[128]).all(axis=0)
+    ]
     assert len(own), "row 128 has categories that no row of the first batch has"
     assert (before[own] != after[own]).all()
 
 
 @engines
-def test_non_finite_loss_is_returned_and_leaves_restored_weights_clean(name, make_engine, initial, world):
+def test_non_finite_loss_is_returned_and_leaves_restored_weights_clean(
+    name, make_engine, initial, world
+):
     rows, sound = world.encoded(4_000), world.encoded(128 * 10, 2)
     rows.dense[128 * 9 + 5] = np.inf
     engine = make_engine(name)
@@ -248,11 +286,15 @@ def test_non_finite_loss_is_returned_and_leaves_restored_weights_clean(name, mak
     assert again.num_steps == fresh.num_steps == 10
     # With more than two workers, an engine's first steps determine how gradients are split and
     # summed.
-    np.testing.assert_allclose(again.score(sound), fresh.score(sound), rtol=0, atol=1e-6 if "4" in name else 0)
+    np.testing.assert_allclose(
+        again.score(sound), fresh.score(sound), rtol=0, atol=1e-6 if "4" in name else 0
+    )
 
 
 @engines
-def test_folder_without_optimizer_state_starts_from_zero_moments(name, make_engine, initial, world, tmp_path):
+def test_folder_without_optimizer_state_starts_from_zero_moments(
+    name, make_engine, initial, world, tmp_path
+):
     rows = world.encoded(128 * 20)
     trained(make_engine(name), initial(), rows).save(tmp_path / "plain")
     (tmp_path / "plain" / OPTIMIZER_FILE).unlink()
@@ -269,19 +311,25 @@ def test_without_numeric_columns_both_engines_learn_same(make_engine, world, tmp
     config = shaped("dcn", {**SHAPE, "num_cross_layers": 2}, num_dense=0, num_categorical=26)
     write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
     rows = replace(world.encoded(128 * 20), dense=np.zeros((128 * 20, 0), np.float32))
-    mine, its = (trained(make_engine(name, config), tmp_path / "initial", rows) for name in ("pytorch", "hugectr"))
+    mine, its = (
+        trained(make_engine(name, config), tmp_path / "initial", rows)
+        for name in ("pytorch", "hugectr")
+    )
     assert mine.num_steps == its.num_steps == 20
     assert mine.score(rows).std() > 0.01
     np.testing.assert_allclose(its.score(rows), mine.score(rows), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", [marked(f"torchrec {size}") for size in (1, 2, 4)], scope="module")
-def test_weighted_rows_train_as_in_pytorch_and_no_weight_takes_no_step(name, make_engine, initial, world):
+def test_weighted_rows_train_as_in_pytorch_and_no_weight_takes_no_step(
+    name, make_engine, initial, world
+):
     rows, random = world.encoded(128 * 10), np.random.default_rng(4)
     rows = replace(rows, weights=random.integers(0, 4, len(rows)).astype(np.float32))
     rows.weights[128 * 3 : 128 * 5] = 0
     mine, truth = (
-        trained(make_engine(each), initial(), rows, order=np.arange(len(rows))) for each in (name, "pytorch")
+        trained(make_engine(each), initial(), rows, order=np.arange(len(rows)))
+        for each in (name, "pytorch")
     )
     assert mine.num_steps == truth.num_steps == 8
     np.testing.assert_allclose(mine.score(rows), truth.score(rows), atol=1e-6)
@@ -298,11 +346,15 @@ WIDE = replace(V1, num_categorical=6, widths=(4, 8, 8, 4, 4, 3))
 def rows_with_lists(n, seed):
     """Return encoded rows with lists of any length, also 0, and clicks that depend on the lists."""
     random = np.random.default_rng(seed)
-    ids = np.stack([random.integers(1, SLOT_SIZES[slot], n) for slot in PLACES.slots], axis=1).astype(np.int32)
+    ids = np.stack(
+        [random.integers(1, SLOT_SIZES[slot], n) for slot in PLACES.slots], axis=1
+    ).astype(np.int32)
     for start, stop, _ in LISTS:
         ids[:, start:stop][random.random((n, stop - start)) < 0.4] = 0
     ids[:128, 10:] = 0  # rows in order, with a batch that looks up nothing in one table
-    logits = 1.5 * (ids[:, 2:5] > 15).sum(1) - 2.0 * (ids[:, 5:9] > 10).sum(1) / (ids[:, 5:9] > 0).sum(1).clip(1)
+    logits = 1.5 * (ids[:, 2:5] > 15).sum(1) - 2.0 * (ids[:, 5:9] > 10).sum(1) / (
+        ids[:, 5:9] > 0
+    ).sum(1).clip(1)
     labels = (random.random(n) < 1 / (1 + np.exp(-logits))).astype(np.float32)
     return Rows(labels=labels, dense=random.normal(size=(n, 13)).astype(np.float32), ids=ids)
 
@@ -312,18 +364,24 @@ def float64_vectors(folder, ids):
 
     Those of a list are pooled over its filled positions.
     """
-    tables = {each.shape[1]: each.astype(float) for each in open_model(folder, SLOT_SIZES).weights.tables}
+    tables = {
+        each.shape[1]: each.astype(float) for each in open_model(folder, SLOT_SIZES).weights.tables
+    }
     first_rows = {8: {1: 0}, 4: {0: 0, 2: 40, 3: 60}, 3: {4: 0}}
     spans, found = [(0, 1, ""), (1, 2, ""), LISTS[0], LISTS[1], (9, 10, ""), LISTS[2]], []
     for (start, stop, pool), width in zip(spans, WIDE.widths):
         vectors = tables[width][ids[:, start:stop] + first_rows[width][PLACES.slots[start]]]
         is_there = (ids[:, start:stop, None] != 0) | (not pool)
-        found.append((vectors * is_there).sum(1) / (is_there.sum(1).clip(1) if pool == "mean" else 1))
+        found.append(
+            (vectors * is_there).sum(1) / (is_there.sum(1).clip(1) if pool == "mean" else 1)
+        )
     return np.concatenate(found, axis=1)[:, None]
 
 
 @engines
-def test_lists_and_vectors_of_several_widths_are_trained_and_mean_pooled(name, make_engine, tmp_path):
+def test_lists_and_vectors_of_several_widths_are_trained_and_mean_pooled(
+    name, make_engine, tmp_path
+):
     rows = rows_with_lists(128 * 40, 1)
     write_initial(tmp_path / "initial", WIDE, SLOT_SIZES, click_rate=0.5, seed=3, places=PLACES)
     engine, truth = (make_engine(each, WIDE, SLOT_SIZES, PLACES) for each in (name, "pytorch"))
@@ -339,7 +397,9 @@ def test_lists_and_vectors_of_several_widths_are_trained_and_mean_pooled(name, m
             np.testing.assert_allclose(left, right, atol=1e-5)
     judging = rows_with_lists(2_000, 2)
     vectors = float64_vectors(tmp_path / "saved", judging.ids)
-    logits = networks.logits(WIDE, open_model(tmp_path / "saved", SLOT_SIZES).weights.dense, judging.dense, vectors)
+    logits = networks.logits(
+        WIDE, open_model(tmp_path / "saved", SLOT_SIZES).weights.dense, judging.dense, vectors
+    )
     scores = engine.score(judging)
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-6)
     assert roc_auc_score(judging.labels, scores) > 0.7
@@ -351,12 +411,19 @@ def test_lists_and_vectors_of_several_widths_are_trained_and_mean_pooled(name, m
 
 
 def test_table_whose_lists_are_pooled_in_two_ways_fails_only_in_hugectr(tmp_path, double):
-    options = {"last": ListOptions(max=3, table="item", pool="sum"), "seen": ListOptions(max=2, table="item")}
-    features = Features(numeric=(), categorical=("item",), lists=("last", "seen"), list_options=options)
+    options = {
+        "last": ListOptions(max=3, table="item", pool="sum"),
+        "seen": ListOptions(max=2, table="item"),
+    }
+    features = Features(
+        numeric=(), categorical=("item",), lists=("last", "seen"), list_options=options
+    )
     config = replace(V1, num_dense=0, num_categorical=3)
     asked = {"settings": SETTINGS, "scratch": tmp_path, "features": features}
     make_any_engine("pytorch", config, [5], **asked).close()
-    with pytest.raises(ContractError, match=r"vectors of item are pooled by sum \(last\) and by mean \(seen\)"):
+    with pytest.raises(
+        ContractError, match=r"vectors of item are pooled by sum \(last\) and by mean \(seen\)"
+    ):
         make_any_engine("hugectr", config, [5], **asked)
     options["seen"] = ListOptions(max=2)
     one_way = replace(features, list_options=options)

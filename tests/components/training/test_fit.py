@@ -11,7 +11,14 @@ from evergreen.config.training import TrainingSettings
 from evergreen.runtime.errors import ContractError, PermanentError, Preempted
 from evergreen.statistics.metrics import log_loss, roc_auc
 from tests.support.clocks import Clock
-from tests.support.logistic_engine import SETTINGS, LogisticEngine, StopAfter, TimedEngine, content, learned_rows
+from tests.support.logistic_engine import (
+    SETTINGS,
+    LogisticEngine,
+    StopAfter,
+    TimedEngine,
+    content,
+    learned_rows,
+)
 from tests.support.training_world import write_folder
 
 
@@ -25,10 +32,14 @@ def parent(world, make_training_set, run):
 def scores(weights, training_set, dense, ids):
     engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
     engine.restore(weights)
-    return engine.score(Rows(labels=np.zeros(len(dense), np.float32), dense=dense, ids=ids.astype(np.int32)))
+    return engine.score(
+        Rows(labels=np.zeros(len(dense), np.float32), dense=dense, ids=ids.astype(np.int32))
+    )
 
 
-def test_every_row_is_learned_once_and_round_tries_each_rate_on_same_rows(world, make_training_set, run, parent):
+def test_every_row_is_learned_once_and_round_tries_each_rate_on_same_rows(
+    world, make_training_set, run, parent
+):
     training_set = make_training_set(*world.rows(3_000)[:3])
     _, first, _ = run(training_set)
     assert sorted(np.concatenate(learned_rows(first))) == list(range(3_000))
@@ -41,15 +52,21 @@ def test_every_row_is_learned_once_and_round_tries_each_rate_on_same_rows(world,
 
 
 @pytest.mark.parametrize("passes", [1, 3])
-def test_first_models_rate_falls_to_zero_over_second_half_of_its_steps(world, make_training_set, run, passes):
+def test_first_models_rate_falls_to_zero_over_second_half_of_its_steps(
+    world, make_training_set, run, passes
+):
     _, engine, _ = run(make_training_set(*world.rows(3_200)[:3]), replace(SETTINGS, passes=passes))
     expected = 0.1 * np.minimum(1, 2 * np.arange(100 * passes, 0, -1) / (100 * passes))
     np.testing.assert_allclose(engine.rates, expected)
 
 
-def test_first_model_trains_on_shuffled_rows_and_later_runs_in_time_order(world, make_training_set, run, parent):
+def test_first_model_trains_on_shuffled_rows_and_later_runs_in_time_order(
+    world, make_training_set, run, parent
+):
     training_set = make_training_set(*world.rows(4_000)[:3])
-    first, later = (np.concatenate(learned_rows(run(training_set, start=s)[1])[:30]) for s in (None, parent))
+    first, later = (
+        np.concatenate(learned_rows(run(training_set, start=s)[1])[:30]) for s in (None, parent)
+    )
     assert first[:400].max() > 3_500
     for tenth in range(9):
         rows = later[400 * tenth :][:400]
@@ -64,7 +81,10 @@ class WatchedEngine(LogisticEngine):
 
     def score(self, rows):
         scores = super().score(rows)
-        self.scored = (*self.scored, (len(learned_rows(self)), rows.dense[:, 0].copy(), rows.labels.copy(), scores))
+        self.scored = (
+            *self.scored,
+            (len(learned_rows(self)), rows.dense[:, 0].copy(), rows.labels.copy(), scores),
+        )
         return scores
 
 
@@ -76,13 +96,18 @@ def test_last_tenth_of_pass_is_scored_before_training_and_used_by_fit(
     training_set = make_training_set(labels, dense, ids)
     engine = WatchedEngine(training_set.slot_sizes, SETTINGS)
     settings = replace(SETTINGS, round_rates=(1.0,))
-    result, _, lines = run(training_set, settings, start=parent if incremental else None, engine=engine)
+    result, _, lines = run(
+        training_set, settings, start=parent if incremental else None, engine=engine
+    )
     calls, scored, truth, scores = engine.scored[0]
     learned = dense[np.concatenate(learned_rows(engine)[:calls]), 0]
     assert (len(scored), len(learned)) == (320, 2_880)
     assert set(scored) | set(learned) == set(dense[:, 0])
     assert set(scored) == set(dense[-320:, 0]) or not incremental
-    assert result.progressive == {"auc": roc_auc(truth, scores), "log_loss": log_loss(truth, scores)}
+    assert result.progressive == {
+        "auc": roc_auc(truth, scores),
+        "log_loss": log_loss(truth, scores),
+    }
     assert [line["auc"] for line in lines if "auc" in line] == [result.progressive["auc"]]
 
 
@@ -96,7 +121,14 @@ def test_last_tenth_of_pass_is_scored_before_training_and_used_by_fit(
         ([[]], 0),
         ([[0.4]], 0),
     ],
-    ids=["by chance", "for certain", "a loss", "the best of three", "no row", "one row tells nothing"],
+    ids=[
+        "by chance",
+        "for certain",
+        "a loss",
+        "the best of three",
+        "no row",
+        "one row tells nothing",
+    ],
 )
 def test_another_rate_is_chosen_only_if_it_is_better_by_more_than_chance(gains, best):
     losses = [[0.5] * len(gains[0]), *([0.5 - gain for gain in each] for each in gains)]
@@ -142,16 +174,26 @@ class BiasedEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize("bias", [0.0, -0.7, 0.7])
-def test_run_picks_high_rate_after_change_and_low_rate_otherwise(world, make_training_set, run, parent, bias):
+def test_run_picks_high_rate_after_change_and_low_rate_otherwise(
+    world, make_training_set, run, parent, bias
+):
     settings = replace(SETTINGS, round_rates=(0.01, 1.0))
     other = world.drifted(range(26))
-    changed = [np.concatenate(p) for p in zip(world.rows(4_000, seed=3)[:3], other.rows(2_000, seed=4)[:3])]
+    changed = [
+        np.concatenate(p) for p in zip(world.rows(4_000, seed=3)[:3], other.rows(2_000, seed=4)[:3])
+    ]
     training_set = make_training_set(*changed, name="changed")
-    moved, _, _ = run(training_set, settings, start=parent, engine=BiasedEngine(training_set.slot_sizes, bias))
+    moved, _, _ = run(
+        training_set, settings, start=parent, engine=BiasedEngine(training_set.slot_sizes, bias)
+    )
     assert moved.learning_rate == 0.1
-    stayed, engine, _ = run(make_training_set(*world.rows(300, seed=5)[:3], name="unchanged"), settings, start=parent)
+    stayed, engine, _ = run(
+        make_training_set(*world.rows(300, seed=5)[:3], name="unchanged"), settings, start=parent
+    )
     assert stayed.learning_rate == pytest.approx(0.001)
-    assert sum(map(len, learned_rows(engine))) == 300 + 288  # the last batch is not spent on a losing rate
+    assert (
+        sum(map(len, learned_rows(engine))) == 300 + 288
+    )  # the last batch is not spent on a losing rate
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
@@ -167,10 +209,14 @@ def test_mean_prediction_is_click_rate_of_all_rows_unless_newest_differ(
         predicted = scores(result.weights, training_set, dense, ids).astype(np.float64)
         return predicted.mean(), predicted[newest].mean()
 
-    assert mean_predictions("unchanged")[0] == pytest.approx(labels.mean(dtype=np.float64), rel=0.02)
+    assert mean_predictions("unchanged")[0] == pytest.approx(
+        labels.mean(dtype=np.float64), rel=0.02
+    )
     # Half of the newest clicks were lost.
     labels[newest & (labels == 1) & (np.random.default_rng(1).random(20_000) < 0.5)] = 0
-    assert mean_predictions("changed")[1] == pytest.approx(labels[newest].mean(dtype=np.float64), rel=0.25)
+    assert mean_predictions("changed")[1] == pytest.approx(
+        labels[newest].mean(dtype=np.float64), rel=0.25
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,7 +224,9 @@ def test_mean_prediction_is_click_rate_of_all_rows_unless_newest_differ(
     [(500, 512, 32), (500, 8, 63), (20_000, 512, 607)],
     ids=["tiny window", "the asked-for size is the most", "enough rows"],
 )
-def test_few_rows_make_small_but_not_tiny_batches(world, make_training_set, run, num_rows, asked, num_steps):
+def test_few_rows_make_small_but_not_tiny_batches(
+    world, make_training_set, run, num_rows, asked, num_steps
+):
     settings = TrainingSettings(batch_size=asked)
     _, _, lines = run(make_training_set(*world.rows(num_rows)[:3]), settings)
     assert lines[-1]["step"] == num_steps
@@ -191,7 +239,9 @@ def with_replay(world, make_training_set, tmp_path):
     def make(share):
         training_set = make_training_set(*world.rows(2_000)[:3], name=f"replay {share}")
         folder = write_folder(tmp_path / f"older {share}", *world.rows(400, seed=9)[:3])
-        return replace(training_set, replay_uri=folder.as_uri(), num_replay_rows=400, replay_share=share)
+        return replace(
+            training_set, replay_uri=folder.as_uri(), num_replay_rows=400, replay_share=share
+        )
 
     return make
 
@@ -211,7 +261,9 @@ def test_replayed_rows_come_among_new_ones_of_round_and_do_not_judge_it(with_rep
     engine = WatchedEngine(training_set.slot_sizes, SETTINGS)
     run(training_set, replace(SETTINGS, round_rates=(1.0,)), start=parent, engine=engine)
     old = np.flatnonzero(np.concatenate(learned_rows(engine)) >= 2_000)
-    assert all(len(old[(old >= start) & (old < start + 223)]) in (22, 23) for start in range(0, 2_007, 223))
+    assert all(
+        len(old[(old >= start) & (old < start + 223)]) in (22, 23) for start in range(0, 2_007, 223)
+    )
     assert len(engine.scored[0][1]) == pytest.approx(0.9 * 222, abs=16)
 
 
@@ -230,17 +282,24 @@ def test_stopped_anywhere_and_continued_equals_undisturbed_bit_for_bit(
     path, again, resumed, stops = tmp_path / "stopped", [], None, 0
     while resumed is None:
         try:
-            resumed, engine, _ = run(training_set, start=start, path=path, lines=again, should_stop=StopAfter(5))
+            resumed, engine, _ = run(
+                training_set, start=start, path=path, lines=again, should_stop=StopAfter(5)
+            )
         except Preempted:
             stops += 1
     assert stops > 3
     assert content(resumed.weights) == content(whole.weights)
-    assert (resumed.optimizer_step, resumed.progressive) == (whole.optimizer_step, whole.progressive)
+    assert (resumed.optimizer_step, resumed.progressive) == (
+        whole.optimizer_step,
+        whole.progressive,
+    )
     judged = [{k: v for k, v in line.items() if k != "rows_per_second"} for line in again]
     assert judged == [{k: v for k, v in line.items() if k != "rows_per_second"} for line in lines]
 
 
-def test_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, make_training_set, run, tmp_path):
+def test_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(
+    world, make_training_set, run, tmp_path
+):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "once"
     first, _, _ = run(training_set, path=path)
     again, engine, lines = run(training_set, path=path)
@@ -255,11 +314,15 @@ def test_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(world, make
     assert not learned_rows(engine)  # only the correction of the bias
 
 
-def test_checkpoint_folder_holds_no_more_than_start_now_best_and_final(world, make_training_set, run, tmp_path):
+def test_checkpoint_folder_holds_no_more_than_start_now_best_and_final(
+    world, make_training_set, run, tmp_path
+):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "lean"
     with pytest.raises(Preempted):
         run(training_set, path=path, should_stop=StopAfter(12))
-    (path / ".weights-00-000001-000000004.0123456789abcdef0123456789abcdef").mkdir()  # as left by a killed attempt
+    (
+        path / ".weights-00-000001-000000004.0123456789abcdef0123456789abcdef"
+    ).mkdir()  # as left by a killed attempt
     run(training_set, path=path)
     names = sorted(p.name.split("-")[0] for p in path.iterdir())
     assert names == ["final", "progress.json", "row_losses", "start", "weights"]
@@ -322,16 +385,27 @@ def test_save_that_finds_disk_full_costs_no_earlier_one(world, make_training_set
     whole, _, _ = run(training_set)
     with pytest.raises(PermanentError, match="No space left"):
         run(training_set, path=path, engine=FullDiskEngine(training_set.slot_sizes, SETTINGS))
-    assert {p.name for p in path.iterdir() if p.is_dir()} == {"start", "weights-00-000001-000000000"}
+    assert {p.name for p in path.iterdir() if p.is_dir()} == {
+        "start",
+        "weights-00-000001-000000000",
+    }
     again, engine, _ = run(training_set, path=path)
     assert engine.calls[0] == ("restore", "weights-00-000001-000000000")
     assert content(again.weights) == content(whole.weights)
 
 
-def test_non_finite_loss_or_score_stops_fit_before_anything_is_saved(world, make_training_set, run, tmp_path):
+def test_non_finite_loss_or_score_stops_fit_before_anything_is_saved(
+    world, make_training_set, run, tmp_path
+):
     training_set = make_training_set(*world.rows(1_000)[:3])
-    for bad_at, message in ((10, "loss is not finite in pass 1, batches 9 to 12 of 32"), (32, "after step 32")):
-        engine, path = LogisticEngine(training_set.slot_sizes, SETTINGS, bad_at=bad_at), tmp_path / f"bad {bad_at}"
+    for bad_at, message in (
+        (10, "loss is not finite in pass 1, batches 9 to 12 of 32"),
+        (32, "after step 32"),
+    ):
+        engine, path = (
+            LogisticEngine(training_set.slot_sizes, SETTINGS, bad_at=bad_at),
+            tmp_path / f"bad {bad_at}",
+        )
         with pytest.raises(PermanentError, match=message):
             run(training_set, engine=engine, path=path)
         assert {p.name for p in path.iterdir() if p.is_dir()} == {"start"}
@@ -350,32 +424,53 @@ class DivergingEngine(LogisticEngine):
 
     def learn(self, *arguments, rate, **keywords):
         loss = super().learn(*arguments, rate=rate, **keywords)
-        if rate(self.num_steps) > self._settings.learning_rate and self.num_steps - self._began >= self._steps:
+        if (
+            rate(self.num_steps) > self._settings.learning_rate
+            and self.num_steps - self._began >= self._steps
+        ):
             self._flat[:] = np.nan
         return loss
 
 
-@pytest.mark.parametrize("steps", [8, 29, 32], ids=["before it is judged", "as it is judged", "at its end"])
-def test_rate_that_diverges_is_given_up_for_ones_before_it(world, make_training_set, run, parent, caplog, steps):
+@pytest.mark.parametrize(
+    "steps", [8, 29, 32], ids=["before it is judged", "as it is judged", "at its end"]
+)
+def test_rate_that_diverges_is_given_up_for_ones_before_it(
+    world, make_training_set, run, parent, caplog, steps
+):
     training_set = make_training_set(*world.drifted(range(13)).rows(1_000)[:3])
     low, _, _ = run(training_set, replace(SETTINGS, round_rates=(0.1,)), start=parent)
     engine = DivergingEngine(training_set.slot_sizes, SETTINGS, steps=steps)
-    result, _, _ = run(training_set, replace(SETTINGS, round_rates=(0.1, 5.0)), start=parent, engine=engine)
+    result, _, _ = run(
+        training_set, replace(SETTINGS, round_rates=(0.1, 5.0)), start=parent, engine=engine
+    )
     assert "learning rate 0.5 is abandoned" in caplog.text
     assert content(result.weights) == content(low.weights)
     assert (result.learning_rate, result.progressive) == (low.learning_rate, low.progressive)
 
 
-def test_round_goes_on_after_break_that_follows_rate_given_up(world, make_training_set, run, parent, tmp_path):
+def test_round_goes_on_after_break_that_follows_rate_given_up(
+    world, make_training_set, run, parent, tmp_path
+):
     training_set, path = make_training_set(*world.rows(1_000)[:3]), tmp_path / "broken off"
     settings = replace(SETTINGS, round_rates=(0.1, 5.0, 0.2))
     whole, _, _ = run(
-        training_set, settings, start=parent, engine=DivergingEngine(training_set.slot_sizes, SETTINGS, steps=8)
+        training_set,
+        settings,
+        start=parent,
+        engine=DivergingEngine(training_set.slot_sizes, SETTINGS, steps=8),
     )
     for looks in (12, 1):
         engine = DivergingEngine(training_set.slot_sizes, SETTINGS, steps=8)
         with pytest.raises(Preempted):
-            run(training_set, settings, path, start=parent, engine=engine, should_stop=StopAfter(looks))
+            run(
+                training_set,
+                settings,
+                path,
+                start=parent,
+                engine=engine,
+                should_stop=StopAfter(looks),
+            )
     again, _, _ = run(training_set, settings, path, start=parent)
     assert content(again.weights) == content(whole.weights)
 

@@ -35,7 +35,9 @@ FAST = TrainingSettings(batch_size=512)
 
 @pytest.fixture(autouse=True)
 def short_segments(monkeypatch):
-    monkeypatch.setattr(PytorchEngine, "segment_batches", lambda self, batch_size: SEGMENT_ROWS // batch_size)
+    monkeypatch.setattr(
+        PytorchEngine, "segment_batches", lambda self, batch_size: SEGMENT_ROWS // batch_size
+    )
 
 
 def fits(root):
@@ -47,7 +49,9 @@ def fits(root):
 
     def go(training_set, settings=FAST, start=None, config=CONFIG, path=None, **keywords):
         lines, path = [], path or root / f"checkpoint {next(count)}"
-        return fit_by_pytorch(training_set, config, settings, path, start=start, emit=lines.append, **keywords), lines
+        return fit_by_pytorch(
+            training_set, config, settings, path, start=start, emit=lines.append, **keywords
+        ), lines
 
     return go
 
@@ -68,14 +72,19 @@ def scores(result, slot_sizes, dense, ids, config=CONFIG):
     return load_scorer(result.weights, config, slot_sizes).probabilities(dense, ids)
 
 
-def test_learns_planted_signal_and_incremental_round_regains_most_of_drift(world, first, make_training_set, run):
+def test_learns_planted_signal_and_incremental_round_regains_most_of_drift(
+    world, first, make_training_set, run
+):
     labels, dense, ids, logit = world.rows(8_000, seed=2)
     learned = roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
     assert learned > roc_auc(labels, logit) - 0.02
 
     # In the newest third of the new window the ids have changed their meaning.
     drifted = world.drifted(range(10, 22))
-    window = [np.concatenate(p) for p in zip(world.rows(16_000, seed=3)[:3], drifted.rows(8_000, seed=4)[:3])]
+    window = [
+        np.concatenate(p)
+        for p in zip(world.rows(16_000, seed=3)[:3], drifted.rows(8_000, seed=4)[:3])
+    ]
     second, _ = run(make_training_set(*window, name="second"), start=first.weights)
     labels, dense, ids, _ = drifted.rows(8_000, seed=5)
     lost = learned - roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
@@ -85,17 +94,25 @@ def test_learns_planted_signal_and_incremental_round_regains_most_of_drift(world
 
 
 @pytest.mark.parametrize(("network", "least"), [("deepfm", 0.77), ("dlrm", 0.71)])
-def test_first_model_of_few_rows_is_no_noise_with_multiplied_vectors(world, make_training_set, run, network, least):
+def test_first_model_of_few_rows_is_no_noise_with_multiplied_vectors(
+    world, make_training_set, run, network, least
+):
     config = shaped(network, {}, num_dense=13, num_categorical=26)
-    result, _ = run(make_training_set(*world.rows(3_000, seed=1)[:3]), TrainingSettings(), config=config)
+    result, _ = run(
+        make_training_set(*world.rows(3_000, seed=1)[:3]), TrainingSettings(), config=config
+    )
     labels, dense, ids, _ = world.rows(8_000, seed=9)
     assert roc_auc(labels, scores(result, world.slot_sizes, dense, ids, config)) > least
 
 
 def test_round_in_unchanged_world_is_no_worse_than_its_parent(world, first, make_training_set, run):
-    second, _ = run(make_training_set(*world.rows(10_000, seed=3)[:3], name="second"), start=first.weights)
+    second, _ = run(
+        make_training_set(*world.rows(10_000, seed=3)[:3], name="second"), start=first.weights
+    )
     labels, dense, ids, _ = world.rows(8_000, seed=2)
-    before, after = (roc_auc(labels, scores(r, world.slot_sizes, dense, ids)) for r in (first, second))
+    before, after = (
+        roc_auc(labels, scores(r, world.slot_sizes, dense, ids)) for r in (first, second)
+    )
     assert after > before - 0.003
     assert second.optimizer_step >= first.optimizer_step
 
@@ -110,7 +127,9 @@ def command(tmp_path, world, make_training_set, validation_report):
     training_set = replace(make_training_set(*world.rows(5_000)[:3]), validation_report=report)
 
     def make(run, **training):
-        replace(training_set, recommender=criteo_with(model=MODEL, training=training)).write(tmp_path / "set.json")
+        replace(training_set, recommender=criteo_with(model=MODEL, training=training)).write(
+            tmp_path / "set.json"
+        )
         files = {"training_set": tmp_path / "set.json"}
         folders = {"run": run, "store": tmp_path / run / "store", "work": tmp_path / "work"}
         return run_flags(**files, **folders, output=tmp_path / run / "model.json")
@@ -174,11 +193,17 @@ PLACES = {
 @pytest.fixture(scope="module")
 def run_apart():
     """Runs a program in a fork of a process with torch, and returns exit code and output."""
-    with Warm(Path(sys.executable), "import components.training.pytorch.engine, components.training.step") as warm:
-        yield lambda program, *arguments: warm.run(program, arguments, variables=dict(os.environ), folder=REPOSITORY)
+    with Warm(
+        Path(sys.executable), "import components.training.pytorch.engine, components.training.step"
+    ) as warm:
+        yield lambda program, *arguments: warm.run(
+            program, arguments, variables=dict(os.environ), folder=REPOSITORY
+        )
 
 
-def test_killed_again_and_again_it_ends_with_weights_of_undisturbed_run(command, run_apart, tmp_path):
+def test_killed_again_and_again_it_ends_with_weights_of_undisturbed_run(
+    command, run_apart, tmp_path
+):
     code, said = run_apart(STEP, *command("undisturbed"))
     assert code == 0, said
     flags = command("killed")
@@ -193,7 +218,9 @@ def test_killed_again_and_again_it_ends_with_weights_of_undisturbed_run(command,
     assert model.name == Model.read(tmp_path / "killed" / "model.json").model_id
 
 
-def test_sigterm_saves_and_exits_for_retry_that_ends_with_same_weights(command, run_apart, tmp_path):
+def test_sigterm_saves_and_exits_for_retry_that_ends_with_same_weights(
+    command, run_apart, tmp_path
+):
     run = [sys.executable, "-c", STEP, *command("stopped")]
     with subprocess.Popen(run, stderr=subprocess.PIPE, text=True) as process:
         said = ""
@@ -206,7 +233,9 @@ def test_sigterm_saves_and_exits_for_retry_that_ends_with_same_weights(command, 
     (note,) = read_notes(tmp_path / "stopped" / "store", "stopped")
     assert note.state == "preempted"
     assert note.reason.startswith("stopped on request: saved in pass 1")
-    progress = json.loads((tmp_path / "work" / "stopped" / "training" / "checkpoint" / "progress.json").read_text())
+    progress = json.loads(
+        (tmp_path / "work" / "stopped" / "training" / "checkpoint" / "progress.json").read_text()
+    )
     assert progress["now"]["batches"] > 0
     assert not (tmp_path / "stopped" / "store" / "models").exists()
 

@@ -43,17 +43,27 @@ def fitted(tmp_path):
     return go
 
 
-def test_replayed_rows_keep_old_season_known_at_little_cost_to_new(world, make_training_set, fitted):
+def test_replayed_rows_keep_old_season_known_at_little_cost_to_new(
+    world, make_training_set, fitted
+):
     other = world.drifted(CHANGED)
-    parent = fitted(make_training_set(*season(world, 24_000, seed=1, mark=-1.0), name="parent"), "parent")
+    parent = fitted(
+        make_training_set(*season(world, 24_000, seed=1, mark=-1.0), name="parent"), "parent"
+    )
     start = parent.weights
     window = make_training_set(*season(other, 8_000, seed=2, mark=1.0), name="window")
     old_rows = make_training_set(*season(world, 8_000, seed=3, mark=-1.0), name="old")
-    with_old = replace(window, replay_uri=old_rows.train_uri, num_replay_rows=old_rows.num_train_rows)
-    alone, mixed = (fitted(replace(with_old, replay_share=s), f"share {s}", start) for s in (0.0, 0.3))
+    with_old = replace(
+        window, replay_uri=old_rows.train_uri, num_replay_rows=old_rows.num_train_rows
+    )
+    alone, mixed = (
+        fitted(replace(with_old, replay_share=s), f"share {s}", start) for s in (0.0, 0.3)
+    )
 
     def scores(result, rows):
-        return load_scorer(result.weights, CONFIG, world.slot_sizes).probabilities(rows.dense, rows.ids)
+        return load_scorer(result.weights, CONFIG, world.slot_sizes).probabilities(
+            rows.dense, rows.ids
+        )
 
     old, new = season(world, 8_000, seed=4, mark=-1.0), season(other, 8_000, seed=5, mark=1.0)
     known = roc_auc(old.labels, scores(parent, old))
@@ -62,5 +72,8 @@ def test_replayed_rows_keep_old_season_known_at_little_cost_to_new(world, make_t
     groups = range(8_000)
     remembered = auc_difference(old.labels, scores(mixed, old), scores(alone, old), groups=groups)
     assert remembered.low > 0.7 * forgotten
-    assert auc_difference(new.labels, scores(mixed, new), scores(alone, new), groups=groups).low > -0.025
+    assert (
+        auc_difference(new.labels, scores(mixed, new), scores(alone, new), groups=groups).low
+        > -0.025
+    )
     assert roc_auc(new.labels, scores(mixed, new)) > roc_auc(new.labels, scores(parent, new)) + 0.15

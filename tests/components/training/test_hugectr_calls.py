@@ -12,7 +12,12 @@ import pytest
 
 from components.training.hugectr.embeddings import embeddings_of, smallest_workspace_mb
 from components.training.hugectr.engine import HugectrEngine
-from components.training.hugectr.files import SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE, export_model, import_model
+from components.training.hugectr.files import (
+    SPARSE_FOLDER,
+    SPARSE_OPTIMIZER_FILE,
+    export_model,
+    import_model,
+)
 from components.training.hugectr.layers import Blueprint, compiled_model
 from components.training.hugectr.nodes import follow
 from components.training.hugectr.staging import write_stage
@@ -25,7 +30,9 @@ from tests.support.training_world import dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.25)
 # All values differ from HugeCTR's defaults and from ours.
-SETTINGS = TrainingSettings(learning_rate=0.02, beta1=0.8, beta2=0.99, epsilon=1e-5, seed=5, precision="tf32")
+SETTINGS = TrainingSettings(
+    learning_rate=0.02, beta1=0.8, beta2=0.99, epsilon=1e-5, seed=5, precision="tf32"
+)
 
 
 @pytest.fixture
@@ -40,7 +47,9 @@ def built(double, rows, tmp_path, world):
     def build(config=CONFIG, settings=SETTINGS):
         folder = tmp_path / f"stage {len(list(tmp_path.iterdir()))}"
         embeddings = embeddings_of(config, world.slot_sizes, one_each(world.slot_sizes))
-        stage = write_stage(rows, np.arange(256), embeddings=embeddings, batch_size=64, num_files=2, folder=folder)
+        stage = write_stage(
+            rows, np.arange(256), embeddings=embeddings, batch_size=64, num_files=2, folder=folder
+        )
         blueprint = Blueprint(
             config=config,
             embeddings=embeddings,
@@ -58,7 +67,11 @@ def test_every_setting_arrives_under_its_name(built, double):
     given = built()._inner._solver
     assert given.vvgpu == [[0, 1]]
     assert (given.lr_policy, given.seed, given.lr) == (double.LrPolicy_t.fixed, 5, 0.02)
-    assert (given.enable_tf32_compute, given.i64_input_key, given.repeat_dataset) == (True, True, False)
+    assert (given.enable_tf32_compute, given.i64_input_key, given.repeat_dataset) == (
+        True,
+        True,
+        False,
+    )
     assert given.batchsize == 64
 
 
@@ -78,7 +91,9 @@ class Nodes:
         return what
 
 
-def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(double, rows, world, tmp_path, monkeypatch):
+def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
+    double, rows, world, tmp_path, monkeypatch
+):
     config, settings = replace(CONFIG, dropout=0.0), replace(SETTINGS, precision="float32")
     write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
     seen = []
@@ -105,7 +120,9 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(double, rows, worl
     with ThreadPoolExecutor(1) as pool:
         followed = pool.submit(follow, other, Nodes(1, said, barrier))
         arguments = {"scratch": tmp_path}
-        many = HugectrEngine(config, world.slot_sizes, settings, nodes=Nodes(0, said, barrier), **arguments)
+        many = HugectrEngine(
+            config, world.slot_sizes, settings, nodes=Nodes(0, said, barrier), **arguments
+        )
         one = HugectrEngine(config, world.slot_sizes, settings, num_gpus=2, **arguments)
         for engine, name in ((many, "many"), (one, "one")):
             with closing(engine):
@@ -117,7 +134,9 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(double, rows, worl
     np.testing.assert_allclose(found.weights.table, expected.weights.table, atol=1e-6)
     assert seen[0] == ([[0], [0]], 1)
     assert len([each for each in seen if isinstance(each, float)]) == 640 // 128 + 1
-    assert len([each for each in seen if str(each).startswith(str(tmp_path))]) == 2  # the check, and the save
+    assert (
+        len([each for each in seen if str(each).startswith(str(tmp_path))]) == 2
+    )  # the check, and the save
 
 
 def test_reader_and_both_optimizers_are_told_all(built, double, world):
@@ -136,7 +155,10 @@ def test_new_batch_size_continues_training_with_or_without_scoring(double, rows,
     )
     write_initial(tmp_path / "initial", config, world.slot_sizes, click_rate=0.3, seed=3)
     hugectr = HugectrEngine(config, world.slot_sizes, settings, scratch=tmp_path)
-    with closing(hugectr), closing(PytorchEngine(config, world.slot_sizes, settings, device="cpu")) as pytorch:
+    with (
+        closing(hugectr),
+        closing(PytorchEngine(config, world.slot_sizes, settings, device="cpu")) as pytorch,
+    ):
         for engine in (hugectr, pytorch):
             engine.restore(tmp_path / "initial")
             engine.learn(rows, np.arange(640), batch_size=128, seed=0)
@@ -149,7 +171,9 @@ def test_new_batch_size_continues_training_with_or_without_scoring(double, rows,
 def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, world, tmp_path):
     config = replace(CONFIG, projection_dim=rank)
     write_initial(tmp_path / "start", config, world.slot_sizes, click_rate=0.3, seed=3)
-    with closing(PytorchEngine(config, world.slot_sizes, TrainingSettings(), device="cpu")) as engine:
+    with closing(
+        PytorchEngine(config, world.slot_sizes, TrainingSettings(), device="cpu")
+    ) as engine:
         engine.restore(tmp_path / "start")
         engine.learn(world.encoded(500), np.arange(500), batch_size=100, seed=0)
         engine.save(tmp_path / "mine")
@@ -159,13 +183,17 @@ def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, wor
     # HugeCTR's own training run saves the keys in the order of its memory, which is the order of
     # first use.
     order = np.random.default_rng(0).permutation(num_rows)
-    sparse, state = (tmp_path / "hugectr" / name.format(0) for name in (SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE))
+    sparse, state = (
+        tmp_path / "hugectr" / name.format(0) for name in (SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE)
+    )
     for path, dtype in ((sparse / "key", "<i8"), (sparse / "emb_vector", "<f4")):
         np.fromfile(path, dtype).reshape(num_rows, -1)[order].tofile(path)
     moments = np.fromfile(state, "<f4").reshape(2, -1, 4)
     moments[:, :num_rows] = moments[:, order]
     moments.tofile(state)
-    import_model(tmp_path / "hugectr", config, embeddings, num_gpus=1, into=tmp_path / "back", step=mine.step)
+    import_model(
+        tmp_path / "hugectr", config, embeddings, num_gpus=1, into=tmp_path / "back", step=mine.step
+    )
     back = open_model(tmp_path / "back", world.slot_sizes)
     assert back.step == mine.step == 5
     for one, other in zip(back.parts, mine.parts):

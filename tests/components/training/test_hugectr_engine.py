@@ -40,7 +40,9 @@ def make_engine(tmp_path, double, world, monkeypatch):
     with ExitStack() as stack:
 
         def make(config=CONFIG, settings=SETTINGS, methods=None, num_gpus=1, **solver):
-            monkeypatch.setitem(sys.modules, "hugectr", Spoilt(double, **methods) if methods else double)
+            monkeypatch.setitem(
+                sys.modules, "hugectr", Spoilt(double, **methods) if methods else double
+            )
             engine = HugectrEngine(
                 config,
                 world.slot_sizes,
@@ -73,7 +75,9 @@ def initial(tmp_path, world):
     ],
     ids=["bfloat16", "batch"],
 )
-def test_conflicting_settings_are_refused_before_model_is_built(settings, num_gpus, message, make_engine):
+def test_conflicting_settings_are_refused_before_model_is_built(
+    settings, num_gpus, message, make_engine
+):
     with pytest.raises(ContractError, match=message):
         make_engine(settings=settings, num_gpus=num_gpus)
 
@@ -125,7 +129,9 @@ def cut_vectors(folder):
     ],
     ids=["cut", "absent", "a key twice", "moments elsewhere"],
 )
-def test_what_hugectr_did_not_write_whole_is_no_model(spoil, message, double, make_engine, initial, rows, tmp_path):
+def test_what_hugectr_did_not_write_whole_is_no_model(
+    spoil, message, double, make_engine, initial, rows, tmp_path
+):
     engine = make_engine(methods=spoilt_save(double, spoil), prove_restores=False)
     engine.restore(initial)
     engine.learn(rows, np.arange(256), batch_size=128, seed=0)
@@ -139,12 +145,18 @@ def test_answer_other_than_success_is_error(double, make_engine, initial, rows, 
     engine = make_engine(methods=failing, prove_restores=False)
     engine.restore(initial)
     engine.learn(rows, np.arange(256), batch_size=128, seed=0)
-    with pytest.raises(PermanentError, match=r"returned Error_t\.OutOfMemory, expected Error_t\.Success"):
+    with pytest.raises(
+        PermanentError, match=r"returned Error_t\.OutOfMemory, expected Error_t\.Success"
+    ):
         engine.save(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("method", ["load_dense_weights", "load_sparse_weights", "load_sparse_optimizer_states"])
-def test_weights_that_hugectr_did_not_load_are_noticed_before_first_step(method, make_engine, initial, rows, tmp_path):
+@pytest.mark.parametrize(
+    "method", ["load_dense_weights", "load_sparse_weights", "load_sparse_optimizer_states"]
+)
+def test_weights_that_hugectr_did_not_load_are_noticed_before_first_step(
+    method, make_engine, initial, rows, tmp_path
+):
     engine = make_engine()
     engine.restore(initial)
     engine.learn(rows, np.arange(256), batch_size=128, seed=0)
@@ -166,7 +178,10 @@ def test_batches_that_hugectr_passes_over_are_noticed(double, make_engine, initi
 
 def test_model_without_weights_is_not_trained(make_engine, rows):
     engine = make_engine()
-    for call in (lambda: engine.learn(rows, np.arange(128), batch_size=128, seed=0), lambda: engine.score(rows)):
+    for call in (
+        lambda: engine.learn(rows, np.arange(128), batch_size=128, seed=0),
+        lambda: engine.score(rows),
+    ):
         with pytest.raises(PermanentError, match="engine has no weights"):
             call()
 
@@ -186,9 +201,13 @@ def test_scratch_is_empty_in_end(make_engine, initial, rows, tmp_path):
 @pytest.fixture
 def run(train_run, double):
     """Runs a whole training step by one backend and returns the model."""
-    settings = TrainingSettings(learning_rate=0.005, batch_size=128, min_steps=120, round_rates=(0.2, 1.0))
+    settings = TrainingSettings(
+        learning_rate=0.005, batch_size=128, min_steps=120, round_rates=(0.2, 1.0)
+    )
     asked = {"config": CONFIG, "settings": settings}
-    return lambda training_set, backend, name: train_run(training_set, name=name, backend=backend, **asked)
+    return lambda training_set, backend, name: train_run(
+        training_set, name=name, backend=backend, **asked
+    )
 
 
 def auc(model, rows):
@@ -199,7 +218,9 @@ def auc(model, rows):
     return roc_auc_score(rows.labels, scorer.probabilities(rows.dense, rows.ids))
 
 
-def test_fit_by_hugectr_publishes_model_that_either_backend_continues(run, world, make_training_set):
+def test_fit_by_hugectr_publishes_model_that_either_backend_continues(
+    run, world, make_training_set
+):
     # All parts are whole batches of 32, which no engine pads, so both take the very same steps.
     first_set = make_training_set(*world.rows(3_840, 1)[:3], name="first")
     second_set = make_training_set(*world.rows(3_840, 5)[:3], name="second")

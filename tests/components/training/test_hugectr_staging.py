@@ -29,7 +29,12 @@ def embeddings(world):
 def write(rows, embeddings):
     """Writes a stage of batches of 64 rows."""
     return lambda folder, num_rows, num_files: write_stage(
-        rows, np.arange(num_rows), embeddings=embeddings, batch_size=64, num_files=num_files, folder=folder
+        rows,
+        np.arange(num_rows),
+        embeddings=embeddings,
+        batch_size=64,
+        num_files=num_files,
+        folder=folder,
     )
 
 
@@ -48,8 +53,12 @@ def test_staged_files_are_in_hugectrs_form(write, tmp_path):
     metadata = json.loads((stage.file_list.parent / "_metadata.json").read_text())
     assert [(c["col_name"], c["index"]) for c in metadata["labels"]] == [("label", 0)]
     assert [c["index"] for c in metadata["conts"]] == list(range(1, 14))
-    assert [(c["col_name"], c["index"]) for c in metadata["cats"]] == [(f"keys_{i}", 14 + i) for i in range(26)]
-    assert metadata["file_stats"] == [{"file_name": f"00{i}.parquet", "num_rows": 128} for i in range(2)]
+    assert [(c["col_name"], c["index"]) for c in metadata["cats"]] == [
+        (f"keys_{i}", 14 + i) for i in range(26)
+    ]
+    assert metadata["file_stats"] == [
+        {"file_name": f"00{i}.parquet", "num_rows": 128} for i in range(2)
+    ]
     assert write(tmp_path / "one", 64, 4).num_batches == 1
 
 

@@ -24,7 +24,9 @@ from tests.support.training_world import dcn
 def run(train_run, training_set):
     """Trains and returns the model."""
     config = dcn(embedding_dim=4, num_cross_layers=1, tower=(8,))
-    return lambda seed=1, **how: train_run(training_set, config=config, settings=TrainingSettings(seed=seed), **how)
+    return lambda seed=1, **how: train_run(
+        training_set, config=config, settings=TrainingSettings(seed=seed), **how
+    )
 
 
 @pytest.fixture
@@ -57,7 +59,9 @@ def killed_removing(monkeypatch):
     return arm
 
 
-def test_weights_half_gone_to_store_on_another_disk_are_not_published(run, folder, tmp_path, monkeypatch):
+def test_weights_half_gone_to_store_on_another_disk_are_not_published(
+    run, folder, tmp_path, monkeypatch
+):
     whole = run()
     shutil.rmtree(tmp_path / "store")
     forget_checkpoint(tmp_path / "work", "r")
@@ -93,7 +97,9 @@ def test_run_killed_while_it_forgets_its_checkpoint_is_made_again(run, tmp_path,
     assert run() == first
 
 
-def test_run_killed_while_dropping_other_settings_files_can_resume_those(run, tmp_path, killed_removing):
+def test_run_killed_while_dropping_other_settings_files_can_resume_those(
+    run, tmp_path, killed_removing
+):
     first = run(seed=1)
     killed_removing("training")
     with pytest.raises(Killed):
@@ -123,7 +129,9 @@ def test_engine_is_closed_and_its_scratch_removed_where_fit_fails(run, folder, m
     assert not (folder / "engine").exists()
 
 
-def test_sigterm_during_publish_leaves_no_model_and_retry_publishes_same(run, tmp_path, monkeypatch):
+def test_sigterm_during_publish_leaves_no_model_and_retry_publishes_same(
+    run, tmp_path, monkeypatch
+):
     whole = run()
     shutil.rmtree(tmp_path / "store")
     forget_checkpoint(tmp_path / "work", "r")

@@ -10,7 +10,10 @@ from evergreen.runtime.errors import Preempted
 
 
 def test_sigterm_outside_fit_ends_step_at_once():
-    with pytest.raises(Preempted, match="SIGTERM arrived while no fit was running"), stop_on_sigterm():
+    with (
+        pytest.raises(Preempted, match="SIGTERM arrived while no fit was running"),
+        stop_on_sigterm(),
+    ):
         signal.raise_signal(signal.SIGTERM)
 
 

@@ -27,7 +27,10 @@ CONFIGS = {
     **{name: shaped(name, SHAPE, num_dense=13, num_categorical=26) for name in ("deepfm", "dlrm")},
 }
 every_network = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
+on_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
+]
 
 
 @pytest.fixture
@@ -116,7 +119,9 @@ def test_steps_are_adams_in_float64(trained, rows, world, tmp_path, config):
 @every_network
 def test_equal_input_gives_equal_bits(trained, precision, config):
     settings = TrainingSettings(learning_rate=0.01, precision=precision)
-    (one, seen, scores), (other, seen_again, scores_again) = (trained(config, settings) for _ in range(2))
+    (one, seen, scores), (other, seen_again, scores_again) = (
+        trained(config, settings) for _ in range(2)
+    )
     assert_same_bits(one, other)
     assert seen == seen_again
     np.testing.assert_array_equal(scores, scores_again)
@@ -129,7 +134,9 @@ def test_shortened_products_learn_what_float32_learns(trained, config):
 
 
 def test_seed_decides_dropout_and_nothing_without_dropout(trained):
-    one, other = (trained(DROPPING, seed=seed)[0].weights.dense["tower.0.weight"] for seed in (1, 2))
+    one, other = (
+        trained(DROPPING, seed=seed)[0].weights.dense["tower.0.weight"] for seed in (1, 2)
+    )
     assert (one != other).any()
     assert_same_bits(trained(seed=1)[0], trained(seed=2)[0])
 
@@ -166,7 +173,9 @@ def test_call_gets_second_or_so_of_rows_whatever_batch(world):
 @every_network
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_gpu)])
 def test_gpu_learns_what_cpu_learns(trained, config, precision, device):
-    model, seen, scores = trained(config, TrainingSettings(learning_rate=0.003, precision=precision), device=device)
+    model, seen, scores = trained(
+        config, TrainingSettings(learning_rate=0.003, precision=precision), device=device
+    )
     expected, its, its_scores = trained(config, TrainingSettings(learning_rate=0.003))
     assert seen == pytest.approx(its, rel=1e-3 if precision == "float32" else 0.02)
     if precision == "float32":

@@ -52,7 +52,11 @@ def test_in_time_order_no_row_is_further_from_its_place_than_tenth_of_pass():
 
 def test_other_passes_draw_other_replay_rows():
     drawn = [
-        {row for row in PassOrder(part(900, num_replayed=100, available=1000), seed).rows(0, 1000) if row >= 900}
+        {
+            row
+            for row in PassOrder(part(900, num_replayed=100, available=1000), seed).rows(0, 1000)
+            if row >= 900
+        }
         for seed in range(20)
     ]
     assert len(set.union(*drawn)) > 700

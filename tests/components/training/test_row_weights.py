@@ -54,7 +54,9 @@ def test_row_of_weight_three_counts_as_three_copies_and_zero_as_none(stepped, wo
 
 
 def test_rows_without_any_weight_take_no_step(stepped, world, tmp_path):
-    loss, num_steps, _ = stepped(replace(world.encoded(50), weights=np.zeros(50, np.float32)), "after")
+    loss, num_steps, _ = stepped(
+        replace(world.encoded(50), weights=np.zeros(50, np.float32)), "after"
+    )
     assert (loss, num_steps) == (0.0, 0)
     stepped(world.encoded(0), "untouched")
     assert content(tmp_path / "after") == content(tmp_path / "untouched")
@@ -67,13 +69,19 @@ def sampled(seed, *, n=40_000, shift=0.0):
     clicked = random.random(n) < 1 / (1 + np.exp(-logits))
     kept = clicked | (random.random(n) < 0.1)
     predicted = (1 / (1 + np.exp(-logits - shift)))[kept].astype(np.float32)
-    return clicked[kept].astype(np.float32), predicted, np.where(clicked[kept], 1, 10).astype(np.float32)
+    return (
+        clicked[kept].astype(np.float32),
+        predicted,
+        np.where(clicked[kept], 1, 10).astype(np.float32),
+    )
 
 
 @pytest.mark.parametrize("unit", [1.0, 0.01], ids=["tens", "tenths"])
 def test_logits_of_sampled_rows_are_corrected_to_those_of_all_rows(unit):
     labels, predicted, weights = sampled(1, n=400_000, shift=0.5)
-    assert newest_bias_shift(labels, predicted, weights * np.float32(unit)) == pytest.approx(-0.5, abs=0.03)
+    assert newest_bias_shift(labels, predicted, weights * np.float32(unit)) == pytest.approx(
+        -0.5, abs=0.03
+    )
 
 
 def test_weighted_rows_outweigh_prior_as_their_errors_allow():
@@ -96,7 +104,11 @@ def test_weights_are_read_and_wrong_ones_refused(world, make_training_set, tmp_p
     training_set = make_training_set(*world.rows(200)[:3], num_files=1)
     folder = local_path(training_set.train_uri)
     (path,) = folder.glob("*.parquet")
-    table, weights, cache = pq.read_table(path), np.linspace(0, 10, 200, dtype=np.float32), tmp_path / "cache"
+    table, weights, cache = (
+        pq.read_table(path),
+        np.linspace(0, 10, 200, dtype=np.float32),
+        tmp_path / "cache",
+    )
     source = RowFolder(path=folder, num_rows=200, features=CRITEO, weighted=True)
     with pytest.raises(ContractError, match=rf"lacks the columns \['{WEIGHT}'\]"):
         open_rows([source], world.slot_sizes, cache)
@@ -104,7 +116,9 @@ def test_weights_are_read_and_wrong_ones_refused(world, make_training_set, tmp_p
     np.testing.assert_array_equal(open_rows([source], world.slot_sizes, cache).weights, weights)
     for weights[7] in (-1.0, np.nan, np.inf):
         pq.write_table(table.append_column(WEIGHT, [weights]), path)
-        with pytest.raises(ContractError, match=f"{WEIGHT} in .* is {weights[7]}, expected a finite number of at"):
+        with pytest.raises(
+            ContractError, match=f"{WEIGHT} in .* is {weights[7]}, expected a finite number of at"
+        ):
             open_rows([source], world.slot_sizes, cache)
 
 
@@ -120,8 +134,13 @@ def test_what_rows_of_weight_zero_say_changes_no_fit(world, make_training_set, t
         recommender = replace(training_set.recommender, data=ColumnNames(weight="counts"))
         (path,) = local_path(training_set.train_uri).glob("*.parquet")
         pq.write_table(pq.read_table(path).append_column(WEIGHT, [weights]), path)
-        weighted, start = replace(training_set, recommender=recommender), tmp_path / "parent" if is_round else None
+        weighted, start = (
+            replace(training_set, recommender=recommender),
+            tmp_path / "parent" if is_round else None,
+        )
         result = fit_by_pytorch(weighted, CONFIG, settings, tmp_path / name, start=start)
-        found.append((content(result.weights), result.learning_rate, result.progressive["log_loss"]))
+        found.append(
+            (content(result.weights), result.learning_rate, result.progressive["log_loss"])
+        )
     assert found[0] == found[1]
     assert found[0][1] == settings.learning_rate * (3 if is_round else 1)

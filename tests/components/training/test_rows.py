@@ -24,7 +24,9 @@ def read_rows(tmp_path):
     def read(folder, num_rows, slot_sizes):
         try:
             return open_rows(
-                [RowFolder(path=folder, num_rows=num_rows, features=CRITEO)], slot_sizes, tmp_path / "cache"
+                [RowFolder(path=folder, num_rows=num_rows, features=CRITEO)],
+                slot_sizes,
+                tmp_path / "cache",
             )
         finally:
             assert not list((tmp_path / "cache").iterdir())
@@ -65,7 +67,11 @@ def test_another_number_of_rows_than_manifest_is_refused(read_rows, written, wor
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
-        ("C7", pa.array([10**6] * 400, pa.int64()), "ids of C7 .* are 1000000..1000000, expected 0..23"),
+        (
+            "C7",
+            pa.array([10**6] * 400, pa.int64()),
+            "ids of C7 .* are 1000000..1000000, expected 0..23",
+        ),
         ("C7", pa.array([1] * 400, pa.int32()), "column C7 .* is int32"),
         ("label", pa.array([0.5] * 400, pa.float32()), "label in .* is 0.5, expected 0 or 1"),
         ("I3", pa.array([float("nan")] * 400, pa.float32()), "column I3 .* has NaN"),
@@ -73,7 +79,9 @@ def test_another_number_of_rows_than_manifest_is_refused(read_rows, written, wor
     ],
     ids=["id too large", "int32 ids", "soft labels", "nan", "all null"],
 )
-def test_values_no_model_could_learn_from_are_refused(read_rows, written, world, column, values, message):
+def test_values_no_model_could_learn_from_are_refused(
+    read_rows, written, world, column, values, message
+):
     edited(written[0] / "part_10.parquet", column, values)
     with pytest.raises(ContractError, match=message):
         read_rows(written[0], 1200, world.slot_sizes)
@@ -95,7 +103,9 @@ def test_missing_column_truncated_and_absent_file_are_refused_by_name(read_rows,
 
 def test_folders_follow_one_another(written, world, make_training_set, tmp_path):
     folder, labels, dense, ids = written
-    older = local_path(make_training_set(*world.rows(50, seed=3)[:3], name="older", num_files=1).train_uri)
+    older = local_path(
+        make_training_set(*world.rows(50, seed=3)[:3], name="older", num_files=1).train_uri
+    )
     folders = [
         RowFolder(path=folder, num_rows=1200, features=CRITEO),
         RowFolder(path=older, num_rows=50, features=CRITEO),
@@ -116,9 +126,11 @@ def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_tr
     labels, dense, ids, _ = world.rows(200_000)
     folder = local_path(make_training_set(labels, dense, ids).train_uri)
     code = (
-        "import sys; from pathlib import Path; from components.training.rows import RowFolder, open_rows\n"
+        "import sys; from pathlib import Path; from components.training.rows import RowFolder, "
+        "open_rows\n"
         "from evergreen.contracts.criteo import CRITEO\n"
-        "def anonymous(): return [int(line.split()[1]) for line in open('/proc/self/status') if 'RssAnon' in line][0]\n"
+        "def anonymous(): return [int(line.split()[1]) for line in open('/proc/self/status') if "
+        "'RssAnon' in line][0]\n"
         "def opened():\n"
         "    folder = RowFolder(path=Path(sys.argv[1]), num_rows=200_000, features=CRITEO)\n"
         "    return open_rows([folder], [200] * 26, Path(sys.argv[2]))\n"
@@ -126,25 +138,36 @@ def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_tr
         "print(anonymous() - before, sum(rows.labels.sum() for rows in kept))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, folder, tmp_path / "cache"], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code, folder, tmp_path / "cache"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     grown_kib, clicks = done.stdout.split()
     assert float(clicks) == 4 * labels.sum()
     assert int(grown_kib) * 1024 < 0.5 * 4 * 200_000 * 160, done.stderr
 
 
-def test_flat_files_that_system_refuses_are_told_with_their_folder(read_rows, written, world, tmp_path):
-    refused = pytest.raises(PermanentError, match=f"cannot be written to {tmp_path / 'cache'}: File too large")
+def test_flat_files_that_system_refuses_are_told_with_their_folder(
+    read_rows, written, world, tmp_path
+):
+    refused = pytest.raises(
+        PermanentError, match=f"cannot be written to {tmp_path / 'cache'}: File too large"
+    )
     with files_of_at_most(1 << 10), refused:
         read_rows(written[0], 1200, world.slot_sizes)
 
 
 def test_ids_of_lists_are_read_by_position_and_none_exceeds_its_table(tmp_path):
     options = {"last": ListOptions(max=2, table="item"), "tags": ListOptions(max=1)}
-    features = Features(numeric=(), categorical=("item",), lists=("last", "tags"), list_options=options)
+    features = Features(
+        numeric=(), categorical=("item",), lists=("last", "tags"), list_options=options
+    )
     ids = np.array([[1, 5, 0, 3], [4, 0, 0, 0]])
     columns = dict(zip(features.place_names, map(pa.array, ids.T)))
-    pq.write_table(pa.table({"label": pa.array([0, 1], pa.float32()), **columns}), tmp_path / "part.parquet")
+    pq.write_table(
+        pa.table({"label": pa.array([0, 1], pa.float32()), **columns}), tmp_path / "part.parquet"
+    )
     write_file_list(tmp_path, ["part.parquet"], final=tmp_path)
     folder = RowFolder(path=tmp_path, num_rows=2, features=features)
     np.testing.assert_array_equal(open_rows([folder], [6, 4], tmp_path / "cache").ids, ids)

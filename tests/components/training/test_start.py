@@ -80,7 +80,9 @@ def churned(seed):
     return workflow_of(before), workflow_of(now)
 
 
-def write_random(folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True, step=77, places=None):
+def write_random(
+    folder, slot_sizes, *, config=CONFIG, seed=0, with_moments=True, step=77, places=None
+):
     """Write a model of random numbers for these slots."""
     write_initial(folder / "shapes", config, slot_sizes, click_rate=0.3, seed=seed, places=places)
     shapes, random = open_model(folder / "shapes", slot_sizes).shapes, np.random.default_rng(seed)
@@ -114,7 +116,9 @@ def expected_tables(stored, before, now):
 
 
 @pytest.mark.parametrize("rows_per_chunk", [1, 7, 10_000])
-def test_rows_go_where_their_categories_are_and_rest_starts_afresh(tmp_path, monkeypatch, rows_per_chunk):
+def test_rows_go_where_their_categories_are_and_rest_starts_afresh(
+    tmp_path, monkeypatch, rows_per_chunk
+):
     monkeypatch.setattr(files, "ROWS_PER_CHUNK", rows_per_chunk)
     for seed in range(3):
         before, now = churned(seed)
@@ -150,7 +154,10 @@ def test_rows_of_old_ids_score_bit_for_bit_equal_directly_after_growth(tmp_path,
 
 def test_parent_without_moments_grows_without_them(tmp_path):
     before, now = churned(3)
-    assert grown(write_random(tmp_path, before.slot_sizes, with_moments=False), before, now).moments is None
+    assert (
+        grown(write_random(tmp_path, before.slot_sizes, with_moments=False), before, now).moments
+        is None
+    )
 
 
 def test_neither_drawing_nor_growing_holds_table_in_memory(tmp_path, monkeypatch):
@@ -179,8 +186,14 @@ def parent(tmp_path, make_training_set, world):
     old = make_training_set(*world.rows(20)[:3], name="old", slot_sizes=BEFORE)
     new = make_training_set(*world.rows(20)[:3], name="new", slot_sizes=NOW)
     local_path(old.workflow_uri).rename(tmp_path / "parent" / "workflow")
-    stated = {"uri": (tmp_path / "parent").as_uri(), "config": CONFIG.as_document(), "slot_sizes": BEFORE}
-    return keep_model(tmp_path / "store", "p", optimizer_step=77, raw_digest=old.raw_digest, **stated), new
+    stated = {
+        "uri": (tmp_path / "parent").as_uri(),
+        "config": CONFIG.as_document(),
+        "slot_sizes": BEFORE,
+    }
+    return keep_model(
+        tmp_path / "store", "p", optimizer_step=77, raw_digest=old.raw_digest, **stated
+    ), new
 
 
 @pytest.fixture
@@ -216,7 +229,10 @@ def test_parent_gives_weights_moments_and_step_count_and_stays_as_it_was(parent,
 
 def test_another_network_is_refused_naming_both(parent, into):
     for config, message in (
-        (replace(CONFIG, tower=(9,)), r"has {'tower': \[9\]}, expected .* p's {'tower': \[8\]}; .* parent=none"),
+        (
+            replace(CONFIG, tower=(9,)),
+            r"has {'tower': \[9\]}, expected .* p's {'tower': \[8\]}; .* parent=none",
+        ),
         (NETWORKS["dlrm"], "has {'network': 'dlrm'}, expected the parent p's {'network': 'dcn'}"),
     ):
         with pytest.raises(ContractError, match=message):
@@ -234,13 +250,17 @@ def test_slots_that_do_not_go_on_from_parents_are_refused(parent, into):
             continue_from(model, replace(training_set, slot_sizes=sizes), CONFIG, into=into)
 
 
-def test_ids_that_mean_other_categories_are_refused_and_nothing_is_left(parent, world, make_training_set, into):
+def test_ids_that_mean_other_categories_are_refused_and_nothing_is_left(
+    parent, world, make_training_set, into
+):
     model, training_set = parent
     other = make_training_set(*world.rows(20)[:3], name="other", slot_sizes=NOW, workflow_start=1)
     with pytest.raises(ContractError, match="does not continue that of the parent p: id 3 of C1"):
         continue_from(model, other, CONFIG, into=into)
     change_vocabulary(training_set, 2, 5, 4_000_000_000)
-    with pytest.raises(ContractError, match="id 5 of C3 means category 4000000000 and meant 20002 before"):
+    with pytest.raises(
+        ContractError, match="id 5 of C3 means category 4000000000 and meant 20002 before"
+    ):
         continue_from(model, training_set, CONFIG, into=into)
     assert not into.exists()
 
@@ -270,15 +290,24 @@ def layout_of(name, features, *, more=False, **shape):
 
     With `more` they have more.
     """
-    vocabularies = tuple(np.arange(4 if n in features.bucketed else len(n) + 3 * more) for n in features.slots)
+    vocabularies = tuple(
+        np.arange(4 if n in features.bucketed else len(n) + 3 * more) for n in features.slots
+    )
     boundaries = dict.fromkeys(features.bucketed, np.arange(1, 4, dtype=np.float32))
     workflow = workflow_of(vocabularies, features, boundaries=boundaries)
     vectors, dense = len(features.vector_names), len(features.dense_inputs)
     if "widths" in shape:
         shape = shape | {
-            "widths": tuple(3 if each in ("item", "last", "user") else 5 for each in features.vector_names)
+            "widths": tuple(
+                3 if each in ("item", "last", "user") else 5 for each in features.vector_names
+            )
         }
-    config = shaped(name, {"embedding_dim": 4, "tower": (8, 5), **shape}, num_dense=dense, num_categorical=vectors)
+    config = shaped(
+        name,
+        {"embedding_dim": 4, "tower": (8, 5), **shape},
+        num_dense=dense,
+        num_categorical=vectors,
+    )
     return ModelLayout(workflow, config)
 
 
@@ -291,7 +320,12 @@ def rows_of(features, rows):
 
 
 def scores(folder, layout, rows):
-    scorer = load_scorer(folder, layout.network, layout.workflow.slot_sizes, places=layout.workflow.features.id_places)
+    scorer = load_scorer(
+        folder,
+        layout.network,
+        layout.workflow.slot_sizes,
+        places=layout.workflow.features.id_places,
+    )
     return scorer.probabilities(*rows_of(layout.workflow.features, rows))
 
 
@@ -307,40 +341,76 @@ def fit_twice(folder, layout, rows):
         found = []
         for of, value, offset in zip(layout.tables, values, offsets):
             here = ids[:, list(of.columns)]
-            found.append(pooled(torch.nn.functional.embedding(here + offset, value), here != 0, of.places))
+            found.append(
+                pooled(torch.nn.functional.embedding(here + offset, value), here != 0, of.places)
+            )
         vectors = side_by_side(found, layout.tables)
         torch.nn.functional.softplus(network(dense, vectors)).mean().backward()
         with torch.no_grad():
             for each in (*values, *network.parameters()):
                 each -= 0.1 * each.grad
                 each.grad = None
-    return Scorer(network, [each.detach() for each in values], layout.tables, slot_sizes=layout.workflow.slot_sizes)
+    return Scorer(
+        network,
+        [each.detach() for each in values],
+        layout.tables,
+        slot_sizes=layout.workflow.slot_sizes,
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [("dcn", {}), ("dcn", {"widths": True}), ("dcn", {"projection_dim": 2}), ("deepfm", {}), ("dlrm", {})],
+    [
+        ("dcn", {}),
+        ("dcn", {"widths": True}),
+        ("dcn", {"projection_dim": 2}),
+        ("deepfm", {}),
+        ("dlrm", {}),
+    ],
     ids=str,
 )
 def test_added_columns_change_no_score_train_and_leave_without_trace(name, shape, tmp_path):
-    before, now, after = (layout_of(name, *each, more=more, **shape) for *each, more in ((FEW, 0), (MORE, 1), (FEW, 1)))
+    before, now, after = (
+        layout_of(name, *each, more=more, **shape)
+        for *each, more in ((FEW, 0), (MORE, 1), (FEW, 1))
+    )
     random = np.random.default_rng(1)
     names = (*MORE.dense_inputs, *MORE.id_names)
-    rows = {each: random.normal(size=50) if each in MORE.dense_inputs else random.integers(0, 6, 50) for each in names}
-    other = rows | {each: np.roll(rows[each], 1) for each in ("user", "rate", "rate/missing", "tags/0", "tags/1")}
-    first = write_random(tmp_path, before.workflow.slot_sizes, config=before.network, places=FEW.id_places)
+    rows = {
+        each: random.normal(size=50) if each in MORE.dense_inputs else random.integers(0, 6, 50)
+        for each in names
+    }
+    other = rows | {
+        each: np.roll(rows[each], 1)
+        for each in ("user", "rate", "rate/missing", "tags/0", "tags/1")
+    }
+    first = write_random(
+        tmp_path, before.workflow.slot_sizes, config=before.network, places=FEW.id_places
+    )
     add_to_bias(first, -float(np.median(logit(scores(first, before, rows)))))
-    stored, more, few = open_model(first, before.workflow.slot_sizes), tmp_path / "more", tmp_path / "few"
+    stored, more, few = (
+        open_model(first, before.workflow.slot_sizes),
+        tmp_path / "more",
+        tmp_path / "few",
+    )
     grow(stored, before, now, into=more, seed=3)
     for each in (rows, other):
-        np.testing.assert_allclose(scores(more, now, each), scores(first, before, rows), rtol=0, atol=2e-6)
+        np.testing.assert_allclose(
+            scores(more, now, each), scores(first, before, rows), rtol=0, atol=2e-6
+        )
     grown = open_model(more, now.workflow.slot_sizes)
     user = slice(0, now.workflow.slot_sizes[0])
-    assert [np.ptp(part.tables[0][user]) > 0 for part in grown.parts] == [name != "deepfm", False, False]
+    assert [np.ptp(part.tables[0][user]) > 0 for part in grown.parts] == [
+        name != "deepfm",
+        False,
+        False,
+    ]
     assert grown.step == stored.step
 
     grow(grown, now, after, into=few)
-    for part, of_before in zip(open_model(few, after.workflow.slot_sizes).parts, stored.parts, strict=True):
+    for part, of_before in zip(
+        open_model(few, after.workflow.slot_sizes).parts, stored.parts, strict=True
+    ):
         assert part.dense.keys() == of_before.dense.keys()
         for each, values in of_before.dense.items():
             np.testing.assert_array_equal(part.dense[each], values)
@@ -354,9 +424,12 @@ def test_new_list_of_known_vectors_is_refused_if_no_weight_can_hide_it(tmp_path)
     without = replace(FEW, lists=(), list_options={})
     before, now = layout_of("deepfm", without), layout_of("deepfm", FEW)
     stored = open_model(
-        write_random(tmp_path, before.workflow.slot_sizes, config=before.network), before.workflow.slot_sizes
+        write_random(tmp_path, before.workflow.slot_sizes, config=before.network),
+        before.workflow.slot_sizes,
     )
-    with pytest.raises(ContractError, match="list last is new and shares the vectors of item, .* parent=none"):
+    with pytest.raises(
+        ContractError, match="list last is new and shares the vectors of item, .* parent=none"
+    ):
         grow(stored, before, now, into=tmp_path / "now")
 
 
@@ -371,14 +444,21 @@ def test_other_transforms_of_dense_columns_are_refused(parent, into, name):
 
 
 @pytest.mark.parametrize("part", ["weights", "workflow"])
-def test_parent_of_which_one_bit_was_flipped_is_refused_by_folder_of_file(parent, into, tmp_path, part):
+def test_parent_of_which_one_bit_was_flipped_is_refused_by_folder_of_file(
+    parent, into, tmp_path, part
+):
     model, training_set = parent
     folder = tmp_path / "parent" / part
-    model = replace(model, sha256={name: sha256_tree(tmp_path / "parent" / name) for name in ("weights", "workflow")})
+    model = replace(
+        model,
+        sha256={name: sha256_tree(tmp_path / "parent" / name) for name in ("weights", "workflow")},
+    )
     path = max(folder.iterdir(), key=lambda each: each.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 64
     path.write_bytes(content)
-    with pytest.raises(ContractError, match=f"parent/{part} with .*{path.name}.* as in the manifest of model"):
+    with pytest.raises(
+        ContractError, match=f"parent/{part} with .*{path.name}.* as in the manifest of model"
+    ):
         continue_from(model, training_set, CONFIG, into=into)
     assert not into.exists()

@@ -38,9 +38,14 @@ def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_pat
     assert code == 0
     folder = local_path(model.uri)
     assert folder.parent == tmp_path / "a store" / "models"
-    assert replace(model, training_set=None) == Model.read(folder / Model.MANIFEST), "the registry outlives the rows"
+    assert replace(model, training_set=None) == Model.read(folder / Model.MANIFEST), (
+        "the registry outlives the rows"
+    )
     learned = read_reference(model.training_set, TrainingSet, source="the model")
-    assert (learned.train_uri, learned.raw_digest) == (training_set.train_uri, training_set.raw_digest)
+    assert (learned.train_uri, learned.raw_digest) == (
+        training_set.train_uri,
+        training_set.raw_digest,
+    )
     assert model.model_id.endswith(model.sha256["weights"][:8])
     for part in ("weights", "workflow", "statistics"):
         assert model.sha256[part] == sha256_tree(folder / part)
@@ -51,7 +56,9 @@ def test_model_folder_holds_all_that_next_steps_need(step, training_set, tmp_pat
     assert model.last_event_time == training_set.last_event_time
     assert model.last_learned_time == training_set.last_learned_time
     assert model.window_start == training_set.window_start
-    scorer = load_scorer(folder / Model.WEIGHTS, config_from_document(model.config), model.slot_sizes)
+    scorer = load_scorer(
+        folder / Model.WEIGHTS, config_from_document(model.config), model.slot_sizes
+    )
     _, dense, ids, _ = world.rows(10)
     assert np.isfinite(scorer.probabilities(dense, ids)).all()
     assert metrics["progressive_log_loss"] == model.progressive["log_loss"]
@@ -80,9 +87,15 @@ def test_retry_publishes_same_model_and_mends_corrupt_one(step, training_set):
     ("changed", "message"),
     [
         ({"model": {"kind": "dlrm"}, "backend": "hugectr"}, "network is 'dlrm', expected dcn"),
-        ({"training": {"precision": "float8"}}, "precision is 'float8', expected one of float32, tf32, bfloat16"),
+        (
+            {"training": {"precision": "float8"}},
+            "precision is 'float8', expected one of float32, tf32, bfloat16",
+        ),
         ({"backend": "xgboost"}, "backend is 'xgboost', expected one of pytorch, hugectr"),
-        ({"backend": "hugectr", "weight": "w"}, "data.weight is 'w', expected none: backend hugectr"),
+        (
+            {"backend": "hugectr", "weight": "w"},
+            "data.weight is 'w', expected none: backend hugectr",
+        ),
         ({"model": {"tower": "12x8"}}, "model.tower is '12x8', expected array"),
         ({"training": {"batch_size": 0}}, "batch_size is 0, expected at least 1"),
         ({"training": {"learning_rate": 0}}, "learning_rate is 0.0, expected a positive number"),
@@ -90,7 +103,9 @@ def test_retry_publishes_same_model_and_mends_corrupt_one(step, training_set):
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else None,
 )
-def test_misuse_ends_with_2_and_one_line(step, training_set, capsys, tmp_path, monkeypatch, changed, message):
+def test_misuse_ends_with_2_and_one_line(
+    step, training_set, capsys, tmp_path, monkeypatch, changed, message
+):
     monkeypatch.setitem(sys.modules, "hugectr", None)  # other tests replace it by a double
     assert step(training_set, **changed)[0] == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
@@ -99,7 +114,9 @@ def test_misuse_ends_with_2_and_one_line(step, training_set, capsys, tmp_path, m
     assert not list((tmp_path / "a store").glob("models/*"))
 
 
-def test_loss_that_is_not_finite_is_failure_and_no_bad_input(step, world, make_training_set, capsys):
+def test_loss_that_is_not_finite_is_failure_and_no_bad_input(
+    step, world, make_training_set, capsys
+):
     labels, dense, ids, _ = world.rows(1_000)
     dense[123] = 3e38
     assert step(make_training_set(labels, dense, ids))[0] == ExitCode.FAILED
@@ -121,7 +138,9 @@ def test_missing_validation_artefact_leaves_no_model(training_set, validation_re
         train(asked, training_set, validation_report, clock=lambda: now)
     assert not list((tmp_path / "store" / "models").iterdir())
     local_path(validation_report.schema_uri).write_text("schema")
-    model, result = train(asked, training_set, validation_report, clock=lambda: pytest.fail("a retry has no new time"))
+    model, result = train(
+        asked, training_set, validation_report, clock=lambda: pytest.fail("a retry has no new time")
+    )
     assert model.model_id.startswith("20260102T030405Z-")
     # The epochs come from the checkpoint. Only the finish is fitted again.
     assert result.optimizer_step == model.optimizer_step
@@ -147,7 +166,12 @@ def test_waiting_threads_sleep_because_policy_is_set_before_torch_loads(
     report = keep(validation_report, tmp_path / "report.json")
     replace(training_set, recommender=asked, validation_report=report).write(tmp_path / "set.json")
     files = {"training_set": tmp_path / "set.json"}
-    folders = {"run": "r", "store": tmp_path / "store", "work": tmp_path / "work", "output": tmp_path / "model.json"}
+    folders = {
+        "run": "r",
+        "store": tmp_path / "store",
+        "work": tmp_path / "work",
+        "output": tmp_path / "model.json",
+    }
     command = [sys.executable, "-c", WATCH_TORCH, *run_flags(**files, **folders)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == ["torch is loaded with passive"], done.stderr
@@ -156,7 +180,9 @@ def test_waiting_threads_sleep_because_policy_is_set_before_torch_loads(
 def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "hugectr", None)
     with pytest.raises(PermanentError, match="hugectr"):
-        make_engine("hugectr", dcn(), world.slot_sizes, settings=TrainingSettings(), scratch=tmp_path)
+        make_engine(
+            "hugectr", dcn(), world.slot_sizes, settings=TrainingSettings(), scratch=tmp_path
+        )
 
 
 def evicted(training_set):
@@ -192,4 +218,8 @@ def test_what_decides_weights_starts_afresh_where_it_changed(step, training_set,
 def test_nothing_of_finished_run_stays_but_its_numbers(step, training_set, tmp_path):
     step(training_set)
     folder = tmp_path / "a work" / "r1" / "training"
-    assert sorted(p.name for p in folder.iterdir()) == ["attempt.json", "metrics.jsonl", "training_set.json"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "attempt.json",
+        "metrics.jsonl",
+        "training_set.json",
+    ]

@@ -33,7 +33,9 @@ GROWN = [6 + 3 * i + (5 if i in (3, 20) else 0) for i in range(26)]
 def scores(model, world, n=500):
     _, dense, ids, _ = world.rows(n, 9)
     folder = local_path(model.uri) / model.WEIGHTS
-    return load_scorer(folder, config_from_document(model.config), model.slot_sizes).probabilities(dense, ids)
+    return load_scorer(folder, config_from_document(model.config), model.slot_sizes).probabilities(
+        dense, ids
+    )
 
 
 @pytest.fixture
@@ -61,9 +63,12 @@ def test_two_processes_train_model_of_one_and_growing_run_continues_it(
     child = train_run(rows, config=config, settings=settings, backend="torchrec")
     assert (child.parent_model_id, child.slot_sizes) == (model.model_id, GROWN)
     before, after = (
-        open_model(local_path(each.uri) / each.WEIGHTS, each.slot_sizes).weights.table for each in (model, child)
+        open_model(local_path(each.uri) / each.WEIGHTS, each.slot_sizes).weights.table
+        for each in (model, child)
     )
-    kept = np.concatenate([np.arange(now)[: 6 + 3 * i] + sum(GROWN[:i]) for i, now in enumerate(GROWN)])
+    kept = np.concatenate(
+        [np.arange(now)[: 6 + 3 * i] + sum(GROWN[:i]) for i, now in enumerate(GROWN)]
+    )
     np.testing.assert_allclose(after[kept], before, atol=1e-9)
 
 
@@ -92,7 +97,10 @@ def workers_below(parent):
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if int(folder.joinpath("stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                variables = dict(each.partition("=")[::2] for each in (folder / "environ").read_text().split("\0"))
+                variables = dict(
+                    each.partition("=")[::2]
+                    for each in (folder / "environ").read_text().split("\0")
+                )
                 found[int(variables["RANK"])] = int(folder.name)
         except (OSError, KeyError):
             continue
@@ -118,7 +126,10 @@ def test_killed_worker_ends_step_and_one_process_goes_on_from_last_save(
     assert not any(Path(f"/proc/{pid}").exists() for pid in by_rank.values())
     before = passes_shown(tmp_path)
     workers.be(1)
-    for answer in ("is_worker", "is_leader"):  # in this process, which saves the initial state of another
+    for answer in (
+        "is_worker",
+        "is_leader",
+    ):  # in this process, which saves the initial state of another
         monkeypatch.setattr(launch, answer, lambda: True)
     code, model, _ = step(training_set, backend="torchrec", training=LONG)
     after = passes_shown(tmp_path)[len(before) :]
@@ -141,9 +152,18 @@ def test_sigterm_saves_what_all_workers_hold(begun, tmp_path):
 def test_table_of_billion_rows_is_split_by_columns_without_using_memory():
     from torchrec.distributed.planner import Topology
 
-    from components.training.torchrec.tables import COLUMN_WISE, TABLE_WISE, Sharder, planner_of, table_collection
+    from components.training.torchrec.tables import (
+        COLUMN_WISE,
+        TABLE_WISE,
+        Sharder,
+        planner_of,
+        table_collection,
+    )
 
-    sizes, config = [1_000_000_000, 1_000], DcnConfig(num_dense=1, num_categorical=2, embedding_dim=16)
+    sizes, config = (
+        [1_000_000_000, 1_000],
+        DcnConfig(num_dense=1, num_categorical=2, embedding_dim=16),
+    )
     tables = table_collection(sizes, one_each(sizes), config)
     topology = Topology(8, "cuda", hbm_cap=80 << 30, local_world_size=8)
     planner = planner_of(topology, tables, batch_size=4096, sharding=[TABLE_WISE, COLUMN_WISE])

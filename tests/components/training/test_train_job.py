@@ -42,7 +42,10 @@ def test_job_is_created_once_owned_followed_and_deleted(api):
     api.write("worker-a", '{"loss": 0.5}')
     (pod,) = jobs.pods(RUN)
     assert (pod.metadata.name, pod.status.phase) == ("worker-a", "Running")
-    assert [line.partition(" ")[2] for line in jobs.log("worker-a", None)] == ["one", '{"loss": 0.5}']
+    assert [line.partition(" ")[2] for line in jobs.log("worker-a", None)] == [
+        "one",
+        '{"loss": 0.5}',
+    ]
     assert [line.partition(" ")[2] for line in jobs.log("worker-a", 60)] == ['{"loss": 0.5}']
     jobs.delete(RUN)
     jobs.delete(RUN)
@@ -51,9 +54,13 @@ def test_job_is_created_once_owned_followed_and_deleted(api):
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(503, TemporaryError), (429, TemporaryError), (401, TemporaryError), (403, PermanentError)]
+    ("status", "error"),
+    [(503, TemporaryError), (429, TemporaryError), (401, TemporaryError), (403, PermanentError)],
 )
 def test_refusal_is_told_from_trouble_that_passes(api, status, error):
     api.failures.append(status)
-    with pytest.raises(error, match=f"answered {status} .* to get_namespaced_custom_object {RUN}: .*as the test says"):
+    with pytest.raises(
+        error,
+        match=f"answered {status} .* to get_namespaced_custom_object {RUN}: .*as the test says",
+    ):
         TrainJobs(api.configuration(), NAMESPACE).find(RUN)

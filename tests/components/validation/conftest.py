@@ -52,7 +52,9 @@ def judged(raw_table):
     """The checked columns and the request ids of `n` rows, with some columns replaced."""
 
     def make(n=2000, *, seed=0, **replaced):
-        table = raw_table(n, seed=seed).select([raw_rows.LABEL, *criteo.FEATURES, raw_rows.REQUEST_ID])
+        table = raw_table(n, seed=seed).select(
+            [raw_rows.LABEL, *criteo.FEATURES, raw_rows.REQUEST_ID]
+        )
         for name, column in replaced.items():
             table = table.set_column(table.schema.get_field_index(name), name, column)
         return table
@@ -71,8 +73,17 @@ def step(tmp_path, store):
             replace(RawDataset.read(manifest), recommender=asked).write(manifest)
         if live := model_store.champion(store, champion):  # which the run continues, too
             replace(RawDataset.read(manifest), parent_model_id=live.model_id).write(manifest)
-        arguments = {"run": run, "store": store.as_uri(), "work": str(tmp_path / "work place"), "champion": champion}
-        arguments |= {"raw-dataset": manifest, "output": output, "html": tmp_path / "out" / f"{run}.html"}
+        arguments = {
+            "run": run,
+            "store": store.as_uri(),
+            "work": str(tmp_path / "work place"),
+            "champion": champion,
+        }
+        arguments |= {
+            "raw-dataset": manifest,
+            "output": output,
+            "html": tmp_path / "out" / f"{run}.html",
+        }
         arguments |= {"valid-dataset": tmp_path / "out" / f"{run}.valid.json"}
         code = main([f"--{name}={value}" for name, value in arguments.items()] + list(flags))
         return code, ValidationReport.read(output) if output.exists() else None
@@ -102,10 +113,14 @@ def in_requests(judged):
         table = judged(n, seed=seed, **replaced)
         first = np.arange(n) // size * size
         for name in alike:
-            table = table.set_column(table.schema.get_field_index(name), name, table[name].take(pa.array(first)))
+            table = table.set_column(
+                table.schema.get_field_index(name), name, table[name].take(pa.array(first))
+            )
         ids = pa.array([f"request-{seed}-{i}" for i in range(-(-n // size))])
         place = table.schema.get_field_index(raw_rows.REQUEST_ID)
-        return table.set_column(place, raw_rows.REQUEST_ID, ids.take(pa.array(np.arange(n) // size)))
+        return table.set_column(
+            place, raw_rows.REQUEST_ID, ids.take(pa.array(np.arange(n) // size))
+        )
 
     return make
 

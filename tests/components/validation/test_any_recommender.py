@@ -26,7 +26,10 @@ LISTS = Features(
     numeric=("price",),
     categorical=("item",),
     lists=("tags", "last"),
-    list_options={"tags": ListOptions(max=3, keep="oldest"), "last": ListOptions(max=2, table="item")},
+    list_options={
+        "tags": ListOptions(max=3, keep="oldest"),
+        "last": ListOptions(max=2, table="item"),
+    },
 )
 EVERY_KIND = pytest.mark.parametrize(
     "features", [SHOP, NUMBERS, CATEGORIES, LISTS], ids=["both", "numbers", "categories", "lists"]
@@ -35,7 +38,9 @@ ROWS = 3000
 NAMES = ColumnNames()
 
 
-def shop_rows(features: Features, *, seed: int, start: float = 1_760_000_000.0, **replaced) -> pa.Table:
+def shop_rows(
+    features: Features, *, seed: int, start: float = 1_760_000_000.0, **replaced
+) -> pa.Table:
     """Return rows of the recommender, each feature with its own distribution.
 
     `replaced` is by kind and position: `numeric0`.
@@ -43,11 +48,15 @@ def shop_rows(features: Features, *, seed: int, start: float = 1_760_000_000.0, 
     random = np.random.default_rng(seed)
     columns = {raw_rows.LABEL: (random.random(ROWS) < 0.3).astype(np.int32)}
     for i, name in enumerate(features.numeric):
-        columns[name] = replaced.get(f"numeric{i}", random.lognormal(3 - i, 1, ROWS).astype(np.float32))
+        columns[name] = replaced.get(
+            f"numeric{i}", random.lognormal(3 - i, 1, ROWS).astype(np.float32)
+        )
     for i, name in enumerate(features.categorical):
         columns[name] = replaced.get(f"categorical{i}", random.integers(0, 20 + i, ROWS))
     for i, name in enumerate(features.lists):
-        lists = [random.integers(0, 20, size).tolist() or None for size in random.integers(0, 6, ROWS)]
+        lists = [
+            random.integers(0, 20, size).tolist() or None for size in random.integers(0, 6, ROWS)
+        ]
         columns[name] = replaced.get(f"lists{i}", pa.array(lists, pa.list_(pa.int64())))
     columns[raw_rows.REQUEST_ID] = [f"request {seed} {i // 10}" for i in range(ROWS)]
     columns[raw_rows.ROW] = np.arange(ROWS, dtype=np.int32) % 10
@@ -64,8 +73,12 @@ def write(tmp_path):
         folder = tmp_path / name / "train"
         folder.mkdir(parents=True)
         pq.write_table(table, folder / "part-0.parquet")
-        recommender = Recommender(name="shop", features=features, data=data, settings=dict(settings))
-        dataset = replace(make_dataset(folder, table.num_rows, digest=name), recommender=recommender, **facts)
+        recommender = Recommender(
+            name="shop", features=features, data=data, settings=dict(settings)
+        )
+        dataset = replace(
+            make_dataset(folder, table.num_rows, digest=name), recommender=recommender, **facts
+        )
         dataset.write(tmp_path / name / "raw.json")
         return tmp_path / name / "raw.json"
 
@@ -89,7 +102,9 @@ def test_rounds_are_judged_by_recommenders_columns(step, write, release_model, f
     numbers = dict.fromkeys(features.numeric, "number")
     categories = dict.fromkeys(features.categorical + features.lists, "category")
     assert kinds == {raw_rows.LABEL: "label", **numbers, **categories}
-    (newest,) = {tuple(window.columns) for window in read_windows(local_path(second.windows_uri)).windows}
+    (newest,) = {
+        tuple(window.columns) for window in read_windows(local_path(second.windows_uri)).windows
+    }
     assert newest == counted
     reference = read_reference(local_path(second.reference_uri))
     assert tuple(reference.profile.columns) == counted
@@ -104,7 +119,11 @@ def test_rounds_are_judged_by_recommenders_columns(step, write, release_model, f
         (SHOP, "categorical2", np.arange(ROWS) % 2),
         (NUMBERS, "numeric0", np.arange(ROWS, dtype=np.float32)),
         (CATEGORIES, "categorical0", np.arange(ROWS) % 2),
-        (LISTS, "lists0", pa.array([[i % 5] * (i % 6) or None for i in range(ROWS)], pa.list_(pa.int64()))),
+        (
+            LISTS,
+            "lists0",
+            pa.array([[i % 5] * (i % 6) or None for i in range(ROWS)], pa.list_(pa.int64())),
+        ),
         (LISTS, "lists1/length", pa.array([[i % 20] for i in range(ROWS)], pa.list_(pa.int64()))),
     ],
 )
@@ -113,7 +132,9 @@ def test_column_that_drifted_is_reported_under_its_name_and_no_other_is(
 ):
     release_model(step(write(shop_rows(features, seed=0), features, "first"))[1])
     column, *length = moved.split("/")
-    code, report = step(write(shop_rows(features, seed=1, **{column: values}), features, "second"), run="r2")
+    code, report = step(
+        write(shop_rows(features, seed=1, **{column: values}), features, "second"), run="r2"
+    )
     name = getattr(features, column[:-1])[int(column[-1])]
     assert (code, report.decision) == (0, "warn")
     found = {finding["feature"] for finding in report.findings if finding["rule"] == "drift"}
@@ -123,15 +144,21 @@ def test_column_that_drifted_is_reported_under_its_name_and_no_other_is(
 def test_column_served_otherwise_than_trained_on_is_named(step, write, tmp_path):
     trained = shop_rows(SHOP, seed=0)
     city = SHOP.categorical[2]
-    served = trained.set_column(trained.schema.get_field_index(city), city, pa.array(np.zeros(ROWS, np.int64)))
+    served = trained.set_column(
+        trained.schema.get_field_index(city), city, pa.array(np.zeros(ROWS, np.int64))
+    )
     (tmp_path / "archive" / "day=2025-10-09").mkdir(parents=True)
     pq.write_table(served, tmp_path / "archive" / "day=2025-10-09" / "part-0.parquet")
     item = SHOP.categorical[0]
-    brought = served.set_column(served.schema.get_field_index(item), item, pa.array(["a word"] * ROWS))
+    brought = served.set_column(
+        served.schema.get_field_index(item), item, pa.array(["a word"] * ROWS)
+    )
     pq.write_table(brought, tmp_path / "archive" / "day=2025-10-09" / "brought.parquet")
     words = replace(SHOP, categorical_options={item: CategoricalOptions(type="string")})
     _, report = step(write(trained, words, "first"), f"--served={tmp_path / 'archive'}")
-    assert [finding["feature"] for finding in report.findings if finding["rule"] == "skew"] == [city]
+    assert [finding["feature"] for finding in report.findings if finding["rule"] == "skew"] == [
+        city
+    ]
 
 
 def test_feature_that_changed_its_kind_is_refused_by_name(step, write, release_model, capsys):
@@ -139,14 +166,19 @@ def test_feature_that_changed_its_kind_is_refused_by_name(step, write, release_m
     changed = Features(numeric=("item",), categorical=("shop.id",))
     code, _ = step(write(shop_rows(changed, seed=1), changed, "second"), run="r2")
     assert code == 2
-    assert "feature item is numeric, was categorical in the champion's rows" in capsys.readouterr().err
+    assert (
+        "feature item is numeric, was categorical in the champion's rows" in capsys.readouterr().err
+    )
 
 
 def test_levels_of_single_columns_take_number_of_columns_that_there_are(step, write, release_model):
     """Three tests of a numeric and two of a categorical column share the error rate of a run."""
     seen = {}
     for features in (SHOP, NUMBERS, CATEGORIES):
-        first = step(write(shop_rows(features, seed=0), features, f"first {len(features.names)}"), champion="none")[1]
+        first = step(
+            write(shop_rows(features, seed=0), features, f"first {len(features.names)}"),
+            champion="none",
+        )[1]
         release_model(first)
         second = write(shop_rows(features, seed=1), features, f"second {len(features.names)}")
         entries = step(second, run=f"r{len(features.names)}")[1].drift
@@ -155,10 +187,15 @@ def test_levels_of_single_columns_take_number_of_columns_that_there_are(step, wr
     assert seen[CATEGORIES.names]["item"] < seen[SHOP.names]["item"]
 
 
-def test_lists_are_compared_and_quarantined_by_elements_and_may_grow(step, write, tmp_path, release_model):
+def test_lists_are_compared_and_quarantined_by_elements_and_may_grow(
+    step, write, tmp_path, release_model
+):
     trained = shop_rows(LISTS, seed=0, lists1=pa.array([[i % 20] for i in range(ROWS)]))
     longer = pa.array(
-        [[*(each or [])[:3], 99] if len(each or []) > 2 else each for each in trained["tags"].to_pylist()]
+        [
+            [*(each or [])[:3], 99] if len(each or []) > 2 else each
+            for each in trained["tags"].to_pylist()
+        ]
     )
     served = trained.set_column(trained.schema.get_field_index("tags"), "tags", longer)
     last = pa.array([[*(each or [])[:-1], 5] for each in trained["last"].to_pylist()])
@@ -168,7 +205,9 @@ def test_lists_are_compared_and_quarantined_by_elements_and_may_grow(step, write
     _, first = step(write(trained, LISTS, "first"), f"--served={tmp_path / 'archive'}")
     (found,) = [finding for finding in first.findings if finding["rule"] == "skew"]
     differing = sum((each or [])[-1:] != [5] for each in trained["last"].to_pylist())
-    assert f"last is not what was served in {differing:,} of 3,000 joined rows" in found["description"]
+    assert (
+        f"last is not what was served in {differing:,} of 3,000 joined rows" in found["description"]
+    )
     schema = read_schema(local_path(first.schema_uri))
     (tags,) = (feature for feature in schema.feature if feature.name == "tags")
     tags.string_domain.value.extend(str(value) for value in range(19))
@@ -180,7 +219,9 @@ def test_lists_are_compared_and_quarantined_by_elements_and_may_grow(step, write
     )
     release_model(first)
     _, second = step(write(shop_rows(LISTS, seed=1), LISTS, "second"), run="r2")
-    assert {(each["feature"], each["rule"]) for each in second.findings} == {("last/length", "drift")}
+    assert {(each["feature"], each["rule"]) for each in second.findings} == {
+        ("last/length", "drift")
+    }
 
 
 def test_people_are_shown_words_and_no_user(step, write, release_model, tmp_path):
@@ -193,19 +234,38 @@ def test_people_are_shown_words_and_no_user(step, write, release_model, tmp_path
     words = [f"item {i}" for i in range(20)]
     (tmp_path / "words.json").write_text(json.dumps({"item": words}))
     facts = {"data": ColumnNames(user="user"), "words_uri": (tmp_path / "words.json").as_uri()}
-    items, users, moved = np.array([category_of(word) for word in words]), np.arange(20) + 77_100_200, {}
+    items, users, moved = (
+        np.array([category_of(word) for word in words]),
+        np.arange(20) + 77_100_200,
+        {},
+    )
     for seed, kinds in ((0, 20), (1, 2)):
         drawn = np.random.default_rng(seed).integers(0, kinds, ROWS)
         friends = pa.array(users[drawn][:, None].tolist(), pa.list_(pa.int64()))
-        moved[seed] = {"categorical0": items[drawn], "categorical1": users[drawn], "lists0": friends}
-    release_model(step(write(shop_rows(features, seed=0, **moved[0]), features, "first", **facts))[1])
-    _, report = step(write(shop_rows(features, seed=1, **moved[1]), features, "second", **facts), run="r2")
-    said = {found["feature"]: found["description"] for found in report.findings if found["rule"] == "drift"}
+        moved[seed] = {
+            "categorical0": items[drawn],
+            "categorical1": users[drawn],
+            "lists0": friends,
+        }
+    release_model(
+        step(write(shop_rows(features, seed=0, **moved[0]), features, "first", **facts))[1]
+    )
+    _, report = step(
+        write(shop_rows(features, seed=1, **moved[1]), features, "second", **facts), run="r2"
+    )
+    said = {
+        found["feature"]: found["description"]
+        for found in report.findings
+        if found["rule"] == "drift"
+    }
     assert set(said) == {"item", "user", "friends"}
     assert re.search("value 'item [01]' went from", said["item"])
     assert "a user went from" in said["user"]
     assert "a user went from" in said["friends"]
-    columns = {column["column"]: column for column in json.loads(local_path(report.json_uri).read_bytes())["columns"]}
+    columns = {
+        column["column"]: column
+        for column in json.loads(local_path(report.json_uri).read_bytes())["columns"]
+    }
     assert {bar["label"] for bar in columns["item"]["bars"]} < {repr(word) for word in words}
     assert columns["user"]["distinct"] == 2
     page = local_path(report.report_uri).read_text()

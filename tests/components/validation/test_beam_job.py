@@ -24,7 +24,10 @@ from evergreen.statistics.profile_counter import ProfileCounter
 from evergreen.storage.uris import local_path
 from tests.support.validation_statistics import value_counts
 
-DATAFLOW = "--runner=DataflowRunner --project=a-project --region=europe-west1 --temp_location=gs://bucket/tmp"
+DATAFLOW = (
+    "--runner=DataflowRunner --project=a-project --region=europe-west1 "
+    "--temp_location=gs://bucket/tmp"
+)
 IMAGE = "--sdk_container_image=registry/validation-beam:1"
 
 
@@ -32,7 +35,9 @@ IMAGE = "--sdk_container_image=registry/validation-beam:1"
 def files(tmp_path, raw_table):
     (tmp_path / "rows").mkdir()
     for i, rows in enumerate((1500, 700)):
-        pq.write_table(raw_table(rows, seed=i), tmp_path / "rows" / f"{i}.parquet", row_group_size=600)
+        pq.write_table(
+            raw_table(rows, seed=i), tmp_path / "rows" / f"{i}.parquet", row_group_size=600
+        )
     return parquet_files(tmp_path / "rows")
 
 
@@ -53,7 +58,9 @@ def plain_path(tmp_path, monkeypatch):
 TWO_PROCESSES = "--direct_running_mode=multi_processing --direct_num_workers=2"
 
 
-@pytest.mark.parametrize("workers", ["", pytest.param(TWO_PROCESSES, marks=pytest.mark.slow)], ids=["one", "two"])
+@pytest.mark.parametrize(
+    "workers", ["", pytest.param(TWO_PROCESSES, marks=pytest.mark.slow)], ids=["one", "two"]
+)
 def test_direct_runner_gives_statistics_and_counts_of_one_process(files, shared, tmp_path, workers):
     ours, theirs = ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)
     expected = by_feature(summarize_files(files, ours))
@@ -65,7 +72,11 @@ def test_direct_runner_gives_statistics_and_counts_of_one_process(files, shared,
         assert found[name].string_stats == expected[name].string_stats
     for name in criteo.DENSE:
         ours_, theirs_ = expected[name].num_stats, found[name].num_stats
-        assert (theirs_.common_stats, theirs_.min, theirs_.max) == (ours_.common_stats, ours_.min, ours_.max)
+        assert (theirs_.common_stats, theirs_.min, theirs_.max) == (
+            ours_.common_stats,
+            ours_.min,
+            ours_.max,
+        )
         assert theirs_.mean == pytest.approx(ours_.mean, rel=1e-12)
         assert theirs_.std_dev == pytest.approx(ours_.std_dev, rel=1e-9)
     ours.reference().write(tmp_path / "ours.json")
@@ -77,7 +88,9 @@ def test_direct_runner_gives_statistics_and_counts_of_one_process(files, shared,
 @pytest.mark.slow
 def test_step_reports_same_whoever_counts(step, write_rows, raw_table, release_model, shared):
     rows = write_rows(raw_table(1000, seed=1), raw_table(900, seed=2))
-    release_model(step(write_rows(raw_table(2000), name="before"), champion="none", run="before")[1])
+    release_model(
+        step(write_rows(raw_table(2000), name="before"), champion="none", run="before")[1]
+    )
     options = f"--runner=DirectRunner --temp_location={shared} {TWO_PROCESSES}"
     here, there = step(rows), step(rows, f"--beam-options={options}", run="there")
     assert (here[0], here[1].num_rows) == (0, 1900)
@@ -95,7 +108,9 @@ def test_failed_job_is_temporary_error_that_leaves_nothing(files, shared):
 
     with pytest.raises(TemporaryError, match="beam job failed"):
         summarize_on_beam(
-            files, Failing(criteo.CRITEO), options=parse_options(f"--runner=DirectRunner --temp_location={shared}")
+            files,
+            Failing(criteo.CRITEO),
+            options=parse_options(f"--runner=DirectRunner --temp_location={shared}"),
         )
     assert list(shared.iterdir()) == []
 
@@ -259,7 +274,10 @@ def test_rows_and_results_pass_through_bucket_that_is_emptied_afterwards(files, 
         ("--runner=DataflowRunner --num_workers=many", "invalid int value: 'many'"),
         ("--runner='DirectRunner", "No closing quotation"),
         ("--runner=DataflowRunner", "project"),
-        (DATAFLOW.replace("gs://bucket/tmp", "/tmp") + " " + IMAGE, "temp_location is '/tmp', expected gs://"),
+        (
+            DATAFLOW.replace("gs://bucket/tmp", "/tmp") + " " + IMAGE,
+            "temp_location is '/tmp', expected gs://",
+        ),
         (DATAFLOW, "sdk_container_image"),
     ],
 )
@@ -279,7 +297,8 @@ def test_python_under_path_with_space_starts_no_processes(monkeypatch):
     "text",
     [
         f"{DATAFLOW} {IMAGE}",
-        "--runner=PortableRunner --job_endpoint=flink-job-server.flink:8099 --environment_type=EXTERNAL "
+        "--runner=PortableRunner --job_endpoint=flink-job-server.flink:8099 "
+        "--environment_type=EXTERNAL "
         "--environment_config=localhost:50000 --temp_location=/evergreen/work/beam",
     ],
     ids=["dataflow", "flink"],

@@ -20,7 +20,9 @@ def test_divergence_of_any_counts_is_tfdvs():
 def tfdvs_jensen_shannon(now, before, edges):
     def statistics(counts):
         result, num = statistics_pb2.DatasetFeatureStatisticsList(), int(sum(counts))
-        feature = result.datasets.add(num_examples=num).features.add(type=statistics_pb2.FeatureNameStatistics.FLOAT)
+        feature = result.datasets.add(num_examples=num).features.add(
+            type=statistics_pb2.FeatureNameStatistics.FLOAT
+        )
         feature.path.step.append("x")
         common = feature.num_stats.common_stats
         common.num_non_missing = common.tot_num_values = num
@@ -31,9 +33,13 @@ def tfdvs_jensen_shannon(now, before, edges):
         return result
 
     schema = schema_pb2.Schema()
-    comparator = schema.feature.add(name="x", type=schema_pb2.FLOAT).drift_comparator.jensen_shannon_divergence
+    comparator = schema.feature.add(
+        name="x", type=schema_pb2.FLOAT
+    ).drift_comparator.jensen_shannon_divergence
     comparator.threshold = 1e-6
     comparator.source.type = schema_pb2.HistogramSelection.STANDARD
-    found = tfdv.validate_statistics(statistics(now), schema, previous_statistics=statistics(before))
+    found = tfdv.validate_statistics(
+        statistics(now), schema, previous_statistics=statistics(before)
+    )
     ((measured,),) = (info.drift_measurements for info in found.drift_skew_info)
     return measured.value

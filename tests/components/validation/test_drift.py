@@ -23,7 +23,10 @@ SETTINGS = ValidationSettings()
 def drift_of(window_of):
     def measure(now, *before, settings=SETTINGS):
         kept = KeptWindows(tuple(window_of(table) for table in before))
-        return {entry.feature: entry for entry in measure_drift(window_of(now), kept, settings, shown=ShownValues())}
+        return {
+            entry.feature: entry
+            for entry in measure_drift(window_of(now), kept, settings, shown=ShownValues())
+        }
 
     return measure
 
@@ -51,7 +54,9 @@ def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, w
     """
     rate, alarms, settings = 0.2, 0, ValidationSettings(false_discovery_rate=0.2)
     windows = [window_of(in_requests(6400, seed=seed)) for seed in range(30)]
-    pairs = [(windows[i], windows[i + 1]) for i in range(0, 30, 2)] + [(windows[i], windows[29 - i]) for i in range(15)]
+    pairs = [(windows[i], windows[i + 1]) for i in range(0, 30, 2)] + [
+        (windows[i], windows[29 - i]) for i in range(15)
+    ]
     significant = 0
     for now, before in pairs:
         entries = measure_drift(now, KeptWindows((before,)), settings, shown=ShownValues())
@@ -86,12 +91,18 @@ def plant_nulls(table, random):
 
 def plant_mean(table, random):
     column = table["I9"].to_pandas().to_numpy(float)
-    return {"I9": pa.array(np.round(column + 0.2 * np.nanstd(column)), pa.float32(), from_pandas=True)}
+    return {
+        "I9": pa.array(np.round(column + 0.2 * np.nanstd(column)), pa.float32(), from_pandas=True)
+    }
 
 
 def plant_log_mean(table, random):
     logs = np.log1p(table["I9"].to_pandas().to_numpy(float))
-    return {"I9": pa.array(np.round(np.expm1(logs + 0.2 * np.nanstd(logs))), pa.float32(), from_pandas=True)}
+    return {
+        "I9": pa.array(
+            np.round(np.expm1(logs + 0.2 * np.nanstd(logs))), pa.float32(), from_pandas=True
+        )
+    }
 
 
 def plant_unit(table, random):
@@ -166,7 +177,9 @@ def test_permutation_of_column_without_frequent_values_is_seen(judged, drift_of)
 def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(judged, drift_of):
     values = judged(4000, seed=1)["C20"].to_pandas().to_numpy(dtype=float, na_value=np.nan)
     values[::10] = 123456789
-    entry = drift_of(judged(4000, seed=1, C20=pa.array(values, pa.int64(), from_pandas=True)), judged(4000))["C20"]
+    entry = drift_of(
+        judged(4000, seed=1, C20=pa.array(values, pa.int64(), from_pandas=True)), judged(4000)
+    )["C20"]
     assert entry.new_value_share == pytest.approx(400 / np.isfinite(values).sum())
     assert entry.moved_value.value == "123456789"
     unchanged = drift_of(judged(500, seed=2), judged(4000))
@@ -196,11 +209,14 @@ def test_newest_window_too_small_to_show_change_hides_none(judged, drift_of):
 
 
 def test_effect_is_undefined_on_empty_side_and_missing_share_drifted(judged, drift_of):
-    drift = drift_of(judged(3000, I1=pa.nulls(3000, pa.float32()), C1=pa.nulls(3000, pa.int64())), judged(3000))
+    drift = drift_of(
+        judged(3000, I1=pa.nulls(3000, pa.float32()), C1=pa.nulls(3000, pa.int64())), judged(3000)
+    )
     for name in ("I1", "C1"):
-        assert [getattr(drift[name], key) for key in ("effect", "threshold", "divergence", "new_value_share")] == [
-            None
-        ] * 4
+        assert [
+            getattr(drift[name], key)
+            for key in ("effect", "threshold", "divergence", "new_value_share")
+        ] == [None] * 4
         assert drift[name].changes == ("missing",)
         assert drift[name].missing_now == 1
     assert drift["I2"].effect is not None
@@ -218,7 +234,8 @@ def test_constant_columns_have_no_mean_shift_in_standard_deviations(judged, drif
 def test_window_that_left_feature_out_does_not_change_its_missing_share(judged, window_of):
     half = pa.array([1.0, None] * 3000, pa.float32())
     before = [
-        window_of(judged(6000, seed=seed, I3=half), excluded=left_out) for seed, left_out in ((1, ("I3",)), (2, ()))
+        window_of(judged(6000, seed=seed, I3=half), excluded=left_out)
+        for seed, left_out in ((1, ("I3",)), (2, ()))
     ]
     kept = KeptWindows(tuple(before))
     found = measure_drift(window_of(judged(6000, I3=half)), kept, SETTINGS, shown=ShownValues())
@@ -229,7 +246,10 @@ def test_window_that_left_feature_out_does_not_change_its_missing_share(judged, 
 
 def test_feature_that_run_leaves_out_has_no_entry(judged, window_of):
     now, before = window_of(judged(500), excluded=("I3", "C7")), window_of(judged(500, seed=1))
-    names = [entry.feature for entry in measure_drift(now, KeptWindows((before,)), SETTINGS, shown=ShownValues())]
+    names = [
+        entry.feature
+        for entry in measure_drift(now, KeptWindows((before,)), SETTINGS, shown=ShownValues())
+    ]
     assert names == [name for name in criteo.FEATURES if name not in ("I3", "C7")]
 
 
@@ -244,10 +264,19 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of)
         pair = []
         for sizes in (np.full(150, 64), random.integers(40, 65, 150)):
             users = random.integers(0, 400, 150) * 7919
-            ids = pa.array([f"{number}-{i}" for i in range(150)]).take(pa.array(np.repeat(np.arange(150), sizes)))
-            table = judged(int(sizes.sum()), seed=number, C3=pa.array(np.repeat(users, sizes), pa.int64()))
-            pair.append(window_of(table.drop([raw_rows.REQUEST_ID]).append_column(raw_rows.REQUEST_ID, ids)))
-        entries = {e.feature: e for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS, shown=ShownValues())}
+            ids = pa.array([f"{number}-{i}" for i in range(150)]).take(
+                pa.array(np.repeat(np.arange(150), sizes))
+            )
+            table = judged(
+                int(sizes.sum()), seed=number, C3=pa.array(np.repeat(users, sizes), pa.int64())
+            )
+            pair.append(
+                window_of(table.drop([raw_rows.REQUEST_ID]).append_column(raw_rows.REQUEST_ID, ids))
+            )
+        entries = {
+            e.feature: e
+            for e in measure_drift(pair[0], KeptWindows((pair[1],)), SETTINGS, shown=ShownValues())
+        }
         found.append(entries["C3"].p_value)
     # The smallest of 8 draws is below 0.001 in 1 of 125 cases.
     assert min(found) > 0.001
@@ -313,7 +342,9 @@ def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike
 
 def test_halved_rate_is_reported_and_smaller_change_or_few_rows_are_not(clicked):
     def finding(now, before):
-        return check_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))), SETTINGS)
+        return check_click_rate(
+            measure_label_shift(clicked(now), KeptWindows((clicked(before),))), SETTINGS
+        )
 
     def rows(n, share):
         return np.random.default_rng(2).permutation(np.arange(n) < share * n)

@@ -40,7 +40,9 @@ class QuarantineWorld:
             values = table[column].to_pylist()
             for at, value in change.items():
                 values[at] = value
-            table = table.set_column(table.schema.get_field_index(column), column, pa.array(values, table[column].type))
+            table = table.set_column(
+                table.schema.get_field_index(column), column, pa.array(values, table[column].type)
+            )
         return table, self.write(table, name, files)
 
     def write(self, table, name, files):
@@ -54,8 +56,12 @@ class QuarantineWorld:
         return manifest
 
     def judge(self, manifest, run, action="quarantine", *, actions=(), **asked):
-        """Return exit code, report and the dataset that is passed on, without its reference to the report."""
-        code, report = self._step(manifest, run=run, actions={"domain": action, **dict(actions)}, **asked)
+        """Return exit code, report and the dataset that is passed on, without its reference to the
+        report.
+        """
+        code, report = self._step(
+            manifest, run=run, actions={"domain": action, **dict(actions)}, **asked
+        )
         valid = self.folder / "out" / f"{run}.valid.json"
         if not valid.exists():
             return code, report, None
@@ -70,7 +76,9 @@ class QuarantineWorld:
 
 def rows_of(uri):
     """Return all rows of a folder, by pandas, in the order of file names."""
-    return pd.concat([pq.read_table(path).to_pandas() for path in sorted(local_path(uri).glob("*.parquet"))])
+    return pd.concat(
+        [pq.read_table(path).to_pandas() for path in sorted(local_path(uri).glob("*.parquet"))]
+    )
 
 
 def keys_of(frame):
@@ -92,13 +100,25 @@ def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(world)
     (finding,) = report.findings
     assert metric_values(report)["num_quarantined"] == finding["num_quarantined"] == 2
     assert metric_values(report)["quarantine_domain"] == 1
-    assert (finding["rule"], finding["action"], finding["severity"]) == ("domain", "quarantine", "warn")
-    assert "broken by 2 of 600 rows, 2 of them quarantined by it; first: I2 is 1e+09, expected" in report.reasons[0]
+    assert (finding["rule"], finding["action"], finding["severity"]) == (
+        "domain",
+        "quarantine",
+        "warn",
+    )
+    assert (
+        "broken by 2 of 600 rows, 2 of them quarantined by it; first: I2 is 1e+09, expected"
+        in report.reasons[0]
+    )
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(table.to_pandas())[at] for at in (3, 500)]
-    assert [reason.split(",")[0] for reason in gone.pop("quarantine_reason")] == ["I2 is 1e+09", "I2 is -1e+09"]
+    assert [reason.split(",")[0] for reason in gone.pop("quarantine_reason")] == [
+        "I2 is 1e+09",
+        "I2 is -1e+09",
+    ]
     assert gone.columns.tolist() == list(criteo.RAW_TYPES)
-    rest = pa.concat_tables([pq.read_table(path) for path in sorted(local_path(valid.train_uri).iterdir())])
+    rest = pa.concat_tables(
+        [pq.read_table(path) for path in sorted(local_path(valid.train_uri).iterdir())]
+    )
     assert rest == pa.concat_tables([table.slice(0, 3), table.slice(4, 496), table.slice(501)])
     raw = RawDataset.read(manifest)
     assert (valid.num_train_rows, valid.num_quarantined) == (598, 2)
@@ -155,7 +175,9 @@ def test_rows_out_of_any_domain_of_schema_are_quarantined(world):
     table, _ = world.window("once more")
     c1 = next(feature for feature in schema.feature if feature.name == "C1")
     next(feature for feature in schema.feature if feature.name == "I6").float_domain.min = 0
-    c1.string_domain.value.extend(sorted({str(v) for v in table["C1"].to_pylist() if v is not None}))
+    c1.string_domain.value.extend(
+        sorted({str(v) for v in table["C1"].to_pylist() if v is not None})
+    )
     edited = world.folder / "edited.pbtxt"
     edited.write_text(format_schema(schema))
     accept = ["accept", str(edited), "--store", str(world.store), "--reason", "few shops"]
@@ -179,7 +201,9 @@ def test_memory_is_flat_in_rows(world, tmp_path):
     schema, peaks = read_schema(local_path(world.release().schema_uri)), []
     table, _ = world.window(rows=40_000, files=1, I2={3: 1e9})
     for files in (1, 8):
-        raw = RawDataset.read(world.write(pa.concat_tables([table] * files), f"{files} files", files))
+        raw = RawDataset.read(
+            world.write(pa.concat_tables([table] * files), f"{files} files", files)
+        )
         folder = tmp_path / f"step {files}"
         folder.mkdir()
         round_ = Round(run="r", raw=raw, folder=folder, store=world.store, rules=rules)

@@ -59,7 +59,9 @@ def test_values_and_bounds_are_chosen_by_every_other_block(judged):
         assert [counts[value] for value in listed] == sorted(counts, reverse=True)
     for name in criteo.DENSE:
         values = table[name].to_pandas().to_numpy()[chosen]
-        assert found.bounds[name] == inner_buckets(np.histogram(values[~np.isnan(values)], DENSE_EDGES)[0])
+        assert found.bounds[name] == inner_buckets(
+            np.histogram(values[~np.isnan(values)], DENSE_EDGES)[0]
+        )
 
 
 def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
@@ -71,7 +73,11 @@ def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
     for name in criteo.FEATURES:
         column, other = found.columns[name], alone.columns[name]
         assert (column.present_sizes, column.missing) == (other.present_sizes, other.missing)
-        expected = other.sums if column.values is None else find_sums(column.values, other.values, other.sums)
+        expected = (
+            other.sums
+            if column.values is None
+            else find_sums(column.values, other.values, other.sums)
+        )
         np.testing.assert_array_equal(column.sums, expected)
 
 
@@ -93,7 +99,9 @@ def test_hashes_of_words_are_counted_whatever_number_of_requests_in_batch(judged
     requests = pa.array([f"request {i // 2}" for i in range(20_000)])
     found = counted(judged(20_000, C3=column, request_id=requests)).profile().columns["C3"]
     values, counts = np.unique(column.to_numpy(), return_counts=True)
-    assert dict(zip(values.tolist(), counts.tolist())) == dict(zip(found.values.tolist(), found.counts.tolist()))
+    assert dict(zip(values.tolist(), counts.tolist())) == dict(
+        zip(found.values.tolist(), found.counts.tolist())
+    )
 
 
 def test_beyond_its_capacity_count_is_too_low_by_bounded_part_of_rows_only():
@@ -123,8 +131,14 @@ def test_step_writes_statistics_of_its_window(step, write_rows, raw_table, relea
 def test_list_is_counted_by_its_elements_that_count_and_by_their_number():
     random, rows = np.random.default_rng(3), 5000
     lists = [random.integers(0, 9, size).tolist() or None for size in random.integers(0, 5, rows)]
-    features = Features(numeric=(), categorical=(), lists=("tags",), list_options={"tags": ListOptions(max=2)})
-    columns = {"label": [0] * rows, "tags": lists, "request_id": [f"q{i // 8}" for i in range(rows)]}
+    features = Features(
+        numeric=(), categorical=(), lists=("tags",), list_options={"tags": ListOptions(max=2)}
+    )
+    columns = {
+        "label": [0] * rows,
+        "tags": lists,
+        "request_id": [f"q{i // 8}" for i in range(rows)],
+    }
     counter = ProfileCounter(features)
     counter.add(pa.RecordBatch.from_pydict(columns))
     kept = [(each or [])[-2:] for each in lists]
@@ -133,12 +147,17 @@ def test_list_is_counted_by_its_elements_that_count_and_by_their_number():
     assert dict(zip(in_window.values.tolist(), in_window.counts.tolist())) == Counter(chain(*kept))
     assert (in_window.present, in_window.missing.rows) == (sum(map(len, kept)), 0)
     lengths = list(map(len, kept))
-    np.testing.assert_array_equal(window.columns["tags/length"].counts, np.histogram(lengths, DENSE_EDGES)[0])
+    np.testing.assert_array_equal(
+        window.columns["tags/length"].counts, np.histogram(lengths, DENSE_EDGES)[0]
+    )
     is_fair = np.arange(rows) // BLOCK_ROWS % 2 == 1
     expected = np.histogram(np.array(lengths)[is_fair], DENSE_EDGES)[0]
     np.testing.assert_array_equal(in_fair.columns["tags/length"].counts, expected)
     elements = Counter(chain(*(each for each, fair_row in zip(kept, is_fair) if fair_row)))
-    assert dict(zip(in_fair.columns["tags"].values.tolist(), in_fair.columns["tags"].counts.tolist())) == elements
+    assert (
+        dict(zip(in_fair.columns["tags"].values.tolist(), in_fair.columns["tags"].counts.tolist()))
+        == elements
+    )
     # A request divided by a block of rows counts as two.
     bounds = sorted({*range(0, rows, 8), *range(0, rows, BLOCK_ROWS), rows})
     requests = [Counter(chain(*kept[start:stop])) for start, stop in pairwise(bounds)]

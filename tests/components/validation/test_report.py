@@ -109,7 +109,12 @@ def test_report_without_champion_rows_or_findings_is_still_page(judged):
     }
     page = draw_page(document)
     parse_page(page)
-    for text in ("Nothing was found", "no champion", "No archive of served rows", "No row was quarantined"):
+    for text in (
+        "Nothing was found",
+        "no champion",
+        "No archive of served rows",
+        "No row was quarantined",
+    ):
         assert text in page
 
 
@@ -141,7 +146,9 @@ def test_documents_columns_are_numpys(judged):
         assert (column["least"], column["most"]) == (values.min(), values.max())
         assert column["mean"] == pytest.approx(values.mean(dtype=np.float64))
         counts, _ = np.histogram(values, DENSE_EDGES)
-        occupied = np.flatnonzero(counts + np.histogram(before.column(name).drop_null().to_numpy(), DENSE_EDGES)[0])
+        occupied = np.flatnonzero(
+            counts + np.histogram(before.column(name).drop_null().to_numpy(), DENSE_EDGES)[0]
+        )
         expected = counts[occupied[0] : occupied[-1] + 1] / len(values)
         assert [bar["now"] for bar in column["bars"]] == pytest.approx(expected)
     labels = [bar["label"] for bar in columns["I1"]["bars"]]

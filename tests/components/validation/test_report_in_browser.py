@@ -15,7 +15,7 @@ const heights = card => [...card.querySelectorAll('rect.now')].map(each => each.
 seen.drawn = cards.filter(card => Math.max(...heights(card)) > 20).length;
 const link = document.querySelector('a.skip'); link.focus(); seen.skip = link.getBoundingClientRect().left >= 0;
 const fold = document.querySelector('details'); fold.querySelector('summary').click(); seen.unfolds = fold.open;
-document.title = JSON.stringify(seen);</script>"""
+document.title = JSON.stringify(seen);</script>"""  # noqa: E501
 
 pytestmark = needs_browser
 

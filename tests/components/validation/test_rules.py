@@ -19,10 +19,14 @@ def test_action_of_rule_decides_what_its_finding_does(action):
     decisions = {"block": "block", "info": "pass", "off": "pass"}
     assert decide(findings) == decisions.get(action, "warn")
     assert [f.action for f in findings] == ([] if action == "off" else [action])
-    assert [f.action for f in find(rules, rule, "I1", text="", at_most="info")] == ["info"] * len(findings)
+    assert [f.action for f in find(rules, rule, "I1", text="", at_most="info")] == ["info"] * len(
+        findings
+    )
 
 
-def test_rule_that_notifies_leaves_its_sentence_for_message_about_runs_end(step, write_rows, judged, store, notes_of):
+def test_rule_that_notifies_leaves_its_sentence_for_message_about_runs_end(
+    step, write_rows, judged, store, notes_of
+):
     rows = judged(200, I7=pa.nulls(200, pa.float32()))
     step(write_rows(rows), actions={"column_empty_by_chance": "notify"})
     assert notes_of("r1").facts["notify"] == ["I7 has no value in any of 200 rows"]
@@ -38,7 +42,12 @@ def test_rules_that_mean_nothing_end_step_before_any_row_is_read(step, write_row
 @pytest.fixture
 def write_with_price(write_rows, raw_table):
     """Writes rows of a lake that has a column `price`, and returns the manifest's path."""
-    price = {"column": "price", "arrow_type": "double", "expected": None, "file": "/lake/day=2026-03-01/a.parquet"}
+    price = {
+        "column": "price",
+        "arrow_type": "double",
+        "expected": None,
+        "file": "/lake/day=2026-03-01/a.parquet",
+    }
 
     def write(name):
         manifest = write_rows(raw_table(300, seed=1), name=name)
@@ -53,39 +62,72 @@ def test_accepted_column_is_no_longer_new_and_its_absence_is_no_fault(
 ):
     release_model(step(write_rows(raw_table(300)))[1])
     step(write_with_price("raw2"), run="r2")
-    accept = ["accept", "--store", str(store), "--work", str(tmp_path / "work place"), "run:r2", "--reason", "agreed"]
+    accept = [
+        "accept",
+        "--store",
+        str(store),
+        "--work",
+        str(tmp_path / "work place"),
+        "run:r2",
+        "--reason",
+        "agreed",
+    ]
     assert main([*accept, "--change", "price"]) == 0
-    for name, manifest in (("r3", write_with_price("r3")), ("r4", write_rows(raw_table(300, seed=2), name="r4"))):
+    for name, manifest in (
+        ("r3", write_with_price("r3")),
+        ("r4", write_rows(raw_table(300, seed=2), name="r4")),
+    ):
         _, report = step(manifest, run=name)
         assert [f for f in report.findings if f["feature"] == "price"] == []
 
 
-def test_columns_that_extraction_cast_are_judged_by_their_type_in_lake(step, write_rows, raw_table, release_model):
+def test_columns_that_extraction_cast_are_judged_by_their_type_in_lake(
+    step, write_rows, raw_table, release_model
+):
     release_model(step(write_rows(raw_table(300)))[1])
     origin = {"arrow_type": "string", "file": "/lake/day=2026-03-01/a.parquet"}
-    foreign = [{"column": "C7", "expected": "int64", **origin}, {"column": "shop", "expected": None, **origin}]
+    foreign = [
+        {"column": "C7", "expected": "int64", **origin},
+        {"column": "shop", "expected": None, **origin},
+    ]
 
     def judged(run, **settings):
         manifest = write_rows(raw_table(300, seed=1), name=run)
         dataclasses.replace(RawDataset.read(manifest), schema_mismatches=foreign).write(manifest)
         code, report = step(manifest, run=run, **settings)
-        return code, report.decision, [(f["rule"], f["feature"], f["description"]) for f in report.findings]
+        return (
+            code,
+            report.decision,
+            [(f["rule"], f["feature"], f["description"]) for f in report.findings],
+        )
 
     findings = [
-        ("column_retyped", "C7", "column C7 is string in /lake/day=2026-03-01/a.parquet, expected int64"),
+        (
+            "column_retyped",
+            "C7",
+            "column C7 is string in /lake/day=2026-03-01/a.parquet, expected int64",
+        ),
         (
             "column_new",
             "shop",
-            "column shop (string) of /lake/day=2026-03-01/a.parquet is new: it is not in the schema and is not read",
+            "column shop (string) of /lake/day=2026-03-01/a.parquet is new: it is not in the "
+            "schema and is not read",
         ),
     ]
     assert judged("r2") == (1, "block", findings)
     assert judged("r3", actions={"column_retyped": "warn"}) == (0, "warn", findings)
 
 
-def test_files_that_extraction_left_out_are_reported_and_notified_once(step, write_rows, raw_table, notes_of):
+def test_files_that_extraction_left_out_are_reported_and_notified_once(
+    step, write_rows, raw_table, notes_of
+):
     reason = "a.parquet is not a readable Parquet file: Parquet file size is 0 bytes"
-    left_out = {"file": "day=2026-03-01/a.parquet", "num_rows": None, "reason": reason, "known": False}
+    left_out = {
+        "file": "day=2026-03-01/a.parquet",
+        "num_rows": None,
+        "reason": reason,
+        "known": False,
+    }
     text = (
         "1 files of the lake were left out{again}, because their rows cannot be read; the first: "
         f"day=2026-03-01/a.parquet (rows not known): {reason}"
@@ -93,10 +135,21 @@ def test_files_that_extraction_left_out_are_reported_and_notified_once(step, wri
 
     def judged(run, **changed):
         manifest = write_rows(raw_table(300), name=run)
-        dataclasses.replace(RawDataset.read(manifest), quarantined_files=[{**left_out, **changed}]).write(manifest)
+        dataclasses.replace(
+            RawDataset.read(manifest), quarantined_files=[{**left_out, **changed}]
+        ).write(manifest)
         code, report = step(manifest, run=run)
-        found = [(f["severity"], f["description"]) for f in report.findings if f["rule"] == "files_quarantined"]
-        return code, found, text.format(again="") in report.reasons, notes_of(run).facts.get("notify", [])
+        found = [
+            (f["severity"], f["description"])
+            for f in report.findings
+            if f["rule"] == "files_quarantined"
+        ]
+        return (
+            code,
+            found,
+            text.format(again="") in report.reasons,
+            notes_of(run).facts.get("notify", []),
+        )
 
     new = text.format(again="")
     assert judged("r1") == (0, [("warn", new)], True, [new])
@@ -111,7 +164,9 @@ def test_new_values_are_proposed_and_current_schema_holds_until_accepted(
     column[3] = 1e9
     manifest = write_rows(judged(500, I2=pa.array(column, pa.float32())), name="raw2")
     _, second = step(manifest, run="r2")
-    assert [(f["feature"], f["rule"]) for f in second.findings if f["rule"] == "range"] == [("I2", "range")]
+    assert [(f["feature"], f["rule"]) for f in second.findings if f["rule"] == "range"] == [
+        ("I2", "range")
+    ]
     work = ["--work", str(tmp_path / "work place")]
     accept = ["accept", "run:r2", "--store", str(store), "--reason", "real", *work]
     _, third = step(manifest, run="r3")

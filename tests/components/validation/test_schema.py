@@ -13,7 +13,9 @@ from tests.support.validation_statistics import statistics_of
 
 @pytest.fixture
 def schema(judged):
-    rows = judged(400, I2=pa.array([-2.0, 0.0, 5.0, 30.0] * 100, pa.float32()), C5=pa.nulls(400, pa.int64()))
+    rows = judged(
+        400, I2=pa.array([-2.0, 0.0, 5.0, 30.0] * 100, pa.float32()), C5=pa.nulls(400, pa.int64())
+    )
     return infer_schema(statistics_of(rows), criteo.CRITEO, range_factor=10.0)
 
 
@@ -42,10 +44,14 @@ def test_features_may_be_missing_in_rows_and_in_all_only_if_they_were(features):
 def test_share_of_rows_must_have_value_less_sampling_error(judged):
     half = pa.array([1.0, None] * 10_000, pa.float32())
     statistics = statistics_of(judged(20_000, I1=half))
-    features = {f.name: f for f in infer_schema(statistics, criteo.CRITEO, range_factor=10.0).feature}
+    features = {
+        f.name: f for f in infer_schema(statistics, criteo.CRITEO, range_factor=10.0).feature
+    }
     for name, share in (("I1", 0.5), ("C1", 1.0)):
         # A small window in which the 64 rows of a request are alike.
-        assert features[name].presence.min_fraction == pytest.approx(possible_shares(share, 10_000)[0])
+        assert features[name].presence.min_fraction == pytest.approx(
+            possible_shares(share, 10_000)[0]
+        )
 
 
 @pytest.mark.parametrize("hits", [0, 3, 50, 100])
@@ -73,7 +79,9 @@ def test_column_without_negatives_forbids_them_only_if_rows_are_many(judged):
             "I1": pa.array([0.0] * rows, pa.float32()),
             "I2": pa.array([-1.0] + [0.0] * (rows - 1), pa.float32()),
         }
-        schema = infer_schema(statistics_of(judged(rows, **columns)), criteo.CRITEO, range_factor=10.0)
+        schema = infer_schema(
+            statistics_of(judged(rows, **columns)), criteo.CRITEO, range_factor=10.0
+        )
         least = {feature.name: feature.float_domain.min for feature in schema.feature}
         assert (least["I1"] == 0, least["I2"]) == (is_bounded, -10)
 

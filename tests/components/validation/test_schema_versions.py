@@ -34,7 +34,11 @@ def schema():
     label.not_in_environment.append(SERVING)
     number = schema.feature.add(name="I1", type=schema_pb2.FLOAT)
     number.presence.min_fraction = 0.5
-    number.float_domain.min, number.float_domain.max, number.float_domain.disallow_nan = 0.0, 100.0, True
+    number.float_domain.min, number.float_domain.max, number.float_domain.disallow_nan = (
+        0.0,
+        100.0,
+        True,
+    )
     schema.feature.add(name="C1", type=schema_pb2.BYTES)
     schema.default_environment.extend([TRAINING, SERVING])
     return schema
@@ -49,7 +53,9 @@ def changed(schema, **changes):
         place = next(feature for feature in copy.feature if feature.name == name)
         for step in steps:
             place = getattr(place, step)
-        getattr(place, last).extend(value) if isinstance(value, list) else setattr(place, last, value)
+        getattr(place, last).extend(value) if isinstance(value, list) else setattr(
+            place, last, value
+        )
     return copy
 
 
@@ -64,13 +70,22 @@ def changed(schema, **changes):
     ],
     ids=str,
 )
-def test_whatever_schema_changes_has_to_be_named_by_its_feature(schema, write, tmp_path, change, names):
+def test_whatever_schema_changes_has_to_be_named_by_its_feature(
+    schema, write, tmp_path, change, names
+):
     live, edited = ("m1", write(schema, "live.pbtxt")), write(changed(schema, **change))
     assert set(compare_schemas(schema, changed(schema, **change))) == names
     for left_out in names:
-        with pytest.raises(ContractError, match=f"the schema changes {left_out} .*: --change {left_out}$"):
+        with pytest.raises(
+            ContractError, match=f"the schema changes {left_out} .*: --change {left_out}$"
+        ):
             schema_versions.accept_schema(
-                tmp_path, edited, of_champion=live, who="ann", reason="x", change=sorted(names - {left_out})
+                tmp_path,
+                edited,
+                of_champion=live,
+                who="ann",
+                reason="x",
+                change=sorted(names - {left_out}),
             )
     assert not schema_versions.read_accepted(tmp_path)
     line = schema_versions.accept_schema(
@@ -85,7 +100,11 @@ def test_environments_and_shared_lists_of_values_have_to_be_named_too(schema, wr
     assert set(compare_schemas(schema, other)) == {"schema"}
     with pytest.raises(ContractError, match="--change schema$"):
         schema_versions.accept_schema(
-            tmp_path, write(other), of_champion=("m1", write(schema, "live.pbtxt")), who="ann", reason="x"
+            tmp_path,
+            write(other),
+            of_champion=("m1", write(schema, "live.pbtxt")),
+            who="ann",
+            reason="x",
         )
 
 
@@ -98,7 +117,13 @@ def test_journal_says_who_accepted_what_and_why(schema, write, tmp_path):
         accept(edited, who="ann", reason="new shop", change=["I1", "C1"])
     assert schema_versions.schema_in_force(store, live[1]) == live[1]
     line = accept(edited, who="ann", reason="new shop", run="r2", change=["I1"])
-    assert (line.version, line.who, line.reason, line.run, line.base) == (1, "ann", "new shop", "r2", "model m1")
+    assert (line.version, line.who, line.reason, line.run, line.base) == (
+        1,
+        "ann",
+        "new shop",
+        "r2",
+        "model m1",
+    )
     assert schema_versions.schema_in_force(store, live[1]).read_bytes() == edited.read_bytes()
     # The next one is compared with version 1, whatever is live.
     again = write(changed(schema, I1__float_domain__max=400.0))
@@ -106,7 +131,9 @@ def test_journal_says_who_accepted_what_and_why(schema, write, tmp_path):
     assert [line.version for line in schema_versions.read_accepted(store)] == [1, 2]
 
 
-def test_accept_that_was_killed_before_its_line_left_nothing_in_force(schema, write, tmp_path, monkeypatch):
+def test_accept_that_was_killed_before_its_line_left_nothing_in_force(
+    schema, write, tmp_path, monkeypatch
+):
     def killed(*_):
         raise KeyboardInterrupt
 
@@ -115,16 +142,22 @@ def test_accept_that_was_killed_before_its_line_left_nothing_in_force(schema, wr
     with monkeypatch.context() as broken:
         broken.setattr(schema_versions, "append_record", killed)
         with pytest.raises(KeyboardInterrupt):
-            schema_versions.accept_schema(store, edited, of_champion=live, who="ann", reason="x", change=["I1"])
+            schema_versions.accept_schema(
+                store, edited, of_champion=live, who="ann", reason="x", change=["I1"]
+            )
     assert schema_versions.schema_in_force(store, live[1]) == live[1]
-    line = schema_versions.accept_schema(store, edited, of_champion=live, who="ann", reason="x", change=["I1"])
+    line = schema_versions.accept_schema(
+        store, edited, of_champion=live, who="ann", reason="x", change=["I1"]
+    )
     assert line.version == 1
 
 
 def test_version_changed_in_place_is_refused(schema, write, tmp_path):
     store = tmp_path / "store"
     schema_versions.accept_schema(store, write(schema), of_champion=None, who="x", reason="x")
-    schema_versions.version_path(store, 1).write_text(format_schema(changed(schema, I1__float_domain__max=9e9)))
+    schema_versions.version_path(store, 1).write_text(
+        format_schema(changed(schema, I1__float_domain__max=9e9))
+    )
     with pytest.raises(ContractError, match=r"1\.pbtxt .* was changed in place"):
         schema_versions.schema_in_force(store, None)
 
@@ -142,7 +175,9 @@ def test_version_changed_in_place_is_refused(schema, write, tmp_path):
 )
 def test_schema_by_which_nothing_can_be_judged_is_refused(schema, write, tmp_path, change, message):
     with pytest.raises(ContractError, match=message):
-        schema_versions.accept_schema(tmp_path, write(changed(schema, **change)), of_champion=None, who="x", reason="x")
+        schema_versions.accept_schema(
+            tmp_path, write(changed(schema, **change)), of_champion=None, who="x", reason="x"
+        )
     assert not schema_versions.read_accepted(tmp_path)
 
 
@@ -151,7 +186,9 @@ def test_command_shows_compares_and_accepts(schema, write, tmp_path, capsys):
     (work / "r7" / "validation").mkdir(parents=True)
     store.mkdir()
     edited = str(write(changed(schema, I1__float_domain__max=500.0), "edited.pbtxt"))
-    (work / "r7" / "validation" / "proposed_schema.pbtxt").write_text((tmp_path / "edited.pbtxt").read_text())
+    (work / "r7" / "validation" / "proposed_schema.pbtxt").write_text(
+        (tmp_path / "edited.pbtxt").read_text()
+    )
     first = str(write(schema))
     common = ["--store", str(store)]
     assert main(["show", *common]) == 2
@@ -166,7 +203,12 @@ def test_command_shows_compares_and_accepts(schema, write, tmp_path, capsys):
     assert main(["diff", "1", first, *common]) == 0
     assert main(["accept", "run:r7", "--work", str(work), "--reason", "shop", *common]) == 2
     assert "--change I1" in capsys.readouterr().err
-    assert main(["accept", "run:r7", "--work", str(work), "--reason", "shop", "--change", "I1", *common]) == 0
+    assert (
+        main(
+            ["accept", "run:r7", "--work", str(work), "--reason", "shop", "--change", "I1", *common]
+        )
+        == 0
+    )
     assert main(["show", *common]) == 0
     assert (tmp_path / "edited.pbtxt").read_text() in capsys.readouterr().out
     assert main(["log", *common]) == 0

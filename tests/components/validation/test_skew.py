@@ -33,25 +33,35 @@ def make_frame(requests: int, seed: int = 0) -> pd.DataFrame:
     random, n = np.random.default_rng(seed), requests * ROWS_OF_REQUEST
     frame = pd.DataFrame({raw_rows.LABEL: random.integers(0, 2, n)})
     for name in criteo.DENSE:
-        frame[name] = np.where(random.random(n) < 0.2, np.nan, random.integers(1, 500, n)).astype(np.float32)
+        frame[name] = np.where(random.random(n) < 0.2, np.nan, random.integers(1, 500, n)).astype(
+            np.float32
+        )
     for name in criteo.CATEGORICAL:
         frame[name] = pd.array(random.integers(0, 2**32, n), dtype="Int64")
         frame.loc[random.random(n) < 0.2, name] = pd.NA
     number = np.arange(n)
     frame[raw_rows.REQUEST_ID] = [f"r{i}" for i in number // ROWS_OF_REQUEST]
     frame[raw_rows.ROW] = number % ROWS_OF_REQUEST
-    frame[raw_rows.EVENT_TIME] = [START + dt.timedelta(minutes=int(i)) for i in number // ROWS_OF_REQUEST]
+    frame[raw_rows.EVENT_TIME] = [
+        START + dt.timedelta(minutes=int(i)) for i in number // ROWS_OF_REQUEST
+    ]
     frame[list(raw_rows.SERVED_BY)] = 1, 0.5, None, None
     return frame
 
 
 def as_table(frame: pd.DataFrame) -> pa.Table:
     fields = [
-        (name, pa.timestamp("us", tz="UTC") if text.startswith("timestamp") else pa.type_for_alias(text))
+        (
+            name,
+            pa.timestamp("us", tz="UTC")
+            if text.startswith("timestamp")
+            else pa.type_for_alias(text),
+        )
         for name, text in criteo.RAW_TYPES.items()
     ]
     columns = [
-        pa.array(frame[name].where(frame[name].notna(), None).tolist(), kind, from_pandas=True) for name, kind in fields
+        pa.array(frame[name].where(frame[name].notna(), None).tolist(), kind, from_pandas=True)
+        for name, kind in fields
     ]
     return pa.table(columns, schema=pa.schema(fields))
 
@@ -93,9 +103,13 @@ def compare(training, archive, tmp_path, **options):
 def truth(mine: pd.DataFrame, theirs: pd.DataFrame, name: str) -> tuple[int, int]:
     """Return the number of joined rows, and how many of them differ in `name`, by pandas."""
     names = [raw_rows.REQUEST_ID, raw_rows.ROW]
-    both = mine[[*names, name]].merge(theirs[[*names, name]], on=names, suffixes=("_mine", "_theirs"))
+    both = mine[[*names, name]].merge(
+        theirs[[*names, name]], on=names, suffixes=("_mine", "_theirs")
+    )
     left, right = both[f"{name}_mine"], both[f"{name}_theirs"]
-    same = (left.isna() & right.isna()) | (left.notna() & right.notna() & (left == right).fillna(False))
+    same = (left.isna() & right.isna()) | (
+        left.notna() & right.notna() & (left == right).fillna(False)
+    )
     return len(both), int((~same).sum())
 
 
@@ -113,7 +127,9 @@ def stale(served):
 
 
 @pytest.mark.parametrize(("plant", "name"), [(scaled, "I3"), (nulled, "C7"), (stale, "C20")])
-def test_feature_served_with_other_values_is_counted_as_pandas_counts(training, archive, tmp_path, plant, name):
+def test_feature_served_with_other_values_is_counted_as_pandas_counts(
+    training, archive, tmp_path, plant, name
+):
     frame = make_frame(200)
     served = frame.copy()
     plant(served)
@@ -188,7 +204,9 @@ def test_missing_as_nan_is_missing_as_null(training, archive, tmp_path):
     values = table.column("I1").to_numpy()
     assert np.isnan(values).any()
     # from_pandas is off, so NaN stays a value.
-    pq.write_table(table.set_column(table.column_names.index("I1"), "I1", pa.array(values, pa.float32())), path)
+    pq.write_table(
+        table.set_column(table.column_names.index("I1"), "I1", pa.array(values, pa.float32())), path
+    )
     assert pq.read_table(path).column("I1").null_count == 0
     skew = compare(training(frame), root, tmp_path)
     assert not any(entry.drifted for entry in skew.entries)
@@ -219,9 +237,13 @@ def test_file_of_another_type_is_left_out_and_named(training, archive, tmp_path)
     (path.parent / "torn.parquet").write_bytes(content[:100])
     skew = compare(training(frame), root, tmp_path)
     assert (skew.facts.num_joined, len(skew.facts.unread)) == (len(frame), 2)
-    (finding,) = [each for each in check_skew(skew, ValidationSettings()) if each.rule == "files_quarantined"]
+    (finding,) = [
+        each for each in check_skew(skew, ValidationSettings()) if each.rule == "files_quarantined"
+    ]
     assert finding.action == "warn"
-    assert finding.description.startswith("2 files of served rows cannot be read and were not compared; the first: ")
+    assert finding.description.startswith(
+        "2 files of served rows cannot be read and were not compared; the first: "
+    )
     torn, other = sorted(skew.facts.unread, key=lambda reason: "C3" in reason)
     assert re.search("torn.parquet is not a readable Parquet file", torn)
     assert re.search("column C3 is string in .*, expected int64", other)
@@ -278,14 +300,18 @@ def training_rows(served_rows, tmp_path):
     times = pc.cast(served_rows.column("event_time"), pa.int64()).to_pylist()
     first, last = (int(end.timestamp() * 1e6) for end in SPAN)
     rows = served_rows.filter(pa.array([first <= time <= last for time in times]))
-    values = [None if n % 3 == 0 else value for n, value in enumerate(rows.column("C5").to_pylist())]
+    values = [
+        None if n % 3 == 0 else value for n, value in enumerate(rows.column("C5").to_pylist())
+    ]
     rows = rows.set_column(rows.schema.get_field_index("C5"), "C5", pa.array(values, pa.int64()))
     pq.write_table(rows, tmp_path / "train.parquet")
     return [tmp_path / "train.parquet"]
 
 
 def measured(training_rows, archive, tmp_path):
-    return measure_skew(training_rows, archive, features=CRITEO, settings=ValidationSettings(), shown=ShownValues())
+    return measure_skew(
+        training_rows, archive, features=CRITEO, settings=ValidationSettings(), shown=ShownValues()
+    )
 
 
 def kept_rows(archive, tmp_path):
@@ -293,7 +319,9 @@ def kept_rows(archive, tmp_path):
 
 
 def test_archive_in_bucket_gives_what_same_one_in_folder_gives(training_rows, in_both, tmp_path):
-    in_bucket, in_folder = (measured(training_rows, open_served(uri), tmp_path) for uri in (URI, str(in_both)))
+    in_bucket, in_folder = (
+        measured(training_rows, open_served(uri), tmp_path) for uri in (URI, str(in_both))
+    )
     assert in_bucket.entries == in_folder.entries
     assert replace(in_bucket.facts, served_uri=in_folder.facts.served_uri) == in_folder.facts
     (found,) = [entry for entry in in_bucket.entries if entry.drifted]
@@ -304,11 +332,19 @@ def test_archive_in_bucket_gives_what_same_one_in_folder_gives(training_rows, in
     assert in_bucket.facts.served_uri == URI
 
 
-def test_only_spans_days_are_fetched_once_and_only_spans_rows_are_kept(in_both, served_rows, cloud_storage, tmp_path):
+def test_only_spans_days_are_fetched_once_and_only_spans_rows_are_kept(
+    in_both, served_rows, cloud_storage, tmp_path
+):
     found = kept_rows(open_served(URI), tmp_path)
     asked = [request.name for request in cloud_storage.seen if request.is_download]
-    assert sorted(asked) == [f"a lake/day=2026-03-0{day}/part-{n}.parquet" for day in (1, 2) for n in range(3)]
-    times = [time for time in served_rows.column("event_time").to_pylist() if SPAN.first <= time <= SPAN.last]
+    assert sorted(asked) == [
+        f"a lake/day=2026-03-0{day}/part-{n}.parquet" for day in (1, 2) for n in range(3)
+    ]
+    times = [
+        time
+        for time in served_rows.column("event_time").to_pylist()
+        if SPAN.first <= time <= SPAN.last
+    ]
     assert found.column("event_time").to_pylist() == times
     assert found.column_names == ["request_id", "row", "event_time", "I1", "C5"]
 

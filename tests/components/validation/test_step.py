@@ -44,7 +44,10 @@ def test_second_run_reuses_champions_schema_unchanged(step, write_rows, raw_tabl
     code, second = step(write_rows(raw_table(2000, seed=1), name="raw2"), run="r2")
     assert (code, second.decision, second.findings) == (0, "pass", [])
     assert [entry["feature"] for entry in second.drift] == list(criteo.FEATURES)
-    assert local_path(second.schema_uri).read_bytes() == (model / "statistics/schema.pbtxt").read_bytes()
+    assert (
+        local_path(second.schema_uri).read_bytes()
+        == (model / "statistics/schema.pbtxt").read_bytes()
+    )
     assert local_path(second.schema_uri) != local_path(first.schema_uri)
     assert local_path(second.parent_statistics_uri) == model / "statistics/statistics.pb"
 
@@ -73,7 +76,9 @@ def test_one_class_labels_block_with_class_named(step, write_rows, judged, store
     assert note.reason == f"{report.reasons[0]}; correct the rows and ingest them again"
 
 
-def test_refusal_names_setting_by_which_rows_would_be_learned_all_same(step, write_rows, judged, release_model, store):
+def test_refusal_names_setting_by_which_rows_would_be_learned_all_same(
+    step, write_rows, judged, release_model, store
+):
     release_model(step(write_rows(judged(3000)))[1])
     empty = write_rows(judged(3000, seed=1, I1=pa.nulls(3000, pa.float32())), name="raw2")
     code, report = step(empty, run="r2", actions={"click_rate": "notify"})
@@ -97,10 +102,15 @@ def test_column_entirely_null_warns_in_first_run(step, write_rows, judged):
     rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
     code, report = step(write_rows(rows))
     assert (code, report.decision) == (0, "warn")
-    assert report.reasons == ["I7 has no value in any of 200 rows", "C7 has no value in any of 200 rows"]
+    assert report.reasons == [
+        "I7 has no value in any of 200 rows",
+        "C7 has no value in any of 200 rows",
+    ]
 
 
-def test_column_entirely_null_blocks_only_if_it_had_values_before(step, write_rows, judged, release_model):
+def test_column_entirely_null_blocks_only_if_it_had_values_before(
+    step, write_rows, judged, release_model
+):
     release_model(step(write_rows(judged(300, I7=pa.nulls(300, pa.float32()))))[1])
     rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
     code, report = step(write_rows(rows, name="raw2"), run="r2")
@@ -111,13 +121,18 @@ def test_column_entirely_null_blocks_only_if_it_had_values_before(step, write_ro
     assert [f["feature"] for f in report.findings if f["severity"] == "info"] == ["I7"]
 
 
-def test_rare_column_empty_in_small_window_warns_because_it_may_be_chance(step, write_rows, judged, release_model):
+def test_rare_column_empty_in_small_window_warns_because_it_may_be_chance(
+    step, write_rows, judged, release_model
+):
     rare = pa.array([7.0 if i % 100 == 0 else None for i in range(3000)], pa.float32())
     release_model(step(write_rows(judged(3000, I7=rare)))[1])
     rows = judged(200, I7=pa.nulls(200, pa.float32()))
     code, report = step(write_rows(rows, name="small"), run="small")
     assert (code, blocking(report)) == (0, [])
-    assert "I7 has no value in any of 200 rows, had values in 30 of 3000 rows before: 2 were expected" in report.reasons
+    assert (
+        "I7 has no value in any of 200 rows, had values in 30 of 3000 rows before: 2 were expected"
+        in report.reasons
+    )
     rows = judged(1500, I7=pa.nulls(1500, pa.float32()))
     code, report = step(write_rows(rows, name="large"), run="large")
     assert (code, [feature for feature, _ in blocking(report)]) == (1, ["I7"])
@@ -137,7 +152,9 @@ def test_no_rows_block(step, write_rows, raw_table, release_model, files):
 def test_fall_of_click_rate_warns_and_chance_does_not(step, write_rows, judged, release_model):
     def clicks(share):
         # In random order, because a run of clicks is attributed to few requests.
-        return pa.array(np.random.default_rng(0).permutation(np.arange(1000) < share * 1000).astype(np.int32))
+        return pa.array(
+            np.random.default_rng(0).permutation(np.arange(1000) < share * 1000).astype(np.int32)
+        )
 
     release_model(step(write_rows(judged(1000, label=clicks(0.3))))[1])
     code, report = step(write_rows(judged(1000, seed=1, label=clicks(0.1)), name="raw2"), run="r2")
@@ -159,7 +176,9 @@ def test_column_of_nan_only_warns_and_is_page_without_nan(step, write_rows, judg
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(1e9, "Out-of-range"), (float("nan"), "NaN"), (float("inf"), "Inf")], ids=str
+    ("value", "words"),
+    [(1e9, "Out-of-range"), (float("nan"), "NaN"), (float("inf"), "Inf")],
+    ids=str,
 )
 def test_values_that_no_count_can_have_warn(step, write_rows, judged, release_model, value, words):
     release_model(step(write_rows(judged(500)))[1])
@@ -177,7 +196,14 @@ def test_second_attempt_replaces_first(step, write_rows, raw_table):
     code, report = step(write_rows(raw_table(400), name="raw2"))
     assert (code, report.num_rows) == (0, 400)
     folder = local_path(report.statistics_uri).parent
-    names = {"reference.npz", "report.html", "report.json", "schema.pbtxt", "statistics.pb", "windows.npz"}
+    names = {
+        "reference.npz",
+        "report.html",
+        "report.json",
+        "schema.pbtxt",
+        "statistics.pb",
+        "windows.npz",
+    }
     names.add("validation_report.json")  # to which the rows that are passed on refer
     assert {p.name for p in folder.iterdir()} == names
     assert [p.name for p in folder.parent.iterdir()] == ["validation"]
@@ -202,7 +228,9 @@ def test_champion_with_unexpected_statistics_is_one_line_error(
     assert "as in the manifest of model m1" in message
 
 
-def test_metrics_are_finite_and_max_drift_absent_without_champion(step, write_rows, raw_table, release_model):
+def test_metrics_are_finite_and_max_drift_absent_without_champion(
+    step, write_rows, raw_table, release_model
+):
     _, first = step(write_rows(raw_table(500)))
     assert "max_drift" not in metric_values(first)
     release_model(first)
@@ -221,7 +249,9 @@ def component(write_rows, raw_table, tmp_path, store):
         parameters = {"run": "r1", "store": str(store), "work": str(work), "champion": "current"}
         parameters |= {"served": "", "beam_options": ""}
         outputs = {"report": "Artifact", "html": "HTML", "valid_dataset": "Dataset"}
-        return run_component("validation", tmp_path, parameters, inputs={"raw_dataset": "Dataset"}, outputs=outputs)
+        return run_component(
+            "validation", tmp_path, parameters, inputs={"raw_dataset": "Dataset"}, outputs=outputs
+        )
 
     return run
 
@@ -234,7 +264,9 @@ def test_component_answers_and_copies_report(component, tmp_path):
     assert "decision pass: 0 findings" in done.stdout + done.stderr
 
 
-def test_each_round_adds_its_window_to_those_of_its_champion(step, write_rows, raw_table, release_model):
+def test_each_round_adds_its_window_to_those_of_its_champion(
+    step, write_rows, raw_table, release_model
+):
     _, first = step(write_rows(raw_table(300)))
     assert [w.rows for w in read_windows(local_path(first.windows_uri)).windows] == [300]
     release_model(first)
@@ -277,7 +309,9 @@ def test_feature_served_in_another_unit_is_named_by_step(step, write_rows, raw_t
     assert (metrics["num_skewed"], metrics["num_joined"]) == (1, 2000)
 
 
-def test_rule_may_block_on_skew_and_rows_served_as_trained_pass(step, write_rows, raw_table, archive):
+def test_rule_may_block_on_skew_and_rows_served_as_trained_pass(
+    step, write_rows, raw_table, archive
+):
     rows = raw_table(2000)
     served = replaced(rows, "C9", pa.nulls(2000, pa.int64()))
     manifest, flag = write_rows(rows), f"--served={archive(served)}"
@@ -288,17 +322,25 @@ def test_rule_may_block_on_skew_and_rows_served_as_trained_pass(step, write_rows
     assert next(entry for entry in report.skew if entry["feature"] == "C9")["effect"] > 0.9
 
 
-def test_reports_are_kept_in_store_whatever_becomes_of_work_folder(step, write_rows, raw_table, store):
+def test_reports_are_kept_in_store_whatever_becomes_of_work_folder(
+    step, write_rows, raw_table, store
+):
     _, report = step(write_rows(raw_table(500)), champion="none", run="r7")
     kept = report_path(store, "r7", "validation")
     assert kept.read_bytes() == local_path(report.report_uri).read_bytes()
     document = json.loads(report_path(store, "r7", "validation", kind="json").read_text())
     assert document == json.loads(Path(local_path(report.json_uri)).read_text())
-    assert (document["run"], document["decision"], document["num_rows"]) == ("r7", report.decision, 500)
+    assert (document["run"], document["decision"], document["num_rows"]) == (
+        "r7",
+        report.decision,
+        500,
+    )
     assert len(document["columns"]) == 40
 
 
-def test_repeated_run_that_fails_leaves_no_report_of_try_before(step, write_rows, raw_table, store, tmp_path):
+def test_repeated_run_that_fails_leaves_no_report_of_try_before(
+    step, write_rows, raw_table, store, tmp_path
+):
     manifest = write_rows(raw_table(500))
     step(manifest, champion="none")
     assert report_path(store, "r1", "validation").exists()

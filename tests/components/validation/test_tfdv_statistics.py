@@ -50,7 +50,9 @@ def by_tfdv():
     ],
     ids=["ordinary", "empty", "infinite", "extreme"],
 )
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # TFDV's, for infinite numbers
+@pytest.mark.filterwarnings(
+    "ignore:invalid value encountered:RuntimeWarning"
+)  # TFDV's, for infinite numbers
 def test_statistics_equal_tfdv_on_same_dataframe(judged, by_tfdv, odd):
     rows = judged(5000, **odd)
     found, expected = statistics_of(rows), by_tfdv(rows)
@@ -75,7 +77,9 @@ def files(tmp_path, raw_table):
     place = table.schema.get_field_index("C7")
     table = table.set_column(place, "C7", [many])
     for i, (begin, rows) in enumerate([(0, 2500), (2500, 500), (3000, 6000)]):
-        pq.write_table(table.slice(begin, rows), tmp_path / f"part-{i}.parquet", row_group_size=1700)
+        pq.write_table(
+            table.slice(begin, rows), tmp_path / f"part-{i}.parquet", row_group_size=1700
+        )
     return parquet_files(tmp_path)
 
 
@@ -88,14 +92,23 @@ def frame(files):
 def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame, processes):
     counter = RowLabels()
     found = summarize_files(files, counter, processes=processes)
-    assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist(), "each row once, with its number"
+    assert [counter.labels[i] for i in range(9000)] == frame["label"].tolist(), (
+        "each row once, with its number"
+    )
     assert num_rows(found) == 9000
     features = by_feature(found)
     assert list(features) == list(judged_columns(criteo.CRITEO))
     for name in criteo.DENSE:
         numbers, values = features[name].num_stats, frame[name].dropna().astype(np.float64)
-        assert (num_values(features[name]), num_missing(features[name])) == (len(values), 9000 - len(values))
-        assert (numbers.min, numbers.max, numbers.num_zeros) == (values.min(), values.max(), (values == 0).sum())
+        assert (num_values(features[name]), num_missing(features[name])) == (
+            len(values),
+            9000 - len(values),
+        )
+        assert (numbers.min, numbers.max, numbers.num_zeros) == (
+            values.min(),
+            values.max(),
+            (values == 0).sum(),
+        )
         assert numbers.mean == pytest.approx(values.mean(), rel=1e-12)
         assert numbers.std_dev == pytest.approx(values.std(ddof=0), rel=1e-9)
         low, high = np.quantile(values, [0.48, 0.52])
@@ -109,7 +122,10 @@ def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame,
             assert counts == expected.to_dict()
             assert features[name].string_stats.unique == len(expected)
         else:  # a summary of 1024 counters may miss a 1024th of the rows
-            assert all(abs(expected[value] - count) <= len(values) / 1024 for value, count in counts.items())
+            assert all(
+                abs(expected[value] - count) <= len(values) / 1024
+                for value, count in counts.items()
+            )
             assert set(expected.index[:50]) <= set(counts)
     assert max(frame[name].nunique() for name in criteo.CATEGORICAL) > 1024
 

@@ -11,14 +11,22 @@ from components.validation.windows import KeptWindows, read_windows
 from evergreen.contracts import criteo, raw_rows
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics import profile_files
-from evergreen.statistics.column_profile import DENSE_EDGES, LISTED, RowTotal, TableProfile, find_sums
+from evergreen.statistics.column_profile import (
+    DENSE_EDGES,
+    LISTED,
+    RowTotal,
+    TableProfile,
+    find_sums,
+)
 from evergreen.statistics.profile_counter import BLOCK_ROWS, ProfileCounter
 
 
 def by_request(table, cut=BLOCK_ROWS):
     """Return a frame with one key per request, divided at the blocks of rows."""
     frame = table.to_pandas()
-    frame["key"] = frame[raw_rows.REQUEST_ID].astype(str) + "/" + (np.arange(len(frame)) // cut).astype(str)
+    frame["key"] = (
+        frame[raw_rows.REQUEST_ID].astype(str) + "/" + (np.arange(len(frame)) // cut).astype(str)
+    )
     return frame
 
 
@@ -42,7 +50,9 @@ def test_sums_over_requests_are_pandas(rows, window_of):
     sizes = frame.groupby("key").size()
     assert (found.rows, found.requests, found.sizes) == (5000, len(sizes), (sizes**2).sum())
     clicks = frame.groupby("key")[raw_rows.LABEL].sum()
-    assert found.clicks == RowTotal(rows=clicks.sum(), squares=(clicks**2).sum(), products=(clicks * sizes).sum())
+    assert found.clicks == RowTotal(
+        rows=clicks.sum(), squares=(clicks**2).sum(), products=(clicks * sizes).sum()
+    )
     for name in criteo.FEATURES:
         column, present = found.columns[name], frame.groupby("key")[name].count()
         missing = sizes - present
@@ -61,14 +71,26 @@ def test_cells_are_pandas(rows, window_of):
         cells = frame[name]
         if name in criteo.DENSE:
             cells = pd.cut(cells, DENSE_EDGES, labels=False, right=False)
-        table = frame.assign(cell=cells).dropna(subset=["cell"]).groupby(["cell", "key"]).size().rename("rows")
+        table = (
+            frame.assign(cell=cells)
+            .dropna(subset=["cell"])
+            .groupby(["cell", "key"])
+            .size()
+            .rename("rows")
+        )
         table = table.reset_index().assign(rows_of_request=lambda t, of=present: t["key"].map(of))
-        table = table.assign(squares=table["rows"] ** 2, products=table["rows"] * table["rows_of_request"])
+        table = table.assign(
+            squares=table["rows"] ** 2, products=table["rows"] * table["rows_of_request"]
+        )
         expected = table.groupby("cell")[["rows", "squares", "products"]].sum()
         if name in criteo.DENSE:
             ours = pd.DataFrame(column.sums, columns=expected.columns)
             pd.testing.assert_frame_equal(
-                ours[ours["rows"] > 0], expected, check_names=False, check_dtype=False, check_index_type=False
+                ours[ours["rows"] > 0],
+                expected,
+                check_names=False,
+                check_dtype=False,
+                check_index_type=False,
             )
             places = table.assign(place=table["cell"] * table["rows"]).groupby("key")["place"].sum()
             assert column.place_squares == (places**2).sum()
@@ -81,7 +103,9 @@ def test_cells_are_pandas(rows, window_of):
 
 
 @pytest.mark.parametrize("batch_rows", [BLOCK_ROWS, 3 * BLOCK_ROWS])
-def test_whole_blocks_in_any_batches_and_any_processes_give_same_summary(rows, window_of, batch_rows):
+def test_whole_blocks_in_any_batches_and_any_processes_give_same_summary(
+    rows, window_of, batch_rows
+):
     whole, parts = window_of(rows), [ProfileCounter(criteo.CRITEO), ProfileCounter(criteo.CRITEO)]
     batches = rows.combine_chunks().to_batches(max_chunksize=batch_rows)
     first = 0
@@ -123,8 +147,12 @@ def test_frequent_values_of_long_column_are_kept_and_floor_bounds_rest(judged, w
 # -- stored
 
 
-def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(rows, window_of, tmp_path):
-    kept = KeptWindows((window_of(rows, "a"), window_of(rows.slice(0, 100), "b", excluded=("I1", "C1"))))
+def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(
+    rows, window_of, tmp_path
+):
+    kept = KeptWindows(
+        (window_of(rows, "a"), window_of(rows.slice(0, 100), "b", excluded=("I1", "C1")))
+    )
     kept.write(tmp_path / "one.npz")
     kept.write(tmp_path / "two.npz")
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
@@ -140,7 +168,12 @@ def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(rows,
         (lambda p: p.unlink(), "cannot be read"),
         (lambda p: p.write_bytes(p.read_bytes()[:-40]), "holds no TrainingWindows"),
         (lambda p: p.write_text("nothing"), "holds no TrainingWindows"),
-        (lambda p: np.savez(p, head=np.frombuffer(b'{"kind": "Other", "format_version": 9}', np.uint8)), "version 9"),
+        (
+            lambda p: np.savez(
+                p, head=np.frombuffer(b'{"kind": "Other", "format_version": 9}', np.uint8)
+            ),
+            "version 9",
+        ),
     ],
     ids=["absent", "cut", "text", "version"],
 )
@@ -152,8 +185,12 @@ def test_corrupt_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path,
         read_windows(path)
 
 
-@pytest.mark.parametrize(("factor", "same"), [(1 + 1e-15, True), (1.01, False)], ids=["last digit", "others"])
-def test_edges_that_another_numpy_computed_are_same_edges(judged, window_of, tmp_path, monkeypatch, factor, same):
+@pytest.mark.parametrize(
+    ("factor", "same"), [(1 + 1e-15, True), (1.01, False)], ids=["last digit", "others"]
+)
+def test_edges_that_another_numpy_computed_are_same_edges(
+    judged, window_of, tmp_path, monkeypatch, factor, same
+):
     path = tmp_path / "windows.npz"
     KeptWindows((window_of(judged(100)),)).write(path)
     monkeypatch.setattr(profile_files, "DENSE_EDGES", DENSE_EDGES * factor)

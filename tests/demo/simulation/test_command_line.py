@@ -51,8 +51,24 @@ def replay(server, folder):
     started = []
 
     def start(*extra, source=("--world", "world.json", "--drifted-world", "drifted.json")):
-        arguments = ["--server", server.url, "--log", f"sqlite:///{folder}/log.db", "--rate", "3000", "--seed", "3"]
-        arguments += ["--stats", "out/stats.jsonl", "--summary", "out/summary.json", "--label-delay-seconds", "0.2"]
+        arguments = [
+            "--server",
+            server.url,
+            "--log",
+            f"sqlite:///{folder}/log.db",
+            "--rate",
+            "3000",
+            "--seed",
+            "3",
+        ]
+        arguments += [
+            "--stats",
+            "out/stats.jsonl",
+            "--summary",
+            "out/summary.json",
+            "--label-delay-seconds",
+            "0.2",
+        ]
         environment = {**os.environ, "PYTHONPATH": os.getcwd()}
         command = [sys.executable, "-m", "demo.simulation", "traffic", *arguments, *source, *extra]
         process = subprocess.Popen(
@@ -86,7 +102,9 @@ def read_lines(folder):
     return [json.loads(line) for line in (folder / "out" / "stats.jsonl").read_text().splitlines()]
 
 
-def test_replay_drifts_on_command_and_stops_at_end_of_input(server, replay, folder, read_log, score_rows):
+def test_replay_drifts_on_command_and_stops_at_end_of_input(
+    server, replay, folder, read_log, score_rows
+):
     process = replay()
     wait_for_rows(server, 2000)
     process.stdin.write("drift\n")
@@ -109,12 +127,16 @@ def test_replay_drifts_on_command_and_stops_at_end_of_input(server, replay, fold
     predictions = [r for r in records if isinstance(r, PredictionBatch)]
     assert sum(map(len, predictions)) == summary["rows"]
     for prediction in predictions[:: len(predictions) // 5]:
-        np.testing.assert_array_equal(prediction.scores, score_rows(prediction.dense, prediction.categorical))
+        np.testing.assert_array_equal(
+            prediction.scores, score_rows(prediction.dense, prediction.categorical)
+        )
     assert sum(len(r) for r in records if not isinstance(r, PredictionBatch)) == summary["clicks"]
     assert json.loads(output)["rows"] == summary["rows"]
 
 
-def test_replay_follows_traffic_plan_and_logs_both_arms(server, replay, folder, read_log, score_rows):
+def test_replay_follows_traffic_plan_and_logs_both_arms(
+    server, replay, folder, read_log, score_rows
+):
     plan = make_plan(shadow=1.0)
     FolderObjects(folder / "models").write(TRAFFIC_FILE, plan.dumps())
     server.scoring.version, server.scoring.canary_version = STABLE.version, CANARY.version
@@ -130,7 +152,9 @@ def test_replay_follows_traffic_plan_and_logs_both_arms(server, replay, folder, 
         stable = score_rows(record.dense, record.categorical)
         np.testing.assert_array_equal(record.scores, 1 - stable if record.canary else stable)
         if record.shadow_version is not None:
-            np.testing.assert_array_equal(record.shadow_scores, stable if record.canary else 1 - stable)
+            np.testing.assert_array_equal(
+                record.shadow_scores, stable if record.canary else 1 - stable
+            )
     assert len({record.canary for record in predictions}) == 2
     assert sum(record.shadow_version is not None for record in predictions) > 0
 
@@ -152,7 +176,9 @@ def test_killed_server_ends_replay_with_one_clear_line(server, replay, folder):
     assert summary["error"] in errors[0]
 
 
-def test_log_that_is_lost_for_good_ends_replay_with_its_summary_written(server, folder, monkeypatch):
+def test_log_that_is_lost_for_good_ends_replay_with_its_summary_written(
+    server, folder, monkeypatch
+):
     from demo.simulation.replay import ReplayProcess, ReplaySettings, run_replay
     from demo.simulation.traffic import WorldTraffic
     from inference_client import recommender
@@ -178,8 +204,14 @@ def test_log_that_is_lost_for_good_ends_replay_with_its_summary_written(server, 
         stdin=stdin,
     )
     traffic = WorldTraffic(World.load(folder / "world.json"), None, np.random.default_rng(1))
-    with pytest.raises(PermanentError, match="could not be published and are lost: log.db: database disk image"):
-        asyncio.run(run_replay(settings, traffic, ReplaySettings(rate=3000), client_settings=ClientSettings()))
+    with pytest.raises(
+        PermanentError, match="could not be published and are lost: log.db: database disk image"
+    ):
+        asyncio.run(
+            run_replay(
+                settings, traffic, ReplaySettings(rate=3000), client_settings=ClientSettings()
+            )
+        )
     os.close(held_open)
     assert "malformed" in summary_of(folder)["error"]
     assert summary_of(folder)["published_rows"] == 0
@@ -195,7 +227,9 @@ def test_sigterm_stops_like_stop(server, replay, folder):
 
 def test_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
     pq.write_table(raw_table(500), folder / "data.parquet")
-    process = replay(source=("--data", "data.parquet", "--drift-columns", "C2,I3", "--recommender", str(store)))
+    process = replay(
+        source=("--data", "data.parquet", "--drift-columns", "C2,I3", "--recommender", str(store))
+    )
     assert process.wait(timeout=120) == 0
     summary = summary_of(folder)
     assert (summary["exhausted"], summary["rows"]) == (True, 500)
@@ -208,8 +242,14 @@ def test_file_is_replayed_to_its_end(server, replay, folder, raw_table, store):
     ("source", "text"),
     [
         (("--world", "absent.json"), "simulator absent.json cannot be read"),
-        (("--world", "world.json", "--drift-columns", "C1"), "--drift-columns is given with --world"),
-        (("--data", "data.parquet"), "--recommender is absent, expected the recommender of the rows in --data"),
+        (
+            ("--world", "world.json", "--drift-columns", "C1"),
+            "--drift-columns is given with --world",
+        ),
+        (
+            ("--data", "data.parquet"),
+            "--recommender is absent, expected the recommender of the rows in --data",
+        ),
         (("--world", "world.json", "--rows-per-request", "4096"), "rows_per_request is 4096"),
     ],
     ids=["world", "mixed", "whose", "range"],
@@ -224,7 +264,9 @@ def test_replay_misuse_is_one_line_and_exit_2(replay, source, text):
 
 
 @pytest.mark.parametrize("form", ["parquet", "csv"])
-def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(server, folder, store, raw_table, form):
+def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(
+    server, folder, store, raw_table, form
+):
     table = raw_table(20).drop_columns(["label", "event_time"])
     path = folder / f"rows.{form}"
     if form == "csv":  # Criteo's text has categories as hex digits
@@ -246,15 +288,26 @@ def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(server
         told = [json.loads(line) for line in broken.stdout.splitlines()]
         assert (broken.returncode, len(told)) == (2, 20)
         assert [line["line"] for line in told if "error" in line] == [4]
-        assert [line for line in told[:7] if "score" in line] == [line for line in lines if line["line"] != 4]
+        assert [line for line in told[:7] if "score" in line] == [
+            line for line in lines if line["line"] != 4
+        ]
         assert broken.stderr == "1 rows are malformed and have no score\n"
 
 
 def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store, raw_table):
     pq.write_table(raw_table(20_000), folder / "rows.parquet")
-    flags = ["--server", server.url, "--recommender", str(store), "--data", str(folder / "rows.parquet")]
+    flags = [
+        "--server",
+        server.url,
+        "--recommender",
+        str(store),
+        "--data",
+        str(folder / "rows.parquet"),
+    ]
     line = [sys.executable, "-m", "cli.score", *flags]
-    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         process.stdout.readline()
         process.stdout.close()
         assert process.wait(timeout=120) == -signal.SIGPIPE
@@ -267,7 +320,10 @@ def test_simulate_and_drift_write_what_they_say(folder):
     report = json.loads(done.stdout)
     assert done.returncode == 0
     assert (report["rows"], report["days"]) == (2000, ["2026-03-01", "2026-03-02"])
-    assert sorted(p.name for p in (folder / "lake").glob("[!.]*")) == ["day=2026-03-01", "day=2026-03-02"]
+    assert sorted(p.name for p in (folder / "lake").glob("[!.]*")) == [
+        "day=2026-03-01",
+        "day=2026-03-02",
+    ]
     drifted = run("drift", "--world", folder / "w.json", "--output", folder / "d.json", "--seed", 8)
     assert json.loads(drifted.stdout)["columns"] == ["C2", "C14", "C17", "C23"]
     assert World.load(folder / "d.json") == World.create(7).drifted(Drift(seed=8))

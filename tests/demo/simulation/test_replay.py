@@ -40,7 +40,13 @@ class Rows:
     """Traffic from a fixed table. Drift inverts the labels."""
 
     def __init__(self, make_rows, limit=None) -> None:
-        self.make_rows, self.limit, self.taken, self.requests, self.drifted = make_rows, limit, 0, [], False
+        self.make_rows, self.limit, self.taken, self.requests, self.drifted = (
+            make_rows,
+            limit,
+            0,
+            [],
+            False,
+        )
 
     def take(self, rows):
         if self.limit is not None:
@@ -85,7 +91,9 @@ def play(time, scorer, make_rows, tmp_path):
                 scorer, recommender=CRITEO_RECOMMENDER, log=log, source="t", timing=time.timing()
             ) as client:
                 random = np.random.default_rng(1)
-                replay = Replay(client, traffic, settings, random=random, run="t", timing=time.timing())
+                replay = Replay(
+                    client, traffic, settings, random=random, run="t", timing=time.timing()
+                )
                 prepare(replay)
                 await replay.send()
             return replay, traffic, client.log_counts
@@ -128,12 +136,16 @@ def test_after_stall_replay_does_not_burst(play, scorer):
 def test_each_rows_record_and_each_clicks_outcome_reach_log(play, read_log, tmp_path, score_rows):
     _, traffic, logged = play(max_rows=195, label_delay_seconds=2.0)
     records = read_log(tmp_path / "log.db")
-    predictions = {r.request_id: (at, r) for at, r in enumerate(records) if isinstance(r, PredictionBatch)}
+    predictions = {
+        r.request_id: (at, r) for at, r in enumerate(records) if isinstance(r, PredictionBatch)
+    }
     assert sum(len(p) for _, p in predictions.values()) == 195 == logged.published_rows
     clicks = {}
     for at, batch in enumerate(records):
         if isinstance(batch, OutcomeBatch):
-            for request_id, row, time in zip(batch.request_ids, batch.rows.tolist(), batch.times.tolist()):
+            for request_id, row, time in zip(
+                batch.request_ids, batch.rows.tolist(), batch.times.tolist()
+            ):
                 assert (request_id, row) not in clicks
                 published_at, prediction = predictions[request_id]
                 assert published_at < at
@@ -164,7 +176,10 @@ def test_drift_changes_rows_counts_and_best_auc(play, scorer, make_rows):
     assert 5000 < summary["drift_time"] < 5002
 
     def auc(requests):
-        return roc_auc(np.concatenate([r.label for r in requests]), np.concatenate([r.probability for r in requests]))
+        return roc_auc(
+            np.concatenate([r.label for r in requests]),
+            np.concatenate([r.probability for r in requests]),
+        )
 
     assert summary["bayes_auc"]["before"] == pytest.approx(auc(before), abs=1e-4)
     assert summary["bayes_auc"]["after"] == pytest.approx(auc(after), abs=1e-4)
@@ -204,7 +219,12 @@ def test_lines_report_second_and_start_anew(play):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"rate": float("nan")}, {"rows_per_request": 4096}, {"label_delay_seconds": -1.0}, {"max_in_flight": 0}],
+    [
+        {"rate": float("nan")},
+        {"rows_per_request": 4096},
+        {"label_delay_seconds": -1.0},
+        {"max_in_flight": 0},
+    ],
     ids=str,
 )
 def test_settings_out_of_range_are_refused_by_name(wrong):

@@ -62,7 +62,10 @@ def test_integers_have_stated_missing_share_and_quantiles(rows, name):
     np.testing.assert_array_equal(present, np.floor(present))
     assert present.min() == column.minimum
     assert present.max() <= column.maximum
-    assert within((present > column.median).mean(), 0.5, len(present)) or abs(np.median(present) - column.median) <= 1
+    assert (
+        within((present > column.median).mean(), 0.5, len(present))
+        or abs(np.median(present) - column.median) <= 1
+    )
     assert within((present > column.p99).mean(), 0.01, len(present), sigmas=8)
 
 
@@ -88,7 +91,9 @@ def test_long_tails_are_mostly_seen_once_and_small_columns_never(rows):
 
 @pytest.mark.parametrize("click_rate", [0.25, 0.032])
 def test_click_rate_and_best_auc_are_as_asked(click_rate):
-    rows = World.create(11, click_rate=click_rate, bayes_auc=0.8).draw(ROWS, np.random.default_rng(3))
+    rows = World.create(11, click_rate=click_rate, bayes_auc=0.8).draw(
+        ROWS, np.random.default_rng(3)
+    )
     assert within(rows.label.mean(), click_rate, ROWS, sigmas=6)
     assert roc_auc_score(rows.label, rows.probability) == pytest.approx(0.80, abs=0.012)
 
@@ -172,7 +177,9 @@ def test_worlds_that_cannot_be_are_refused(settings):
 
 
 def test_lake_holds_raw_schema_day_by_day(world, tmp_path):
-    report = write_lake(world, str(tmp_path / "lake"), rows=3001, days=3, last_day=date(2026, 3, 1), seed=7)
+    report = write_lake(
+        world, str(tmp_path / "lake"), rows=3001, days=3, last_day=date(2026, 3, 1), seed=7
+    )
     assert report.days == ["2026-02-27", "2026-02-28", "2026-03-01"]
     keys, clicks = set(), 0
     for day in report.days:
@@ -180,7 +187,9 @@ def test_lake_holds_raw_schema_day_by_day(world, tmp_path):
         table = pq.ParquetFile(path).read()
         assert table.schema.equals(arrow_schema(criteo.RAW_TYPES))
         assert {str(t.as_py().date()) for t in table[raw_rows.EVENT_TIME]} == {day}
-        assert table[raw_rows.EVENT_TIME].to_pylist() == sorted(table[raw_rows.EVENT_TIME].to_pylist())
+        assert table[raw_rows.EVENT_TIME].to_pylist() == sorted(
+            table[raw_rows.EVENT_TIME].to_pylist()
+        )
         assert table[raw_rows.MODEL_VERSION].null_count == len(table)
         keys |= set(zip(table[raw_rows.REQUEST_ID].to_pylist(), table[raw_rows.ROW].to_pylist()))
         clicks += sum(table[raw_rows.LABEL].to_pylist())
@@ -189,13 +198,18 @@ def test_lake_holds_raw_schema_day_by_day(world, tmp_path):
     assert clicks == report.clicks
 
 
-def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(world, tmp_path, cloud_storage):
+def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(
+    world, tmp_path, cloud_storage
+):
     asked = {"rows": 900, "days": 3, "last_day": date(2026, 1, 4), "seed": 7}
     expected = write_lake(world, str(tmp_path / "lake"), **asked)
     assert write_lake(world, "gs://models/lake", **asked) == expected
     objects = open_objects("gs://models/lake")
     stored = {each.name: objects.read(each.name).content for each in objects.list()}
-    written = {path.relative_to(tmp_path / "lake").as_posix(): path for path in (tmp_path / "lake").rglob("*.parquet")}
+    written = {
+        path.relative_to(tmp_path / "lake").as_posix(): path
+        for path in (tmp_path / "lake").rglob("*.parquet")
+    }
     assert stored == {name: path.read_bytes() for name, path in written.items()}
     assert len(stored) == 3
     with pytest.raises(ContractError, match="gs://models/lake holds day 2026-01-02 already"):

@@ -48,11 +48,15 @@ def test_file_is_replayed_once_in_order(data):
     path, table = data
     requests = take_all(FileTraffic(path, CRITEO_RECOMMENDER), 64)
     assert [len(r.label) for r in requests] == [64, 64, 64, 64, 44]
-    np.testing.assert_array_equal(np.concatenate([r.label for r in requests]), table["label"].to_numpy())
+    np.testing.assert_array_equal(
+        np.concatenate([r.label for r in requests]), table["label"].to_numpy()
+    )
     i2 = table["I2"].to_numpy(zero_copy_only=False)
     np.testing.assert_array_equal(np.concatenate([r.features.dense[:, 1] for r in requests]), i2)
     c2 = table["C2"].fill_null(-1).to_numpy()
-    np.testing.assert_array_equal(np.concatenate([r.features.categorical[:, 1] for r in requests]), c2)
+    np.testing.assert_array_equal(
+        np.concatenate([r.features.categorical[:, 1] for r in requests]), c2
+    )
     assert all(r.probability is None for r in requests)
 
 
@@ -67,7 +71,9 @@ def test_drift_permutes_values_of_stated_columns_and_nothing_else(data):
         before, after = plain.features.categorical[:, i], drifted.features.categorical[:, i]
         assert np.array_equal(before, after) == (name not in ("C2", "C20")), name
         np.testing.assert_array_equal(before == -1, after == -1)
-        assert len(set(zip(before.tolist(), after.tolist()))) == len(set(before.tolist())), "one image per value"
+        assert len(set(zip(before.tolist(), after.tolist()))) == len(set(before.tolist())), (
+            "one image per value"
+        )
         assert set(before.tolist()) == set(after.tolist())
     assert traffic.drift_note["seed"] == 5
     assert traffic.drift_note["columns"] == ["C2", "C20"]
@@ -105,9 +111,15 @@ def test_rows_of_one_request_id_are_one_request_and_no_others_are(tmp_path, raw_
     at = table.column_names.index("request_id")
     table = table.set_column(at, "request_id", pa.array(ids[:9000]))
     pq.write_table(table, tmp_path / "data.parquet", row_group_size=1000)
-    requests = take_all(FileTraffic(tmp_path / "data.parquet", CRITEO_RECOMMENDER, keeps_requests=True), most)
-    expected = [part for length in lengths for part in [most] * (length // most) + [length % most] if part]
+    requests = take_all(
+        FileTraffic(tmp_path / "data.parquet", CRITEO_RECOMMENDER, keeps_requests=True), most
+    )
+    expected = [
+        part for length in lengths for part in [most] * (length // most) + [length % most] if part
+    ]
     assert [len(request.label) for request in requests] == expected
-    np.testing.assert_array_equal(np.concatenate([r.label for r in requests]), table["label"].to_numpy())
+    np.testing.assert_array_equal(
+        np.concatenate([r.label for r in requests]), table["label"].to_numpy()
+    )
     i2 = table["I2"].to_numpy(zero_copy_only=False)
     np.testing.assert_array_equal(np.concatenate([r.features.dense[:, 1] for r in requests]), i2)

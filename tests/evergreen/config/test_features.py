@@ -5,7 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from evergreen.config.features import MAX_CATEGORY, CategoricalOptions, Features, NumericOptions, category_of
+from evergreen.config.features import (
+    MAX_CATEGORY,
+    CategoricalOptions,
+    Features,
+    NumericOptions,
+    category_of,
+)
 from evergreen.runtime.errors import ContractError
 
 BEFORE = Features(numeric=("price", "age"), categorical=("item", "shop"))
@@ -18,7 +24,9 @@ def test_what_is_no_name_is_refused_by_its_value(name):
     assert repr([name]) in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["Größe in €", "a.b", "file", "order", "0", "商品", "a b", "'", "%s", "{x}", "-"])
+@pytest.mark.parametrize(
+    "name", ["Größe in €", "a.b", "file", "order", "0", "商品", "a b", "'", "%s", "{x}", "-"]
+)
 def test_any_other_name_is_taken(name):
     assert Features(numeric=(), categorical=(name,)).names == (name,)
 
@@ -35,15 +43,18 @@ def test_names_there_twice_and_no_names_are_refused():
     [
         (
             Features(numeric=("price",), categorical=("item", "shop", "age")),
-            r"run change the kind of \['age'\], expected those of the parent m1; .* `--from-scratch`$",
+            r"run change the kind of \['age'\], expected those of the parent m1; .* "
+            r"`--from-scratch`$",
         ),
         (
             replace(BEFORE, numeric_options={"age": NumericOptions(fill=1)}),
-            r"change the options of \['age'\], expected those of the parent m1; .* `-p parent=none`$",
+            r"change the options of \['age'\], expected those of the parent m1; .* `-p "
+            r"parent=none`$",
         ),
         (
             replace(BEFORE, categorical_options={"shop": CategoricalOptions(embed=8)}),
-            r"change the options of \['shop'\], expected those of the parent m1; .* `-p parent=none`$",
+            r"change the options of \['shop'\], expected those of the parent m1; .* `-p "
+            r"parent=none`$",
         ),
         (
             Features(numeric=("cost",), categorical=()),
@@ -57,10 +68,14 @@ def test_columns_that_mean_something_else_than_parents_are_refused_by_name(now, 
 
 
 def test_columns_may_come_and_go_and_move():
-    Features(numeric=("size", "age"), categorical=("shop", "city", "item")).expect_continues(BEFORE, parent="m1")
+    Features(numeric=("size", "age"), categorical=("shop", "city", "item")).expect_continues(
+        BEFORE, parent="m1"
+    )
 
 
-@pytest.mark.parametrize("text", ["red shoe", "", "07", "-7", "+7", "7.0", " 7", "\u0667", str(2**52), "9" * 40])
+@pytest.mark.parametrize(
+    "text", ["red shoe", "", "07", "-7", "+7", "7.0", " 7", "\u0667", str(2**52), "9" * 40]
+)
 def test_text_that_is_no_integer_in_range_is_hashed_by_52_bits_of_blake2b(text):
     bits = "".join(f"{byte:08b}" for byte in hashlib.blake2b(text.encode(), digest_size=8).digest())
     assert category_of(text) == int(bits[:52], 2) <= MAX_CATEGORY

@@ -14,12 +14,30 @@ from evergreen.config.release import BakingSettings
 from evergreen.runtime.errors import ContractError
 from tests.support.recommenders import criteo_with
 
-POLICIES_OUT_OF_RANGE = {"auc_threshold": 1.0, "min_clicks": 0, "consecutive_breaches": 0, "min_rows_since_breach": -1}
+POLICIES_OUT_OF_RANGE = {
+    "auc_threshold": 1.0,
+    "min_clicks": 0,
+    "consecutive_breaches": 0,
+    "min_rows_since_breach": -1,
+}
 POLICIES_OUT_OF_RANGE |= {"sequential_alpha": float("nan"), "sequential_tolerance": 0.5}
 OUT_OF_RANGE = {
-    PolicySettings: {**POLICIES_OUT_OF_RANGE, "drift_buckets": 0, "drift_columns": 0, "max_serving_seconds": 0.0},
-    JudgeSettings: {"window_rows": 0, "attribution_window_seconds": -1.0, "decide_seconds": float("nan")},
-    RestraintSettings: {"daily_budget": 0, "cooldown_seconds": float("nan"), "failure_backoff_seconds": 0.0},
+    PolicySettings: {
+        **POLICIES_OUT_OF_RANGE,
+        "drift_buckets": 0,
+        "drift_columns": 0,
+        "max_serving_seconds": 0.0,
+    },
+    JudgeSettings: {
+        "window_rows": 0,
+        "attribution_window_seconds": -1.0,
+        "decide_seconds": float("nan"),
+    },
+    RestraintSettings: {
+        "daily_budget": 0,
+        "cooldown_seconds": float("nan"),
+        "failure_backoff_seconds": 0.0,
+    },
     DriftSettings: {"drift_bucket_seconds": -1.0, "drift_min_rows": 0, "numeric_drift": 1.5},
     BakingSettings: {"bake_alpha": 1000.0, "max_calibration_ratio": 1000.0},
     RecipeSettings: {"full_every_releases": -1, "full_after_refusals": -1},
@@ -28,7 +46,11 @@ OUT_OF_RANGE = {
 
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
-    [(kind, name, value) for kind, values in OUT_OF_RANGE.items() for name, value in values.items()],
+    [
+        (kind, name, value)
+        for kind, values in OUT_OF_RANGE.items()
+        for name, value in values.items()
+    ],
 )
 def test_settings_out_of_range_are_refused_with_their_value(kind, name, value):
     with pytest.raises(ContractError, match=f"{name} is {value}"):
@@ -42,13 +64,18 @@ def test_settings_out_of_range_are_refused_with_their_value(kind, name, value):
         ({"window_rows": "many"}, "monitor.window_rows is 'many', expected int"),
         (
             {"policies": "sequential,threshold"},
-            "policies is 'sequential,threshold' without auc_threshold, expected an AUC for policy threshold",
+            "policies is 'sequential,threshold' without auc_threshold, expected an AUC for policy "
+            "threshold",
         ),
         (
             {"drift_bucket_seconds": 5},
-            "monitor.drift_grace_seconds is 60.0, expected at most 8 times drift_bucket_seconds, which is 5.0",
+            "monitor.drift_grace_seconds is 60.0, expected at most 8 times drift_bucket_seconds, "
+            "which is 5.0",
         ),
-        ({"notify_only": "threshold, thresold"}, "notify_only is 'threshold, thresold', expected some of threshold, "),
+        (
+            {"notify_only": "threshold, thresold"},
+            "notify_only is 'threshold, thresold', expected some of threshold, ",
+        ),
         (
             {"window_rows": 399},
             "monitor.window_rows is 399, expected at least 400: min_clicks clicks and as many",

@@ -64,7 +64,9 @@ def parsed(*argv):
 
 
 def from_flags(**texts):
-    return make_settings(Room, **read_flags(Room, parsed(*(f"--{name}={text}" for name, text in texts.items()))))
+    return make_settings(
+        Room, **read_flags(Room, parsed(*(f"--{name}={text}" for name, text in texts.items())))
+    )
 
 
 def from_environment(**texts):
@@ -106,7 +108,10 @@ def test_truth_value_that_is_not_true_or_false_is_refused(text):
         ({"name": "hall", "height": "tall"}, "room.height is 'tall', expected float"),
         ({"name": "hall", "hight": 3}, "room.hight is no setting, expected height"),
         ({"name": "hall", "shelf": {"boards": 0}}, "room.shelf.boards is 0, expected at least 1"),
-        ({"name": "hall", "shelf": {"board": 1}}, "room.shelf.board is no setting, expected boards"),
+        (
+            {"name": "hall", "shelf": {"board": 1}},
+            "room.shelf.board is no setting, expected boards",
+        ),
     ],
 )
 def test_wrong_value_of_file_is_refused_with_its_whole_path(values, message):
@@ -117,7 +122,10 @@ def test_wrong_value_of_file_is_refused_with_its_whole_path(values, message):
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (from_environment, "environment variable ROOM_BOARD names no setting, expected ROOM_BOARDS"),
+        (
+            from_environment,
+            "environment variable ROOM_BOARD names no setting, expected ROOM_BOARDS",
+        ),
         (from_query, "url: board is no setting, expected boards"),
     ],
 )
@@ -138,7 +146,9 @@ def test_flags_come_before_variables_and_variables_before_defaults():
 
 
 def test_missing_required_setting_is_named_as_flag_and_variable():
-    with pytest.raises(ContractError, match=r"^settings are missing: expected --name \(or ROOM_NAME and so on\)$"):
+    with pytest.raises(
+        ContractError, match=r"^settings are missing: expected --name \(or ROOM_NAME and so on\)$"
+    ):
         read_settings(Room, parsed(), environment={}, prefix="ROOM_")
 
 
@@ -176,7 +186,8 @@ def test_settings_of_run_that_cannot_be_read_are_named(text, message):
 
 def test_settings_of_run_are_json_or_plain_words():
     text = (
-        'training.learning_rate=5e-4\nmodel.kind=dcn  release.response_cache=true extraction.columns=\'["a b", "c"]\''
+        "training.learning_rate=5e-4\nmodel.kind=dcn  release.response_cache=true "
+        'extraction.columns=\'["a b", "c"]\''
     )
     assert parse_settings(text) == {
         "training.learning_rate": 5e-4,

@@ -12,7 +12,10 @@ from evergreen.runtime.errors import ContractError
 
 SHOP = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item",)))
 WRONG = {
-    "extraction": ("extraction.holdout_fraction=2", "holdout_fraction is 2.0, expected more than 0"),
+    "extraction": (
+        "extraction.holdout_fraction=2",
+        "holdout_fraction is 2.0, expected more than 0",
+    ),
     "validation": ('\'validation.actions={"drift": "stop"}\'', "rule drift has action 'stop'"),
     "preprocessing": ("preprocessing.frequency_treshold=3", "expected frequency_threshold"),
     "model": ("model.kind=dcm", "model.kind is 'dcm', expected one of dcn"),
@@ -37,9 +40,12 @@ def test_settings_of_every_section_are_read():
     check_settings(
         SHOP.with_settings(
             parse_settings(
-                'extraction.late_days=0 \'validation.actions={"domain": "quarantine"}\' validation.mean_drift=0.2 '
-                "preprocessing.negative_rate=0.5 model.kind=deepfm model.tower=[64,32] training.seed=7 "
-                "gate.min_auc=0.65 release.rollout=full monitor.window_rows=500 monitor.daily_budget=2"
+                'extraction.late_days=0 \'validation.actions={"domain": "quarantine"}\' '
+                "validation.mean_drift=0.2 "
+                "preprocessing.negative_rate=0.5 model.kind=deepfm model.tower=[64,32] "
+                "training.seed=7 "
+                "gate.min_auc=0.65 release.rollout=full monitor.window_rows=500 "
+                "monitor.daily_budget=2"
             )
         )
     )
@@ -47,7 +53,10 @@ def test_settings_of_every_section_are_read():
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("model.num_dense=3", "the features decide it"), ("model.projection_dim=3", "model.projection_dim is no setting")],
+    [
+        ("model.num_dense=3", "the features decide it"),
+        ("model.projection_dim=3", "model.projection_dim is no setting"),
+    ],
 )
 def test_setting_that_network_does_not_have_is_refused(path, message):
     with pytest.raises(ContractError, match=message):

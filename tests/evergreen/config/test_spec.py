@@ -21,13 +21,18 @@ def shop(**settings):
 
 @pytest.mark.parametrize("role", ["user", "item"])
 def test_user_or_item_that_is_no_categorical_feature_is_refused(role):
-    with pytest.raises(ContractError, match=f"data.{role} is 'shp', which is no categorical feature, expected shop"):
+    with pytest.raises(
+        ContractError, match=f"data.{role} is 'shp', which is no categorical feature, expected shop"
+    ):
         replace(shop(), data=ColumnNames(**{role: "shp"}))
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("trainin.seed", "trainin is no section, expected training"), ("training", "expected section.name")],
+    [
+        ("trainin.seed", "trainin is no section, expected training"),
+        ("training", "expected section.name"),
+    ],
 )
 def test_path_to_nowhere_is_refused(path, message):
     with pytest.raises(ContractError, match=message):
@@ -36,12 +41,16 @@ def test_path_to_nowhere_is_refused(path, message):
 
 def test_settings_that_are_not_named_are_defaults_of_their_class():
     assert shop().section("training", TrainingSettings) == TrainingSettings()
-    assert shop(training={"seed": 7}).section("training", TrainingSettings) == TrainingSettings(seed=7)
+    assert shop(training={"seed": 7}).section("training", TrainingSettings) == TrainingSettings(
+        seed=7
+    )
 
 
 def test_changed_settings_leave_others_and_original_alone():
     before = shop(training={"seed": 7, "passes": 2})
-    assert before.with_settings({"training.seed": 8}).settings == {"training": {"seed": 8, "passes": 2}}
+    assert before.with_settings({"training.seed": 8}).settings == {
+        "training": {"seed": 8, "passes": 2}
+    }
     assert before.settings == {"training": {"seed": 7, "passes": 2}}
 
 
@@ -49,7 +58,9 @@ def test_digest_is_of_what_is_said_and_not_of_its_order():
     one, other = shop(training={"seed": 7, "passes": 2}), shop(training={"passes": 2, "seed": 7})
     assert one.digest == other.digest
     assert len({one.digest, shop().digest, shop(training={"seed": 8, "passes": 2}).digest}) == 3
-    swapped = Recommender(name="shop", features=Features(numeric=("price",), categorical=("shop", "item")))
+    swapped = Recommender(
+        name="shop", features=Features(numeric=("price",), categorical=("shop", "item"))
+    )
     assert swapped.digest != shop().digest
 
 
@@ -59,9 +70,13 @@ def test_names_that_no_server_or_metric_takes_are_refused(name):
         Recommender(name=name, features=FEATURES)
 
 
-@pytest.mark.parametrize("name", ["label", "request_id", "row", "event_time", "score", "position", "canary"])
+@pytest.mark.parametrize(
+    "name", ["label", "request_id", "row", "event_time", "score", "position", "canary"]
+)
 def test_feature_named_like_column_that_every_row_has_is_refused(name):
-    with pytest.raises(ContractError, match=re.escape(f"features ['{name}'] have the names of columns")):
+    with pytest.raises(
+        ContractError, match=re.escape(f"features ['{name}'] have the names of columns")
+    ):
         Recommender(name="shop", features=Features(numeric=("price",), categorical=("item", name)))
 
 
@@ -76,7 +91,9 @@ def test_description_survives_manifest():
     assert read.recommender.digest == written.recommender.digest
 
 
-@pytest.mark.parametrize("names", [{"label": ""}, {"label": "ts", "event_time": "ts"}, {"row": "request_id"}])
+@pytest.mark.parametrize(
+    "names", [{"label": ""}, {"label": "ts", "event_time": "ts"}, {"row": "request_id"}]
+)
 def test_names_that_cannot_be_told_apart_are_refused(names):
     with pytest.raises(ContractError, match="expected a name for each"):
         ColumnNames(**names)

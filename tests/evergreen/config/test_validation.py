@@ -28,12 +28,19 @@ def test_actions_and_thresholds_of_recommender_stand_over_defaults():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"actions": {"missing_shar": "block"}}, "rule 'missing_shar' is unknown, expected one of no_rows, column_ret"),
+        (
+            {"actions": {"missing_shar": "block"}},
+            "rule 'missing_shar' is unknown, expected one of no_rows, column_ret",
+        ),
         (
             {"actions": {"drift": "panic"}},
-            "rule drift has action 'panic', expected one of block, quarantine, warn, notify, info, off",
+            "rule drift has action 'panic', expected one of block, quarantine, warn, notify, info, "
+            "off",
         ),
-        ({"actions": {"drift": "quarantine"}}, "rule drift has action quarantine, which only rule domain supports"),
+        (
+            {"actions": {"drift": "quarantine"}},
+            "rule drift has action quarantine, which only rule domain supports",
+        ),
         ({"skew_size": 3}, "validation.skew_size is no setting, expected skew_share"),
         ({"click_rate_factor": 0.5}, "factor is 0.5, expected a finite number of at least 1"),
         ({"click_rate_factor": float("nan")}, "factor is nan"),

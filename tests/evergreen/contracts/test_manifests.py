@@ -24,13 +24,22 @@ KINDS = [
     RetrainRequest,
 ]
 SHOP = Recommender(
-    name="shop", features=Features(numeric=("Preis in €",), categorical=("item",)), settings={"gate": {}}
+    name="shop",
+    features=Features(numeric=("Preis in €",), categorical=("item",)),
+    settings={"gate": {}},
 )
 
 
 def example(kind):
     """Return a manifest of `kind` with a valid value for each field."""
-    samples = {str: "text with ü and space", int: 3, float: 0.25, bool: True, list: ["a"], dict: {"a": None}}
+    samples = {
+        str: "text with ü and space",
+        int: 3,
+        float: 0.25,
+        bool: True,
+        list: ["a"],
+        dict: {"a": None},
+    }
 
     def fitting(annotation):
         if annotation is Recommender:
@@ -61,7 +70,9 @@ def changed(manifest, path, **changes):
     return path
 
 
-@pytest.mark.parametrize("manifest", [example(kind) for kind in KINDS], ids=lambda manifest: type(manifest).__name__)
+@pytest.mark.parametrize(
+    "manifest", [example(kind) for kind in KINDS], ids=lambda manifest: type(manifest).__name__
+)
 def test_manifest_survives_disk(manifest, path):
     manifest.write(path)
     assert type(manifest).read(path) == manifest
@@ -81,7 +92,9 @@ def test_no_flipped_bit_of_manifest_is_read_as_other_values(kind, path):
 
 def test_manifest_that_differs_from_its_checksum_says_so(path):
     content = example(RetrainRequest).dumps().replace(b"text with", b"next with", 1)
-    with pytest.raises(ContractError, match=r"crc32 \w{8}, expected '\w{8}': .* removing its key crc32"):
+    with pytest.raises(
+        ContractError, match=r"crc32 \w{8}, expected '\w{8}': .* removing its key crc32"
+    ):
         RetrainRequest.loads(content, source="request.json")
 
 
@@ -97,14 +110,17 @@ def test_another_kind_is_refused(path):
         manifests.Verdict.read(path)
 
 
-@pytest.mark.parametrize("changes", [{"surprise": 1}, {"reason": "absent"}], ids=["unknown", "missing"])
+@pytest.mark.parametrize(
+    "changes", [{"surprise": 1}, {"reason": "absent"}], ids=["unknown", "missing"]
+)
 def test_unknown_or_missing_field_is_refused_by_name(path, changes):
     with pytest.raises(ContractError, match=next(iter(changes))):
         manifests.Verdict.read(changed(example(manifests.Verdict), path, **changes))
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(b"", ""), (b"\xff\xfe", ""), (b"[]", ""), (None, " cannot be read: No such file")]
+    ("content", "said"),
+    [(b"", ""), (b"\xff\xfe", ""), (b"[]", ""), (None, " cannot be read: No such file")],
 )
 def test_what_is_no_json_object_is_refused_by_name(path, content, said):
     path.parent.mkdir()
@@ -116,13 +132,18 @@ def test_what_is_no_json_object_is_refused_by_name(path, content, said):
 
 def test_nan_is_never_written(path):
     with pytest.raises(ValueError, match="JSON"):
-        dataclasses.replace(example(manifests.Verdict), candidate=manifests.ModelQuality(auc=float("nan"))).write(path)
+        dataclasses.replace(
+            example(manifests.Verdict), candidate=manifests.ModelQuality(auc=float("nan"))
+        ).write(path)
     assert not path.exists()
 
 
 @pytest.mark.parametrize(
     ("candidate", "message"),
-    [({"auc": 0.5, "surprise": 1}, "candidate has unknown or missing fields .'surprise'"), (3, "expected an object")],
+    [
+        ({"auc": 0.5, "surprise": 1}, "candidate has unknown or missing fields .'surprise'"),
+        (3, "expected an object"),
+    ],
 )
 def test_nested_object_is_held_to_its_fields(path, candidate, message):
     with pytest.raises(ContractError, match=message):
@@ -136,4 +157,6 @@ def test_defaults_may_be_absent(path):
 
 def test_retrain_request_without_reason_is_refused():
     with pytest.raises(ContractError, match="'r' has reason ''"):
-        RetrainRequest(request_id="r", reason="", requested_at="", window_start="", window_end="", observed={})
+        RetrainRequest(
+            request_id="r", reason="", requested_at="", window_start="", window_end="", observed={}
+        )

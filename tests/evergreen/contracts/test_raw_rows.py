@@ -9,12 +9,15 @@ from evergreen.contracts import criteo, raw_rows
 
 
 @pytest.mark.parametrize(
-    ("names", "dtype", "missing"), [(criteo.DENSE, "float32", np.nan), (criteo.CATEGORICAL, "int64", MISSING_CATEGORY)]
+    ("names", "dtype", "missing"),
+    [(criteo.DENSE, "float32", np.nan), (criteo.CATEGORICAL, "int64", MISSING_CATEGORY)],
 )
 def test_nulls_become_stated_value_and_all_others_stay(raw_table, names, dtype, missing):
     batch = pa.Table.to_batches(raw_table(200))[0]
     assert sum(batch.column(name).null_count for name in names) > 0
-    expected = [[missing if v is None else v for v in batch.column(name).to_pylist()] for name in names]
+    expected = [
+        [missing if v is None else v for v in batch.column(name).to_pylist()] for name in names
+    ]
     found = raw_rows.feature_matrix(batch, names, dtype, missing=missing)
     assert found.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(found, np.array(expected, dtype=dtype).T)

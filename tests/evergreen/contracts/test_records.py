@@ -24,7 +24,9 @@ def predictions(n=3, *, seed=0, **changes):
         "request_id": "r-1",
         "time": 1_760_000_000.25,
         "model_version": 7,
-        "dense": np.where(random.random((n, 13)) < 0.2, np.nan, random.integers(0, 99, (n, 13))).astype(np.float32),
+        "dense": np.where(
+            random.random((n, 13)) < 0.2, np.nan, random.integers(0, 99, (n, 13))
+        ).astype(np.float32),
         "categorical": random.integers(-1, 2**32, (n, 26)),
         "scores": random.random(n).astype(np.float32),
     }
@@ -72,7 +74,10 @@ def decode(message, form=FORM):
     return alone
 
 
-NAMES = st.lists(st.sampled_from(["price", "Price", "item id", "item-id", "2nd", "\u00e9t\u00e9", "a"]), unique=True)
+NAMES = st.lists(
+    st.sampled_from(["price", "Price", "item id", "item-id", "2nd", "\u00e9t\u00e9", "a"]),
+    unique=True,
+)
 
 
 @st.composite
@@ -83,7 +88,10 @@ def any_features(draw):
     lists = tuple(names[second:])
     options = {name: ListOptions(max=draw(st.integers(1, 3))) for name in lists}
     return Features(
-        numeric=tuple(names[:first]), categorical=tuple(names[first:second]), lists=lists, list_options=options
+        numeric=tuple(names[:first]),
+        categorical=tuple(names[first:second]),
+        lists=lists,
+        list_options=options,
     )
 
 
@@ -147,22 +155,31 @@ def test_record_survives_wire_exactly_and_is_readable_by_published_schema(drawn)
         return
     np.testing.assert_array_equal(np.array(read.predictions.scores, np.float32), record.scores)
     columns = iter([*record.dense.T, *record.categorical.T])
-    for name, (_, _, field, _) in zip(features.names, fields_of(form.proto())["Features"], strict=True):
+    for name, (_, _, field, _) in zip(
+        features.names, fields_of(form.proto())["Features"], strict=True
+    ):
         size = features.list_options.get(name, ListOptions()).max if name in features.lists else 1
         expected = np.stack([next(columns) for _ in range(size)], axis=1).ravel()
-        np.testing.assert_array_equal(np.array(getattr(read.predictions.features, field), expected.dtype), expected)
+        np.testing.assert_array_equal(
+            np.array(getattr(read.predictions.features, field), expected.dtype), expected
+        )
 
 
 def test_column_keeps_its_field_as_others_change_and_absent_is_missing():
     short = Features(numeric=("b",), categorical=("item",))
     long = Features(numeric=("x", "b"), categorical=("c", "item"))
-    before, after = (set(fields_of(RecordFormat(each).proto())["Features"]) for each in (short, long))
+    before, after = (
+        set(fields_of(RecordFormat(each).proto())["Features"]) for each in (short, long)
+    )
     assert before < after
     sent = predictions(2, dense=np.ones((2, 1), np.float32), categorical=np.array([[7], [8]]))
     read = RecordFormat(long).decode(RecordFormat(short).encode(sent))
     np.testing.assert_array_equal(read.dense, [[np.nan, 1], [np.nan, 1]])
     assert read.categorical.tolist() == [[-1, 7], [-1, 8]]
-    with pytest.raises(ContractError, match=r"features has the fields \[\d+, \d+\].*recommender's file may be newer"):
+    with pytest.raises(
+        ContractError,
+        match=r"features has the fields \[\d+, \d+\].*recommender's file may be newer",
+    ):
         RecordFormat(short).decode(RecordFormat(long).encode(read))
 
 
@@ -185,7 +202,10 @@ def test_damage_is_refused_or_makes_another_record_and_nothing_else(inserted, at
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"dense": np.zeros((3, 12), np.float32)}, "12 numeric and 26 categorical columns, expected 13 and 26"),
+        (
+            {"dense": np.zeros((3, 12), np.float32)},
+            "12 numeric and 26 categorical columns, expected 13 and 26",
+        ),
         ({"categorical": np.zeros((3, 27), np.int64)}, "13 numeric and 27 categorical"),
     ],
     ids=["numeric", "categorical"],
@@ -215,13 +235,17 @@ def test_consistent_but_wrong_messages_are_refused(spoil, said):
 
 
 def test_message_of_both_kinds_is_refused():
-    with pytest.raises(ContractError, match=r"log record of \['predictions', 'outcomes'\], expected one kind"):
+    with pytest.raises(
+        ContractError, match=r"log record of \['predictions', 'outcomes'\], expected one kind"
+    ):
         decode(encode(predictions()) + encode(outcomes()))
 
 
 @pytest.mark.parametrize("message", [b"", b"EVGR", b"\x00" * 64, b'{"request_id": 1}', b"\xff" * 9])
 def test_foreign_bytes_are_refused(message):
-    with pytest.raises(ContractError, match=f"{len(message)} bytes is (no|a) log record|has the fields"):
+    with pytest.raises(
+        ContractError, match=f"{len(message)} bytes is (no|a) log record|has the fields"
+    ):
         decode(message)
 
 

@@ -30,7 +30,9 @@ def test_other_words_are_no_truth_values(text):
     assert category_of(text) not in (TRUE, FALSE)
 
 
-@pytest.mark.parametrize(("word", "spaces"), [*itertools.product(sorted(MISSING_WORDS), ["", " ", "\t ", "\n"])])
+@pytest.mark.parametrize(
+    ("word", "spaces"), [*itertools.product(sorted(MISSING_WORDS), ["", " ", "\t ", "\n"])]
+)
 def test_missing_words_are_missing_in_columns_of_words_and_of_numbers(word, spaces):
     for holds_words in (True, False):
         assert word_of(f"{spaces}{word}{spaces}", holds_words=holds_words) is None
@@ -44,10 +46,16 @@ def test_missing_words_are_these():
     assert not any(map(is_missing_word, ["0", "Na", "NULLS", "-1", "??", "no", "n a"]))
 
 
-@pytest.mark.parametrize("number", [0, 7, -5, 2**53 - 1, 2**53 + 1, 2**63 - 1, 2**63, 2**63 + 9, 2**64 - 1, -(2**63)])
+@pytest.mark.parametrize(
+    "number", [0, 7, -5, 2**53 - 1, 2**53 + 1, 2**63 - 1, 2**63, 2**63 + 9, 2**64 - 1, -(2**63)]
+)
 def test_whole_number_of_64_bits_is_its_own_exact_word_as_int_and_as_text(number):
-    assert word_of(number, holds_words=False) == word_of(str(number), holds_words=False) == str(number)
-    assert word_of(number, holds_words=True) == word_of(str(number), holds_words=True) == str(number)
+    assert (
+        word_of(number, holds_words=False) == word_of(str(number), holds_words=False) == str(number)
+    )
+    assert (
+        word_of(number, holds_words=True) == word_of(str(number), holds_words=True) == str(number)
+    )
 
 
 def test_neighbours_beyond_2_to_53_are_different_categories():
@@ -61,7 +69,8 @@ def test_whole_float_below_2_to_53_is_whole_number(value):
 
 
 @pytest.mark.parametrize(
-    "value", [2.0**53, -(2.0**53), 9007199254741002.0, 1e300, "9007199254741002.0", "9007199254740992."]
+    "value",
+    [2.0**53, -(2.0**53), 9007199254741002.0, 1e300, "9007199254741002.0", "9007199254740992."],
 )
 def test_float_that_may_stand_for_two_numbers_is_refused_by_value(value):
     with pytest.raises(
@@ -85,14 +94,18 @@ def test_value_that_is_no_category_is_refused_by_value(value):
         assert repr(value) in str(refused.value)
 
 
-@pytest.mark.parametrize("text", ["red", "0x1f", "1_0", " 1", "1.5", "1e3", "\u0661", str(2**64), "9" * 20, "1" * 21])
+@pytest.mark.parametrize(
+    "text", ["red", "0x1f", "1_0", " 1", "1.5", "1e3", "\u0661", str(2**64), "9" * 20, "1" * 21]
+)
 def test_text_that_is_no_whole_number_is_refused_where_numbers_are_held(text):
     assert word_of(text, holds_words=True) == text
     with pytest.raises(NoCategory, match="expected a whole number of 64 bits, true or false"):
         word_of(text, holds_words=False)
 
 
-@pytest.mark.parametrize(("text", "word"), [("+5", "5"), ("007", "7"), ("7.0", "7"), ("-3.", "-3"), ("-0", "0")])
+@pytest.mark.parametrize(
+    ("text", "word"), [("+5", "5"), ("007", "7"), ("7.0", "7"), ("-3.", "-3"), ("-0", "0")]
+)
 def test_text_of_whole_number_is_that_number_where_numbers_are_held(text, word):
     assert word_of(text, holds_words=False) == word
     assert word_of(text, holds_words=True) == text

@@ -20,7 +20,11 @@ def workflow(first, *others):
 @pytest.mark.parametrize(
     ("before", "now", "said"),
     [
-        ([10, 20, 30], [10, 21, 31], r"id 4 of C1 means category 21 and meant 20 before.*\(2 such ids\)"),
+        (
+            [10, 20, 30],
+            [10, 21, 31],
+            r"id 4 of C1 means category 21 and meant 20 before.*\(2 such ids\)",
+        ),
         ([10, 20, 30], [10, 20], "vocabulary of C1 has 2 ids, expected at least the 3"),
         ([10, 20], [TOMBSTONE, 20, 10], "category 10 of C1 moved to another id"),
         ([10, TOMBSTONE, 20], [TOMBSTONE, 10, 20], "category 10 of C1 moved to another id"),
@@ -49,12 +53,16 @@ def test_any_two_columns_are_told_apart_as_loop_over_ids_does(before, now):
     was = {id_: c for id_, c in enumerate(before, 3) if c != TOMBSTONE}
     is_ = {id_: c for id_, c in enumerate(now, 3) if c != TOMBSTONE}
     meant_for_another = any(was[i] != is_[i] for i in was.keys() & is_.keys())
-    moved = {c for i, c in was.items() if i not in is_} & {c for i, c in is_.items() if i not in was}
+    moved = {c for i, c in was.items() if i not in is_} & {
+        c for i, c in is_.items() if i not in was
+    }
     if len(now) < len(before) or meant_for_another or moved:
         with pytest.raises(ContractError):
             vocabulary_changes(workflow(before), workflow(now))
         return
     change, *_ = vocabulary_changes(workflow(before), workflow(now))
     assert change.entered.tolist() == sorted(is_.keys() - was.keys())
-    assert change.reused.tolist() == sorted(i for i in is_.keys() - was.keys() if i < 3 + len(before))
+    assert change.reused.tolist() == sorted(
+        i for i in is_.keys() - was.keys() if i < 3 + len(before)
+    )
     assert change.evicted.tolist() == sorted(was.keys() - is_.keys())

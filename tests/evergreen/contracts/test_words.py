@@ -18,10 +18,14 @@ def test_most_frequent_words_are_listed_by_their_categories(tmp_path):
     assert counts.write(tmp_path / "words.json", without=["user"])
     words = ["Boot", "red shoe", "7", "Ünïcode"]
     assert json.loads((tmp_path / "words.json").read_text()) == {"item": words}
-    assert read_words(tmp_path / "words.json") == {"item": {category_of(word): word for word in words}}
+    assert read_words(tmp_path / "words.json") == {
+        "item": {category_of(word): word for word in words}
+    }
 
 
-@pytest.mark.parametrize("columns", [[], ["user"], ["item"]], ids=["no column", "users alone", "no word"])
+@pytest.mark.parametrize(
+    "columns", [[], ["user"], ["item"]], ids=["no column", "users alone", "no word"]
+)
 def test_without_words_there_is_no_file(tmp_path, columns):
     counts = WordCounts()
     for column in columns:

@@ -19,9 +19,13 @@ from tests.support.workflows import workflow_of
 def fitted(*, seed=0, **changes):
     random = np.random.default_rng(seed)
     vocabularies = tuple(
-        random.permutation(random.choice(2**32, size=size, replace=False)).astype(np.int64) for size in range(26)
+        random.permutation(random.choice(2**32, size=size, replace=False)).astype(np.int64)
+        for size in range(26)
     )
-    means, stds = random.normal(2, 1, 13).astype(np.float32), random.uniform(0.1, 2, 13).astype(np.float32)
+    means, stds = (
+        random.normal(2, 1, 13).astype(np.float32),
+        random.uniform(0.1, 2, 13).astype(np.float32),
+    )
     values = {"vocabularies": vocabularies, "means": means, "stds": stds, "frequency_threshold": 6}
     return workflow_of(**{**values, **changes})
 
@@ -43,7 +47,10 @@ def test_categories_encode_as_dict_would():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
     tables = [{int(key): 3 + place for place, key in enumerate(v)} for v in encoder.vocabularies]
-    expected = [[1 if key == -1 else table.get(int(key), 2) for key, table in zip(row, tables)] for row in categorical]
+    expected = [
+        [1 if key == -1 else table.get(int(key), 2) for key, table in zip(row, tables)]
+        for row in categorical
+    ]
     ids = encoder.encode_categorical(categorical)
     assert ids.dtype == np.int64
     np.testing.assert_array_equal(ids, expected)
@@ -79,7 +86,10 @@ def test_tombstones_move_no_id_and_match_no_value():
     encoder = fitted()
     _, categorical = raw_rows(encoder)
     categorical[:5] = TOMBSTONE
-    ids, later = encoder.encode_categorical(categorical), buried(encoder).encode_categorical(categorical)
+    ids, later = (
+        encoder.encode_categorical(categorical),
+        buried(encoder).encode_categorical(categorical),
+    )
     evicted = (ids >= 3) & ((ids - 3) % 3 == 0)
     assert evicted.any()
     np.testing.assert_array_equal(later, np.where(evicted, 2, ids))
@@ -106,7 +116,8 @@ def test_excluded_column_is_missing_for_all_rows_and_others_are_unchanged():
     blanked_dense, blanked_categorical = dense.copy(), categorical.copy()
     blanked_dense[:, [2, 12]], blanked_categorical[:, [0, 3]] = np.nan, MISSING_CATEGORY
     np.testing.assert_array_equal(
-        excluding.encode_dense(dense).view(np.int32), encoder.encode_dense(blanked_dense).view(np.int32)
+        excluding.encode_dense(dense).view(np.int32),
+        encoder.encode_dense(blanked_dense).view(np.int32),
     )
     np.testing.assert_array_equal(
         excluding.encode_categorical(categorical), encoder.encode_categorical(blanked_categorical)
@@ -135,15 +146,22 @@ def test_columns_that_cannot_be_left_out_are_refused(names, said):
 )
 def test_columns_of_any_name_and_number_survive_disk(tmp_path, features):
     num_numeric, num_categorical = len(features.numeric), len(features.categorical)
-    vocabularies, means = [np.arange(10 * i, 11 * i) for i in range(num_categorical)], np.arange(num_numeric)
-    encoder = workflow_of(vocabularies, features, means=means.astype(np.float32), excluded=features.names[:1])
+    vocabularies, means = (
+        [np.arange(10 * i, 11 * i) for i in range(num_categorical)],
+        np.arange(num_numeric),
+    )
+    encoder = workflow_of(
+        vocabularies, features, means=means.astype(np.float32), excluded=features.names[:1]
+    )
     encoder.save(tmp_path)
     loaded = FeatureWorkflow.load(tmp_path)
     assert loaded.features == features
     assert loaded.excluded == features.names[:1]
     for left, right in zip(encoder.vocabularies, loaded.vocabularies, strict=True):
         np.testing.assert_array_equal(left, right)
-    categorical = np.array([[10 * i for i in range(num_categorical)]] * 2).reshape(2, num_categorical)
+    categorical = np.array([[10 * i for i in range(num_categorical)]] * 2).reshape(
+        2, num_categorical
+    )
     expected = [[1] + [3] * (num_categorical - 1)] * 2 if num_categorical else [[], []]
     assert loaded.encode_categorical(categorical).tolist() == expected
     dense = loaded.encode_dense(np.full((2, num_numeric), math.e - 1, np.float32))
@@ -202,9 +220,18 @@ def test_corrupt_workflow_is_refused(tmp_path, spoil, said):
     ("changes", "said"),
     [
         ({"vocabularies": (np.arange(3),) * 25}, "25 vocabularies, expected 26"),
-        ({"vocabularies": (np.arange(3),) * 25 + (np.array([4, 5, 4]),)}, "C26 holds a category twice"),
-        ({"vocabularies": (np.arange(3),) * 25 + (np.array([4, -1, 5]),)}, "C26 holds values from -1 to 5"),
-        ({"vocabularies": (np.array([4, 2**52]),) + (np.arange(3),) * 25}, "C1 holds values from 4 to 450359962737"),
+        (
+            {"vocabularies": (np.arange(3),) * 25 + (np.array([4, 5, 4]),)},
+            "C26 holds a category twice",
+        ),
+        (
+            {"vocabularies": (np.arange(3),) * 25 + (np.array([4, -1, 5]),)},
+            "C26 holds values from -1 to 5",
+        ),
+        (
+            {"vocabularies": (np.array([4, 2**52]),) + (np.arange(3),) * 25},
+            "C1 holds values from 4 to 450359962737",
+        ),
         ({"means": np.full(13, np.nan, np.float32)}, "expected 13 finite"),
         ({"stds": np.r_[np.ones(12), -1].astype(np.float32)}, "std of I13 is -1.0, expected > 0"),
     ],

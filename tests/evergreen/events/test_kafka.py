@@ -42,7 +42,9 @@ class Ends:
         topic = f"clicks-{next(names)}"
         cluster.create_topic(topic, partitions=partitions)
         cluster.create_topic(f"{topic}.dead-letters", partitions=partitions)
-        self.location = KafkaLocation(brokers=cluster.brokers, topic=topic, group=topic, lease_seconds=2.0)
+        self.location = KafkaLocation(
+            brokers=cluster.brokers, topic=topic, group=topic, lease_seconds=2.0
+        )
 
     def publisher(self, **changes: object) -> KafkaPublisher:
         return self._kept(KafkaPublisher(dataclasses.replace(self.location, **changes)))
@@ -146,7 +148,13 @@ def test_nothing_is_read_up_to_now_while_another_reader_holds_messages(wide):
     one, two = wide.reader(), wide.reader()
     assert one.read_up_to() is None
     held: list = []
-    until(lambda: held.extend(one.pull(8)) or held.extend(two.pull(8)) or len({d.message_id for d in held}) == 8)
+    until(
+        lambda: (
+            held.extend(one.pull(8))
+            or held.extend(two.pull(8))
+            or len({d.message_id for d in held}) == 8
+        )
+    )
     assert two.read_up_to() is None
     until(lambda: _acknowledge_all(one, two, held) or two.read_up_to() == wide.now)
 
@@ -187,7 +195,9 @@ with KafkaCluster() as cluster:
 
 def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
     """It runs in its own process, because the deadlock would hold the interpreter's lock."""
-    subprocess.run([sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120
+    )
 
 
 # -- brokers that stop and return
@@ -248,11 +258,26 @@ def test_topic_that_does_not_exist_is_problem_until_it_does(cluster):
 def frozen_cluster(tmp_path):
     """A cluster in its own process, which can be stopped, and the URL of a topic in it."""
     address = tmp_path / "brokers"
-    command = [sys.executable, "-m", "demo.kafka_cluster", "--address", str(address), "--topic", "clicks"]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, start_new_session=True)
+    command = [
+        sys.executable,
+        "-m",
+        "demo.kafka_cluster",
+        "--address",
+        str(address),
+        "--topic",
+        "clicks",
+    ]
+    process = subprocess.Popen(
+        command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         until(address.exists)
-        yield process, KafkaLocation(brokers=address.read_text().strip(), topic="clicks", delivery_seconds=5.0)
+        yield (
+            process,
+            KafkaLocation(
+                brokers=address.read_text().strip(), topic="clicks", delivery_seconds=5.0
+            ),
+        )
     finally:
         # librdkafka may wait forever when a mock cluster ends whose clients were abandoned.
         process.kill()
@@ -321,7 +346,9 @@ def test_message_stays_unacknowledged_where_it_cannot_be_dead_lettered(ends):
     ends.publisher().publish(batch(1))
     reader = ends.reader()
     (delivery,) = pull(reader, count=1)
-    ends.cluster.refuse_topic(ends.location.dead_letter_topic, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    ends.cluster.refuse_topic(
+        ends.location.dead_letter_topic, KafkaError.TOPIC_AUTHORIZATION_FAILED
+    )
     try:
         with pytest.raises((PermanentError, TemporaryError)):
             reader.dead_letter([(delivery.token, "bad")])
@@ -360,7 +387,9 @@ def test_largest_message_with_long_name_and_reason_can_be_dead_lettered(ends):
 def test_messages_too_large_for_broker_are_dead_lettered_by_their_start(ends):
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": ends.location.brokers, "message.max.bytes": 10_000_000})
+    producer = Producer(
+        {"bootstrap.servers": ends.location.brokers, "message.max.bytes": 10_000_000}
+    )
     producer.produce(ends.location.topic, bytes(range(256)) * 12_000, key=b"k" * 100_000)
     assert producer.flush(10) == 0
     reader = ends.reader()
@@ -374,7 +403,9 @@ def test_messages_too_large_for_broker_are_dead_lettered_by_their_start(ends):
 
 
 def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
-    (tmp_path / "kafka.conf").write_text("# mine\nsecurity.protocol = SASL_SSL\nsasl.password=a=b\n\n")
+    (tmp_path / "kafka.conf").write_text(
+        "# mine\nsecurity.protocol = SASL_SSL\nsasl.password=a=b\n\n"
+    )
     url = f"kafka://a:9092,b:9093/clicks.v1?group=g&lease_seconds=6&config={tmp_path}/kafka.conf"
     place = KafkaLocation.parse(LogUrl.parse(url))
     assert (place.brokers, place.topic, place.dead_letter_topic, place.group) == (

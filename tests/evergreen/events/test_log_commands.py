@@ -71,7 +71,10 @@ def test_replay_publishes_all_again_with_their_bytes(url, capsys, log):
     code, told = answer(capsys, "dead-letters", "replay", url)
     assert (code, told.out) == (0, "2 messages published again\n")
     assert log.list_dead_letters() == []
-    assert [(d.message_id, d.payload) for d in log.pull(10)] == [("bad/1", b"\x00" * 80), ("worse", b"")]
+    assert [(d.message_id, d.payload) for d in log.pull(10)] == [
+        ("bad/1", b"\x00" * 80),
+        ("worse", b""),
+    ]
 
 
 def test_mistyped_path_is_refused_and_makes_no_file(capsys, tmp_path):

@@ -68,7 +68,9 @@ def test_empty_log_gives_nothing_and_does_not_wait(bench, subscriber):
     assert subscriber.list_dead_letters() == []
 
 
-def test_pull_ends_with_message_by_which_it_has_so_many_bytes(bench, publisher, subscriber, monkeypatch):
+def test_pull_ends_with_message_by_which_it_has_so_many_bytes(
+    bench, publisher, subscriber, monkeypatch
+):
     monkeypatch.setattr(event_log, "MAX_PULL_BYTES", 100_000)
     count = 100  # librdkafka's mock stores 5 MB
     publisher.publish([(f"{number:03d}", b"x" * 40_000) for number in range(count)])
@@ -165,10 +167,15 @@ def test_poison_message_becomes_dead_letter_with_reason_and_is_gone(bench, publi
     subscriber.dead_letter([(deliveries["worse"].token, "empty: é" + "\n" + "x" * 3000)])
     for _ in range(2):  # listing removes nothing
         kept = subscriber.list_dead_letters()
-        assert [(s.message_id, s.payload) for s in kept] == [("bad", b"\x00garbage"), ("worse", b"")]
+        assert [(s.message_id, s.payload) for s in kept] == [
+            ("bad", b"\x00garbage"),
+            ("worse", b""),
+        ]
         assert kept[0].reason == "no log record"
         assert kept[1].reason.startswith("empty: é\nxxx")
-        assert [began - 1 <= s.time - getattr(bench, "passed", 0.0) <= time.time() + 1 for s in kept] == [True, True]
+        assert [
+            began - 1 <= s.time - getattr(bench, "passed", 0.0) <= time.time() + 1 for s in kept
+        ] == [True, True]
     bench.expire_leases()
     assert bench.rest(subscriber) == []
     if bench.knows_backlog:
@@ -259,10 +266,16 @@ def test_what_killed_reader_had_not_acknowledged_goes_to_next(bench, publisher):
         process.stdout.close()
     bench.expire_leases()
     got = pull(bench.subscriber(), count=3)
-    assert [(d.message_id, d.payload) for d in sorted(got)] == [("a", b"1"), ("b", b"2"), ("c", b"3")]
+    assert [(d.message_id, d.payload) for d in sorted(got)] == [
+        ("a", b"1"),
+        ("b", b"2"),
+        ("c", b"3"),
+    ]
 
 
-def test_backlog_counts_what_is_neither_acknowledged_nor_dead_lettered(bench, publisher, subscriber):
+def test_backlog_counts_what_is_neither_acknowledged_nor_dead_lettered(
+    bench, publisher, subscriber
+):
     if not bench.knows_backlog:
         pytest.skip("the backend cannot tell")
     publisher.publish([(str(i), b"x") for i in range(4)])
@@ -274,8 +287,12 @@ def test_backlog_counts_what_is_neither_acknowledged_nor_dead_lettered(bench, pu
     assert subscriber.backlog() == 2
 
 
-def test_oversize_message_is_refused_before_anything_of_its_batch_is_sent(bench, publisher, subscriber):
-    with pytest.raises(ContractError, match=f"big has {MAX_MESSAGE_BYTES + 1} bytes, expected at most"):
+def test_oversize_message_is_refused_before_anything_of_its_batch_is_sent(
+    bench, publisher, subscriber
+):
+    with pytest.raises(
+        ContractError, match=f"big has {MAX_MESSAGE_BYTES + 1} bytes, expected at most"
+    ):
         publisher.publish([("small", b"x"), ("big", b"x" * (MAX_MESSAGE_BYTES + 1))])
     assert bench.rest(subscriber) == []
     publisher.publish([("largest", b"x" * MAX_MESSAGE_BYTES)])
@@ -310,4 +327,6 @@ def test_mark_rests_while_pulled_message_is_not_acknowledged(bench, publisher, s
     assert len(marks) == 1
     subscriber.acknowledge([held.token])
     after = time.time()
-    wait_for(lambda: (subscriber.pull(10), (subscriber.read_up_to() or 0.0) >= after)[1], "the mark")
+    wait_for(
+        lambda: (subscriber.pull(10), (subscriber.read_up_to() or 0.0) >= after)[1], "the mark"
+    )

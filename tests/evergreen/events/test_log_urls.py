@@ -13,7 +13,9 @@ def test_log_url_opens_file_it_names(tmp_path):
     folder.mkdir()
     SqliteLog(folder / "log.db").publish([("m", b"x")])
     now = [1000.0]
-    log = open_subscriber(f"sqlite:///{folder}/log.db?lease_seconds=7".replace(" ", "%20"), clock=lambda: now[0])
+    log = open_subscriber(
+        f"sqlite:///{folder}/log.db?lease_seconds=7".replace(" ", "%20"), clock=lambda: now[0]
+    )
     pulled = []
     for now[0] in (1000.0, 1006.9, 1007.0):
         pulled.append([delivery.message_id for delivery in log.pull(5)])
@@ -26,7 +28,11 @@ def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
     open_log(f"sqlite:///{tmp_path}/a%20b/encoded.db").close()
     monkeypatch.chdir(tmp_path / "a b")
     open_log("sqlite:///relative.db").close()
-    assert {p.name for p in (tmp_path / "a b").glob("*.db")} == {"plain.db", "encoded.db", "relative.db"}
+    assert {p.name for p in (tmp_path / "a b").glob("*.db")} == {
+        "plain.db",
+        "encoded.db",
+        "relative.db",
+    }
 
 
 @pytest.mark.parametrize(
@@ -34,8 +40,14 @@ def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
     [
         ("", "log is ''"),
         ("kafka://[::1", r"log is 'kafka://\[::1', expected a URL: Invalid IPv6 URL"),
-        ("kafka://me:secret@host:9092/t", r"kafka://\*\*\*@host:9092/t', expected credentials in the file"),
-        ("nats://me:pa/ss@host/topic?sasl.password=secret", r"nats://\*\*\*@host/topic\?sasl.password=\*\*\*'"),
+        (
+            "kafka://me:secret@host:9092/t",
+            r"kafka://\*\*\*@host:9092/t', expected credentials in the file",
+        ),
+        (
+            "nats://me:pa/ss@host/topic?sasl.password=secret",
+            r"nats://\*\*\*@host/topic\?sasl.password=\*\*\*'",
+        ),
         ("log.db", "expected sqlite:///<path>"),
         ("nats://host/topic", "nats://host/topic.*sqlite, pubsub, kafka"),
         ("sqlite://log.db", "three slashes"),
@@ -52,7 +64,10 @@ def test_log_url_may_hold_spaces_and_be_relative(tmp_path, monkeypatch):
         ("pubsub://project/topic?lease_seconds=5", "lease_seconds is 5.0, expected 10 to 600"),
         ("kafka:///clicks", "expected kafka://host:port"),
         ("kafka://host:9092/a/b", "expected a topic"),
-        ("kafka://host:9092/clicks?subscription=x", "subscription is no setting, expected one of group"),
+        (
+            "kafka://host:9092/clicks?subscription=x",
+            "subscription is no setting, expected one of group",
+        ),
         ("kafka://host:9092/clicks?group=", "group is '', expected a name"),
         ("kafka://host:9092/clicks?lease_seconds=0", "above 0"),
         ("kafka://host:9092/clicks?config=/nowhere/at.all", "expected a file of name=value lines"),
@@ -65,7 +80,9 @@ def test_another_log_url_is_refused(url, text, open_end):
 
 
 def test_range_in_url_names_log_for_each_partition():
-    assert partition_urls("kafka://broker:9092/clicks?group=monitor") == ["kafka://broker:9092/clicks?group=monitor"]
+    assert partition_urls("kafka://broker:9092/clicks?group=monitor") == [
+        "kafka://broker:9092/clicks?group=monitor"
+    ]
     urls = partition_urls("kafka://broker:9092/clicks-{0-10}?group=monitor-{0-10}")
     assert urls == [f"kafka://broker:9092/clicks-{n}?group=monitor-{n}" for n in range(11)]
     with pytest.raises(ContractError, match="expected the same partitions in all places"):

@@ -11,7 +11,13 @@ from google.cloud.pubsub_v1.types import PubsubMessage, PullResponse, ReceivedMe
 
 from evergreen.events.pubsub import resources
 from evergreen.events.pubsub import subscriber as subscriber_module
-from evergreen.events.pubsub.resources import Names, PubsubPublisher, publish_all, publisher_client, subscriber_client
+from evergreen.events.pubsub.resources import (
+    Names,
+    PubsubPublisher,
+    publish_all,
+    publisher_client,
+    subscriber_client,
+)
 from evergreen.events.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from tests.support.log_benches import BENCHES, open_log, pull
@@ -71,13 +77,18 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
 
         wait_for(back, "the connection")
         publisher.publish([("during", b"2"), ("too", b"3")])
-        assert {(d.message_id, d.payload) for d in pull(subscriber, count=2)} == {("during", b"2"), ("too", b"3")}
+        assert {(d.message_id, d.payload) for d in pull(subscriber, count=2)} == {
+            ("during", b"2"),
+            ("too", b"3"),
+        }
     finally:
         publisher.close()
         bench.close()
 
 
-def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(mortal_server, tmp_path, monkeypatch):
+def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(
+    mortal_server, tmp_path, monkeypatch
+):
     """The server may or may not process the call after it resumes.
 
     The message comes again, or is done.
@@ -118,17 +129,25 @@ def test_absent_topic_and_subscription_are_named(bench):
         publisher.publish([("a", b"1")])
     publisher.close()
     client = subscriber_client()
-    with pytest.raises(ContractError, match="absent-subscription does not exist, expected a subscription of .*absent-"):
+    with pytest.raises(
+        ContractError,
+        match="absent-subscription does not exist, expected a subscription of .*absent-",
+    ):
         resources.check(absent, client)
     wrong = Names("evergreen-test", "another-topic", bench.names.subscription)
-    with pytest.raises(ContractError, match="reads .*, expected projects/evergreen-test/topics/another-topic"):
+    with pytest.raises(
+        ContractError, match="reads .*, expected projects/evergreen-test/topics/another-topic"
+    ):
         resources.check(wrong, client)
     client.close()
 
 
 def test_subscription_that_is_deleted_while_it_is_read_is_permanent_error(bench):
     subscriber = PubsubSubscriber(
-        bench.names, PubsubSettings(lease_seconds=10.0), publisher=publisher_client(), subscriber=subscriber_client()
+        bench.names,
+        PubsubSettings(lease_seconds=10.0),
+        publisher=publisher_client(),
+        subscriber=subscriber_client(),
     )
     bench._open.append(subscriber)
     bench.publisher().publish([("a", b"1")])
@@ -160,7 +179,10 @@ def test_dead_letters_and_foreign_messages_are_listed_as_such(bench, subscriber)
     publish_all(client, bench.names.dead_letters.topic_path, [(b"2", {})])
     client.transport.close()
     kept = {k.payload: k for k in subscriber.list_dead_letters()}
-    assert (kept[b"1"].message_id, kept[b"1"].reason) == ("m", "dead letter of Pub/Sub after 100 deliveries")
+    assert (kept[b"1"].message_id, kept[b"1"].reason) == (
+        "m",
+        "dead letter of Pub/Sub after 100 deliveries",
+    )
     assert kept[b"2"].message_id.startswith("pubsub-")
     assert abs(kept[b"2"].time - time.time()) < 60
 
@@ -184,7 +206,9 @@ class Slow:
     def pull(self, **_):
         self.pulls += 1
         assert self.pulls < 1_000_000, "the listing never ends"
-        received = [ReceivedMessage(ack_id=f"{m.message_id}/{self.pulls}", message=m) for m in self.messages]
+        received = [
+            ReceivedMessage(ack_id=f"{m.message_id}/{self.pulls}", message=m) for m in self.messages
+        ]
         return PullResponse(received_messages=received)
 
     def modify_ack_deadline(self, request, **_):
@@ -193,9 +217,14 @@ class Slow:
 
 def test_listing_ends_although_what_it_took_comes_again_meanwhile():
     now = datetime.now(timezone.utc)
-    messages = [PubsubMessage(data=b"x", message_id=name, attributes={"id": name}, publish_time=now) for name in "ab"]
+    messages = [
+        PubsubMessage(data=b"x", message_id=name, attributes={"id": name}, publish_time=now)
+        for name in "ab"
+    ]
     client = Slow(messages)
     names = Names("p", "t", "s")
-    kept = subscriber_module.PubsubDeadLetters(names, publisher=None, subscriber=client, wait_seconds=0.1)
+    kept = subscriber_module.PubsubDeadLetters(
+        names, publisher=None, subscriber=client, wait_seconds=0.1
+    )
     assert {letter.message_id for letter in kept.read()} == {"a", "b"}
     assert client.freed == [f"a/{client.pulls}", f"b/{client.pulls}"]

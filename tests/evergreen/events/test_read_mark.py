@@ -6,10 +6,14 @@ SETTLE, LEASE = 5.0, 30.0
 START = 1_700_000_000.0
 
 
-def mark_at(mark: ReadMark, seconds: float, *, connected_at: float | None = 0.0, oldest: float | None = None):
+def mark_at(
+    mark: ReadMark, seconds: float, *, connected_at: float | None = 0.0, oldest: float | None = None
+):
     """Return the watermark `seconds` after START, on both clocks."""
     oldest = None if oldest is None else START + oldest
-    value = mark.value(now=START + seconds, at=seconds, connected_at=connected_at, oldest_in_hand=oldest)
+    value = mark.value(
+        now=START + seconds, at=seconds, connected_at=connected_at, oldest_in_hand=oldest
+    )
     return None if value is None else value - START
 
 

@@ -4,17 +4,32 @@ from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from monitoring.monitor import Monitor
 from monitoring.state.store import Store
 from tests.support.clocks import Clock
-from tests.support.monitors import START, clicks, monitor_settings, prediction, publish, read_events, read_rows
+from tests.support.monitors import (
+    START,
+    clicks,
+    monitor_settings,
+    prediction,
+    publish,
+    read_events,
+    read_rows,
+)
 from tests.support.processes import wait_for
 
 PAGES = [prediction("session 7", 10, time=START + page, seed=page) for page in range(5)]
 
 
-def test_monitor_counts_and_keeps_requests_that_it_cannot_join(tmp_path, bench, publisher, subscriber):
+def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
+    tmp_path, bench, publisher, subscriber
+):
     settings, clock = monitor_settings(tmp_path), Clock(START + 10)
     store = Store(settings.state / "monitor.db")
     monitor = Monitor(
-        settings, subscriber=subscriber, store=store, trigger=None, recommender=CRITEO_RECOMMENDER, clock=clock
+        settings,
+        subscriber=subscriber,
+        store=store,
+        trigger=None,
+        recommender=CRITEO_RECOMMENDER,
+        clock=clock,
     )
 
     def tick_until(counter: str, number: float) -> None:
@@ -31,24 +46,38 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(tmp_path, bench, 
     publish(publisher, *PAGES[3:], PAGES[0], prediction("other", 1))
     tick_until("predicted", 11)
     tick_until("reused_id", 4)
-    assert [store.counters[name] for name in ("predicted", "reused_id", "dead_letter")] == [11, 4, 4]
+    assert [store.counters[name] for name in ("predicted", "reused_id", "dead_letter")] == [
+        11,
+        4,
+        4,
+    ]
     letters = subscriber.list_dead_letters()
     assert len({letter.payload for letter in letters}) == len(letters) == 4
     for letter in letters:
         assert (
-            "request id 'session 7' names another request with other content, expected a new id for each"
-            in letter.reason
+            "request id 'session 7' names another request with other content, expected a new id "
+            "for each" in letter.reason
         )
-    said = [event["text"] for event in read_events(settings.state) if event["kind"] == "dead_letter"]
+    said = [
+        event["text"] for event in read_events(settings.state) if event["kind"] == "dead_letter"
+    ]
     assert "clicks under it count for the first" in said[0]
-    subscriber.replay_dead_letters()  # nothing has changed, so they come back, but do not count again
-    wait_for(lambda: monitor.tick() or len(subscriber.list_dead_letters()) == 4, "the dead letters again")
-    assert [store.counters[name] for name in ("predicted", "reused_id", "dead_letter")] == [11, 4, 4]
+    subscriber.replay_dead_letters()  # nothing has changed, so they come back, but do not count again  # noqa: E501
+    wait_for(
+        lambda: monitor.tick() or len(subscriber.list_dead_letters()) == 4, "the dead letters again"
+    )
+    assert [store.counters[name] for name in ("predicted", "reused_id", "dead_letter")] == [
+        11,
+        4,
+        4,
+    ]
     clock.advance(1000)
     tick_until("matured", 11)
     monitor.stop()
     store.close()
     rows = [row for row in read_rows(settings.archive) if row["request_id"] == "session 7"]
-    assert [(row["row"], row["label"]) for row in rows] == [(row, int(row == 2)) for row in range(10)]
+    assert [(row["row"], row["label"]) for row in rows] == [
+        (row, int(row == 2)) for row in range(10)
+    ]
     kept = PAGES[0].scores.tolist() if bench.deduplicates else None
     assert kept in (None, [row["score"] for row in rows])

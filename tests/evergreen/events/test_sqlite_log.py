@@ -19,7 +19,7 @@ log.publish([("kept", b"1")])
 log._connection.execute("BEGIN IMMEDIATE")
 log._connection.execute("INSERT INTO messages (message_id, digest, payload) VALUES ('half', 0, x'00')")
 os.kill(os.getpid(), signal.SIGKILL)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -64,11 +64,14 @@ def test_file_that_is_no_database_is_permanent_error(path):
 def test_file_of_older_version_is_permanent_error(path):
     with sqlite3.connect(path) as older:
         older.execute(
-            "CREATE TABLE messages (number INTEGER PRIMARY KEY, message_id TEXT NOT NULL UNIQUE, payload BLOB,"
+            "CREATE TABLE messages (number INTEGER PRIMARY KEY, message_id TEXT NOT NULL UNIQUE, "
+            "payload BLOB,"
             " state TEXT, leased_until REAL)"
         )
     older.close()
-    with pytest.raises(PermanentError, match=r"log\.sqlite: it is of an older version, expected a new file"):
+    with pytest.raises(
+        PermanentError, match=r"log\.sqlite: it is of an older version, expected a new file"
+    ):
         SqliteLog(path)
 
 
@@ -92,7 +95,11 @@ def test_ids_of_acknowledged_messages_are_forgotten_in_time_and_no_others(path):
     assert not is_new("acknowledged")
     now += 1.0
     log.acknowledge([])
-    assert [is_new(name) for name in ("dead letter", "leased", "acknowledged")] == [False, False, True]
+    assert [is_new(name) for name in ("dead letter", "leased", "acknowledged")] == [
+        False,
+        False,
+        True,
+    ]
     assert [message.payload for message in log.list_dead_letters()] == [b"2"]
     now += 1e8  # by a clock that is corrected before the next call
     log.acknowledge([delivery.token for delivery in log.pull(3)])

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from safetensors import numpy as safetensors_numpy
 
-from evergreen.networks.files import OPTIMIZER_FILE, TABLE, WEIGHTS_FILE, add_to_bias, chunks, new_model, open_model
+from evergreen.networks.files import (
+    OPTIMIZER_FILE,
+    TABLE,
+    WEIGHTS_FILE,
+    add_to_bias,
+    chunks,
+    new_model,
+    open_model,
+)
 from evergreen.runtime.errors import ContractError, PermanentError
 
 SIZES = [3, 5, 4]
@@ -23,7 +31,9 @@ def filled(folder, *, step=7, with_moments=True, seed=0):
         for tensors in stored.parts:
             for values in (tensors.table, *tensors.dense.values()):
                 values[:] = random.normal(size=values.shape)
-            expected.append({TABLE: tensors.table.copy(), **{n: v.copy() for n, v in tensors.dense.items()}})
+            expected.append(
+                {TABLE: tensors.table.copy(), **{n: v.copy() for n, v in tensors.dense.items()}}
+            )
     return expected
 
 
@@ -41,7 +51,9 @@ def test_library_reads_what_was_written_under_promised_names(tmp_path):
 
 
 def test_model_that_library_wrote_is_read(tmp_path):
-    tensors = {name: np.full(shape, i + 1, np.float32) for i, (name, shape) in enumerate(SHAPES.items())}
+    tensors = {
+        name: np.full(shape, i + 1, np.float32) for i, (name, shape) in enumerate(SHAPES.items())
+    }
     safetensors_numpy.save_file(tensors, tmp_path / WEIGHTS_FILE)
     stored = open_model(tmp_path, SIZES)
     assert (stored.moments, stored.step, stored.shapes) == (None, 0, SHAPES)
@@ -71,7 +83,9 @@ def oversized(path):
 
 
 def of_halves(path):
-    tensors = {name: each.astype(np.float16) for name, each in safetensors_numpy.load_file(path).items()}
+    tensors = {
+        name: each.astype(np.float16) for name, each in safetensors_numpy.load_file(path).items()
+    }
     safetensors_numpy.save_file(tensors, path, {"step": "7"})
 
 

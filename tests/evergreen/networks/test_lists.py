@@ -54,7 +54,9 @@ def workflow_without(*excluded):
     sizes = {"user": 5, "item": 6, "tags": 7, "words": 8}
     vocabularies = [np.arange(0 if name in excluded else size) * 10 for name, size in sizes.items()]
     boundaries = {"age": np.array([0.25, 0.5], np.float32)}
-    return workflow_of([*vocabularies, np.arange(4)], FEATURES, excluded=excluded, boundaries=boundaries)
+    return workflow_of(
+        [*vocabularies, np.arange(4)], FEATURES, excluded=excluded, boundaries=boundaries
+    )
 
 
 def raw_rows(count=200):
@@ -69,7 +71,9 @@ def raw_rows(count=200):
 
 
 def encoded(workflow, dense, categorical):
-    return workflow.encode_dense(dense), workflow.encode_categorical(workflow.with_buckets(dense, categorical))
+    return workflow.encode_dense(dense), workflow.encode_categorical(
+        workflow.with_buckets(dense, categorical)
+    )
 
 
 def bagged(slots, ids):
@@ -80,7 +84,9 @@ def bagged(slots, ids):
     parts = [embedding(ids[:, place], slots[SLOTS[place]]) for place in (0, 1, 10)]
     bucket = parts.pop()
     for start, stop, mode in LISTS:
-        parts.append(embedding_bag(ids[:, start:stop], slots[SLOTS[start]], mode=mode, padding_idx=0))
+        parts.append(
+            embedding_bag(ids[:, start:stop], slots[SLOTS[start]], mode=mode, padding_idx=0)
+        )
     return torch.cat([*parts, bucket], dim=1)[:, None]
 
 
@@ -92,7 +98,9 @@ def of_slots(tensors, widths, sizes):
 def initial(request, tmp_path):
     """Configuration and network with fresh weights, and the vectors of each slot."""
     config, sizes = replace(CONFIG, widths=request.param), workflow_without().slot_sizes
-    write_initial(tmp_path / "initial", config, sizes, click_rate=0.3, seed=1, places=FEATURES.id_places)
+    write_initial(
+        tmp_path / "initial", config, sizes, click_rate=0.3, seed=1, places=FEATURES.id_places
+    )
     weights = open_model(tmp_path / "initial", sizes).weights
     network = build_network(config)
     load_dense(network, weights.dense)
@@ -100,9 +108,17 @@ def initial(request, tmp_path):
 
 
 def test_ids_are_those_of_places_slots_and_padding_where_nothing_is():
-    _, found = encoded(workflow_without(), np.array([[0.5, 0]]), np.array([[-1, 10, 20, -1, 77, 50, -1, 60, -1, -1]]))
-    assert found.tolist() == [[1, FIRST_ID + 1, FIRST_ID + 2, 0, 2, FIRST_ID + 5, 0, FIRST_ID + 6, 0, 0, FIRST_ID + 2]]
-    _, found = encoded(workflow_without("user", "tags"), np.array([[np.nan, 0]]), np.full((1, 10), 10))
+    _, found = encoded(
+        workflow_without(),
+        np.array([[0.5, 0]]),
+        np.array([[-1, 10, 20, -1, 77, 50, -1, 60, -1, -1]]),
+    )
+    assert found.tolist() == [
+        [1, FIRST_ID + 1, FIRST_ID + 2, 0, 2, FIRST_ID + 5, 0, FIRST_ID + 6, 0, 0, FIRST_ID + 2]
+    ]
+    _, found = encoded(
+        workflow_without("user", "tags"), np.array([[np.nan, 0]]), np.full((1, 10), 10)
+    )
     assert found.tolist() == [[1, *[FIRST_ID + 1] * 5, 0, 0, 0, FIRST_ID + 1, 1]]
 
 
@@ -117,7 +133,9 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
     loss = binary_cross_entropy_with_logits(logits, torch.tensor(labels))
     expected = torch.autograd.grad(loss, [*slots, *network.parameters()])
     rows = Rows(labels=labels, dense=dense, ids=ids.astype(np.int32))
-    engine = make_engine("pytorch", config, sizes, settings=SETTINGS, scratch=tmp_path, features=FEATURES)
+    engine = make_engine(
+        "pytorch", config, sizes, settings=SETTINGS, scratch=tmp_path, features=FEATURES
+    )
     with closing(engine):
         engine.restore(tmp_path / "initial")
         np.testing.assert_allclose(engine.score(rows), torch.sigmoid(logits).detach(), atol=1e-6)
@@ -132,14 +150,22 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
         np.testing.assert_allclose(moments / scale, gradient, atol=1e-7)
     for (name, _), gradient in zip(network.named_parameters(), expected[len(slots) :]):
         np.testing.assert_allclose(first.dense[name] / scale, gradient, atol=1e-6)
-    for kept, moved in zip(*(of_slots(each.weights, config.widths, sizes) for each in (before, after))):
+    for kept, moved in zip(
+        *(of_slots(each.weights, config.widths, sizes) for each in (before, after))
+    ):
         np.testing.assert_array_equal(moved[0], kept[0])  # of padding
         assert (moved != kept).any()
 
 
 @pytest.mark.parametrize(
     ("excluded", "numbers"),
-    [((), "float32"), (("tags",), "float32"), (("item", "last"), "float32"), ((), "float16"), ((), "int8")],
+    [
+        ((), "float32"),
+        (("tags",), "float32"),
+        (("item", "last"), "float32"),
+        ((), "float16"),
+        ((), "int8"),
+    ],
     ids=["all learnt", "own table", "shared table", "float16", "int8"],
 )
 def test_graph_and_scorer_score_as_embedding_bags_do(initial, excluded, numbers):
@@ -161,9 +187,15 @@ def test_graph_and_scorer_score_as_embedding_bags_do(initial, excluded, numbers)
     (found,) = run_graph(session, dense, categorical)
     assert expected.std() > 0.01
     np.testing.assert_allclose(found[:, 0], expected, rtol=0, atol=1e-6)
-    scorer = Scorer(network, list(map(torch.tensor, values)), tables, slot_sizes=sizes, numbers=numbers)
-    np.testing.assert_allclose(scorer.probabilities(inputs.numpy(), ids.numpy()), expected, rtol=0, atol=1e-6)
-    one_by_one = [run_graph(session, dense[i : i + 1], categorical[i : i + 1])[0][0, 0] for i in range(40)]
+    scorer = Scorer(
+        network, list(map(torch.tensor, values)), tables, slot_sizes=sizes, numbers=numbers
+    )
+    np.testing.assert_allclose(
+        scorer.probabilities(inputs.numpy(), ids.numpy()), expected, rtol=0, atol=1e-6
+    )
+    one_by_one = [
+        run_graph(session, dense[i : i + 1], categorical[i : i + 1])[0][0, 0] for i in range(40)
+    ]
     np.testing.assert_allclose(one_by_one, found[:40, 0], rtol=0, atol=1e-6)
 
 
@@ -176,5 +208,12 @@ def test_tables_of_other_sizes_are_refused(tmp_path):
 def test_lists_without_room_or_with_table_that_is_none_are_refused():
     with pytest.raises(ContractError, match="max is 0, expected at least 1"):
         ListOptions(max=0)
-    with pytest.raises(ContractError, match="table of last is 'tags', expected a categorical feature"):
-        Features(numeric=(), categorical=(), lists=("last", "tags"), list_options={"last": ListOptions(table="tags")})
+    with pytest.raises(
+        ContractError, match="table of last is 'tags', expected a categorical feature"
+    ):
+        Features(
+            numeric=(),
+            categorical=(),
+            lists=("last", "tags"),
+            list_options={"last": ListOptions(table="tags")},
+        )

@@ -27,11 +27,15 @@ WIDTHS = {"num_dense": 13, "num_categorical": 26}
 SHAPE = {"embedding_dim": 4, "tower": (16, 8)}
 CONFIGS = {
     "dcn v1": shaped("dcn", {**SHAPE, "num_cross_layers": 3}, **WIDTHS),
-    "dcn v1, one of each": shaped("dcn", {"embedding_dim": 1, "num_cross_layers": 1, "tower": (3,)}, **WIDTHS),
+    "dcn v1, one of each": shaped(
+        "dcn", {"embedding_dim": 1, "num_cross_layers": 1, "tower": (3,)}, **WIDTHS
+    ),
     "dcn v2": shaped("dcn", {**SHAPE, "num_cross_layers": 2, "projection_dim": 5}, **WIDTHS),
     "deepfm": shaped("deepfm", SHAPE, **WIDTHS),
     "dlrm": shaped("dlrm", {**SHAPE, "dropout": 0.5}, **WIDTHS),
-    "other widths": shaped("dlrm", {"embedding_dim": 3, "tower": (5,)}, num_dense=2, num_categorical=3),
+    "other widths": shaped(
+        "dlrm", {"embedding_dim": 3, "tower": (5,)}, num_dense=2, num_categorical=3
+    ),
     **{
         f"{kind} of {num_dense} + {num_categorical} columns": shaped(
             kind, SHAPE, num_dense=num_dense, num_categorical=num_categorical
@@ -55,7 +59,9 @@ def parameters(network):
 def inputs(config, n=50, seed=0):
     random = np.random.default_rng(seed)
     embeddings = random.normal(0, 0.3, (n, config.num_categorical, config.embedding_dim))
-    return random.normal(size=(n, config.num_dense)).astype(np.float32), embeddings.astype(np.float32)
+    return random.normal(size=(n, config.num_dense)).astype(np.float32), embeddings.astype(
+        np.float32
+    )
 
 
 def logits(network, dense, embeddings):
@@ -96,7 +102,9 @@ def test_configuration_survives_json(config):
         config_from_document({name: value for name, value in document.items() if name != "tower"})
 
 
-@pytest.fixture(scope="module", params=[name for name, each in CONFIGS.items() if each.num_dense == 13])
+@pytest.fixture(
+    scope="module", params=[name for name, each in CONFIGS.items() if each.num_dense == 13]
+)
 def served(request):
     """Configuration, network, workflow, table, and a session of the whole graph."""
     config, workflow = CONFIGS[request.param], strange_workflow(3)
@@ -105,7 +113,9 @@ def served(request):
         # Smaller, so that dense values of millions leave float32 digits to compare.
         for parameter in network.parameters():
             parameter *= 0.5
-    table = np.random.default_rng(1).normal(0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim))
+    table = np.random.default_rng(1).normal(
+        0, 0.3, (sum(workflow.slot_sizes), config.embedding_dim)
+    )
     table = table.astype(np.float32)
     session = open_built(workflow, [table], onnx.load_from_string(export_onnx(network, config)))
     return config, network, workflow, table, session
@@ -119,9 +129,13 @@ def test_served_graph_scores_raw_rows_as_formula_scores_encoded_ones(served):
     config, network, workflow, table, session = served
     dense, categorical = nasty_rows(workflow, 300, 5, dense_up_to=1e5, strange_dense=False)
     rows = workflow.encode_categorical(categorical) + slot_offsets(workflow.slot_sizes)
-    expected = networks.logits(config, parameters(network), workflow.encode_dense(dense), table[rows])
+    expected = networks.logits(
+        config, parameters(network), workflow.encode_dense(dense), table[rows]
+    )
     assert sigmoid(expected).std() > 0.001
-    np.testing.assert_allclose(answers(session, dense, categorical)[:, 0], sigmoid(expected), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(
+        answers(session, dense, categorical)[:, 0], sigmoid(expected), rtol=0, atol=2e-6
+    )
 
 
 @pytest.mark.parametrize("rows_each", [1, 2, 7, 999], ids="{} rows each".format)
@@ -130,7 +144,9 @@ def test_how_batch_is_cut_changes_no_bit_of_any_score(served, rows_each):
     dense, categorical = nasty_rows(workflow, 4096, 1)
     whole = answers(session, dense, categorical)
     starts = range(0, min(4096, 300 * rows_each), rows_each)
-    parts = [answers(session, dense[i : i + rows_each], categorical[i : i + rows_each]) for i in starts]
+    parts = [
+        answers(session, dense[i : i + rows_each], categorical[i : i + rows_each]) for i in starts
+    ]
     parts = np.concatenate(parts)
     np.testing.assert_array_equal(parts.view(np.int32), whole[: len(parts)].view(np.int32))
 
@@ -165,22 +181,33 @@ def test_what_no_network_has_is_refused_by_name(network, settings, message):
 @pytest.mark.parametrize("network", ["deepfm", "dlrm"])
 def test_network_that_multiplies_vectors_refuses_other_widths_by_name(network):
     options = {"item": CategoricalOptions(embed=8)}
-    features = Features(numeric=(), categorical=("user", "item"), lists=("last",), categorical_options=options)
+    features = Features(
+        numeric=(), categorical=("user", "item"), lists=("last",), categorical_options=options
+    )
     shop = Recommender(name="shop", features=features, settings={"model": {"kind": network}})
     with pytest.raises(
-        ContractError, match=f"^features.categorical.item.embed is 8, expected 16, .* {network} multipl"
+        ContractError,
+        match=f"^features.categorical.item.embed is 8, expected 16, .* {network} multipl",
     ):
         network_config(shop)
     same = {name: CategoricalOptions(embed=16) for name in features.categorical}
-    assert network_config(replace(shop, features=replace(features, categorical_options=same))).widths == ()
+    assert (
+        network_config(replace(shop, features=replace(features, categorical_options=same))).widths
+        == ()
+    )
 
 
 def test_one_width_of_all_columns_is_models_and_list_has_its_tables():
     lists = {"last": ListOptions(table="item"), "tags": ListOptions(embed=4)}
-    for embeds, expected in (({"user": 8, "item": 32}, (16, (8, 32, 32, 4))), ({"user": 4, "item": 4}, (4, ()))):
+    for embeds, expected in (
+        ({"user": 8, "item": 32}, (16, (8, 32, 32, 4))),
+        ({"user": 4, "item": 4}, (4, ())),
+    ):
         options = {name: CategoricalOptions(embed=embed) for name, embed in embeds.items()}
         of_lists = {"list_options": lists, "categorical_options": options}
-        features = Features(numeric=("price",), categorical=("user", "item"), lists=("last", "tags"), **of_lists)
+        features = Features(
+            numeric=("price",), categorical=("user", "item"), lists=("last", "tags"), **of_lists
+        )
         config = network_config(Recommender(name="shop", features=features))
         assert (config.embedding_dim, config.widths) == expected
         assert config.input_width == 1 + sum(expected[1] or [4] * 4)
@@ -188,7 +215,9 @@ def test_one_width_of_all_columns_is_models_and_list_has_its_tables():
 
 @pytest.mark.parametrize(("num_dense", "num_categorical"), [(3, 0), (0, 1)])
 def test_dlrm_without_pair_of_vectors_is_refused_and_told_what_it_needs(num_dense, num_categorical):
-    with pytest.raises(ContractError, match="expected two categorical columns, or one beside numeric ones"):
+    with pytest.raises(
+        ContractError, match="expected two categorical columns, or one beside numeric ones"
+    ):
         shaped("dlrm", SHAPE, num_dense=num_dense, num_categorical=num_categorical)
 
 
@@ -213,15 +242,23 @@ def assert_normal(values, deviation):
 
 @pytest.mark.parametrize("rank", [0, 48], ids=["v1", "v2"])
 def test_fresh_dcn_has_hugectrs_distributions(rank):
-    settings = {"embedding_dim": 16, "num_cross_layers": 4, "tower": (256, 64), "projection_dim": rank}
+    settings = {
+        "embedding_dim": 16,
+        "num_cross_layers": 4,
+        "tower": (256, 64),
+        "projection_dim": rank,
+    }
     config = shaped("dcn", settings, **WIDTHS)
     dense, n = parameters(network_of(config)), config.input_width
     assert not dense["cross_bias"].any()
     for name in ("cross_u", "cross_v") if rank else ("cross_weight",):
         assert_normal(dense[name], (2 / (n + rank)) ** 0.5 if rank else n**-0.5)
     for name, fan_in, fan_out in (
-        ("tower.0.weight", n, 256), ("tower.3.weight", 256, 64), ("final_tower", 64 + n, 1), ("final_cross", 64 + n, 1)
-    ):  # fmt: skip
+        ("tower.0.weight", n, 256),
+        ("tower.3.weight", 256, 64),
+        ("final_tower", 64 + n, 1),
+        ("final_cross", 64 + n, 1),
+    ):
         assert_normal(dense[name], (2 / (fan_in + fan_out)) ** 0.5 / 0.87962566)
     assert_normal(dense["tower.0.bias"], 256**-0.5)
     assert_normal(dense["tower.3.bias"], 64**-0.5)

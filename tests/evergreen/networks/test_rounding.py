@@ -18,14 +18,18 @@ def test_each_number_becomes_nearest_and_each_vector_is_rounded_by_itself(number
     found = round_table(TABLE, numbers)
     vectors, largest = found.vectors(), np.abs(TABLE).max(axis=1, keepdims=True).astype(np.float64)
     assert found.values.dtype == numbers
-    half_step = {"float32": 0, "float16": np.maximum(np.abs(TABLE) * 2.0**-11, 2.0**-25), "int8": largest / 254}[
-        numbers
-    ]
+    half_step = {
+        "float32": 0,
+        "float16": np.maximum(np.abs(TABLE) * 2.0**-11, 2.0**-25),
+        "int8": largest / 254,
+    }[numbers]
     assert (np.abs(vectors - TABLE.astype(np.float64)) <= half_step * 1.001 + 1e-43).all()
     assert not vectors[0].any()
     np.testing.assert_array_equal(vectors[2:300], rounded(TABLE[2:300], numbers))
     shuffled = np.random.default_rng(1).permutation(len(TABLE))
-    np.testing.assert_array_equal(round_table(TABLE[shuffled], numbers).vectors(), vectors[shuffled])
+    np.testing.assert_array_equal(
+        round_table(TABLE[shuffled], numbers).vectors(), vectors[shuffled]
+    )
 
 
 def test_table_takes_as_many_bytes_as_settings_say():
@@ -40,11 +44,17 @@ def test_table_takes_as_many_bytes_as_settings_say():
 def test_number_that_is_not_finite_stays_finding_of_its_own_vector(numbers, bad):
     table = np.ones((3, 2), np.float32)
     table[1, 0] = bad
-    assert np.isfinite(round_table(table, numbers).vectors()).all(axis=1).tolist() == [True, False, True]
+    assert np.isfinite(round_table(table, numbers).vectors()).all(axis=1).tolist() == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_other_numbers_are_refused_by_gate_and_by_release():
     recommender = criteo_with(release={"tables": "int4"})
     for read in (served_tables, lambda each: each.section("release", RolloutSettings)):
-        with pytest.raises(ContractError, match="tables is 'int4', expected one of float32, float16, int8"):
+        with pytest.raises(
+            ContractError, match="tables is 'int4', expected one of float32, float16, int8"
+        ):
             read(recommender)

@@ -10,7 +10,10 @@ from evergreen.recommender_file.form import read_recommender
 from tests.support.record_messages import fields_of
 from tests.support.releases import keep_model, make_live, release
 
-SHOP = "format: evergreen/recommender/1\nname: shop\nfeatures:\n  numeric: [price]\n  categorical: [C1..C3]\n"
+SHOP = (
+    "format: evergreen/recommender/1\nname: shop\nfeatures:\n  numeric: [price]\n  categorical: "
+    "[C1..C3]\n"
+)
 
 
 @pytest.fixture
@@ -39,7 +42,10 @@ def test_click_log_becomes_accepted_file(run, tmp_path):
     log.write_text("clicked,price,item_id\n0,1.5,3\n1,2.5,4\n")
     assert run("init", log, "--output", drafted)[0] == 0
     code, printed = run("check", drafted)
-    assert (code, f"{drafted} is valid: my_clicks, 1 numeric and 1 categorical features" in printed) == (0, True)
+    assert (
+        code,
+        f"{drafted} is valid: my_clicks, 1 numeric and 1 categorical features" in printed,
+    ) == (0, True)
     assert run("accept", drafted, "--why", "first", "--who", "ann")[0] == 0
     code, printed = run("log")
     assert code == 0
@@ -50,7 +56,9 @@ def test_click_log_becomes_accepted_file(run, tmp_path):
 
 def test_schema_of_records_is_that_of_file_and_published_one_is_current(run, file, capsys):
     assert main(["records", "examples/shop/recommender.yaml"]) == 0
-    assert capsys.readouterr().out == Path("docs/records.proto").read_text(), "make golden writes it"
+    assert capsys.readouterr().out == Path("docs/records.proto").read_text(), (
+        "make golden writes it"
+    )
     run("accept", file, "--why", "x")
     printed = run("records", "1")[1]
     assert [name for *_, name, _ in fields_of(printed)["Features"]] == ["price", "C1", "C2", "C3"]
@@ -69,7 +77,9 @@ def test_wrong_file_is_neither_sound_nor_accepted(run, file):
     for line in (("check", file), ("accept", file, "--why", "x")):
         code, printed = run(*line)
         assert code == 2
-        assert printed.startswith(f"error: {file}:4: features.numeric[0] is 'score', which every row has")
+        assert printed.startswith(
+            f"error: {file}:4: features.numeric[0] is 'score', which every row has"
+        )
     assert run("log") == (0, "no recommender was accepted yet\n")
 
 
@@ -80,7 +90,8 @@ def test_accepting_says_what_changes_and_same_again_is_refused(run, file):
     code, printed = run("accept", file, "--why", "age is known")
     assert code == 0
     assert printed.startswith(
-        "training.seed: not named -> 7\nfeatures.numeric: without none -> with age\nversion 2 is used from the next"
+        "training.seed: not named -> 7\nfeatures.numeric: without none -> with age\nversion 2 is "
+        "used from the next"
         " run on"
     )
 

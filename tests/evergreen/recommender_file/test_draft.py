@@ -36,10 +36,19 @@ def write(path, content):
 
 @pytest.mark.parametrize("form", ["csv", "tsv", "csv.gz", "bom"])
 def test_columns_of_text_file_get_their_roles(form, tmp_path):
-    text = "\n".join(line.replace(",", "\t") for line in CLICKS.replace('"Boots, black"', "Boots").splitlines())
-    content = {"csv": CLICKS, "tsv": text, "csv.gz": gzip.compress(CLICKS.encode()), "bom": "\ufeff" + CLICKS}[form]
+    text = "\n".join(
+        line.replace(",", "\t") for line in CLICKS.replace('"Boots, black"', "Boots").splitlines()
+    )
+    content = {
+        "csv": CLICKS,
+        "tsv": text,
+        "csv.gz": gzip.compress(CLICKS.encode()),
+        "bom": "\ufeff" + CLICKS,
+    }[form]
     comments, recommender = drafted(write(tmp_path / f"clicks.{form}", content))
-    assert recommender.data == ColumnNames(label="clicked", request_id="impression_id", row="slot", event_time="ts")
+    assert recommender.data == ColumnNames(
+        label="clicked", request_id="impression_id", row="slot", event_time="ts"
+    )
     assert recommender.features == Features(
         numeric=("price", "stock"),
         categorical=("item_id", "title", "weekday"),
@@ -48,7 +57,10 @@ def test_columns_of_text_file_get_their_roles(form, tmp_path):
     )
     assert "# float; 33.3% missing; 2 distinct values, 0.5 to 1.5" in comments
     assert "title: {type: string}  # text; 3 distinct values such as Red shoe. Texts" in comments
-    assert "#   day: text; 2 distinct values such as 2026-11-01. Times (2026-11-01 to 2026-11-02, 2 rows a" in comments
+    assert (
+        "#   day: text; 2 distinct values such as 2026-11-01. Times (2026-11-01 to 2026-11-02, 2 "
+        "rows a" in comments
+    )
 
 
 def test_columns_of_parquet_file_get_their_roles(tmp_path):
@@ -80,8 +92,8 @@ def test_columns_of_parquet_file_get_their_roles(tmp_path):
         list_options={"genres": ListOptions(type="string", max=1), "seen": ListOptions(max=3)},
     )
     assert (
-        "genres: {type: string, max: 1}  # list of texts; 33.3% missing; 2 distinct lists such as a. A list, 2 distinct"
-        in comments
+        "genres: {type: string, max: 1}  # list of texts; 33.3% missing; 2 distinct lists such as "
+        "a. A list, 2 distinct" in comments
     )
     assert recommender.data == ColumnNames()
     left_out = comments.partition("# Left out:")[2]
@@ -97,7 +109,9 @@ def test_columns_of_parquet_file_get_their_roles(tmp_path):
         assert reason in line
 
 
-@pytest.mark.parametrize(("column", "weight"), [("Sample-Weight", "Sample-Weight"), ("weight", None)])
+@pytest.mark.parametrize(
+    ("column", "weight"), [("Sample-Weight", "Sample-Weight"), ("weight", None)]
+)
 def test_column_named_as_sample_weight_is_one_and_no_feature(column, weight, tmp_path):
     rows = f"clicked,price,{column}\n0,0.5,10\n1,1.5,1.5\n"
     comments, recommender = drafted(write(tmp_path / "a.csv", rows))
@@ -107,10 +121,20 @@ def test_column_named_as_sample_weight_is_one_and_no_feature(column, weight, tmp
 
 
 def test_texts_with_bars_are_lists_unless_bars_are_few(tmp_path):
-    rows = ["clicked,tags,seen,title", "0,red|blue,7|8,Boots", "1,red,7,A|B", "0,,,Hat", "1,blue,9,Cap", "0,x,1,Shoe"]
+    rows = [
+        "clicked,tags,seen,title",
+        "0,red|blue,7|8,Boots",
+        "1,red,7,A|B",
+        "0,,,Hat",
+        "1,blue,9,Cap",
+        "0,x,1,Shoe",
+    ]
     options = {"tags": ListOptions(type="string", max=2), "seen": ListOptions(max=2)}
     _, recommender = drafted(write(tmp_path / "a.csv", "\n".join(rows)))
-    assert (recommender.features.lists, recommender.features.list_options) == (("tags", "seen"), options)
+    assert (recommender.features.lists, recommender.features.list_options) == (
+        ("tags", "seen"),
+        options,
+    )
     assert recommender.features.categorical == ("title",)
 
 
@@ -120,7 +144,9 @@ def test_several_zero_one_columns_are_resolved_by_name_or_question(tmp_path):
     unnamed = write(tmp_path / "b.csv", "is_new,is_red,price\n0,1,0.5\n1,0,1.5\n")
     with pytest.raises(ContractError, match="draft:8: data.label is FILL IN"):
         drafted(unnamed)
-    assert "label: FILL IN  # which of 'is_new', 'is_red' says whether" in draft(read_sample(unnamed), name="shop")
+    assert "label: FILL IN  # which of 'is_new', 'is_red' says whether" in draft(
+        read_sample(unnamed), name="shop"
+    )
 
 
 def test_log_without_label_asks_for_it_and_file_is_invalid_until_answered(tmp_path):
@@ -139,14 +165,19 @@ def test_log_without_features_of_one_kind_is_drafted_without_them(tmp_path):
 
 
 def test_column_whose_name_no_feature_can_have_is_left_out(tmp_path):
-    comments, recommender = drafted(write(tmp_path / "a.csv", "clicked,price,item_id,a/b\n0,0.5,1,2\n1,1.5,2,3\n"))
+    comments, recommender = drafted(
+        write(tmp_path / "a.csv", "clicked,price,item_id,a/b\n0,0.5,1,2\n1,1.5,2,3\n")
+    )
     assert recommender.features.names == ("price", "item_id")
     assert "#   a/b: " in comments
 
 
 def test_lines_that_are_no_rows_are_counted_and_named_in_draft(tmp_path):
     comments, _ = drafted(write(tmp_path / "a.csv", "clicked,price,item_id\n0,1.5,3\n1\n1,2.5,4\n"))
-    assert "from all 2 rows of 'a.csv'.\n# 1 line beside these could not be read as rows, first:" in comments
+    assert (
+        "from all 2 rows of 'a.csv'.\n# 1 line beside these could not be read as rows, first:"
+        in comments
+    )
     assert "#   line 3: 1 columns, expected 3" in comments
 
 
@@ -169,26 +200,38 @@ def test_lines_that_are_no_rows_are_counted_and_named_in_draft(tmp_path):
         ("absent.csv", None, "is no file, expected one of rows"),
     ],
 )
-def test_file_of_which_nothing_can_be_drafted_is_refused_with_reason(name, content, message, tmp_path):
+def test_file_of_which_nothing_can_be_drafted_is_refused_with_reason(
+    name, content, message, tmp_path
+):
     if content is not None:
         write(tmp_path / name, content)
     with pytest.raises(ContractError, match=message):
         drafted(tmp_path / name)
 
 
-CELLS = st.none() | st.integers(-(2**40), 2**40) | st.floats(allow_infinity=True) | st.text(max_size=5) | st.dates()
+CELLS = (
+    st.none()
+    | st.integers(-(2**40), 2**40)
+    | st.floats(allow_infinity=True)
+    | st.text(max_size=5)
+    | st.dates()
+)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.dictionaries(st.text(min_size=1, max_size=8), st.lists(CELLS, min_size=4, max_size=4), max_size=6),
+    st.dictionaries(
+        st.text(min_size=1, max_size=8), st.lists(CELLS, min_size=4, max_size=4), max_size=6
+    ),
     st.lists(st.integers(0, 1), min_size=4, max_size=4),
 )
 def test_whatever_log_holds_its_draft_is_sound_file(tmp_path, columns, clicks):
     table = {"price_of_it": [0.5, 1.5, 2.5, 3.5], "item_id": [1, 2, 3, 4], "clicked": clicks}
     for name, values in columns.items():
         kinds = {type(value) for value in values if value is not None}
-        table.setdefault(name, values if len(kinds) == 1 else [None if v is None else str(v) for v in values])
+        table.setdefault(
+            name, values if len(kinds) == 1 else [None if v is None else str(v) for v in values]
+        )
     pq.write_table(pa.table(table), tmp_path / "clicks.parquet")
     text = draft(read_sample(tmp_path / "clicks.parquet"), name="shop")
     answered = "\n".join(line for line in text.splitlines() if ": FILL IN  #" not in line)
@@ -197,8 +240,15 @@ def test_whatever_log_holds_its_draft_is_sound_file(tmp_path, columns, clicks):
 
 def test_column_of_very_many_categories_is_said_to_cost_memory(tmp_path):
     users, items = [f"u{n}" for n in range(MANY)], [f"i{n}" for n in range(MANY - 1)]
-    columns = {"label": [0, 1] * (MANY // 2), "user": users, "item": [*items, items[0]], "price": list(range(MANY))}
+    columns = {
+        "label": [0, 1] * (MANY // 2),
+        "user": users,
+        "item": [*items, items[0]],
+        "price": list(range(MANY)),
+    }
     pq.write_table(pa.table(columns), tmp_path / "clicks.parquet")
     text, recommender = drafted(tmp_path / "clicks.parquet")
     assert set(recommender.features.categorical) == {"user", "item"}
-    assert [line.split(":")[0].strip() for line in text.splitlines() if "docs/scale.md" in line] == ["user"]
+    assert [
+        line.split(":")[0].strip() for line in text.splitlines() if "docs/scale.md" in line
+    ] == ["user"]

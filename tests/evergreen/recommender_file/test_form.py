@@ -18,7 +18,13 @@ from evergreen.config.reader import read_mapping
 from evergreen.config.sections import section_classes
 from evergreen.config.spec import SECTIONS, Recommender
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
-from evergreen.recommender_file.form import OPTIONS, compare, format_recommender, parse_recommender, read_recommender
+from evergreen.recommender_file.form import (
+    OPTIONS,
+    compare,
+    format_recommender,
+    parse_recommender,
+    read_recommender,
+)
 from evergreen.runtime.errors import ContractError
 from tests.support.paths import REPOSITORY
 
@@ -49,18 +55,24 @@ def test_file_says_name_columns_and_settings():
     )
 
 
-@pytest.mark.parametrize(("old", "new", "message"), [tuple(each.values()) for each in MISTAKES["file"]])
+@pytest.mark.parametrize(
+    ("old", "new", "message"), [tuple(each.values()) for each in MISTAKES["file"]]
+)
 def test_mistake_is_named_by_file_line_path_value_and_what_was_expected(old, new, message):
     assert SHOP.count(old) == 1 or old == "shop"
     with pytest.raises(ContractError, match=f"^shop.yaml:{re.escape(message)}"):
         parse_recommender(SHOP.replace(old, new, 1), source="shop.yaml")
 
 
-@pytest.mark.parametrize(("column", "options", "message"), [tuple(each.values()) for each in MISTAKES["options"]])
+@pytest.mark.parametrize(
+    ("column", "options", "message"), [tuple(each.values()) for each in MISTAKES["options"]]
+)
 def test_mistake_in_options_of_column_is_named_with_column(column, options, message):
     kind = "lists" if column == "tags" else "numeric"
     text = SHOP.replace("numeric: [price]", f"{kind}: {{{column}: {{{options}}}}}")
-    with pytest.raises(ContractError, match=f"^shop.yaml:7: features.{kind}.{column}.{re.escape(message)}"):
+    with pytest.raises(
+        ContractError, match=f"^shop.yaml:7: features.{kind}.{column}.{re.escape(message)}"
+    ):
         parse_recommender(text, source="shop.yaml")
 
 
@@ -76,7 +88,10 @@ def test_mistake_in_options_of_column_is_named_with_column(column, options, mess
         (b"{a: " * 5000, ":1: is nested more than 20 deep"),
         (b"- " * 5000, ":1: is nested more than 20 deep"),
         (b"#" * 300_000, "has more than 262,144 bytes, expected a recommender"),
-        (b"features: {numeric: [" + b"a, " * 60_000 + b"]}", ":1: has more than 50,000 keys and values"),
+        (
+            b"features: {numeric: [" + b"a, " * 60_000 + b"]}",
+            ":1: has more than 50,000 keys and values",
+        ),
         (None, "cannot be read: No such file or directory"),
     ],
 )
@@ -111,7 +126,9 @@ def test_no_small_file_takes_long_and_each_gets_one_line(bomb):
 
 
 def test_as_many_columns_as_may_be_are_read_in_time():
-    text = HEAD + "{numeric: [a1..a1365], categorical: [b1..b1365], lists: {c1..c136: {table: b1365}}}"
+    text = (
+        HEAD + "{numeric: [a1..a1365], categorical: [b1..b1365], lists: {c1..c136: {table: b1365}}}"
+    )
     features = parse_recommender(text, source="shop.yaml").features
     assert len(features.columns["numeric"] + features.columns["categorical"]) == 4090
 
@@ -120,7 +137,9 @@ BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
 """Settings that allocate nothing, and therefore need no upper bound."""
 
 
-@pytest.mark.parametrize("kind", [*OPTIONS.values(), *chain(*map(section_classes, SECTIONS))], ids=lambda k: k.__name__)
+@pytest.mark.parametrize(
+    "kind", [*OPTIONS.values(), *chain(*map(section_classes, SECTIONS))], ids=lambda k: k.__name__
+)
 def test_no_whole_number_of_setting_is_without_bound(kind):
     """10^17 rows, columns, steps or processes are refused before anything is allocated."""
     hints = get_type_hints(kind)
@@ -134,17 +153,30 @@ def test_no_whole_number_of_setting_is_without_bound(kind):
 
 def test_file_without_any_feature_is_refused():
     with pytest.raises(ContractError, match="shop.yaml:3: features names no column"):
-        parse_recommender("format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: []}", source="shop.yaml")
+        parse_recommender(
+            "format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: []}",
+            source="shop.yaml",
+        )
 
 
 def test_words_older_yaml_converts_stay_strings_and_quoted_ranges_names():
     text = "format: evergreen/recommender/1\nname: shop\n"
     text += "features: {numeric: [on, no, 2026-11-23, 1:30, 010, 'a1..a3'], categorical: [yes]}"
-    assert parse_recommender(text, source="it").features.numeric == ("on", "no", "2026-11-23", "1:30", "010", "a1..a3")
+    assert parse_recommender(text, source="it").features.numeric == (
+        "on",
+        "no",
+        "2026-11-23",
+        "1:30",
+        "010",
+        "a1..a3",
+    )
 
 
 def test_numbers_in_range_keep_their_leading_zeros():
-    text = "format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: [price], categorical: [c08..c11]}"
+    text = (
+        "format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: [price], categorical: "
+        "[c08..c11]}"
+    )
     assert parse_recommender(text, source="it").features.categorical == ("c08", "c09", "c10", "c11")
 
 
@@ -160,7 +192,10 @@ def test_criteos_columns_are_written_as_two_ranges():
 
 
 def test_columns_may_have_options_and_range_of_them_same():
-    options = "  numeric: {price: {indicator: true, transform: [clip(-1.5..3e2), minmax]}, n1..n2: {fill: 2}, age: }\n"
+    options = (
+        "  numeric: {price: {indicator: true, transform: [clip(-1.5..3e2), minmax]}, n1..n2: "
+        "{fill: 2}, age: }\n"
+    )
     read = parse_recommender(SHOP.replace("  numeric: [price]\n", options), source="it")
     assert read.features.numeric == ("price", "n1", "n2", "age")
     assert read.features.numeric_options == {
@@ -179,13 +214,17 @@ def test_equal_options_are_one_recommender_however_they_are_written():
     said = "[price]", "{price: {fill: -0.0, transform: [clip(-0.0..+3e2), minmax]}}"
     other = "[price]", "{price: {transform: ['clip(0..300)', minmax]}}"
     usual = "[price]", "{price: {fill: 0, transform: [clip(0e1), log1p, standardize]}}"
-    digests = [parse_recommender(SHOP.replace(*each), source="it").digest for each in (said, other, usual)]
+    digests = [
+        parse_recommender(SHOP.replace(*each), source="it").digest for each in (said, other, usual)
+    ]
     assert digests[0] == digests[1]
     assert digests[2] == parse_recommender(SHOP, source="it").digest
 
 
 NUMBERED = st.builds(
-    lambda prefix, first: f"{prefix}{first}", st.sampled_from(["", "a", "1..", "a..b", "0"]), st.integers(0, 20)
+    lambda prefix, first: f"{prefix}{first}",
+    st.sampled_from(["", "a", "1..", "a..b", "0"]),
+    st.integers(0, 20),
 )
 NAMES = (
     st.text(min_size=1, max_size=200)
@@ -196,7 +235,9 @@ NAMES = NAMES.map(str.strip).filter(
     lambda name: name and name.isprintable() and "/" not in name and name not in OWN_COLUMNS
 )
 RUNS = st.builds(
-    lambda prefix, first, width, length: [f"{prefix}{number:0{width}}" for number in range(first, first + length)],
+    lambda prefix, first, width, length: [
+        f"{prefix}{number:0{width}}" for number in range(first, first + length)
+    ],
     st.sampled_from(["I", "x1y", "a..", "9"]),
     st.integers(0, 10**9),
     st.integers(0, 10),
@@ -206,17 +247,25 @@ OPTIONS = st.builds(
     NumericOptions,
     fill=st.floats(-1e9, 1e9),
     indicator=st.booleans(),
-    transform=st.sampled_from([("clip(0)", "log1p", "standardize"), (), ("clip(-2..1e3)", "minmax"), ("standardize",)]),
-) | st.builds(NumericOptions, transform=st.sampled_from([("quantile_buckets(9)",), ("clip(0)", "quantile_buckets(2)")]))
-LIST_OPTIONS = st.builds(ListOptions, max=st.integers(1, 99), keep=st.sampled_from(["newest", "oldest"])) | st.builds(
-    ListOptions, pool=st.sampled_from(["mean", "sum"]), table=st.just("item")
+    transform=st.sampled_from(
+        [("clip(0)", "log1p", "standardize"), (), ("clip(-2..1e3)", "minmax"), ("standardize",)]
+    ),
+) | st.builds(
+    NumericOptions,
+    transform=st.sampled_from([("quantile_buckets(9)",), ("clip(0)", "quantile_buckets(2)")]),
 )
+LIST_OPTIONS = st.builds(
+    ListOptions, max=st.integers(1, 99), keep=st.sampled_from(["newest", "oldest"])
+) | st.builds(ListOptions, pool=st.sampled_from(["mean", "sum"]), table=st.just("item"))
 SETTINGS = st.fixed_dictionaries(
     {},
     optional={
         "training": st.fixed_dictionaries(
             {"learning_rate": st.floats(1e-300, 1e300) | st.integers(1, 2**63 - 1)},
-            optional={"round_rates": st.lists(st.floats(1e-9, 10.0), min_size=1), "precision": st.just("tf32")},
+            optional={
+                "round_rates": st.lists(st.floats(1e-9, 10.0), min_size=1),
+                "precision": st.just("tf32"),
+            },
         ),
         "extraction": st.fixed_dictionaries({"columns": st.lists(st.text(), min_size=1)}),
     },
@@ -237,8 +286,14 @@ def recommenders(draw):
         numeric_options=options,
         list_options=draw(st.dictionaries(st.sampled_from(["tags", "last"]), LIST_OPTIONS)),
     )
-    label, time = draw(st.lists(NAMES.filter(lambda name: name not in names), min_size=2, max_size=2, unique=True))
-    data = draw(st.sampled_from([ColumnNames(), ColumnNames(label=label), ColumnNames(label=label, event_time=time)]))
+    label, time = draw(
+        st.lists(NAMES.filter(lambda name: name not in names), min_size=2, max_size=2, unique=True)
+    )
+    data = draw(
+        st.sampled_from(
+            [ColumnNames(), ColumnNames(label=label), ColumnNames(label=label, event_time=time)]
+        )
+    )
     return Recommender(
         name=draw(st.from_regex(r"[a-z][a-z0-9_]{0,9}", fullmatch=True)),
         features=features,

@@ -28,22 +28,34 @@ def clicks(**columns):
     """
     generator = np.random.default_rng(11)
     rows = [
-        {"n": n, "user": int(generator.integers(40)), "item": int(generator.integers(25)),
-         "click": int(generator.random() < 0.3), "price": round(float(generator.random()) * 80, 2),
-         "time": BEGIN + datetime.timedelta(minutes=20 * n)}
+        {
+            "n": n,
+            "user": int(generator.integers(40)),
+            "item": int(generator.integers(25)),
+            "click": int(generator.random() < 0.3),
+            "price": round(float(generator.random()) * 80, 2),
+            "time": BEGIN + datetime.timedelta(minutes=20 * n),
+        }
         for n in range(N)
-    ]  # fmt: skip
+    ]
     return {name: [of(row) for row in rows] for name, of in columns.items()}
 
 
-USERS = {"user_id": lambda row: row["user"], "item_id": lambda row: row["item"], "click": lambda row: row["click"]}
+USERS = {
+    "user_id": lambda row: row["user"],
+    "item_id": lambda row: row["item"],
+    "click": lambda row: row["click"],
+}
 
 
 @pytest.fixture
 def write(tmp_path):
     def write(columns, *, delimiter=",", name="clicks.csv"):
         path = tmp_path / name
-        lines = [delimiter.join(columns), *(delimiter.join(map(str, row)) for row in zip(*columns.values()))]
+        lines = [
+            delimiter.join(columns),
+            *(delimiter.join(map(str, row)) for row in zip(*columns.values())),
+        ]
         path.write_text("\n".join(lines) + "\n")
         return path
 
@@ -86,7 +98,7 @@ def question_of(path, key):
         (None, lambda time: f"{time:%Y-%m-%d %H:%M:%S.%f} UTC"),
         (None, lambda time: f"{time:%Y-%m-%d}"),
     ],
-)  # fmt: skip
+)
 def test_times_are_recognized_and_days_that_result_are_said(form, written, write):
     path = write(clicks(**USERS, timestamp=lambda row: written(row["time"])))
     text, recommender = drafted(path)
@@ -96,15 +108,23 @@ def test_times_are_recognized_and_days_that_result_are_said(form, written, write
 
 
 def test_times_before_2000_are_said_loudly(write):
-    text, recommender = drafted(write(clicks(**USERS, ts=lambda row: 860_000_000 + 86_400 * row["n"])))
+    text, recommender = drafted(
+        write(clicks(**USERS, ts=lambda row: 860_000_000 + 86_400 * row["n"]))
+    )
     assert recommender.data.time_format == "seconds"
-    assert "1997-04-02 to 1997-11-27, 1 row a day; BEFORE 2000: is this correct?" in line_of(text, "event_time")
+    assert "1997-04-02 to 1997-11-27, 1 row a day; BEFORE 2000: is this correct?" in line_of(
+        text, "event_time"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "written", "said"),
     [
-        ("timestamp", lambda row: 60 * row["n"], "as seconds since 1970: 1970-01-01, 240 rows a day"),
+        (
+            "timestamp",
+            lambda row: 60 * row["n"],
+            "as seconds since 1970: 1970-01-01, 240 rows a day",
+        ),
         ("event_time", lambda row: 60 * row["n"], "Or rename the column and delete this line"),
         ("ts", lambda row: 2_050_000_000 + row["n"], "as seconds since 1970: 2034-12-17"),
         ("date", lambda row: f"{row['time']:%d.%m.%Y}", "its values are no times in a known form"),
@@ -117,7 +137,10 @@ def test_column_named_like_times_that_holds_none_is_asked_about(name, written, s
 def test_times_of_two_forms_are_asked_about_with_days_of_each(write):
     asked = question_of(write(clicks(**USERS, time=lambda row: 1_405_030_600)), "time_format")
     assert "one of YYMMDDhhmm, seconds" in asked  # 06:00 on a day in May, or a moment in July
-    assert "YYMMDDhhmm (2014-05-03, 240 rows a day) or as seconds (2014-07-10, 240 rows a day)" in asked
+    assert (
+        "YYMMDDhhmm (2014-05-03, 240 rows a day) or as seconds (2014-07-10, 240 rows a day)"
+        in asked
+    )
 
 
 def test_birthdays_are_no_times_of_rows_and_are_left_out_with_their_days(tmp_path):
@@ -135,16 +158,26 @@ def test_hours_of_day_are_no_times(write):
 
 
 def test_only_one_column_is_time_and_two_likely_ones_are_asked_about(write):
-    times = {name: lambda row: f"{row['time']:%Y-%m-%dT%H:%M:%SZ}" for name in ("begin", "end", "updated_at")}
+    times = {
+        name: lambda row: f"{row['time']:%Y-%m-%dT%H:%M:%SZ}"
+        for name in ("begin", "end", "updated_at")
+    }
     text, recommender = drafted(write(clicks(**USERS, **times, created_at=times["end"])))
     assert recommender.data.event_time == "created_at"
-    assert "Times (2026-05-03 to 2026-05-06, 60 rows a day) beside the row's own" in line_of(text, "updated_at")
-    assert "which of 'begin', 'end', 'updated_at'" in question_of(write(clicks(**USERS, **times)), "event_time")
+    assert "Times (2026-05-03 to 2026-05-06, 60 rows a day) beside the row's own" in line_of(
+        text, "updated_at"
+    )
+    assert "which of 'begin', 'end', 'updated_at'" in question_of(
+        write(clicks(**USERS, **times)), "event_time"
+    )
 
 
 def test_rows_without_times_are_each_request_and_ingest_needs_days(write):
     text, recommender = drafted(write(clicks(**USERS)))
-    assert (recommender.data.event_time, recommender.data.request_id) == ("event_time", "request_id")
+    assert (recommender.data.event_time, recommender.data.request_id) == (
+        "event_time",
+        "request_id",
+    )
     assert "`evergreen ingest` needs --last-day and --days" in line_of(text, "event_time")
     assert "each row is its own request" in line_of(text, "request_id")
 
@@ -182,26 +215,42 @@ def test_rows_written_again_with_their_click_keep_their_key(write):
 def test_few_rows_of_other_content_keep_key_and_over_one_percent_drop_it(num_other, is_key, write):
     columns = clicks(search_id=lambda row: f"q{row['n']}", slot=lambda row: 0, **USERS)
     for n in range(num_other):  # of 240 rows
-        columns["search_id"][n], columns["item_id"][n], columns["item_id"][n + 100] = f"q{n + 100}", 1, 2
+        columns["search_id"][n], columns["item_id"][n], columns["item_id"][n + 100] = (
+            f"q{n + 100}",
+            1,
+            2,
+        )
     assert drafted(write(columns))[1].data.row == ("slot" if is_key else "row")
 
 
 def test_columns_with_names_of_key_that_are_none_are_asked_about(write):
-    columns = clicks(request_id=lambda row: f"q{row['n'] // 8}", row=lambda row: row["n"] % 4, **USERS)
-    assert "'row' is not a key: rows with other content repeat it" in question_of(write(columns), "row")
+    columns = clicks(
+        request_id=lambda row: f"q{row['n'] // 8}", row=lambda row: row["n"] % 4, **USERS
+    )
+    assert "'row' is not a key: rows with other content repeat it" in question_of(
+        write(columns), "row"
+    )
 
 
 def test_own_request_ids_are_kept_without_rows(write):
-    text, recommender = drafted(write(clicks(impression_id=lambda row: f"r{row['n'] // 3:03}", **USERS)))
+    text, recommender = drafted(
+        write(clicks(impression_id=lambda row: f"r{row['n'] // 3:03}", **USERS))
+    )
     assert (recommender.data.request_id, recommender.data.row) == ("impression_id", "row")
     assert "up to 3 rows each" in line_of(text, "request_id")
 
 
 @pytest.mark.parametrize(
     ("user", "item"),
-    [("userid", "itemID"), ("customer", "sku"), ("visitorId", "product_id"), ("user_pseudo_id", "adgroup_id"),
-     ("member_no", "movieId"), ("uid", "article")],
-)  # fmt: skip
+    [
+        ("userid", "itemID"),
+        ("customer", "sku"),
+        ("visitorId", "product_id"),
+        ("user_pseudo_id", "adgroup_id"),
+        ("member_no", "movieId"),
+        ("uid", "article"),
+    ],
+)
 def test_users_and_items_are_found_whatever_their_spelling(user, item, write):
     _, recommender = drafted(write(clicks(**dict(zip((user, item, "click"), USERS.values())))))
     assert (recommender.data.user, recommender.data.item) == (user, item)
@@ -209,7 +258,11 @@ def test_users_and_items_are_found_whatever_their_spelling(user, item, write):
 
 
 def test_few_users_and_word_for_unknown_one_are_no_users(write):
-    few = clicks(user=lambda row: row["user"] % 3, item_id=lambda row: row["item"], click=lambda row: row["click"])
+    few = clicks(
+        user=lambda row: row["user"] % 3,
+        item_id=lambda row: row["item"],
+        click=lambda row: row["click"],
+    )
     assert drafted(write(few))[1].data.user is None
     unknown = {**few, "user": [0 if n % 3 else n for n in range(N)]}
     assert drafted(write(unknown))[1].data.user is None
@@ -226,7 +279,9 @@ def test_column_that_numbers_rows_is_left_out_with_sentence(name, write):
 # -- the label
 
 
-@pytest.mark.parametrize("name", ["clk", "is_click", "Clicked", "label", "target", "purchase", "is_like"])
+@pytest.mark.parametrize(
+    "name", ["clk", "is_click", "Clicked", "label", "target", "purchase", "is_like"]
+)
 def test_names_of_clicks_and_conversions_are_known(name, write):
     columns = clicks(is_mobile=lambda row: row["n"] % 2, **USERS)
     columns[name] = columns.pop("click")
@@ -262,7 +317,10 @@ def test_label_with_gap_or_odd_value_is_one_and_rows_are_counted(write):
     assert "2 rows with another value or none: malformed" in line_of(text, "label")
     columns["click"][:12] = [""] * 12
     text, recommender = drafted(write(columns))
-    assert "13 rows with another value or none: malformed, more than the 1% that is tolerated" in line_of(text, "label")
+    assert (
+        "13 rows with another value or none: malformed, more than the 1% that is tolerated"
+        in line_of(text, "label")
+    )
 
 
 def test_two_likely_labels_are_asked_about_and_equal_ones_are_not(write):
@@ -290,11 +348,15 @@ def test_other_outcomes_of_label_are_left_out(write):
         "watch_time": lambda row: row["n"] * 5 % 80,
         "revenue": lambda row: row["price"],
     }
-    text, recommender = drafted(write(clicks(**outcomes, **USERS, duration=lambda row: row["n"] * 3 % 70)))
+    text, recommender = drafted(
+        write(clicks(**outcomes, **USERS, duration=lambda row: row["n"] * 3 % 70))
+    )
     assert recommender.features.names == ("duration", "user_id", "item_id")
     left_out = text.partition("# Left out:")[2]
     for name in outcomes:
-        assert line_of(left_out, name).endswith(("not known when it is predicted", "only after the row was shown"))
+        assert line_of(left_out, name).endswith(
+            ("not known when it is predicted", "only after the row was shown")
+        )
 
 
 @pytest.mark.parametrize(
@@ -304,7 +366,9 @@ def test_other_outcomes_of_label_are_left_out(write):
         lambda row: -row["n"] - 1 if row["click"] else row["n"],
         lambda row: f"page{row['n'] % 9}" if row["click"] else f"none{row['n'] % 5}",
         lambda row: row["price"] if row["click"] else "",
-        lambda row: (row["n"] % 10) + (50 if row["n"] % 2 else 0) if row["click"] else 20 + row["n"] % 10,
+        lambda row: (
+            (row["n"] % 10) + (50 if row["n"] % 2 else 0) if row["click"] else 20 + row["n"] % 10
+        ),
     ],
     ids=["rating", "below zero", "words", "there or not", "in the middle"],
 )
@@ -317,7 +381,11 @@ def test_column_that_decides_label_alone_is_left_out_and_its_auc_named(leak, wri
 
 def test_another_id_in_each_row_does_not_decide_label(write):
     path = write(
-        clicks(**USERS, coupon=lambda row: row["n"] * 7919 % 100_003, strong=lambda row: row["click"] + row["n"] % 3)
+        clicks(
+            **USERS,
+            coupon=lambda row: row["n"] * 7919 % 100_003,
+            strong=lambda row: row["click"] + row["n"] % 3,
+        )
     )
     assert {"coupon", "strong"} <= set(drafted(path)[1].features.names)
 
@@ -352,11 +420,17 @@ def test_ids_of_more_than_64_bits_are_kept_as_texts(write):
 
 def test_ids_as_floats_beyond_2_to_53rd_are_left_out_with_sentence(write, tmp_path):
     path = write(
-        clicks(**USERS, member=lambda row: f"{2**53 + 2 * row['user']}.0", key=lambda row: f"{row['user'] + 1}e17")
+        clicks(
+            **USERS,
+            member=lambda row: f"{2**53 + 2 * row['user']}.0",
+            key=lambda row: f"{row['user'] + 1}e17",
+        )
     )
     text, recommender = drafted(path)
     assert recommender.features.names == ("user_id", "item_id")
-    assert "which are ambiguous whole numbers; write ids as whole numbers or texts" in line_of(text, "member")
+    assert "which are ambiguous whole numbers; write ids as whole numbers or texts" in line_of(
+        text, "member"
+    )
     columns = clicks(**USERS, member=lambda row: float(2**60 + 4096 * row["user"]))
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     assert "member" not in drafted(tmp_path / "a.parquet")[1].features.names
@@ -375,7 +449,9 @@ def test_up_to_one_percent_odd_values_are_malformed_and_more_stop_guess(write):
     text, recommender = drafted(path)
     assert recommender.features.numeric == ("price",)
     assert "2 rows with another value, such as 'n.v.': malformed" in text
-    text, recommender = drafted(write(clicks(**USERS, price=lambda row: row["price"] if row["n"] % 6 else "n.v.")))
+    text, recommender = drafted(
+        write(clicks(**USERS, price=lambda row: row["price"] if row["n"] % 6 else "n.v."))
+    )
     assert "price" not in recommender.features.names
     assert "Numbers, but 'n.v.' in 40 rows" in line_of(text, "price")
 
@@ -405,41 +481,60 @@ def test_recboles_suffixes_say_type(write):
     }
     _, recommender = drafted(write(clicks(**columns), delimiter="\t"))
     data, features = recommender.data, recommender.features
-    assert (data.label, data.event_time, data.time_format) == ("label:float", "timestamp:float", "seconds")
+    assert (data.label, data.event_time, data.time_format) == (
+        "label:float",
+        "timestamp:float",
+        "seconds",
+    )
     assert (data.user, features.numeric, features.categorical) == (
         "user_id:token",
         ("age:float",),
         ("user_id:token", "code:token"),
     )
-    assert features.list_options == {"tags:token_seq": ListOptions(type="string", max=2, separator=" ")}
+    assert features.list_options == {
+        "tags:token_seq": ListOptions(type="string", max=2, separator=" ")
+    }
 
 
 @pytest.mark.parametrize("separator", ["|", ",", ";", " "])
 def test_lists_are_found_with_their_separator(separator, write):
     genres = ("drama", "war", "noir", "western")
     path = write(
-        clicks(**USERS, genres=lambda row: separator.join(genres[i] for i in range(row["n"] % 4 + 1))), delimiter="\t"
+        clicks(
+            **USERS, genres=lambda row: separator.join(genres[i] for i in range(row["n"] % 4 + 1))
+        ),
+        delimiter="\t",
     )
     _, recommender = drafted(path)
-    assert recommender.features.list_options == {"genres": ListOptions(type="string", max=4, separator=separator)}
+    assert recommender.features.list_options == {
+        "genres": ListOptions(type="string", max=4, separator=separator)
+    }
 
 
-@pytest.mark.parametrize("written", [json.dumps, str, lambda found: json.dumps(found).replace(", ", ",")])
+@pytest.mark.parametrize(
+    "written", [json.dumps, str, lambda found: json.dumps(found).replace(", ", ",")]
+)
 def test_lists_in_brackets_need_no_separator(written, write):
-    path = write(clicks(**USERS, seen=lambda row: written([row["item"], row["n"] % 7])), delimiter="\t")
+    path = write(
+        clicks(**USERS, seen=lambda row: written([row["item"], row["n"] % 7])), delimiter="\t"
+    )
     _, recommender = drafted(path)
     assert recommender.features.list_options == {"seen": ListOptions(max=2)}
 
 
 def test_titles_are_no_lists_and_numbers_with_comma_are_no_lists_either(write):
     columns = clicks(
-        **USERS, title=lambda row: f"Shoe {row['item']}, red and nice", place=lambda row: f"North {row['item']}, hall",
+        **USERS,
+        title=lambda row: f"Shoe {row['item']}, red and nice",
+        place=lambda row: f"North {row['item']}, hall",
         preis=lambda row: f"{row['price']:.2f}".replace(".", ","),
-    )  # fmt: skip
+    )
     text, recommender = drafted(write(columns, delimiter=";"))
     assert recommender.features.lists == ()
     assert recommender.features.categorical == ("user_id", "item_id", "title", "place")
-    assert "some have ',' inside: if they are lists, name it under lists with {separator: ','}" in text
+    assert (
+        "some have ',' inside: if they are lists, name it under lists with {separator: ','}" in text
+    )
     assert "Numbers with a comma: write 3.5" in line_of(text, "preis")
 
 
@@ -470,10 +565,14 @@ def test_forms_that_ingest_reads_are_drafted(content, tmp_path, write):
 
 def test_json_lines_are_drafted(tmp_path):
     columns = clicks(
-        **USERS, price=lambda row: row["price"] if row["n"] % 5 else None, tags=lambda row: ["a", str(row["item"])]
+        **USERS,
+        price=lambda row: row["price"] if row["n"] % 5 else None,
+        tags=lambda row: ["a", str(row["item"])],
     )
     path = tmp_path / "clicks.jsonl"
-    path.write_text("".join(json.dumps(dict(zip(columns, row))) + "\n" for row in zip(*columns.values())))
+    path.write_text(
+        "".join(json.dumps(dict(zip(columns, row))) + "\n" for row in zip(*columns.values()))
+    )
     _, recommender = drafted(path)
     assert recommender.features.names == ("price", "user_id", "item_id", "tags")
     assert recommender.features.list_options == {"tags": ListOptions(type="string", max=2)}
@@ -489,8 +588,9 @@ def test_parquet_nanosecond_times_are_read_and_sentinels_are_malformed(tmp_path)
     pq.write_table(pa.table({**columns, "ts": pa.array(times)}), tmp_path / "a.parquet")
     text, recommender = drafted(tmp_path / "a.parquet")
     assert recommender.data.event_time == "ts"
-    assert "2026-05-03 to 2026-05-06, 60 rows a day; 1 row with no time from 1990 to tomorrow" in line_of(
-        text, "event_time"
+    assert (
+        "2026-05-03 to 2026-05-06, 60 rows a day; 1 row with no time from 1990 to tomorrow"
+        in line_of(text, "event_time")
     )
 
 
@@ -499,24 +599,43 @@ def test_parquet_times_of_another_unit_than_meant_are_asked_about(tmp_path):
     seconds = [int(row.timestamp()) for row in clicks(t=lambda row: row["time"])["t"]]
     columns["ts"] = pa.array(seconds, pa.int64()).cast(pa.timestamp("ms"))
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    assert "have no time between 1990 and tomorrow (1970-01-21" in question_of(tmp_path / "a.parquet", "event_time")
+    assert "have no time between 1990 and tomorrow (1970-01-21" in question_of(
+        tmp_path / "a.parquet", "event_time"
+    )
 
 
 @pytest.mark.parametrize(
     ("user", "item", "last"),
-    [("7", "3", "0"), ("u9", "i4", "1"), ("u9", "2026-05-03T06:00:00Z", "1"), ("9f86d081", "i3", "0")],
+    [
+        ("7", "3", "0"),
+        ("u9", "i4", "1"),
+        ("u9", "2026-05-03T06:00:00Z", "1"),
+        ("9f86d081", "i3", "0"),
+    ],
 )
 def test_file_without_header_is_refused(user, item, last, tmp_path):
     path = tmp_path / "a.csv"
-    users = [f"{n * 2_654_435_761 % 2**32:08x}" if len(user) == 8 else f"{user[:-1]}{n}" for n in range(30)]
-    path.write_text("\n".join([f"{user},{item},{last}", *(f"{each},{item},{n % 2}" for n, each in enumerate(users))]))
+    users = [
+        f"{n * 2_654_435_761 % 2**32:08x}" if len(user) == 8 else f"{user[:-1]}{n}"
+        for n in range(30)
+    ]
+    path.write_text(
+        "\n".join(
+            [f"{user},{item},{last}", *(f"{each},{item},{n % 2}" for n, each in enumerate(users))]
+        )
+    )
     with pytest.raises(ContractError, match=f"has no header: its first line begins with '{user}'"):
         read_sample(path)
 
 
 def test_columns_named_by_numbers_are_read_if_name_is_word(write):
     _, recommender = drafted(
-        write(clicks(click=USERS["click"], **{"101": lambda row: row["user"], "7": lambda row: row["item"]}))
+        write(
+            clicks(
+                click=USERS["click"],
+                **{"101": lambda row: row["user"], "7": lambda row: row["item"]},
+            )
+        )
     )
     assert recommender.features.categorical == ("101", "7")
 
@@ -536,4 +655,9 @@ def test_bounded_number_of_rows_is_read_and_said(write):
 def test_roles_are_given_for_every_column(write):
     sample = read_sample(write(clicks(**USERS, id=lambda row: row["n"])))
     roles = {column.name: guess.role for column, guess in guess_roles(sample, now=NOW)}
-    assert roles == {"user_id": "categorical", "item_id": "categorical", "click": "label", "id": LEFT_OUT}
+    assert roles == {
+        "user_id": "categorical",
+        "item_id": "categorical",
+        "click": "label",
+        "id": LEFT_OUT,
+    }

@@ -26,7 +26,10 @@ def rows(n):
 
 
 def test_bytes_that_are_no_text_are_left_out_with_sentence(tmp_path):
-    found = [{**row, "device": uuid.UUID(int=(7919 * i + 255 << 64) + i).bytes} for i, row in enumerate(rows(300))]
+    found = [
+        {**row, "device": uuid.UUID(int=(7919 * i + 255 << 64) + i).bytes}
+        for i, row in enumerate(rows(300))
+    ]
     pq.write_table(pa.Table.from_pylist(found), tmp_path / "rows.parquet")
     text = draft(read_sample(tmp_path / "rows.parquet"), name="shop")
     (line,) = [line for line in text.splitlines() if "device" in line]
@@ -34,12 +37,17 @@ def test_bytes_that_are_no_text_are_left_out_with_sentence(tmp_path):
 
 
 def test_request_ids_with_gaps_are_kept_as_requests_of_their_own(tmp_path):
-    found = [{"request_id": "" if i % 7 == 0 else f"q{i // 3}", "row": i % 3, **row} for i, row in enumerate(rows(300))]
+    found = [
+        {"request_id": "" if i % 7 == 0 else f"q{i // 3}", "row": i % 3, **row}
+        for i, row in enumerate(rows(300))
+    ]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(map(json.dumps, found)))
     assert "  request_id: request_id" in draft(read_sample(path), name="shop")
     recommender = Recommender(
-        name="shop", features=Features(numeric=(), categorical=("user_id",)), data=ColumnNames(label="click")
+        name="shop",
+        features=Features(numeric=(), categorical=("user_id",)),
+        data=ColumnNames(label="click"),
     )
     trial = try_rows(path, recommender)
     assert (trial.rows, trial.refusals, trial.copies.num_conflicting) == (300, [], 0)
@@ -48,9 +56,13 @@ def test_request_ids_with_gaps_are_kept_as_requests_of_their_own(tmp_path):
 def test_rows_that_are_written_again_with_their_click_are_told(tmp_path):
     found = [{**row, "click": 0, "user_id": i} for i, row in enumerate(rows(200))]
     path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, [*found, *[{**row, "click": 1} for row in found[:30]]])))
+    path.write_text(
+        "\n".join(map(json.dumps, [*found, *[{**row, "click": 1} for row in found[:30]]]))
+    )
     features = Features(numeric=(), categorical=("user_id",))
-    trial = try_rows(path, Recommender(name="shop", features=features, data=ColumnNames(label="click")))
+    trial = try_rows(
+        path, Recommender(name="shop", features=features, data=ColumnNames(label="click"))
+    )
     assert (trial.rows, trial.equal_rows, trial.changed_labels) == (230, 0, 30)
 
 
@@ -58,6 +70,8 @@ def test_folder_with_empty_file_has_times(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows(30))))
     (tmp_path / "b.jsonl").write_text("")
     features = Features(numeric=(), categorical=("user_id",))
-    trial = try_rows(tmp_path, Recommender(name="shop", features=features, data=ColumnNames(label="click")))
+    trial = try_rows(
+        tmp_path, Recommender(name="shop", features=features, data=ColumnNames(label="click"))
+    )
     assert trial.has_times
     assert "is empty" in trial.refusals[0]

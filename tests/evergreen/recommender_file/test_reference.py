@@ -59,7 +59,11 @@ def test_schema_is_current_and_takes_what_reader_takes():
     ids=str,
 )
 def test_schema_refuses_what_reader_refuses(change):
-    document = {"format": FORMAT, "name": "shop", "features": {"numeric": ["a"], "categorical": ["b"]}} | change
+    document = {
+        "format": FORMAT,
+        "name": "shop",
+        "features": {"numeric": ["a"], "categorical": ["b"]},
+    } | change
     assert not Draft202012Validator(json_schema()).is_valid(document)
     with pytest.raises(ContractError):
         parse_recommender(yaml.safe_dump(document), source="shop.yaml")

@@ -67,7 +67,10 @@ def test_all_lines_are_accounted_for_and_what_rows_hold_is_said(write):
     lines = [*rows(n3=row(3, price="oops")), "", HEADER, "1,2"]
     trial = try_rows(write(lines), SHOP, now=NOW)
     assert (trial.rows, trial.malformed, trial.clicks) == (199, 2, 40)
-    assert trial.span == (1_777_622_400_000_000, 1_777_622_400_000_000 + 3 * 86_400_000_000 + 49_000_000)
+    assert trial.span == (
+        1_777_622_400_000_000,
+        1_777_622_400_000_000 + 3 * 86_400_000_000 + 49_000_000,
+    )
     assert [trial.days[20_574 + n] for n in range(4)] == [49, 50, 50, 50]
     assert (trial.users, trial.items) == (20, 8)
     text = said(trial)
@@ -84,11 +87,23 @@ def test_all_lines_are_accounted_for_and_what_rows_hold_is_said(write):
 @pytest.mark.parametrize(
     ("lines", "header", "refusal"),
     [
-        (rows(n1=row(1, price="x"), n2=row(2, price="x"), n3=row(3, price="x")), HEADER, "3 of 200 rows are malformed"),
-        (rows(), HEADER.replace("click", "clicked"), "has no column 'click', the label of recommender shop"),
+        (
+            rows(n1=row(1, price="x"), n2=row(2, price="x"), n3=row(3, price="x")),
+            HEADER,
+            "3 of 200 rows are malformed",
+        ),
+        (
+            rows(),
+            HEADER.replace("click", "clicked"),
+            "has no column 'click', the label of recommender shop",
+        ),
         (rows(), HEADER.replace("price", "prize"), r"lacks the columns \['price'\]"),
         ([], HEADER, "holds no row"),
-        ([f"0,{n},1,i,2,a" for n in range(9)], HEADER, "ts is .* not a time between 1990 and tomorrow"),
+        (
+            [f"0,{n},1,i,2,a" for n in range(9)],
+            HEADER,
+            "ts is .* not a time between 1990 and tomorrow",
+        ),
     ],
 )
 def test_what_ingest_would_refuse_is_refused(lines, header, refusal, write):
@@ -100,30 +115,48 @@ def test_what_ingest_would_refuse_is_refused(lines, header, refusal, write):
 
 def test_column_that_decides_label_is_leak_and_others_are_none(write):
     trial = try_rows(
-        write(rows(**{f"n{n}": row(n, price=(n % 5 == 0) * 3 + n % 2) for n in range(200)})), SHOP, now=NOW
+        write(rows(**{f"n{n}": row(n, price=(n % 5 == 0) * 3 + n % 2) for n in range(200)})),
+        SHOP,
+        now=NOW,
     )
-    assert {each.name: each.is_leak for each in trial.features} == dict(price=True, user=True, item=False, tags=False)
-    assert "WARNING: alone determines the label, so was it known before the click? price (AUC 1.000)" in said(trial)
+    assert {each.name: each.is_leak for each in trial.features} == dict(
+        price=True, user=True, item=False, tags=False
+    )
+    assert (
+        "WARNING: alone determines the label, so was it known before the click? price (AUC 1.000)"
+        in said(trial)
+    )
 
 
 def test_categories_of_newest_rows_that_no_earlier_row_has_are_counted(write):
     # A missing value is no category, even if no earlier row has one.
     newest = {f"n{n}": row(n, item=f"new{n}" if n % 2 else "NULL") for n in range(180, 200)}
-    (item,) = (each for each in try_rows(write(rows(**newest)), SHOP, now=NOW).features if each.name == "item")
+    (item,) = (
+        each
+        for each in try_rows(write(rows(**newest)), SHOP, now=NOW).features
+        if each.name == "item"
+    )
     assert item.new_share == pytest.approx(10 / 20)
     backwards = try_rows(write(rows(**newest)[::-1]), SHOP, now=NOW)
-    assert next(each.new_share for each in backwards.features if each.name == "item") == pytest.approx(10 / 20)
+    assert next(
+        each.new_share for each in backwards.features if each.name == "item"
+    ) == pytest.approx(10 / 20)
 
 
 @pytest.mark.parametrize(("num_other", "is_refused"), [(2, False), (3, True)])
-def test_rows_that_repeat_key_are_counted_and_many_differing_are_refused(num_other, is_refused, write):
+def test_rows_that_repeat_key_are_counted_and_many_differing_are_refused(
+    num_other, is_refused, write
+):
     keyed = [f"r{n // 2},{n % 2},{row(n)}" for n in range(200)]
     again = [f"r{n},0,{row(2 * n, click=1)}" for n in range(20)]
     other = [f"r{n},1,{row(2 * n + 1, item='zzz')}" for n in range(num_other)]
     trial = try_rows(write([*keyed, *again, *other], f"request_id,row,{HEADER}"), SHOP, now=NOW)
     assert trial.copies == (20 + num_other, num_other)
     assert trial.is_refused == is_refused
-    assert f"{20 + num_other} rows with the key of another one, {num_other} of them with other features" in said(trial)
+    assert (
+        f"{20 + num_other} rows with the key of another one, {num_other} of them with other "
+        "features" in said(trial)
+    )
 
 
 def test_equal_rows_are_counted(write):
@@ -132,7 +165,9 @@ def test_equal_rows_are_counted(write):
 
 def test_rows_without_times_say_what_ingest_needs(write):
     recommender = Recommender(
-        name="a", data=ColumnNames(label="click"), features=Features(numeric=("price",), categorical=())
+        name="a",
+        data=ColumnNames(label="click"),
+        features=Features(numeric=("price",), categorical=()),
     )
     trial = try_rows(write([f"{n % 2},{n}" for n in range(9)], "click,price"), recommender, now=NOW)
     assert (trial.is_refused, trial.span) == (False, None)

@@ -24,14 +24,26 @@ def installation(tmp_path):
     for version in range(1, 7):
         at = f"2026-0{version}-01T00:00:00+00:00"
         _keep(store, f"m{version}", at)
-        made = release(store, version, f"m{version}", published_at=at, previous_version=version - 1 or None)
+        made = release(
+            store, version, f"m{version}", published_at=at, previous_version=version - 1 or None
+        )
         _fill(graph_folder(store, version))
         make_live(store, made)
     _keep(store, "refused", "2026-01-05T00:00:00+00:00")
-    for run, at in (("old", "2026-02-01T00:00:00+00:00"), ("new", "2026-06-29T00:00:00+00:00"), ("at-work", None)):
+    for run, at in (
+        ("old", "2026-02-01T00:00:00+00:00"),
+        ("new", "2026-06-29T00:00:00+00:00"),
+        ("at-work", None),
+    ):
         _fill(work / run)
         if at:
-            ended = {"trigger_id": run, "state": "released", "step": "deployment", "reason": "", "version": 1}
+            ended = {
+                "trigger_id": run,
+                "state": "released",
+                "step": "deployment",
+                "reason": "",
+                "version": 1,
+            }
             write_outcome(store, RunOutcome(run=run, ended_at=at, **ended))
     _fill(work / "nobody's")
     return store, work
@@ -50,7 +62,9 @@ def _fill(folder):
 
 def run(installation, *flags):
     store, work = installation
-    return collect.main(["--store", str(store), "--work", str(work), "--keep-versions", "3", *flags], now=NOW)
+    return collect.main(
+        ["--store", str(store), "--work", str(work), "--keep-versions", "3", *flags], now=NOW
+    )
 
 
 def left(installation):
@@ -69,15 +83,27 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
     assert left(installation) == before, "without --yes it is only named"
     assert "folders may go; --yes removes them" in capsys.readouterr().out
     assert run(installation, "--yes") == 0
-    assert left(installation) == (["m4", "m5", "m6"], ["4", "5", "6"], ["at-work", "new", "nobody's"])
+    assert left(installation) == (
+        ["m4", "m5", "m6"],
+        ["4", "5", "6"],
+        ["at-work", "new", "nobody's"],
+    )
     assert "work of run old, ended 2026-02-01" in (said := capsys.readouterr().out)
     assert "weights of model refused" in said
-    kept = {path.name: sorted(each.name for each in path.iterdir()) for path in (store / "models").iterdir()}
+    kept = {
+        path.name: sorted(each.name for each in path.iterdir())
+        for path in (store / "models").iterdir()
+    }
     assert kept == {
-        name: [Model.MANIFEST, *(["statistics", "weights", "workflow"] if name in ("m4", "m5", "m6") else [])]
+        name: [
+            Model.MANIFEST,
+            *(["statistics", "weights", "workflow"] if name in ("m4", "m5", "m6") else []),
+        ]
         for name in ("m1", "m2", "m3", "m4", "m5", "m6", "refused")
     }
-    assert all((model_folder(store, f"m{n}") / Model.MANIFEST).exists() for n in range(1, 7)), "what was stays told"
+    assert all((model_folder(store, f"m{n}") / Model.MANIFEST).exists() for n in range(1, 7)), (
+        "what was stays told"
+    )
     assert run(installation) == 0
     assert "nothing may go" in capsys.readouterr().out
 
@@ -85,8 +111,13 @@ def test_what_nothing_goes_back_to_goes_and_all_else_stays(installation, capsys)
 def test_version_rolled_back_to_and_canary_stay_however_old_they_are(installation):
     store, _ = installation
     first, *_, live = read_journal(store)
-    append_promotion(store, replace(live, action="rollback", version=1, model_id="m1", previous_version=6))
-    append_promotion(store, replace(first, action=CANARY, version=2, model_id="m2", share=0.01, time=NOW.isoformat()))
+    append_promotion(
+        store, replace(live, action="rollback", version=1, model_id="m1", previous_version=6)
+    )
+    append_promotion(
+        store,
+        replace(first, action=CANARY, version=2, model_id="m2", share=0.01, time=NOW.isoformat()),
+    )
     run(installation, "--yes", "--keep-versions", "2")
     assert left(installation)[:2] == (["m1", "m2", "m6"], ["1", "2", "6"])
 
@@ -110,7 +141,9 @@ def test_what_is_younger_than_days_stays(installation):
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(installation, monkeypatch, number):
+def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(
+    installation, monkeypatch, number
+):
     removed = []
 
     class Killed(BaseException):
@@ -128,11 +161,19 @@ def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(installa
         with pytest.raises(Killed):
             run(installation, "--yes")
     store, work = installation
-    folders = [*store.glob(f"models/*/{Model.WEIGHTS}"), *store.glob("graphs/[0-9]"), *work.glob("[!.]*")]
+    folders = [
+        *store.glob(f"models/*/{Model.WEIGHTS}"),
+        *store.glob("graphs/[0-9]"),
+        *work.glob("[!.]*"),
+    ]
     named = [path for path in folders if not path.name.endswith(".collected")]
     assert all((path / "bytes").exists() for path in named)
     run(installation, "--yes")
-    assert left(installation) == (["m4", "m5", "m6"], ["4", "5", "6"], ["at-work", "new", "nobody's"])
+    assert left(installation) == (
+        ["m4", "m5", "m6"],
+        ["4", "5", "6"],
+        ["at-work", "new", "nobody's"],
+    )
 
 
 @pytest.mark.parametrize("flags", [["--days", "0.5"], ["--keep-versions", "1"]])
@@ -152,11 +193,18 @@ def test_days_that_are_no_age_are_refused(installation, capsys, days):
 def test_what_killed_writes_left_goes_and_what_may_be_under_way_stays(installation, capsys):
     store, work = installation
     name = f".{{}}.{'0a' * 16}"
-    places = [store / "models" / name.format("m9"), store / "graphs" / name.format("7"), work / name.format("run")]
+    places = [
+        store / "models" / name.format("m9"),
+        store / "graphs" / name.format("7"),
+        work / name.format("run"),
+    ]
     places += [store / "models" / "m6" / name.format("weights")]
     for place in places:
         _fill(place)
-    files = [store / name.format("journal.jsonl"), store / "runs" / "old" / name.format("training.json")]
+    files = [
+        store / name.format("journal.jsonl"),
+        store / "runs" / "old" / name.format("training.json"),
+    ]
     for file in files:
         file.write_bytes(b"half")
     old, new = datetime(2026, 1, 1, tzinfo=timezone.utc).timestamp(), NOW.timestamp() - 60

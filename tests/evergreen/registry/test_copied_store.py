@@ -15,7 +15,11 @@ from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 from tests.support.releases import keep_model, make_live, release
 
-PARTS = {"weights/weights.bin": b"w", "workflow/workflow.json": b"{}", "statistics/statistics.pb": b"s"}
+PARTS = {
+    "weights/weights.bin": b"w",
+    "workflow/workflow.json": b"{}",
+    "statistics/statistics.pb": b"s",
+}
 
 
 def stored(store, model_id="m1"):
@@ -64,7 +68,9 @@ def test_every_reader_of_copied_store_reads_copy(there):
     assert parent == by_name[0] == by_name[1]
     assert local_path(live.model_uri) == local_path(parent.uri) == model_folder(there, "m1")
     assert local_path(live.graph_uri).read_bytes() == b"graph"
-    assert [model_store.verified_part(parent, part).parent for part in Model.PARTS] == [model_folder(there, "m1")] * 3
+    assert [model_store.verified_part(parent, part).parent for part in Model.PARTS] == [
+        model_folder(there, "m1")
+    ] * 3
     (outcome,) = runs.read_outcomes(there)
     assert outcome == runs.find_outcome(there, "r1")
     assert local_path(outcome.reports["training"]).read_text() == "<p>1</p>"

@@ -46,9 +46,12 @@ def store(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("reference", "version", "model_id"), [(CURRENT, 2, "second"), ("first", 1, "first"), (NONE, None, None)]
+    ("reference", "version", "model_id"),
+    [(CURRENT, 2, "second"), ("first", 1, "first"), (NONE, None, None)],
 )
-def test_current_is_live_version_none_is_nothing_and_model_is_named_by_id(store, reference, version, model_id):
+def test_current_is_live_version_none_is_nothing_and_model_is_named_by_id(
+    store, reference, version, model_id
+):
     champion, parent = model_store.champion(store, reference), model_store.parent(store, reference)
     assert (champion and champion.version, parent and parent.model_id) == (version, model_id)
 
@@ -98,7 +101,10 @@ def test_step_that_does_not_end_well_keeps_why_until_retry_succeeds(tmp_path, er
 
 @pytest.mark.parametrize("run", ["", "..", "a/b", "../../elsewhere", "/etc"])
 def test_run_whose_name_would_lead_out_of_its_folder_is_refused(tmp_path, run):
-    with pytest.raises(ContractError, match="run is named"), runs.noted(tmp_path / "store", run, "training"):
+    with (
+        pytest.raises(ContractError, match="run is named"),
+        runs.noted(tmp_path / "store", run, "training"),
+    ):
         pytest.fail("the step must not begin: it would remove the folder of that name")
     assert list(tmp_path.iterdir()) == []
 
@@ -121,10 +127,14 @@ def test_outcome_of_run_is_found_by_runs_name(tmp_path):
 
 def test_where_releases_go_is_noted_once_and_read_back(tmp_path):
     assert model_store.read_serving_place(tmp_path) is None
-    place = ServingPlace(repository_uri="gs://models/repository", triton_urls=["dns:///triton:8001"], server="python")
+    place = ServingPlace(
+        repository_uri="gs://models/repository", triton_urls=["dns:///triton:8001"], server="python"
+    )
     model_store.write_serving_place(tmp_path, place)
     first = (tmp_path / "serving.json").stat().st_ino
     model_store.write_serving_place(tmp_path, place)
-    assert (tmp_path / "serving.json").stat().st_ino == first, "an unchanged place is not written again"
+    assert (tmp_path / "serving.json").stat().st_ino == first, (
+        "an unchanged place is not written again"
+    )
     model_store.write_serving_place(tmp_path, replace(place, server="onnxruntime"))
     assert model_store.read_serving_place(tmp_path).server == "onnxruntime"

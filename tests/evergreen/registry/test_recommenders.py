@@ -51,7 +51,9 @@ def test_unknown_reference_is_refused(tmp_path, reference):
         recommenders.accepted(tmp_path, reference)
 
 
-@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"{}"), lambda path: path.unlink()])
+@pytest.mark.parametrize(
+    "change", [lambda path: path.write_bytes(b"{}"), lambda path: path.unlink()]
+)
 def test_version_changed_in_place_is_refused(tmp_path, change):
     accept(tmp_path, SHOP)
     change(tmp_path / "recommender" / "1.json")
@@ -102,4 +104,10 @@ def test_other_recommender_is_refused_in_used_registry_unless_replaced(tmp_path,
 
 def test_columns_that_come_and_go_are_no_other_recommender(tmp_path):
     accept(tmp_path, SHOP)
-    assert accept(tmp_path, replace(SHOP, features=Features(numeric=("size",), categorical=("age", "city")))) == 2
+    assert (
+        accept(
+            tmp_path,
+            replace(SHOP, features=Features(numeric=("size",), categorical=("age", "city"))),
+        )
+        == 2
+    )

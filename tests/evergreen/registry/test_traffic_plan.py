@@ -57,8 +57,10 @@ def _counts(first, second):
     for a, b in zip(first, second):
         table[int(a), int(b)] += 1
     n = len(first)
-    return {k: (v, sum(table[k[0], b] for b in (0, 1)) * sum(table[a, k[1]] for a in (0, 1)) / n)
-            for k, v in table.items()}  # fmt: skip
+    return {
+        k: (v, sum(table[k[0], b] for b in (0, 1)) * sum(table[a, k[1]] for a in (0, 1)) / n)
+        for k, v in table.items()
+    }
 
 
 def test_shadow_is_drawn_without_regard_to_arm():
@@ -110,7 +112,9 @@ def test_plan_survives_its_json_exactly(share, shadow, salt, reason, value):
 def test_next_plan_counts_on_and_keeps_what_it_is_not_told():
     grown = plan().next(canary_share=0.25)
     assert (grown.sequence, grown.canary_share, grown.salt) == (3, 0.25, "s")
-    ended = grown.without_canary(stable=STABLE, published_at="2026-01-02T00:00:00+00:00", reason="worse")
+    ended = grown.without_canary(
+        stable=STABLE, published_at="2026-01-02T00:00:00+00:00", reason="worse"
+    )
     assert (ended.sequence, ended.canary, ended.shadow_share, ended.baseline) == (4, None, 0.0, {})
 
 
@@ -131,7 +135,10 @@ MALFORMED = [
     ({"stable": {"model_name": "", "version": 3}}, "model_name is ''"),
     ({"stable": {"model_name": "click_model", "version": "3"}}, "version is '3'"),
     ({"stable": {"model_name": "click_model", "version": 0}}, "version is 0"),
-    ({"stable": {"model_name": "click_model", "version": 3, "weight": 1}}, "unknown or missing fields"),
+    (
+        {"stable": {"model_name": "click_model", "version": 3, "weight": 1}},
+        "unknown or missing fields",
+    ),
     ({"canary": {"model_name": "click_model", "version": 4}}, "both arms are named 'click_model'"),
     ({"canary": None}, "without a canary"),
     ({"colour": "blue"}, "unknown or missing fields"),

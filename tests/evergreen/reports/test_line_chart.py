@@ -23,7 +23,9 @@ def test_missing_value_breaks_line():
 
 def test_event_text_cannot_break_out_of_chart():
     line = Line(label="a", color="#000", x=[0, 1], y=[0, 1])
-    chart = line_chart([line], y_label="x", marks=[Mark(x=0.5, text="<script>alert(1)</script>")]).__html__()
+    chart = line_chart(
+        [line], y_label="x", marks=[Mark(x=0.5, text="<script>alert(1)</script>")]
+    ).__html__()
     assert "<script>" not in chart
     assert "&lt;script&gt;" in chart
 
@@ -43,7 +45,11 @@ def test_events_close_together_have_names_at_different_heights():
 def test_event_after_last_point_stands_at_its_own_time():
     line = Line(label="a", color="#000", x=[0, 50], y=[0.5, 0.6])
     marks = [Mark(x=75, text="later"), Mark(x=100, text="last")]
-    drawn = [t for t in _svg(line_chart([line], y_label="x", marks=marks)).findall("line") if t.get("stroke-dasharray")]
+    drawn = [
+        t
+        for t in _svg(line_chart([line], y_label="x", marks=marks)).findall("line")
+        if t.get("stroke-dasharray")
+    ]
     assert [each.get("x1") for each in drawn] == ["75.00%", "100.00%"]
 
 
@@ -53,7 +59,9 @@ def test_name_of_event_at_right_edge_stays_inside():
     assert ("".join(name.itertext()), name.get("text-anchor")) == ("1 run ended", "end")
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 97.4), (0.583, 0.882), (0.7, 0.7001), (-3.5, 68.0), (0.0, 1e-9)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 97.4), (0.583, 0.882), (0.7, 0.7001), (-3.5, 68.0), (0.0, 1e-9)]
+)
 def test_axis_has_few_round_numbers_inside_its_range(low, high):
     numbers = ticks(low, high, 5)
     assert 2 <= len(numbers) <= 8
@@ -61,6 +69,8 @@ def test_axis_has_few_round_numbers_inside_its_range(low, high):
 
 
 def test_axis_from_zero_shows_no_negative_number():
-    chart = line_chart([Line(label="p99", color="#000", x=[0, 1], y=[1, 90])], y_label="ms", from_zero=True).__html__()
+    chart = line_chart(
+        [Line(label="p99", color="#000", x=[0, 1], y=[1, 90])], y_label="ms", from_zero=True
+    ).__html__()
     assert ">0</text>" in chart
     assert ">-" not in chart

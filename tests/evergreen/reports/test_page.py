@@ -36,18 +36,31 @@ from tests.support.html_pages import parse_page, table_of, text_of
 from tests.support.paths import REPOSITORY
 
 LONG = "file:///home/somebody/evergreen_" + "of_a_long_name_" * 12 + "/scores.parquet"
-SENTENCE = "the columns of which nobody knows what they mean were compared and found to be the same as before; " * 4
+SENTENCE = (
+    "the columns of which nobody knows what they mean were compared and found to be the same as "
+    "before; " * 4
+)
 EVIL = "<script>alert(1)</script><img src=x onerror='alert(2)'>\"&"
 WIDTHS = (390, 480, 720, 1100, 1280)
 
 
 def page_of(text: str, *, rows: int) -> str:
     """Return a page with every kind of block, `text` everywhere, and tables of 2 to 14 columns."""
-    check = CheckRow(name=text, value=-0.0012345, interval=(-0.123456, 0.123456), limit=text, result="inconclusive")
+    check = CheckRow(
+        name=text,
+        value=-0.0012345,
+        interval=(-0.123456, 0.123456),
+        limit=text,
+        result="inconclusive",
+    )
     lines = [Line(label=text, color="var(--series-1)", x=[0.0, 100.0], y=[0.5, 0.9])]
     marks = [Mark(x=9.0 * place, text=text[:12]) for place in range(12)]
     tables = [
-        PageTable(caption=f"{size} columns", head=["name"] + [f"number {i}" for i in range(size - 1)], rows=found)
+        PageTable(
+            caption=f"{size} columns",
+            head=["name"] + [f"number {i}" for i in range(size - 1)],
+            rows=found,
+        )
         for size in (2, 3, 5, 9, 14)
         for found in [[[text, *["0.7762 [0.7581, 0.7934]"] * (size - 2), text]] * rows]
     ]
@@ -60,7 +73,8 @@ def page_of(text: str, *, rows: int) -> str:
         numbers=Fold(text, [Text(text)]),
     )
     events = [
-        ShownEvent(time=60.0 * i, kind=kind, text=text, after="62 s ago") for i, kind in enumerate(("drift", "release"))
+        ShownEvent(time=60.0 * i, kind=kind, text=text, after="62 s ago")
+        for i, kind in enumerate(("drift", "release"))
     ]
     return html_page(
         text,
@@ -68,11 +82,19 @@ def page_of(text: str, *, rows: int) -> str:
         first=[
             Banner(text=text, items=[text]),
             line_chart(lines, y_label=text, marks=marks, levels=[(0.6, text[:12])]),
-            Checks(caption="checks", rows=[check, CheckRow(name="rows", value=None, result=text[:20], detail=text)]),
+            Checks(
+                caption="checks",
+                rows=[check, CheckRow(name="rows", value=None, result=text[:20], detail=text)],
+            ),
             Tiles({text: text, "version": Link(text, "#x")}),
         ],
         sections={
-            text: [Text(text, Code(text), Strong(text)), Bullets([text]), Preformatted(text), Cards([card], False)],
+            text: [
+                Text(text, Code(text), Strong(text)),
+                Bullets([text]),
+                Preformatted(text),
+                Cards([card], False),
+            ],
             "Tables": [*tables, event_list(events * rows, routine=["drift"])],
         },
     )
@@ -109,7 +131,13 @@ def test_value_that_template_was_not_given_is_error():
 
 def test_checks_are_table_of_value_interval_limit_and_result():
     rows = [
-        CheckRow(name="AUC", value=0.77621, interval=(0.75812, 0.79341), limit="at least 0.6", result="pass"),
+        CheckRow(
+            name="AUC",
+            value=0.77621,
+            interval=(0.75812, 0.79341),
+            limit="at least 0.6",
+            result="pass",
+        ),
         CheckRow(name="rows", value=None, result="inconclusive", detail="too few rows"),
     ]
     page = html_page("t", first=[Checks(caption="c", rows=rows)], sections={})
@@ -123,13 +151,29 @@ def test_checks_are_table_of_value_interval_limit_and_result():
 
 def test_routine_events_are_folded_and_each_date_is_named_once():
     kinds = ["release", "drift", "archived", "drift", "rollback"]
-    events = [ShownEvent(time=86_390.0 + 5 * i, kind=kind, text=f"text {i}") for i, kind in enumerate(kinds)]
+    events = [
+        ShownEvent(time=86_390.0 + 5 * i, kind=kind, text=f"text {i}")
+        for i, kind in enumerate(kinds)
+    ]
     drawn = event_list(events, routine=("drift", "archived")).__html__()
     assert re.findall(r"<h3>(\S+)", drawn) == ["1970-01-01", "1970-01-02"]
-    assert re.findall(r"<time>(.*?)</time>", drawn) == ["23:59:50", "23:59:55", "00:00:00", "00:00:05", "00:00:10"]
-    folds = [text_of(each) for each in re.findall(r'<details class="routine"><summary>.*?</summary>', drawn)]
+    assert re.findall(r"<time>(.*?)</time>", drawn) == [
+        "23:59:50",
+        "23:59:55",
+        "00:00:00",
+        "00:00:05",
+        "00:00:10",
+    ]
+    folds = [
+        text_of(each)
+        for each in re.findall(r'<details class="routine"><summary>.*?</summary>', drawn)
+    ]
     assert folds == ["23:59:55 drift", "00:00:00 to 00:00:05 archived, drift"]
-    assert not [attributes for tag, attributes in parse_page(drawn) if tag == "details" and "open" in attributes]
+    assert not [
+        attributes
+        for tag, attributes in parse_page(drawn)
+        if tag == "details" and "open" in attributes
+    ]
 
 
 def test_long_fold_names_lines_that_it_leaves_out():
@@ -141,7 +185,10 @@ def test_long_fold_names_lines_that_it_leaves_out():
 
 
 def test_no_p_value_is_printed_as_zero():
-    assert [probability(value) for value in (0.0, 1e-12, 0.00009999, 0.0001)] == [*["< 0.0001"] * 3, "0.0001"]
+    assert [probability(value) for value in (0.0, 1e-12, 0.00009999, 0.0001)] == [
+        *["< 0.0001"] * 3,
+        "0.0001",
+    ]
 
 
 def test_wheel_has_every_template_and_style(monkeypatch):

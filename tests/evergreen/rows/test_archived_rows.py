@@ -8,7 +8,11 @@ from evergreen.rows.archived_rows import MovedAway, archived_files, parquet_file
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import open_objects
 
-FILES = ["day=2026-03-01/part-0.parquet", "day=2026-03-02/part-1.parquet", "day=2026-03-03/part-2.parquet"]
+FILES = [
+    "day=2026-03-01/part-0.parquet",
+    "day=2026-03-02/part-1.parquet",
+    "day=2026-03-03/part-2.parquet",
+]
 NO_SERVED_ROWS = [
     "day=2026-03-02/.part-3.parquet",
     "day=2026-03-02/_metadata.parquet",
@@ -23,23 +27,34 @@ NO_SERVED_ROWS = [
 def archive(request, tmp_path):
     if request.param == "bucket":
         request.getfixturevalue("cloud_storage")
-    objects = open_objects(str(tmp_path / "archive") if request.param == "folder" else "gs://models/an archive")
+    objects = open_objects(
+        str(tmp_path / "archive") if request.param == "folder" else "gs://models/an archive"
+    )
     pq.write_table(pa.table({"label": [0, 1]}), tmp_path / "rows.parquet")
     for name in [*FILES, *NO_SERVED_ROWS]:
         if "/." not in name:
             objects.write(name, tmp_path / "rows.parquet")
-        elif request.param == "folder":  # a foreign object, because the project never uses such a name
+        elif (
+            request.param == "folder"
+        ):  # a foreign object, because the project never uses such a name
             (tmp_path / "archive" / name).write_bytes(b"half a file")
     return objects
 
 
 def test_only_visible_parquet_files_of_day_folders_hold_served_rows(archive):
     assert [each.name for each in archived_files(archive)] == FILES
-    assert [each.day for each in archived_files(archive)] == ["2026-03-01", "2026-03-02", "2026-03-03"]
+    assert [each.day for each in archived_files(archive)] == [
+        "2026-03-01",
+        "2026-03-02",
+        "2026-03-03",
+    ]
 
 
 def test_days_and_first_day_choose_among_them(archive):
-    assert [each.name for each in archived_files(archive, days=["2026-03-03", "2026-03-01", "2026-04-01"])] == [
+    assert [
+        each.name
+        for each in archived_files(archive, days=["2026-03-03", "2026-03-01", "2026-04-01"])
+    ] == [
         FILES[0],
         FILES[2],
     ]
@@ -51,21 +66,33 @@ def test_file_gives_its_rows_and_one_that_is_corrupt_or_gone_is_named(archive):
     whole, corrupt, moved = archived_files(archive)
     with whole.opened() as file:
         assert file.read().column("label").to_pylist() == [0, 1]
-    with pytest.raises(ContractError, match=r"day=2026-03-02/part-1.parquet is not a readable"), corrupt.opened():
+    with (
+        pytest.raises(ContractError, match=r"day=2026-03-02/part-1.parquet is not a readable"),
+        corrupt.opened(),
+    ):
         pass
     archive.delete(moved.name)
-    gone, words = (ContractError, "is absent") if archive.uri.startswith("gs:") else (MovedAway, "has moved away")
+    gone, words = (
+        (ContractError, "is absent")
+        if archive.uri.startswith("gs:")
+        else (MovedAway, "has moved away")
+    )
     with pytest.raises(gone, match=f"day=2026-03-03/part-2.parquet {words}"), moved.opened():
         pass
 
 
 def test_column_name_that_is_no_text_is_corrupt_file(tmp_path):
-    pq.write_table(pa.table({"label": [0, 1]}), path := tmp_path / "rows.parquet", store_schema=False)
+    pq.write_table(
+        pa.table({"label": [0, 1]}), path := tmp_path / "rows.parquet", store_schema=False
+    )
     content = path.read_bytes()
     for byte in range(5):
         path.write_bytes(content)
         corrupt = bytearray(content)
         corrupt[content.index(b"label") + byte] ^= 0x80
         path.write_bytes(corrupt)
-        with pytest.raises(ContractError, match=r"rows.parquet is not a readable Parquet file"), reading_parquet(path):
+        with (
+            pytest.raises(ContractError, match=r"rows.parquet is not a readable Parquet file"),
+            reading_parquet(path),
+        ):
             parquet_file(path).read(columns=["label"]).column("label")

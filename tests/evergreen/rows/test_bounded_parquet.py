@@ -21,7 +21,9 @@ from tests.support.lakes import folder_lake
 from tests.support.paths import REPOSITORY
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
-LONG_TEXT = pa.DictionaryArray.from_arrays(pa.array([0] * 60_000, pa.int32()), pa.array(["x" * 100_000]))
+LONG_TEXT = pa.DictionaryArray.from_arrays(
+    pa.array([0] * 60_000, pa.int32()), pa.array(["x" * 100_000])
+)
 """6 GB of text in a few kilobytes."""
 READ = """
 import resource, sys
@@ -48,10 +50,16 @@ def lake(tmp_path, raw_table):
         table = raw_table(n, start=START.timestamp(), seconds=80_000)
         for name, values in changes.items():
             index = table.schema.get_field_index(name)
-            table = table.set_column(index, name, values) if index >= 0 else table.append_column(name, values)
+            table = (
+                table.set_column(index, name, values)
+                if index >= 0
+                else table.append_column(name, values)
+            )
         folder = tmp_path / "lake" / "day=2026-03-01"
         folder.mkdir(parents=True)
-        pq.write_table(table, folder / "part-0.parquet", compression="zstd", store_schema=False, **options)
+        pq.write_table(
+            table, folder / "part-0.parquet", compression="zstd", store_schema=False, **options
+        )
         return told(folder.parent)
 
     return read
@@ -66,7 +74,10 @@ def told(folder: Path) -> str:
 
 def test_one_long_text_of_many_rows_is_refused_and_not_spelled_out(lake):
     found = lake(60_000, {raw_rows.REQUEST_ID: LONG_TEXT})
-    assert "part-0.parquet has 6000000000 bytes of text in request_id of 60000 rows, expected at most" in found
+    assert (
+        "part-0.parquet has 6000000000 bytes of text in request_id of 60000 rows, expected at most"
+        in found
+    )
 
 
 def test_long_text_in_column_that_nobody_reads_does_no_harm(lake):
@@ -76,14 +87,19 @@ def test_long_text_in_column_that_nobody_reads_does_no_harm(lake):
 def test_pages_that_compress_thousandfold_are_refused_by_footer(lake):
     text = pa.array(["x" * 1_000_000 for _ in range(100)])
     found = lake(100, {raw_rows.REQUEST_ID: text}, use_dictionary=False)
-    assert "before compression, expected at most 16777216 rows and 67108864 bytes in a file of" in found
+    assert (
+        "before compression, expected at most 16777216 rows and 67108864 bytes in a file of"
+        in found
+    )
 
 
 def test_more_rows_than_bytes_can_hold_are_refused_by_footer(tmp_path):
     folder = tmp_path / "lake" / "day=2026-03-01"
     folder.mkdir(parents=True)
     same = pa.repeat(pa.scalar(START, pa.timestamp("us", tz="UTC")), 5_000_000)
-    pq.write_table(pa.table({raw_rows.EVENT_TIME: same}), folder / "part-0.parquet", compression="zstd")
+    pq.write_table(
+        pa.table({raw_rows.EVENT_TIME: same}), folder / "part-0.parquet", compression="zstd"
+    )
     assert "states 5000000 rows in" in told(folder.parent)
 
 
@@ -106,7 +122,9 @@ def test_time_that_no_date_has_is_malformed_row(tmp_path, raw_table, run_step, m
     times[7] = micros
     folder = tmp_path / "lake" / "day=2026-03-01"
     folder.mkdir(parents=True)
-    changed = table.set_column(index, table.schema.field(index), pa.array(times).cast(table.schema.field(index).type))
+    changed = table.set_column(
+        index, table.schema.field(index), pa.array(times).cast(table.schema.field(index).type)
+    )
     pq.write_table(changed, folder / "part-0.parquet")
     dataset = run_step(folder.parent)
     assert (dataset.num_malformed, dataset.num_train_rows + dataset.num_holdout_rows) == (1, 399)
@@ -114,7 +132,9 @@ def test_time_that_no_date_has_is_malformed_row(tmp_path, raw_table, run_step, m
     assert f"event_time {micros} of timestamp[us, tz=UTC] is outside the file's day" in text
 
 
-def test_dictionary_encoded_strings_and_lists_give_same_rows_as_plain(tmp_path, raw_table, write_lake):
+def test_dictionary_encoded_strings_and_lists_give_same_rows_as_plain(
+    tmp_path, raw_table, write_lake
+):
     table = raw_table(5000, start=START.timestamp(), seconds=80_000, request_rows=50)
     found = []
     for name, options in (("a", {"use_dictionary": True}), ("b", {"use_dictionary": False})):
@@ -130,8 +150,12 @@ def test_dictionary_encoded_strings_and_lists_give_same_rows_as_plain(tmp_path, 
 
 def test_rows_of_batch_may_have_long_texts_as_long_as_they_fit(tmp_path):
     texts = pa.array([chr(97 + i % 26) * 1000 for i in range(10_000)])
-    pq.write_table(pa.table({"w": texts, "l": [[t] for t in texts.to_pylist()]}), tmp_path / "a.parquet")
-    batches = archived_rows.bounded_batches(tmp_path / "a.parquet", ["w", "l"], group=0, batch_rows=3000)
+    pq.write_table(
+        pa.table({"w": texts, "l": [[t] for t in texts.to_pylist()]}), tmp_path / "a.parquet"
+    )
+    batches = archived_rows.bounded_batches(
+        tmp_path / "a.parquet", ["w", "l"], group=0, batch_rows=3000
+    )
     rows = pa.Table.from_batches(list(batches))
     assert rows.column("w").cast(pa.string()).to_pylist() == texts.to_pylist()
     assert np.sum([len(each) for each in rows.column("l").to_pylist()]) == 10_000

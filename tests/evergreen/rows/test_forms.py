@@ -17,7 +17,16 @@ find_reader = partial(forms.find_reader, recommender=criteo.CRITEO_RECOMMENDER)
 
 
 def test_days_are_read_in_order_of_their_numbers(tmp_path):
-    for name in ("day_10.gz", "day_2", "day_1.gz", ".day_0.gz.part", "_day_4", "readme.txt", "license.txt", "notes.md"):
+    for name in (
+        "day_10.gz",
+        "day_2",
+        "day_1.gz",
+        ".day_0.gz.part",
+        "_day_4",
+        "readme.txt",
+        "license.txt",
+        "notes.md",
+    ):
         (tmp_path / name).touch()
     assert [p.name for p in click_log_files(tmp_path)] == ["day_1.gz", "day_2", "day_10.gz"]
 
@@ -26,7 +35,9 @@ def test_file_that_is_there_packed_and_unpacked_is_refused(tmp_path):
     for name in ("day_0", "day_0.gz", "day_1.gz"):
         (tmp_path / name).touch()
     with pytest.raises(
-        ContractError, match="day_0.gz also exists unpacked or in another compression, expected each row in one file"
+        ContractError,
+        match="day_0.gz also exists unpacked or in another compression, expected each row in one "
+        "file",
     ):
         click_log_files(tmp_path)
 
@@ -39,10 +50,19 @@ def test_folder_without_click_logs_is_refused(tmp_path):
 
 REFUSED = {
     "empty": ("", "is empty"),
-    "Criteo's unlabelled test file": ("\t".join("0" * 39) + "\n", "first line has 39 tab-separated"),
+    "Criteo's unlabelled test file": (
+        "\t".join("0" * 39) + "\n",
+        "first line has 39 tab-separated",
+    ),
     "prose": ("Dear all,\nplease find attached\n", "is no Criteo file"),
-    "header without C26": (",".join(["Label", *criteo.FEATURES[:-1]]) + "\n", r"not name \['C26'\] exactly once"),
-    "header with I1 twice": (",".join(["Label", "i1", *criteo.FEATURES]) + "\n", r"not name \['I1'\] exactly once"),
+    "header without C26": (
+        ",".join(["Label", *criteo.FEATURES[:-1]]) + "\n",
+        r"not name \['C26'\] exactly once",
+    ),
+    "header with I1 twice": (
+        ",".join(["Label", "i1", *criteo.FEATURES]) + "\n",
+        r"not name \['I1'\] exactly once",
+    ),
 }
 
 
@@ -67,7 +87,9 @@ def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, re
         values = table.column(name).to_pylist()
         values[at] = None
         field = table.schema.field(name)
-        table = table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
+        table = table.set_column(
+            table.schema.get_field_index(name), field, pa.array(values, field.type)
+        )
     pq.write_table(table, tmp_path / "part.parquet")
     found, malformed = read(RawParquet(path=tmp_path / "part.parquet", features=criteo.CRITEO))
     assert len(found) == 17
@@ -81,9 +103,13 @@ def test_raw_rows_without_identity_or_time_are_set_aside(tmp_path, raw_table, re
 def test_raw_columns_of_another_type_are_refused_by_name(tmp_path, raw_table, read):
     table = raw_table(50)
     index = table.schema.get_field_index(raw_rows.EVENT_TIME)
-    table = table.set_column(index, raw_rows.EVENT_TIME, table.column(raw_rows.EVENT_TIME).cast(pa.int64()))
+    table = table.set_column(
+        index, raw_rows.EVENT_TIME, table.column(raw_rows.EVENT_TIME).cast(pa.int64())
+    )
     pq.write_table(table, tmp_path / "part.parquet")
-    with pytest.raises(ContractError, match="part.parquet has event_time of type int64, expected a timestamp"):
+    with pytest.raises(
+        ContractError, match="part.parquet has event_time of type int64, expected a timestamp"
+    ):
         read(RawParquet(path=tmp_path / "part.parquet", features=criteo.CRITEO))
 
 
@@ -94,5 +120,9 @@ def test_times_of_another_unit_are_converted(tmp_path, raw_table, read, clicks, 
     times = table.column(raw_rows.EVENT_TIME).cast(pa.timestamp(unit, tz="UTC"))
     pq.write_table(table.set_column(index, raw_rows.EVENT_TIME, times), tmp_path / "part.parquet")
     start = table.column(raw_rows.EVENT_TIME)[10].cast(pa.int64()).as_py()
-    reader = RawParquet(path=tmp_path / "part.parquet", features=criteo.CRITEO, span=TimeSpan(start, start + 5_000_000))
+    reader = RawParquet(
+        path=tmp_path / "part.parquet",
+        features=criteo.CRITEO,
+        span=TimeSpan(start, start + 5_000_000),
+    )
     assert read(reader) == (clicks(table)[10:15], [])

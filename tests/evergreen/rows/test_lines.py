@@ -24,7 +24,9 @@ def read(rows):
     """Return the rows with their lines, the rejected lines, and the counts."""
     found, rejected, counts = [], [], LineCounts()
     for chunk in rows.chunks([name for name in rows.names if name]):
-        found += zip(chunk.numbers.tolist(), map(tuple, (row.values() for row in chunk.rows.to_pylist())))
+        found += zip(
+            chunk.numbers.tolist(), map(tuple, (row.values() for row in chunk.rows.to_pylist()))
+        )
         rejected += chunk.rejected
         counts.add(chunk.counts)
     assert (len(found), len(rejected)) == (counts.rows, counts.rejected)
@@ -33,7 +35,9 @@ def read(rows):
 
 def written(path, content: bytes):
     path.write_bytes(content)
-    return TextRows(path=path, names=NAMES, dialect=Dialect(delimiter=",", num_fields=3, header=HEADER))
+    return TextRows(
+        path=path, names=NAMES, dialect=Dialect(delimiter=",", num_fields=3, header=HEADER)
+    )
 
 
 def num_lines(content: bytes) -> int:
@@ -41,14 +45,31 @@ def num_lines(content: bytes) -> int:
 
 
 PIECE = st.sampled_from(
-    [b'"', b'""', b",", b"\n", b"\r\n", b"a", b"1", b"title", b"# c", b"\xff", b"\0", b" ", b"\n\n", HEADER + b"\n"]
+    [
+        b'"',
+        b'""',
+        b",",
+        b"\n",
+        b"\r\n",
+        b"a",
+        b"1",
+        b"title",
+        b"# c",
+        b"\xff",
+        b"\0",
+        b" ",
+        b"\n\n",
+        HEADER + b"\n",
+    ]
 )
 
 
 @given(content=st.lists(PIECE, max_size=60).map(b"".join), block_bytes=st.integers(1, 200))
 @example(content=b'1,2,"a\n1,2,3\n1,2,b"\n', block_bytes=5)
 @example(content=b'1,2,"a\nb\n\nc"\n1,2,3', block_bytes=5)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_every_line_of_any_bytes_is_counted_once(tmp_path, monkeypatch, content, block_bytes):
     monkeypatch.setattr(text_module, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(lines_module, "_READ_BYTES", 7)
@@ -63,7 +84,9 @@ def test_every_line_of_any_bytes_is_counted_once(tmp_path, monkeypatch, content,
     assert sorted(number for number, _ in found) == [number for number, _ in found]
 
 
-FIELD = st.text(st.characters(blacklist_characters="\r\n\0\ufffd", blacklist_categories=("Cs",)), max_size=8)
+FIELD = st.text(
+    st.characters(blacklist_characters="\r\n\0\ufffd", blacklist_categories=("Cs",)), max_size=8
+)
 LONG = st.text(st.sampled_from('ab ",\n'), max_size=12)
 
 
@@ -72,7 +95,9 @@ LONG = st.text(st.sampled_from('ab ",\n'), max_size=12)
     quoting=st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL]),
     ends=st.sampled_from(["\n", "\r\n"]),
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_what_standard_library_writes_is_read_back(tmp_path, rows, quoting, ends):
     """A line break in a quoted field makes the reading ambiguous. Those rows may be rejected."""
     stream = io.StringIO(newline="")
@@ -92,7 +117,9 @@ def test_one_stray_quote_costs_at_most_its_own_line_of_sixty_thousand(tmp_path):
     lines = [f"{i % 2},u{i},t{i}".encode() for i in range(60_000)]
     lines[7], lines[20_001] = b'1,u7,"The Big', b'0,u20001,"a, b'
     lines[30_000], lines[30_001] = b'1,u,"two', b'lines"'
-    found, rejected, counts = read(written(tmp_path / "rows.csv", HEADER + b"\n" + b"\n".join(lines) + b"\n"))
+    found, rejected, counts = read(
+        written(tmp_path / "rows.csv", HEADER + b"\n" + b"\n".join(lines) + b"\n")
+    )
     assert (counts.rows, counts.rejected, counts.continued, counts.header) == (59_998, 1, 1, 1)
     assert [(each.line, each.text, each.reason) for each in rejected] == [
         (20_003, '0,u20001,"a, b', "a quote is not closed")
@@ -130,21 +157,36 @@ def test_every_line_ambiguous_quote_may_span_is_rejected_none_invented(tmp_path)
 
 def test_files_joined_with_another_order_of_columns_are_refused(tmp_path):
     content = HEADER + b"\n1,a,b\nuser,label,title\nc,0,d\n"
-    with pytest.raises(ContractError, match=r"rows.csv: line 3 names the columns in another order than line 1"):
+    with pytest.raises(
+        ContractError, match=r"rows.csv: line 3 names the columns in another order than line 1"
+    ):
         read(written(tmp_path / "rows.csv", content))
 
 
 @pytest.mark.parametrize(
-    "again", [b"label,user,title", b'"label","user","title"', b"LABEL,User,title", b"label, user ,title"]
+    "again",
+    [b"label,user,title", b'"label","user","title"', b"LABEL,User,title", b"label, user ,title"],
 )
 def test_header_that_comes_again_is_no_row(tmp_path, again):
-    found, rejected, counts = read(written(tmp_path / "rows.csv", HEADER + b"\n1,a,b\n" + again + b"\n0,c,d\n"))
-    assert ([row for _, row in found], rejected, counts.header) == ([("1", "a", "b"), ("0", "c", "d")], [], 2)
+    found, rejected, counts = read(
+        written(tmp_path / "rows.csv", HEADER + b"\n1,a,b\n" + again + b"\n0,c,d\n")
+    )
+    assert ([row for _, row in found], rejected, counts.header) == (
+        [("1", "a", "b"), ("0", "c", "d")],
+        [],
+        2,
+    )
 
 
 def test_line_behind_hash_is_comment_only_where_it_can_be_no_torn_row(tmp_path):
-    found, rejected, counts = read(written(tmp_path / "rows.csv", HEADER + b"\n# end\n#sale, now,1,x\n#1,a,b\n"))
-    assert (counts.comments, [each.line for each in rejected], found) == (1, [3], [(4, ("#1", "a", "b"))])
+    found, rejected, counts = read(
+        written(tmp_path / "rows.csv", HEADER + b"\n# end\n#sale, now,1,x\n#1,a,b\n")
+    )
+    assert (counts.comments, [each.line for each in rejected], found) == (
+        1,
+        [3],
+        [(4, ("#1", "a", "b"))],
+    )
 
 
 def test_record_that_is_longer_than_block_is_one(tmp_path):
@@ -178,13 +220,24 @@ FORMS = {
     "UTF-8 with a mark": (codecs.BOM_UTF8 + b"label,user,title\n1,a,b\n", [("1", "a", "b")]),
     "comments": (b"# one\n# two, three\nlabel,user,title\n1,a,b\n# end\n", [("1", "a", "b")]),
     "a header behind #": (b"#label,user,title\n1,a,b\n", [("1", "a", "b")]),
-    "delimiters behind rows": (b"label,user,title\n1,a,b,\n0,c,,\n", [("1", "a", "b"), ("0", "c", None)]),
-    "a delimiter behind the header": (b"label,user,title,\n1,a,b\n0,c,d\n", [("1", "a", "b"), ("0", "c", "d")]),
+    "delimiters behind rows": (
+        b"label,user,title\n1,a,b,\n0,c,,\n",
+        [("1", "a", "b"), ("0", "c", None)],
+    ),
+    "a delimiter behind the header": (
+        b"label,user,title,\n1,a,b\n0,c,d\n",
+        [("1", "a", "b"), ("0", "c", "d")],
+    ),
     "backslashes": (b'label,user,title\n1,a,"say \\"hi\\", x"\n', [("1", "a", 'say "hi", x')]),
-    "headers joined": (b"label,user,title\n1,a,b\nlabel,user,title\n0,c,d\n", [("1", "a", "b"), ("0", "c", "d")]),
-    "JSON lines": (b'{"label":1,"user":"a","title":["x"]}\n\n{"label":false}\n',
-        [("1", "a", '["x"]'), ("false", None, None)]),
-}  # fmt: skip
+    "headers joined": (
+        b"label,user,title\n1,a,b\nlabel,user,title\n0,c,d\n",
+        [("1", "a", "b"), ("0", "c", "d")],
+    ),
+    "JSON lines": (
+        b'{"label":1,"user":"a","title":["x"]}\n\n{"label":false}\n',
+        [("1", "a", '["x"]'), ("false", None, None)],
+    ),
+}
 
 
 @pytest.mark.parametrize(("content", "expected"), FORMS.values(), ids=FORMS.keys())
@@ -200,10 +253,22 @@ NOT_TEXT = {
     "PDF": (b"%PDF-1.4\n1 0 obj\n", "a PDF, expected a table of it as CSV or Parquet"),
     "xz": (b"\xfd7zXZ\x00\x00\x04", "an xz file, expected it unpacked"),
     "Parquet in gzip": (gzip.compress(b"PAR1" + b"x" * 50), "holds Parquet inside another packing"),
-    "tar": (b"rows.csv".ljust(257, b"\0") + b"ustar" + b"\0" * 300, "a tar archive, expected it unpacked"),
-    "a long line": (HEADER + b"\n1,a,b\n1,a," + b"x" * (2 << 20) + b"\n", "has a line longer than 1048576 bytes"),
-    "zip": (b"PK\x03\x04" + b"x" * 50, "a zip archive or a spreadsheet, expected it unpacked or saved as CSV"),
-    "binary": (bytes(range(256)) * 4 + b"\0" * 2000, "is binary, expected text, JSON lines or Parquet"),
+    "tar": (
+        b"rows.csv".ljust(257, b"\0") + b"ustar" + b"\0" * 300,
+        "a tar archive, expected it unpacked",
+    ),
+    "a long line": (
+        HEADER + b"\n1,a,b\n1,a," + b"x" * (2 << 20) + b"\n",
+        "has a line longer than 1048576 bytes",
+    ),
+    "zip": (
+        b"PK\x03\x04" + b"x" * 50,
+        "a zip archive or a spreadsheet, expected it unpacked or saved as CSV",
+    ),
+    "binary": (
+        bytes(range(256)) * 4 + b"\0" * 2000,
+        "is binary, expected text, JSON lines or Parquet",
+    ),
     "JSON array": (b'[{"label": 1}]\n', "expected JSON lines, one object in each"),
     "empty": (b"\n\n", "is empty, expected a header"),
 }

@@ -36,7 +36,9 @@ HEADER = ("Label", *criteo.FEATURES)
 
 
 @pytest.mark.parametrize("name", ["day_3", "a b.tsv.gz"])
-def test_tsv_reads_what_standard_library_reads(tmp_path, criteo_rows, write_text, truth, read, name):
+def test_tsv_reads_what_standard_library_reads(
+    tmp_path, criteo_rows, write_text, truth, read, name
+):
     rows = criteo_rows(500)
     assert read(find_reader(write_text(tmp_path / name, rows))) == (truth(rows), [])
 
@@ -50,7 +52,9 @@ def test_tsv_reads_what_standard_library_reads(tmp_path, criteo_rows, write_text
         ("kaggle.tsv", "\t", ("id", "label", *(f.lower() for f in criteo.FEATURES))),
     ],
 )
-def test_header_names_columns(tmp_path, criteo_rows, write_text, truth, read, name, delimiter, header):
+def test_header_names_columns(
+    tmp_path, criteo_rows, write_text, truth, read, name, delimiter, header
+):
     rows = criteo_rows(200)
     columns = {"id": map(str, range(200)), **dict(zip(map(str.lower, HEADER), zip(*rows)))}
     written = list(zip(*(columns[name.lower()] for name in header)))
@@ -58,7 +62,9 @@ def test_header_names_columns(tmp_path, criteo_rows, write_text, truth, read, na
     assert read(find_reader(path)) == (truth(rows), [])
 
 
-def test_windows_line_ends_blank_lines_and_byte_order_mark_do_no_harm(tmp_path, criteo_rows, truth, read):
+def test_windows_line_ends_blank_lines_and_byte_order_mark_do_no_harm(
+    tmp_path, criteo_rows, truth, read
+):
     rows = criteo_rows(20)
     text = "\ufeff" + "\r\n\r\n".join("\t".join(row) for row in rows) + "\r\n\r\n"
     path = tmp_path / "day_0"
@@ -80,7 +86,11 @@ BAD_FIELDS = {
     "infinite": (3, "inf", "I3 is 'inf', expected an integer or nothing"),
     "hex integer": (3, "0x1f", "I3 is '0x1f', expected an integer or nothing"),
     "category not hex": (14, "68fd1e6g", "C1 is '68fd1e6g', expected 1 to 8 hex digits or nothing"),
-    "nine hex digits": (39, "168fd1e64", "C26 is '168fd1e64', expected 1 to 8 hex digits or nothing"),
+    "nine hex digits": (
+        39,
+        "168fd1e64",
+        "C26 is '168fd1e64', expected 1 to 8 hex digits or nothing",
+    ),
     "quoted category": (15, '"aa"', "C2 is '\"aa\"', expected 1 to 8 hex digits or nothing"),
     "1 column": (slice(1, 40), [], "1 columns, expected 40"),
     "38 columns": (slice(38, 40), [], "38 columns, expected 40"),
@@ -115,7 +125,9 @@ def test_bytes_that_are_no_text_spoil_their_line_only(tmp_path, criteo_rows, tru
 
 def test_line_numbers_count_header_and_blank_lines(tmp_path, criteo_rows, read):
     lines = [",".join(row) for row in criteo_rows(4)]
-    text = "\n".join([",".join(HEADER), lines[0], "", lines[1], "junk", lines[2], "2" + lines[3][1:]])
+    text = "\n".join(
+        [",".join(HEADER), lines[0], "", lines[1], "junk", lines[2], "2" + lines[3][1:]]
+    )
     (tmp_path / "k.csv").write_text(text)
     found, malformed = read(find_reader(tmp_path / "k.csv"))
     assert len(found) == 3
@@ -123,7 +135,9 @@ def test_line_numbers_count_header_and_blank_lines(tmp_path, criteo_rows, read):
 
 
 @given(data=st.data(), block_bytes=st.integers(100, 5000))
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_every_line_is_read_or_set_aside_wherever_blocks_end(
     tmp_path, criteo_rows, truth, read, monkeypatch, data, block_bytes
 ):
@@ -137,7 +151,9 @@ def test_every_line_is_read_or_set_aside_wherever_blocks_end(
     monkeypatch.setattr(lines, "_READ_BYTES", 64)
     found, malformed = read(criteo_file(path))
     assert found == truth([row for i, row in enumerate(rows) if i not in noise])
-    assert [(m["line"], m["text"]) for m in malformed] == [(i + 1, t) for i, t in sorted(noise.items()) if t]
+    assert [(m["line"], m["text"]) for m in malformed] == [
+        (i + 1, t) for i, t in sorted(noise.items()) if t
+    ]
 
 
 NOT_HEX = ["xyz", "0x1f", "1_0", "+1", "-1", " 1", "1 ", "123456789", "\u0661", "1\n", "nan"]
@@ -148,17 +164,23 @@ NOT_HEX = ["xyz", "0x1f", "1_0", "+1", "-1", " 1", "1 ", "123456789", "\u0661", 
 @settings(max_examples=100, deadline=None)
 def test_hex_digits_have_their_value_and_other_texts_have_none(values):
     def one(value: str) -> int | None:
-        return int(value, 16) if 0 < len(value) <= 8 and set(value) <= set(string.hexdigits) else None
+        return (
+            int(value, 16) if 0 < len(value) <= 8 and set(value) <= set(string.hexdigits) else None
+        )
 
     assert parse_hex(pa.array(values, pa.string())).to_pylist() == [one(v) for v in values]
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.98])
-def test_file_truncated_mid_gzip_is_named_with_rows_read_before(tmp_path, criteo_rows, write_text, read, keep):
+def test_file_truncated_mid_gzip_is_named_with_rows_read_before(
+    tmp_path, criteo_rows, write_text, read, keep
+):
     path = write_text(tmp_path / "day 0" / "day_0.gz", criteo_rows(3000))
     whole = path.read_bytes()
     path.write_bytes(whole[: int(len(whole) * keep)])
-    with pytest.raises(ContractError, match=r"day 0/day_0.gz is truncated: \d{3,4} whole lines were read") as caught:
+    with pytest.raises(
+        ContractError, match=r"day 0/day_0.gz is truncated: \d{3,4} whole lines were read"
+    ) as caught:
         read(find_reader(path))
     num_lines = int(str(caught.value).split("truncated: ")[1].split()[0])
     assert abs(num_lines - 3000 * keep) < 200
@@ -175,7 +197,9 @@ def test_gzip_file_corrupt_inside_is_named(tmp_path, criteo_rows, write_text, re
 
 def test_concatenated_gzip_members_are_one_file(tmp_path, criteo_rows, write_text, truth, read):
     rows = criteo_rows(60)
-    first, second = (write_text(tmp_path / f"{i}.gz", part) for i, part in enumerate((rows[:20], rows[20:])))
+    first, second = (
+        write_text(tmp_path / f"{i}.gz", part) for i, part in enumerate((rows[:20], rows[20:]))
+    )
     (tmp_path / "day_0.gz").write_bytes(first.read_bytes() + second.read_bytes())
     assert read(find_reader(tmp_path / "day_0.gz")) == (truth(rows), [])
 

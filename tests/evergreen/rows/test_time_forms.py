@@ -16,7 +16,10 @@ from evergreen.runtime.errors import ContractError
 
 NOW = datetime(2026, 11, 29, tzinfo=timezone.utc)
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-TIMES = [datetime(2026, 2, 24, 5, 17, 3, tzinfo=timezone.utc) + timedelta(minutes=47 * i) for i in range(400)]
+TIMES = [
+    datetime(2026, 2, 24, 5, 17, 3, tzinfo=timezone.utc) + timedelta(minutes=47 * i)
+    for i in range(400)
+]
 WRITTEN = {
     "seconds": (lambda t: int(t.timestamp()), timedelta(seconds=1)),
     "milliseconds": (lambda t: int(t.timestamp()) * 1000, timedelta(seconds=1)),
@@ -54,12 +57,16 @@ def test_form_is_told_from_its_values_and_gives_their_times(form, kind):
 
 
 @pytest.mark.parametrize(
-    "first", [datetime(1999, 3, 1), datetime(2004, 2, 20), datetime(2012, 12, 20), datetime(2023, 6, 1)]
+    "first",
+    [datetime(1999, 3, 1), datetime(2004, 2, 20), datetime(2012, 12, 20), datetime(2023, 6, 1)],
 )
 @pytest.mark.parametrize("form", ["seconds", "milliseconds", "YYYYMMDD", "YYMMDDhh", "YYMMDDhhmm"])
 def test_form_is_told_in_any_year_or_asked_for(first, form):
     write, _ = WRITTEN[form]
-    values = [str(write(first.replace(tzinfo=timezone.utc) + timedelta(minutes=47 * i))) for i in range(3000)]
+    values = [
+        str(write(first.replace(tzinfo=timezone.utc) + timedelta(minutes=47 * i)))
+        for i in range(3000)
+    ]
     if form.startswith("YY") and form[2] != "Y" and first.year < 2000:
         return  # two digits cannot say 1999
     if form.startswith("YYM"):
@@ -69,7 +76,10 @@ def test_form_is_told_in_any_year_or_asked_for(first, form):
 
 
 def test_numbers_that_can_be_two_times_are_asked_for():
-    with pytest.raises(ContractError, match="ts is '20101201', which can be YYYYMMDD or YYMMDDhh, expected data.time"):
+    with pytest.raises(
+        ContractError,
+        match="ts is '20101201', which can be YYYYMMDD or YYMMDDhh, expected data.time",
+    ):
         form_of(["20101201", "20101203"])
     assert form_of(["20101201", "20101231"]) == "YYYYMMDD"
 
@@ -79,7 +89,10 @@ def test_numbers_that_can_be_two_times_are_asked_for():
     [
         (["0", "17", "90000"], "read as seconds since 1970: 1970-01-01 to 1970-01-02"),
         (["4000000000", "4000000060"], "read as seconds since 1970: 2096-10-02 to 2096-10-02"),
-        (["soon", "later"], "ts is 'soon', which is not a time between 1990 and tomorrow; expected ISO 8601"),
+        (
+            ["soon", "later"],
+            "ts is 'soon', which is not a time between 1990 and tomorrow; expected ISO 8601",
+        ),
         ([20513, 20514, 20515], "ts is 20513, which is not a time"),
         (["1.77E+09", "1.78E+09"], "ts is '1.77E.09', which is not a time"),
         (["01/02/2026", "03/02/2026"], "ts is '01/02/2026', which is not a time"),
@@ -131,7 +144,17 @@ def test_iso_times_are_pythons(time, offset):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_number_makes_form_fail(form):
-    values = ["0", "1", "99999999999999999999", "-5", "1e9", "18446744073709551615", "9" * 19, "1.5", "0.0"]
+    values = [
+        "0",
+        "1",
+        "99999999999999999999",
+        "-5",
+        "1e9",
+        "18446744073709551615",
+        "9" * 19,
+        "1.5",
+        "0.0",
+    ]
     parsed = TimeRule(form=form).parse(pa.array(values))
     assert len(parsed.values) == len(values)
     assert parsed.is_wrong.to_pylist() == [value is None for value in parsed.values.to_pylist()]
@@ -146,7 +169,10 @@ def test_numbers_of_short_span_that_are_digits_by_chance_are_asked_for():
 
 def test_scientific_notation_is_read_where_it_shows_every_digit():
     assert form_of(["1.772323200E+09", "1.772323260E+09"]) == "seconds"
-    assert times_of(["1.772323200E+09", "1.7723E+09"], "seconds") == [datetime(2026, 3, 1, tzinfo=timezone.utc), None]
+    assert times_of(["1.772323200E+09", "1.7723E+09"], "seconds") == [
+        datetime(2026, 3, 1, tzinfo=timezone.utc),
+        None,
+    ]
 
 
 def test_zones_that_are_none_and_floats_that_are_not_exact_are_no_times():

@@ -42,7 +42,9 @@ def test_whole_numbers_beyond_what_floats_hold_are_numbers_in_every_type():
         assert NUMBERS.parse(column).is_wrong.to_pylist() == [False, False]
 
 
-@pytest.mark.parametrize("values", [pa.array([2**63 + 5, 7], pa.uint64()), pa.array([str(2**63 + 5), "7"])])
+@pytest.mark.parametrize(
+    "values", [pa.array([2**63 + 5, 7], pa.uint64()), pa.array([str(2**63 + 5), "7"])]
+)
 def test_ids_of_64_bits_are_exact(values):
     found = CATEGORIES.parse(values)
     assert found.is_wrong.to_pylist() == [False, False]
@@ -51,5 +53,8 @@ def test_ids_of_64_bits_are_exact(values):
 
 def test_missing_request_id_is_no_fault():
     parsed = REQUEST_IDS.parse(pa.array(["q1", "", None, "NULL"]))
-    assert (parsed.values.to_pylist(), parsed.is_wrong.to_pylist()) == (["q1", None, None, None], [False] * 4)
+    assert (parsed.values.to_pylist(), parsed.is_wrong.to_pylist()) == (
+        ["q1", None, None, None],
+        [False] * 4,
+    )
     assert not REQUEST_IDS.is_required

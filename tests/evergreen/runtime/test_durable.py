@@ -118,12 +118,20 @@ def test_retried_folder_replaces_what_earlier_tries_left_and_nothing_else(tmp_pa
         with durable.whole_directory(tmp_path / name, replace=True) as aside:
             (aside / "part").write_text("retried")
     assert [p.name for p in (tmp_path / "fi[n]al").iterdir()] == ["part"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".fi[n]al.notes", "fi[n]al", "fi[n]al 3", "fi[n]al-2"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".fi[n]al.notes",
+        "fi[n]al",
+        "fi[n]al 3",
+        "fi[n]al-2",
+    ]
 
 
 def test_published_folder_is_never_changed(tmp_path):
     (tmp_path / "final").mkdir()
-    with pytest.raises(FileExistsError, match="expected a new folder"), durable.whole_directory(tmp_path / "final"):
+    with (
+        pytest.raises(FileExistsError, match="expected a new folder"),
+        durable.whole_directory(tmp_path / "final"),
+    ):
         pass
 
 
@@ -132,7 +140,10 @@ LOST = "another process makes .*final too"
 
 def test_who_lost_folder_to_another_process_is_told_so_and_may_try_again(tmp_path):
     final = tmp_path / "final"
-    with pytest.raises(TemporaryError, match=LOST), durable.whole_directory(final, replace=True) as first:  # noqa: PT012
+    with (  # noqa: PT012
+        pytest.raises(TemporaryError, match=LOST),
+        durable.whole_directory(final, replace=True) as first,
+    ):
         with durable.whole_directory(final, replace=True) as second:
             (second / "part").write_text("second")
         (first / "part").write_text("first")
@@ -140,7 +151,9 @@ def test_who_lost_folder_to_another_process_is_told_so_and_may_try_again(tmp_pat
     assert (final / "part").read_text() == "second"
 
 
-@pytest.mark.parametrize("whole", [b"", b"one\n", b"x" * 5000 + b"\n"], ids=["first", "short", "long"])
+@pytest.mark.parametrize(
+    "whole", [b"", b"one\n", b"x" * 5000 + b"\n"], ids=["first", "short", "long"]
+)
 @pytest.mark.parametrize("torn", [b"t", b"torn" * 3000], ids=["one byte", "12 kB"])
 def test_torn_line_spoils_neither_earlier_nor_later_lines(tmp_path, whole, torn):
     path = tmp_path / "lines"
@@ -151,9 +164,13 @@ def test_torn_line_spoils_neither_earlier_nor_later_lines(tmp_path, whole, torn)
 
 def test_two_processes_append_without_losing_line(tmp_path):
     path = tmp_path / "lines"
-    writers = [subprocess.Popen([sys.executable, "-c", APPEND_MANY, str(path), name]) for name in "ab"]
+    writers = [
+        subprocess.Popen([sys.executable, "-c", APPEND_MANY, str(path), name]) for name in "ab"
+    ]
     assert [w.wait(timeout=60) for w in writers] == [0, 0]
-    assert sorted(path.read_text().splitlines()) == sorted(f"{name} {i}" for name in "ab" for i in range(50))
+    assert sorted(path.read_text().splitlines()) == sorted(
+        f"{name} {i}" for name in "ab" for i in range(50)
+    )
 
 
 def test_hash_of_tree_knows_names_and_contents_but_not_its_place(tmp_path):

@@ -5,7 +5,13 @@ import sys
 
 import pytest
 
-from evergreen.runtime.errors import ContractError, PermanentError, Preempted, Refused, TemporaryError
+from evergreen.runtime.errors import (
+    ContractError,
+    PermanentError,
+    Preempted,
+    Refused,
+    TemporaryError,
+)
 from evergreen.runtime.exit_codes import exits_with_code
 
 

@@ -19,7 +19,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 @pytest.mark.parametrize("processes", [1, 2, 5])
 def test_results_come_in_order_of_items(processes):
     factor = 3  # of a closure, because nothing is pickled
-    assert forked.run_all(lambda item: item * factor, range(20), processes=processes) == [3 * i for i in range(20)]
+    assert forked.run_all(lambda item: item * factor, range(20), processes=processes) == [
+        3 * i for i in range(20)
+    ]
 
 
 def test_work_is_done_in_other_processes_and_few_items_in_this_one():
@@ -95,7 +97,9 @@ def wait(item):
 run_all(wait, [1, 2, 3, 4], processes=2)
 """
     command = [sys.executable, "-c", script]
-    parent = subprocess.Popen(command, cwd=REPOSITORY, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        command, cwd=REPOSITORY, start_new_session=True, stderr=subprocess.PIPE, text=True
+    )
     try:
         wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
         yield parent, [int(path.name) for path in tmp_path.iterdir()]
@@ -129,7 +133,8 @@ def test_interrupt_from_terminal_ends_all_and_is_told_once(at_work):
 
 
 @pytest.mark.parametrize(
-    ("content", "cores"), [("max 100000", 4), ("150000 100000", 2), ("50000 100000", 1), ("900000 100000", 4), ("", 4)]
+    ("content", "cores"),
+    [("max 100000", 4), ("150000 100000", 2), ("50000 100000", 1), ("900000 100000", 4), ("", 4)],
 )
 def test_containers_limit_bounds_cores(tmp_path, monkeypatch, content, cores):
     limit = tmp_path / "cpu.max"

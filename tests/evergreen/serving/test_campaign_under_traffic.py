@@ -30,7 +30,12 @@ from tests.support.real_servers import BackgroundTraffic, live_version
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
 
 BLOWS = (signal.SIGKILL, signal.SIGSTOP)
-TURNS = [("rollback", "rollback"), ("promote", "promote"), ("controller", "rollback"), ("controller", "promote")]
+TURNS = [
+    ("rollback", "rollback"),
+    ("promote", "promote"),
+    ("controller", "rollback"),
+    ("controller", "promote"),
+]
 """The target of each fault, and the deployment that is running then."""
 LONGEST = {"rollback": 2.0, "promote": 4.0}
 """Seconds within which a deployment is hit. A deployment that ends sooner does not count."""
@@ -60,9 +65,18 @@ def start(settings, tmp_path):
     started = []
 
     def make(command, *flags):
-        line = [sys.executable, "-m", f"components.deployment.{command}", "--store", str(settings.store), *flags]
+        line = [
+            sys.executable,
+            "-m",
+            f"components.deployment.{command}",
+            "--store",
+            str(settings.store),
+            *flags,
+        ]
         with open(tmp_path / f"{command}.log", "ab") as log:
-            started.append(subprocess.Popen(line, cwd=REPOSITORY, env=dict(os.environ), stderr=log, stdout=log))
+            started.append(
+                subprocess.Popen(line, cwd=REPOSITORY, env=dict(os.environ), stderr=log, stdout=log)
+            )
         return started[-1]
 
     yield make
@@ -83,7 +97,9 @@ class Site:
         if command == "promote":
             other = "model-2" if live.model_id == "model-1" else "model-1"
             return self.start("promote", "--model-id", other, "--override", "a campaign")
-        others = [each.version for each in read_journal(self.store) if each.model_id != live.model_id]
+        others = [
+            each.version for each in read_journal(self.store) if each.model_id != live.model_id
+        ]
         return self.start("rollback", "--to", str(max(others)), "--reason", "a campaign")
 
     def finish(self):
@@ -137,13 +153,23 @@ def test_deployments_struck_at_random_moments_fail_no_request(
                 site.finish()
         site.finish()
         controller.end()
-    print(f"{dict(struck)}; {dict(codes)}; {len(load.failures)} of {len(load.answers):,} requests failed")
+    print(
+        f"{dict(struck)}; {dict(codes)}; {len(load.failures)} of {len(load.answers):,} requests "
+        "failed"
+    )
     assert load.failures == []
-    assert {code for _, code in codes} <= {-signal.SIGKILL, ExitCode.DONE, ExitCode.BAD_INPUT, ExitCode.FAILED}
+    assert {code for _, code in codes} <= {
+        -signal.SIGKILL,
+        ExitCode.DONE,
+        ExitCode.BAD_INPUT,
+        ExitCode.FAILED,
+    }
     assert controller.ends == []
     assert interrupted(settings.store) is None
     assert live_version(client, rows) == current(settings.store).version
     assert not (triton.repository / CANDIDATE_NAME).exists()
     model_of = {entry.version: entry.model_id for entry in read_entries(settings.store)}
     for answer in load.answers:
-        np.testing.assert_allclose(answer.scores, expected[model_of[answer.model_version]], atol=1e-4)
+        np.testing.assert_allclose(
+            answer.scores, expected[model_of[answer.model_version]], atol=1e-4
+        )

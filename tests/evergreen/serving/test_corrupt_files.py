@@ -40,7 +40,8 @@ def is_intact(world, version):
     """Return whether both copies have the same content."""
     problems = find_corrupt(world.repository.published, world.settings.store, version)
     same = all(
-        served(world, version, file).read_bytes() == kept(world, version, file).read_bytes() for file in FILES[:2]
+        served(world, version, file).read_bytes() == kept(world, version, file).read_bytes()
+        for file in FILES[:2]
     )
     return problems == [] and same
 
@@ -151,7 +152,10 @@ def test_inspection_mends_corrupt_copy_in_store(world, inspection):
     for file in FILES[:2]:
         flip(kept(world, 1, file))
     inspection.step()
-    assert inspection.healed == [str(kept(world, 1, "model.onnx")), str(kept(world, 1, "golden.npz"))]
+    assert inspection.healed == [
+        str(kept(world, 1, "model.onnx")),
+        str(kept(world, 1, "golden.npz")),
+    ]
     assert is_intact(world, 1)
 
 
@@ -160,7 +164,9 @@ def test_servers_load_mended_graph_of_live_version_again(world, inspection, raw_
     right = world.servers[0].infer(MODEL_NAME, *raw_rows(5))[0]
     flip(served(world, 1, "model.onnx"), at=served(world, 1, "model.onnx").stat().st_size // 2)
     for server in world.servers:
-        (server.graph(1)).write_bytes(served(world, 1, "model.onnx").read_bytes())  # as after a restart
+        (server.graph(1)).write_bytes(
+            served(world, 1, "model.onnx").read_bytes()
+        )  # as after a restart
     inspection.step()
     for server in world.servers:
         assert server.graph(1).read_bytes() == kept(world, 1, "model.onnx").read_bytes()
@@ -186,7 +192,10 @@ def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(world,
 def test_inspection_leaves_deployment_at_work_alone(world, inspection, clock):
     world.release(1)
     flip(served(world, 1, "golden.npz"))
-    with world.repository.locked(), pytest.raises(TemporaryError, match="another deployment is running"):
+    with (
+        world.repository.locked(),
+        pytest.raises(TemporaryError, match="another deployment is running"),
+    ):
         inspection.step()
     clock.now += RETRY_SECONDS
     inspection.step()
@@ -200,7 +209,9 @@ def test_corrupt_configuration_blocks_no_rollback_and_is_written_anew(world, ins
     right = path.read_bytes()
     path.write_bytes(right.replace(old.encode(), b"\xf2" + old.encode()[1:]))
     controller = ReleaseController(
-        watchdog=Watchdog(site=world.settings), baking=Baking(site=world.settings), inspection=inspection
+        watchdog=Watchdog(site=world.settings),
+        baking=Baking(site=world.settings),
+        inspection=inspection,
     )
     controller.round()
     assert (path.read_bytes(), len(inspection.healed)) == (right, 1)
@@ -215,7 +226,9 @@ def test_golden_rows_of_another_version_are_no_copy(world):
     assert golden_rows(world.repository, world.settings.store, 2).expected.size
     flip(served(world, 2, "golden.npz"))
     kept(world, 2, "golden.npz").write_bytes(kept(world, 1, "golden.npz").read_bytes())
-    with pytest.raises(ContractError, match="no copy of the golden rows of version 2 is intact") as caught:
+    with pytest.raises(
+        ContractError, match="no copy of the golden rows of version 2 is intact"
+    ) as caught:
         golden_rows(world.repository, world.settings.store, 2)
     assert served(world, 2, "golden.npz").as_uri() in str(caught.value)
     assert str(kept(world, 2, "golden.npz")) in str(caught.value)
@@ -236,7 +249,9 @@ def test_release_manifest_that_is_corrupt_is_named(world, inspection):
         inspection.step()
 
 
-def test_real_server_refuses_to_load_flipped_weights(deploy, settings, client, raw_rows, repository, triton):
+def test_real_server_refuses_to_load_flipped_weights(
+    deploy, settings, client, raw_rows, repository, triton
+):
     """Golden rows would reveal few of them."""
     if not triton.alive():
         triton.start()

@@ -32,7 +32,9 @@ class Cluster:
         )
 
     def pod(self, host):
-        return FileTriton(f"{host}:8001", repository=self.settings.repository, state=self.root / "state")
+        return FileTriton(
+            f"{host}:8001", repository=self.settings.repository, state=self.root / "state"
+        )
 
     def add(self, *hosts):
         self.listed += hosts
@@ -49,7 +51,8 @@ class Cluster:
         Each replacement gets the pod as its first argument.
         """
         settings = dataclasses.replace(
-            self.settings, connect=lambda url: AlteredDouble(self.pod(url.removesuffix(":8001")), **altered)
+            self.settings,
+            connect=lambda url: AlteredDouble(self.pod(url.removesuffix(":8001")), **altered),
         )
         return release(*candidate, settings=settings)
 
@@ -78,7 +81,9 @@ def test_replica_that_appears_during_switch_is_notified_too(cluster, make_candid
         pod.load(name)
 
     cluster.release(make_candidate(cluster.settings.store, 2), load=slow)
-    assert [cluster.pod(host).loaded() for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3")] == [[2]] * 3
+    assert [cluster.pod(host).loaded() for host in ("10.0.0.1", "10.0.0.2", "10.0.0.3")] == [
+        [2]
+    ] * 3
 
 
 def test_replica_that_is_starting_is_waited_for(cluster, make_candidate):
@@ -96,7 +101,9 @@ def test_replica_that_is_starting_is_waited_for(cluster, make_candidate):
     assert starting.loaded() == [1]
 
 
-def test_pod_still_pulling_image_delays_nobody_and_reads_newest_version(cluster, make_candidate, caplog):
+def test_pod_still_pulling_image_delays_nobody_and_reads_newest_version(
+    cluster, make_candidate, caplog
+):
     cluster.add("10.0.0.1")
     cluster.pod("10.0.0.2").crash()
     cluster.listed.append("10.0.0.2")
@@ -171,7 +178,9 @@ def test_name_without_address_is_not_release_to_nobody(cluster, make_candidate):
     assert current(cluster.settings.store) is None
 
 
-@pytest.mark.parametrize("text", ["http://host:1", "host", "host:0", "host:70000", ":8001", "dns://host:1", "dns:///h"])
+@pytest.mark.parametrize(
+    "text", ["http://host:1", "host", "host:0", "host:70000", ":8001", "dns://host:1", "dns:///h"]
+)
 def test_what_is_neither_address_nor_name_is_refused(text):
     with pytest.raises(ContractError, match="expected host:grpc_port or dns:///name:grpc_port"):
         parse_urls(f"fine:8001,{text}")

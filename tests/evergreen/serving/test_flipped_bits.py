@@ -23,10 +23,17 @@ def check_served(world):
 
 def rows_of(world):
     found = golden_rows(world.repository, world.settings.store, 1)
-    return found.dense.tobytes(), found.categorical.tobytes(), found.expected.tobytes(), found.features
+    return (
+        found.dense.tobytes(),
+        found.categorical.tobytes(),
+        found.expected.tobytes(),
+        found.features,
+    )
 
 
-@pytest.mark.parametrize("flips", [pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]), 25])
+@pytest.mark.parametrize(
+    "flips", [pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]), 25]
+)
 def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(world, tmp_path, flips):
     model, verdict, raw = world.candidate(1)
     done = world.release(1)
@@ -39,7 +46,11 @@ def test_flipped_bit_in_manifest_journal_or_graph_is_never_read_as_other(world, 
     manifests = {"model": (Model, model), "verdict": (Verdict, verdict), "raw": (RawDataset, raw)}
     for name, (_, manifest) in manifests.items():
         manifest.write(tmp_path / f"{name}.json")
-    files = {each: exported for part in (Model.WEIGHTS, Model.WORKFLOW) for each in sorted((folder / part).rglob("*"))}
+    files = {
+        each: exported
+        for part in (Model.WEIGHTS, Model.WORKFLOW)
+        for each in sorted((folder / part).rglob("*"))
+    }
     files = {path: read for path, read in files.items() if path.is_file()}
     files |= {
         tmp_path / f"{name}.json": lambda n=name, k=kind: k.read(tmp_path / f"{n}.json")

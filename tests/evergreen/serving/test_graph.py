@@ -47,7 +47,9 @@ def test_graph_scores_any_rows_as_float64_network_does(served, seed, num_rows):
     scores = run(dense, categorical)
     assert scores.shape == (num_rows, 1)
     assert scores.dtype == np.float32
-    np.testing.assert_allclose(scores.ravel(), toy.scores(WORKFLOW, dense, categorical), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        scores.ravel(), toy.scores(WORKFLOW, dense, categorical), rtol=0, atol=1e-6
+    )
 
 
 def test_infinite_value_spoils_its_own_row_at_most(served):
@@ -75,7 +77,9 @@ def expected_rows(workflow, categorical):
     """Compute the rows one by one with a dictionary, without the workflow's own search."""
     rows, offset = np.empty_like(categorical), 0
     for column, vocabulary in enumerate(workflow.vocabularies):
-        ids = {int(key): 3 + i for i, key in enumerate(vocabulary) if key != TOMBSTONE} | {MISSING_CATEGORY: 1}
+        ids = {int(key): 3 + i for i, key in enumerate(vocabulary) if key != TOMBSTONE} | {
+            MISSING_CATEGORY: 1
+        }
         rows[:, column] = [offset + ids.get(int(raw), 2) for raw in categorical[:, column]]
         offset += 3 + len(vocabulary)
     return rows
@@ -125,7 +129,10 @@ def require_holds(table, keys, values):
 
 
 @settings(max_examples=50, deadline=None)
-@given(keys=st.sets(st.integers(0, 2**40), max_size=400), strangers=st.sets(st.integers(0, 2**40), max_size=50))
+@given(
+    keys=st.sets(st.integers(0, 2**40), max_size=400),
+    strangers=st.sets(st.integers(0, 2**40), max_size=50),
+)
 def test_hash_table_finds_every_key_and_nothing_else(keys, strangers):
     array = np.array(sorted(keys, key=hash), np.int64)
     values = (np.arange(len(array)) * 7 - 1).astype(np.int32)
@@ -179,7 +186,10 @@ def of_another_opset(network):
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
-    [(renamed, "has tensors .*'logits'"), (of_another_opset, "has operator sets {'': 13}, expected version 17")],
+    [
+        (renamed, "has tensors .*'logits'"),
+        (of_another_opset, "has operator sets {'': 13}, expected version 17"),
+    ],
 )
 def test_network_that_is_not_as_exported_is_refused(make_parts, tmp_path, spoil, message):
     network = make_parts(1)[1].network()
@@ -206,10 +216,13 @@ def test_graph_bytes_do_not_depend_on_process(make_candidate, exported, tmp_path
     model, _, _ = make_candidate(tmp_path / "store", 1)
     code = (
         "import sys; from pathlib import Path; from evergreen.contracts.manifests import Model; "
-        "from evergreen.serving.graph.export import export; export(Model.read(sys.argv[1]), Path(sys.argv[2]))"
+        "from evergreen.serving.graph.export import export; export(Model.read(sys.argv[1]), "
+        "Path(sys.argv[2]))"
     )
     manifest = tmp_path / "store" / "models" / "model-1" / "model.json"
-    subprocess.run([sys.executable, "-c", code, manifest, tmp_path / "other"], cwd=REPOSITORY, check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, manifest, tmp_path / "other"], cwd=REPOSITORY, check=True
+    )
     assert (tmp_path / "other" / GRAPH_FILE).read_bytes() == exported(model).read_bytes()
 
 
@@ -229,15 +242,23 @@ def test_tables_lie_beside_message_and_start_at_page(written, make_parts):
     folder = written()
     assert sorted(path.name for path in folder.iterdir()) == [DATA_FILE, GRAPH_FILE]
     message = onnx.load(folder / GRAPH_FILE, load_external_data=False)
-    places = {t.name: {e.key: e.value for e in t.external_data} for t in message.graph.initializer if t.external_data}
+    places = {
+        t.name: {e.key: e.value for e in t.external_data}
+        for t in message.graph.initializer
+        if t.external_data
+    }
     assert places.keys() == {"embeddings", "cell_keys", "cell_values"}
     assert {place["location"] for place in places.values()} == {DATA_FILE}
     assert {int(place["offset"]) % graph_parts.ALIGNMENT for place in places.values()} == {0}
     start, length = (int(places["embeddings"][key]) for key in ("offset", "length"))
-    assert (folder / DATA_FILE).read_bytes()[start : start + length] == make_parts(1)[1].table.tobytes()
+    assert (folder / DATA_FILE).read_bytes()[start : start + length] == make_parts(1)[
+        1
+    ].table.tobytes()
 
 
-@pytest.mark.parametrize(("file", "kept"), [(DATA_FILE, None), (DATA_FILE, 0), (DATA_FILE, -1), (GRAPH_FILE, -200)])
+@pytest.mark.parametrize(
+    ("file", "kept"), [(DATA_FILE, None), (DATA_FILE, 0), (DATA_FILE, -1), (GRAPH_FILE, -200)]
+)
 def test_absent_or_truncated_file_is_refused_by_name(written, file, kept):
     path = written() / file
     content = path.read_bytes()
@@ -256,7 +277,9 @@ def test_changed_byte_in_table_file_changes_graphs_hash(written):
     assert graph_sha256(folder) != before
 
 
-def test_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(written, tmp_path, monkeypatch):
+def test_message_beyond_protobufs_limit_is_refused_and_nothing_is_left(
+    written, tmp_path, monkeypatch
+):
     monkeypatch.setattr(graph_parts, "MAX_MESSAGE_BYTES", 1000)
     with pytest.raises(ContractError, match=r"message of \d+ bytes, expected at most 1000"):
         written()

@@ -8,15 +8,29 @@ import pytest
 
 from cli.__main__ import main
 from evergreen.registry import promotion_journal
-from evergreen.registry.promotion_journal import Promotion, append_promotion, current, interrupted, live_at
+from evergreen.registry.promotion_journal import (
+    Promotion,
+    append_promotion,
+    current,
+    interrupted,
+    live_at,
+)
 from evergreen.runtime.errors import ContractError
 
 
 def line(action, version, time, **other):
     return Promotion(
-        time=time, action=action, version=version, previous_version=None, model_id=f"model-{version}",
-        model_uri="", release_uri="", trigger_id=None, reason="because", **other,
-    )  # fmt: skip
+        time=time,
+        action=action,
+        version=version,
+        previous_version=None,
+        model_id=f"model-{version}",
+        model_uri="",
+        release_uri="",
+        trigger_id=None,
+        reason="because",
+        **other,
+    )
 
 
 def at(hour):
@@ -26,20 +40,27 @@ def at(hour):
 @pytest.fixture
 def store(tmp_path):
     for entry in (
-        line("intent", 1, at(1)), line("release", 1, at(1), who="run-1", sha256={"graph": "a" * 64}),
-        line("intent", 2, at(2)), line("withdrawn", 2, at(2)),
-        line("intent", 3, at(3)), line("release", 3, at(3), who="run-3", sha256={"graph": "c" * 64}),
-        line("canary", 4, at(4), share=0.05), line("canary_ended", 4, at(5)),
-        line("intent", 1, at(6)), line("rollback", 1, at(6), who="anna@desk"),
-    ):  # fmt: skip
+        line("intent", 1, at(1)),
+        line("release", 1, at(1), who="run-1", sha256={"graph": "a" * 64}),
+        line("intent", 2, at(2)),
+        line("withdrawn", 2, at(2)),
+        line("intent", 3, at(3)),
+        line("release", 3, at(3), who="run-3", sha256={"graph": "c" * 64}),
+        line("canary", 4, at(4), share=0.05),
+        line("canary_ended", 4, at(5)),
+        line("intent", 1, at(6)),
+        line("rollback", 1, at(6), who="anna@desk"),
+    ):
         append_promotion(tmp_path, entry)
     return tmp_path
 
 
 def test_only_releases_rollbacks_and_promotions_change_who_is_live(store):
     assert [(e.action, e.version) for e in promotion_journal.read_journal(store)] == [
-        ("release", 1), ("release", 3), ("rollback", 1),
-    ]  # fmt: skip
+        ("release", 1),
+        ("release", 3),
+        ("rollback", 1),
+    ]
     assert current(store).version == 1
     assert interrupted(store) is None
     append_promotion(store, line("intent", 5, at(7)))
@@ -48,7 +69,11 @@ def test_only_releases_rollbacks_and_promotions_change_who_is_live(store):
 
 
 def test_line_taken_back_right_after_it_was_written_never_was(tmp_path):
-    for entry in (line("release", 1, at(1)), line("release", 2, at(2)), line("withdrawn", 2, at(2))):
+    for entry in (
+        line("release", 1, at(1)),
+        line("release", 2, at(2)),
+        line("withdrawn", 2, at(2)),
+    ):
         append_promotion(tmp_path, entry)
     assert current(tmp_path).version == 1
     assert live_at(tmp_path, datetime(2026, 3, 1, 2, 30, tzinfo=timezone.utc))[0].version == 1
@@ -87,7 +112,9 @@ def test_models_lists_every_entry_and_marks_what_is_live(store, capsys):
         ("now", 1, None),
     ],
 )
-def test_live_at_prints_what_was_live_since_when_and_until_when(store, capsys, time, version, until):
+def test_live_at_prints_what_was_live_since_when_and_until_when(
+    store, capsys, time, version, until
+):
     assert main(["live-at", time, "--store", str(store), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["until"]) == (version, until)
@@ -107,14 +134,20 @@ def test_live_at_time_before_everything_or_at_no_time_is_error(store, capsys):
 @pytest.mark.parametrize(
     "change",
     [
-        {"time": "yesterday"}, {"version": "3"}, {"version": True}, {"action": "celebrated"}, {"mood": "good"},
+        {"time": "yesterday"},
+        {"version": "3"},
+        {"version": True},
+        {"action": "celebrated"},
+        {"mood": "good"},
         {"reason": ...},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_corrupt_line_is_named(store, change, capsys):
     document = {**json.loads((store / "journal.jsonl").read_text().splitlines()[-1]), **change}
-    document = {name: value for name, value in document.items() if value is not ... and name != "crc32"}
+    document = {
+        name: value for name, value in document.items() if value is not ... and name != "crc32"
+    }
     with open(store / "journal.jsonl", "a") as journal:
         journal.write(json.dumps(document) + "\n")
     with pytest.raises(ContractError, match=r"journal\.jsonl line 11 is "):
@@ -123,7 +156,9 @@ def test_corrupt_line_is_named(store, change, capsys):
     assert "line 11 is " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("ending", [b"", b'{"time": "2026-', b"\xff\x00", b'{"reason": "one line\r two lines'])
+@pytest.mark.parametrize(
+    "ending", [b"", b'{"time": "2026-', b"\xff\x00", b'{"reason": "one line\r two lines']
+)
 def test_torn_last_line_does_not_count_and_is_cut_off(store, ending):
     with open(store / "journal.jsonl", "ab") as journal:
         journal.write(ending)
@@ -149,7 +184,9 @@ def test_every_flipped_bit_of_journal_is_named_with_its_line(store):
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
         number = sum(start <= bit // 8 for start in starts)
-        with pytest.raises(ContractError, match=rf"journal\.jsonl line {number} is not a promotion"):
+        with pytest.raises(
+            ContractError, match=rf"journal\.jsonl line {number} is not a promotion"
+        ):
             promotion_journal.read_entries(store)
     path.write_bytes(content)
     assert current(store).version == 1
@@ -159,11 +196,16 @@ def test_line_that_person_wrote_needs_no_checksum(store):
     *lines, last = (store / "journal.jsonl").read_text().splitlines()
     document = json.loads(last)
     del document["crc32"]
-    (store / "journal.jsonl").write_text("\n".join([*lines, json.dumps({**document, "who": "bob"})]) + "\n")
+    (store / "journal.jsonl").write_text(
+        "\n".join([*lines, json.dumps({**document, "who": "bob"})]) + "\n"
+    )
     assert current(store).who == "bob"
     document = json.loads(last)
-    (store / "journal.jsonl").write_text("\n".join([*lines, json.dumps({**document, "who": "bob"})]) + "\n")
+    (store / "journal.jsonl").write_text(
+        "\n".join([*lines, json.dumps({**document, "who": "bob"})]) + "\n"
+    )
     with pytest.raises(
-        ContractError, match=r"line 10 .* its crc32 is \w{8}, expected \w{8}: .* removing its key crc32"
+        ContractError,
+        match=r"line 10 .* its crc32 is \w{8}, expected \w{8}: .* removing its key crc32",
     ):
         current(store)

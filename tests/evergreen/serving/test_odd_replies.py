@@ -160,7 +160,9 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(world):
         def flipped(reply):
             changed = bytearray(reply)
             for _ in range(random_.randint(1, 3)):
-                changed[random_.randrange(90)] ^= 1 << random_.randrange(8)  # the message's head, not its scores
+                changed[random_.randrange(90)] ^= 1 << random_.randrange(
+                    8
+                )  # the message's head, not its scores
             return bytes(changed)
 
         odd.odd = {"ModelInfer": flipped}
@@ -176,7 +178,9 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(world):
     assert outcomes["refused"] > 100, outcomes
 
 
-@pytest.mark.parametrize("name", ["no output", "strings", "no version", "no message", "another model"])
+@pytest.mark.parametrize(
+    "name", ["no output", "strings", "no version", "no message", "another model"]
+)
 def test_release_that_odd_server_answers_comes_to_nothing(world, name):
     world.release(1)
     with site_of(world) as (odd, site):
@@ -192,13 +196,19 @@ def test_release_that_odd_server_answers_comes_to_nothing(world, name):
 
 
 SUCCESS = "nv_inference_request_success"
-ARMS = {"live": Arm(model_name=MODEL_NAME, version=1), "other": Arm(model_name=CANARY_NAME, version=2)}
+ARMS = {
+    "live": Arm(model_name=MODEL_NAME, version=1),
+    "other": Arm(model_name=CANARY_NAME, version=2),
+}
 
 
 @pytest.mark.parametrize("count", ["NaN", "+Inf", "-Inf", "-1", "1e300", "9.3e18"])
 def test_counter_that_is_no_count_makes_servers_metrics_unreadable(count):
     text = f'{SUCCESS}{{model="{MODEL_NAME}",version="1"}} {count}\n'
-    with pytest.raises(TemporaryError, match=rf"metrics of server cannot be read: {SUCCESS} is .*, expected a count"):
+    with pytest.raises(
+        TemporaryError,
+        match=rf"metrics of server cannot be read: {SUCCESS} is .*, expected a count",
+    ):
         counted(text, ARMS)
 
 
@@ -207,9 +217,14 @@ def test_odd_counters_take_nothing_back_and_end_no_round(world):
     accept_into(world.settings.store, criteo_with(release={"bake_seconds": 7200.0}))
     for count in ("NaN", "+Inf", "-5", "1e300"):
         for name in ("request_failure", "compute_infer_duration_us", "request_success"):
-            texts = [f'nv_inference_{name}{{model="{MODEL_NAME}",version="2"}} {each}\n' for each in (0, count)]
+            texts = [
+                f'nv_inference_{name}{{model="{MODEL_NAME}",version="2"}} {each}\n'
+                for each in (0, count)
+            ]
             baking = Baking(
-                site=world.settings, metrics=("triton-a:8002",), fetch=lambda address, texts=texts: texts.pop(0)
+                site=world.settings,
+                metrics=("triton-a:8002",),
+                fetch=lambda address, texts=texts: texts.pop(0),
             )
             assert {baking.step({}).action for _ in range(2)} == {"bakes"}
 
@@ -235,7 +250,9 @@ def test_metrics_without_end_are_given_up(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
-        with pytest.raises(TemporaryError, match="are incomplete after .* bytes, expected at most 1,048,576 bytes"):
+        with pytest.raises(
+            TemporaryError, match="are incomplete after .* bytes, expected at most 1,048,576 bytes"
+        ):
             fetch(f"127.0.0.1:{server.server_port}")
     finally:
         server.shutdown()

@@ -13,7 +13,13 @@ import pytest
 from evergreen.contracts.criteo import CRITEO
 from evergreen.registry.models import DATA_FILE
 from evergreen.runtime.errors import ContractError
-from evergreen.serving.parity import GoldenRows, check_scores, open_graph, prove_parity, read_held_out
+from evergreen.serving.parity import (
+    GoldenRows,
+    check_scores,
+    open_graph,
+    prove_parity,
+    read_held_out,
+)
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import criteo_with
 from tests.support.rounded import rounded
@@ -34,32 +40,47 @@ def test_parity_holds_against_independent_scores(candidate, exported):
 
 
 @pytest.mark.parametrize("numbers", ["float16", "int8"])
-def test_rounded_table_is_proven_by_scores_of_it(make_candidate, make_parts, exported, numbers, tmp_path):
+def test_rounded_table_is_proven_by_scores_of_it(
+    make_candidate, make_parts, exported, numbers, tmp_path
+):
     workflow, toy = make_parts(1)
     model, verdict, raw = make_candidate(tmp_path / "store", 1, parts=(workflow, toy))
     rows, plain = read_held_out(raw, verdict), exported(model)
-    graph = exported(dataclasses.replace(model, recommender=criteo_with(release={"tables": numbers})), numbers)
+    graph = exported(
+        dataclasses.replace(model, recommender=criteo_with(release={"tables": numbers})), numbers
+    )
     as_served = dataclasses.replace(toy, table=rounded(toy.table, numbers))
     expected = as_served.scores(workflow, rows.dense, rows.categorical).astype(np.float32)
-    assert 0 <= prove_parity(open_graph(graph), dataclasses.replace(rows, expected=expected)) <= 1e-6
+    assert (
+        0 <= prove_parity(open_graph(graph), dataclasses.replace(rows, expected=expected)) <= 1e-6
+    )
     assert np.abs(expected - rows.expected).max() > 2e-5
     with pytest.raises(ContractError, match="graph differs from the training-side score"):
         prove_parity(open_graph(graph), rows)
     assert graph.with_name(DATA_FILE).stat().st_size < plain.with_name(DATA_FILE).stat().st_size
 
 
-def test_open_graph_looks_nothing_up_and_leaves_nothing_in_home_folder(candidate, exported, tmp_path):
+def test_open_graph_looks_nothing_up_and_leaves_nothing_in_home_folder(
+    candidate, exported, tmp_path
+):
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed")
     graph, trace = exported(candidate[0]), tmp_path / "trace"
-    command = "import sys; from pathlib import Path; from evergreen.serving.parity import open_graph as o; "
+    command = (
+        "import sys; from pathlib import Path; from evergreen.serving.parity import "
+        "open_graph as o; "
+    )
     command += "[print(each.name) for each in o(Path(sys.argv[1])).get_inputs()]"
     (tmp_path / "home").mkdir()
     variables = {**os.environ, "HOME": str(tmp_path / "home"), "PYTHONPATH": str(REPOSITORY)}
     variables.pop("ORT_DISABLE_TELEMETRY", None)  # set by `make`
     tracing = ["strace", "-f", "-e", "trace=%network", "-o", trace]
     done = subprocess.run(
-        [*tracing, sys.executable, "-c", command, graph], env=variables, capture_output=True, text=True, timeout=120
+        [*tracing, sys.executable, "-c", command, graph],
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     assert "dense" in done.stdout.split()
@@ -75,8 +96,12 @@ def test_held_out_rows_keep_their_order_across_files_and_stop_at_limit(candidate
     np.testing.assert_array_equal(rows.categorical, categorical[:40])
 
 
-@pytest.mark.parametrize("off", [2e-5, -0.3, np.nan], ids=["just too much", "wrong", "not a number"])
-def test_score_that_differs_is_refused_with_its_row_and_values(candidate, with_scores, tmp_path, exported, off):
+@pytest.mark.parametrize(
+    "off", [2e-5, -0.3, np.nan], ids=["just too much", "wrong", "not a number"]
+)
+def test_score_that_differs_is_refused_with_its_row_and_values(
+    candidate, with_scores, tmp_path, exported, off
+):
     model, verdict, raw = candidate
 
     def change(scores):
@@ -85,13 +110,16 @@ def test_score_that_differs_is_refused_with_its_row_and_values(candidate, with_s
 
     rows = read_held_out(raw, with_scores(verdict, change, tmp_path))
     with pytest.raises(
-        ContractError, match=r"graph differs .* at row 37 .* expected at most 1e-05; the row is .*'C26'"
+        ContractError,
+        match=r"graph differs .* at row 37 .* expected at most 1e-05; the row is .*'C26'",
     ):
         prove_parity(open_graph(exported(model)), rows)
 
 
 @pytest.mark.parametrize("length", [0, 59, 61])
-def test_scores_of_other_rows_are_refused_and_empty_holdout_proves_nothing(candidate, with_scores, tmp_path, length):
+def test_scores_of_other_rows_are_refused_and_empty_holdout_proves_nothing(
+    candidate, with_scores, tmp_path, length
+):
     _, verdict, raw = candidate
     other = with_scores(verdict, lambda s: np.resize(s, length), tmp_path)
     with pytest.raises(ContractError, match=f"hold {length} rows, expected 60"):
@@ -132,7 +160,11 @@ def test_golden_rows_corrupt_anywhere_are_refused_or_read_as_they_were(candidate
     golden.save(path)
     whole, refused = path.read_bytes(), 0
     variants = [whole[:at] for at in range(0, len(whole), 37)]
-    variants += [whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :] for at in range(len(whole)) for bit in (1, 8)]
+    variants += [
+        whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :]
+        for at in range(len(whole))
+        for bit in (1, 8)
+    ]
     for corrupt in variants:
         path.write_bytes(corrupt)
         try:

@@ -23,14 +23,23 @@ from tests.support.real_servers import Altered, live_version, under_load
 from tests.support.served_names import MODEL_NAME, NAMES
 
 
-def test_first_release_is_served_recorded_and_is_next_runs_champion(deploy, client, raw_rows, settings, triton):
+def test_first_release_is_served_recorded_and_is_next_runs_champion(
+    deploy, client, raw_rows, settings, triton
+):
     done = deploy(1)
     assert (done.version, done.previous_version, done.parity_rows) == (1, None, 60)
     assert done.parity_max_abs_diff <= 1e-5
     assert live_version(client, raw_rows(5)) == 1
-    assert Release.read(release_path(settings.store, 1)) == done == champion(settings.store, "current")
+    assert (
+        Release.read(release_path(settings.store, 1)) == done == champion(settings.store, "current")
+    )
     [entry] = read_journal(settings.store)
-    assert (entry.action, entry.version, entry.trigger_id, entry.model_id) == ("release", 1, "drift-7", "model-1")
+    assert (entry.action, entry.version, entry.trigger_id, entry.model_id) == (
+        "release",
+        1,
+        "drift-7",
+        "model-1",
+    )
     assert sorted(p.name for p in triton.repository.iterdir() if p.is_dir()) == [MODEL_NAME]
 
 
@@ -44,11 +53,14 @@ def test_journal_names_who_why_and_every_hash_before_server_is_notified(world):
             told.append([entry.action for entry in world.entries()])
             super().load(name)
 
-    settings = dataclasses.replace(world.settings, who="run-7", triton_urls=world.settings.triton_urls[:1])
+    settings = dataclasses.replace(
+        world.settings, who="run-7", triton_urls=world.settings.triton_urls[:1]
+    )
     done = release(
         *world.candidate(1),
         settings=dataclasses.replace(
-            settings, connect=lambda url: Watched(url, repository=settings.repository, state=world.state)
+            settings,
+            connect=lambda url: Watched(url, repository=settings.repository, state=world.state),
         ),
     )
     assert told == [["intent"], ["intent"]], "the rehearsal and the switch"
@@ -62,7 +74,10 @@ def test_journal_names_who_why_and_every_hash_before_server_is_notified(world):
 
 def test_graph_and_golden_rows_are_kept_in_store_apart_from_what_is_served(world):
     done = world.release(1)
-    kept, served = graph_folder(world.settings.store, 1), world.repository.objects.local("click_model/1")
+    kept, served = (
+        graph_folder(world.settings.store, 1),
+        world.repository.objects.local("click_model/1"),
+    )
     assert local_path(done.graph_uri) == kept / "model.onnx"
     assert (kept / "golden.npz").exists()
     assert (kept / "model.onnx").read_bytes() == (served / "model.onnx").read_bytes()
@@ -74,7 +89,9 @@ def test_local_server_with_model_leaves_no_telemetry_in_home_folder(deploy, trit
     assert list(triton.log_path.with_name("home").rglob("*")) == []
 
 
-def test_second_release_under_load_fails_no_request_and_never_goes_back(deploy, client, raw_rows, triton):
+def test_second_release_under_load_fails_no_request_and_never_goes_back(
+    deploy, client, raw_rows, triton
+):
     deploy(1)
     rows, log = raw_rows(8), triton.log_path.read_text()
     with under_load([triton.grpc_url] * 2, rows, until=2) as traffic:
@@ -94,7 +111,9 @@ def test_old_versions_leave_repository_and_as_many_as_asked_for_stay(world, make
     for seed in range(1, 5):
         release(*make_candidate(settings.store, seed), settings=settings)
     assert world.repository.versions() == [2, 3, 4]
-    assert [server.loaded() for server in world.servers] == [[4], [4]], "servers hold only the live version"
+    assert [server.loaded() for server in world.servers] == [[4], [4]], (
+        "servers hold only the live version"
+    )
     assert [p.version for p in read_journal(settings.store)] == [1, 2, 3, 4]
 
 
@@ -107,10 +126,15 @@ def test_repository_written_for_another_server_is_refused(make_candidate, tmp_pa
     store, repository = tmp_path / "store", tmp_path / "repository"
     release(
         *make_candidate(store, 1),
-        settings=ReleaseSettings(store=store, repository=str(repository), options=ServingOptions(server="onnxruntime")),
+        settings=ReleaseSettings(
+            store=store, repository=str(repository), options=ServingOptions(server="onnxruntime")
+        ),
     )
     with pytest.raises(ContractError, match="server is 'python', expected 'onnxruntime'"):
-        release(*make_candidate(store, 2), settings=ReleaseSettings(store=store, repository=str(repository)))
+        release(
+            *make_candidate(store, 2),
+            settings=ReleaseSettings(store=store, repository=str(repository)),
+        )
 
 
 def test_largest_request_is_answered_and_larger_one_refused(deploy, client, raw_rows):
@@ -145,7 +169,10 @@ def test_one_bad_request_does_not_fail_batch_it_is_in(deploy, client, raw_rows, 
         thread.join(60)
     assert others == []
     assert len(answers) == len(refusals) == 80
-    assert all("dense[2, 5] is inf, expected a finite value, or NaN for missing" in text for text in refusals)
+    assert all(
+        "dense[2, 5] is inf, expected a finite value, or NaN for missing" in text
+        for text in refusals
+    )
 
 
 def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_candidate, raw_rows):
@@ -154,12 +181,14 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
         servers = [
             stack.enter_context(
                 TritonServer(
-                    tmp_path / "repository", log=tmp_path / f"{number}.log", runtime=tmp_path / "runtime",
+                    tmp_path / "repository",
+                    log=tmp_path / f"{number}.log",
+                    runtime=tmp_path / "runtime",
                     settings=TritonSettings(stop_seconds=0.2),
                 )
             )
             for number in range(2)
-        ]  # fmt: skip
+        ]
         urls = tuple(server.grpc_url for server in servers)
         settings = ReleaseSettings(
             store=tmp_path / "store",
@@ -171,12 +200,19 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
 
         def wrong_on_the_last(real, asked, *rows, version=None):
             scores, answered = real.infer(asked, *rows, version=version)
-            return (scores + 1e-4 if (real.url, asked, answered) == (urls[1], MODEL_NAME, 2) else scores), answered
+            return (
+                scores + 1e-4 if (real.url, asked, answered) == (urls[1], MODEL_NAME, 2) else scores
+            ), answered
 
-        with under_load(urls, rows, until=1) as traffic, pytest.raises(PermanentError, match=urls[1]):
+        with (
+            under_load(urls, rows, until=1) as traffic,
+            pytest.raises(PermanentError, match=urls[1]),
+        ):
             release(
                 *make_candidate(settings.store, 2),
-                settings=dataclasses.replace(settings, connect=lambda url: Altered(url, infer=wrong_on_the_last)),
+                settings=dataclasses.replace(
+                    settings, connect=lambda url: Altered(url, infer=wrong_on_the_last)
+                ),
             )
         assert traffic.failures == []
         assert {answers[-1] for answers in traffic.answers} == {1}

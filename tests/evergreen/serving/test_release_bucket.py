@@ -47,7 +47,9 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
 
 
 @pytest.mark.parametrize("place", ["kept", "probed"])
-def test_deployment_that_lost_its_lease_writes_nothing_more(settings, repository, make_candidate, place):
+def test_deployment_that_lost_its_lease_writes_nothing_more(
+    settings, repository, make_candidate, place
+):
     """It slept while its lease expired. Another deployment rolled back, released, and must win."""
     release(*make_candidate(settings.store, 1), settings=settings)
     seen = []
@@ -59,7 +61,10 @@ def test_deployment_that_lost_its_lease_writes_nothing_more(settings, repository
             seen.append(release(*make_candidate(settings.store, 3), settings=settings).version)
 
     with pytest.raises(TemporaryError, match="no longer holds"):
-        release(*make_candidate(settings.store, 2), settings=dataclasses.replace(settings, checkpoint=overtaken))
+        release(
+            *make_candidate(settings.store, 2),
+            settings=dataclasses.replace(settings, checkpoint=overtaken),
+        )
     version = seen[1]
     last = read_entries(settings.store)[-1]
     assert (last.action, last.version, last.model_id) == ("release", version, "model-3")
@@ -97,11 +102,15 @@ class Overtaken:
         return True
 
     def infer(self, name, dense, categorical, *, version=None):
-        rows = GoldenRows(features=CRITEO, dense=dense, categorical=categorical, expected=dense[:, 0])
+        rows = GoldenRows(
+            features=CRITEO, dense=dense, categorical=categorical, expected=dense[:, 0]
+        )
         return score(open_graph(graph_folder(self._store, version) / "model.onnx"), rows), version
 
 
-def test_deployment_without_lease_leaves_configuration_to_new_holder(settings, repository, make_candidate):
+def test_deployment_without_lease_leaves_configuration_to_new_holder(
+    settings, repository, make_candidate
+):
     release(*make_candidate(settings.store, 1), settings=settings)
 
     def take_over():
@@ -111,8 +120,12 @@ def test_deployment_without_lease_leaves_configuration_to_new_holder(settings, r
 
     server = Overtaken("triton:8001", settings.store, take_over)
     served = dataclasses.replace(settings, triton_urls=("triton:8001",), connect=lambda url: server)
-    with pytest.raises(TemporaryError, match="the load was too slow; another deployment holds the lock now"):
+    with pytest.raises(
+        TemporaryError, match="the load was too slow; another deployment holds the lock now"
+    ):
         release(*make_candidate(settings.store, 2), settings=served)
-    assert server.calls[-1] == "taken over", "what the new holder told this server stays its last word"
+    assert server.calls[-1] == "taken over", (
+        "what the new holder told this server stays its last word"
+    )
     assert versions_of(repository.read_config()) == [1]
     assert [entry.action for entry in read_entries(settings.store)][-2:] == ["intent", "withdrawn"]

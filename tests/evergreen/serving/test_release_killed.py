@@ -33,12 +33,26 @@ from tests.support.recommenders import accept_into, criteo_with
 from tests.support.warm import Warm
 
 RELEASE_PLACES = [
-    ("kept", 1), ("intent written", 1), ("staged", 1), ("rehearsed", 1), ("folder published", 1), ("config written", 1),
-    ("loaded", 1), ("loaded", 2), ("probed", 1), ("journal written", 1), ("pruned", 1),
-]  # fmt: skip
+    ("kept", 1),
+    ("intent written", 1),
+    ("staged", 1),
+    ("rehearsed", 1),
+    ("folder published", 1),
+    ("config written", 1),
+    ("loaded", 1),
+    ("loaded", 2),
+    ("probed", 1),
+    ("journal written", 1),
+    ("pruned", 1),
+]
 ROLLBACK_PLACES = [
-    ("intent written", 1), ("config written", 1), ("loaded", 1), ("loaded", 2), ("probed", 1), ("journal written", 1),
-]  # fmt: skip
+    ("intent written", 1),
+    ("config written", 1),
+    ("loaded", 1),
+    ("loaded", 2),
+    ("probed", 1),
+    ("journal written", 1),
+]
 
 
 def named(place):
@@ -47,7 +61,9 @@ def named(place):
 
 def mostly_slow(places, quick=("loaded", 1)):
     """Return all `places`, with all but one marked slow."""
-    return [place if place == quick else pytest.param(place, marks=pytest.mark.slow) for place in places]
+    return [
+        place if place == quick else pytest.param(place, marks=pytest.mark.slow) for place in places
+    ]
 
 
 KILLED = -signal.SIGKILL
@@ -57,7 +73,9 @@ KILLED = -signal.SIGKILL
 def kill():
     """Runs a job of `killed_deployments` and returns its exit code."""
     with Warm(sys.executable, IMPORTS) as warm:
-        yield lambda **job: warm.run(PROGRAM, [json.dumps(job)], variables=dict(os.environ), folder=REPOSITORY)[0]
+        yield lambda **job: warm.run(
+            PROGRAM, [json.dumps(job)], variables=dict(os.environ), folder=REPOSITORY
+        )[0]
 
 
 @pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES), ids=named)
@@ -71,10 +89,14 @@ def test_retry_after_killed_release_releases_model(world, kill, place):
     recorded = place[0] in ("journal written", "pruned")
     announced = place[0] != "kept"
     assert (done.model_id, done.version) == ("model-3", 4 if announced and not recorded else 3)
-    withdrawn = [entry.version for entry in read_entries(world.settings.store) if entry.action == "withdrawn"]
+    withdrawn = [
+        entry.version for entry in read_entries(world.settings.store) if entry.action == "withdrawn"
+    ]
     assert withdrawn == ([3] if announced and not recorded else [])
     assert world.release(4).version == done.version + 1
-    assert world.repository.taken_numbers() == [done.version, done.version + 1], "nothing else is left over"
+    assert world.repository.taken_numbers() == [done.version, done.version + 1], (
+        "nothing else is left over"
+    )
 
 
 @pytest.mark.parametrize("place", mostly_slow(RELEASE_PLACES[1:], ("config written", 1)), ids=named)
@@ -112,7 +134,9 @@ def baking_world(world):
     def restore(state):
         shutil.rmtree(root)
         shutil.copytree(kept, root, symlinks=True)
-        found = Findings(version=2, state=state, reason="said by a test", found_at="2026-01-01T00:00:00+00:00")
+        found = Findings(
+            version=2, state=state, reason="said by a test", found_at="2026-01-01T00:00:00+00:00"
+        )
         write_findings(world.settings.store, found)
         return world
 
@@ -133,7 +157,9 @@ def transitions(world):
     ],
     ids=["baked", "taken back", "taken back, each boundary"],
 )
-def test_controller_that_was_killed_makes_its_transition_once(baking_world, kill, state, action, live, places, least):
+def test_controller_that_was_killed_makes_its_transition_once(
+    baking_world, kill, state, action, live, places, least
+):
     """It is killed around each fsync, rename, unlink and checkpoint, until a run completes."""
     killed = []
     for place in places:
@@ -163,7 +189,9 @@ def test_recovery_that_server_prevents_is_tried_again_by_next(world, kill):
     world.servers[1].crash()
     with pytest.raises(Exception, match="triton-b:8001: connection refused"):
         world.rollback()
-    assert versions_of(world.repository.read_config()) == [2], "a server that starts meanwhile serves what is live"
+    assert versions_of(world.repository.read_config()) == [2], (
+        "a server that starts meanwhile serves what is live"
+    )
     world.servers[1].start()
     world.rollback()
     world.check_all_is_well(2)

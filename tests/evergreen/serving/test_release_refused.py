@@ -22,7 +22,9 @@ def kept(world):
     return [path(world.settings.store, 2).exists() for path in (release_path, graph_folder)]
 
 
-@pytest.mark.parametrize("name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"])
+@pytest.mark.parametrize(
+    "name", [CANDIDATE_NAME, MODEL_NAME], ids=["in rehearsal", "after publication"]
+)
 def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
     world.release(1)
     config = world.repository.read_config()
@@ -31,7 +33,9 @@ def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
         scores, answered = server.infer(asked, *rows, version=version)
         return (scores + 1e-4 if asked == name and answered == 2 else scores), answered
 
-    with pytest.raises(PermanentError, match=rf"version 2 of {name} on .* differs from the training-side score"):
+    with pytest.raises(
+        PermanentError, match=rf"version 2 of {name} on .* differs from the training-side score"
+    ):
         world.release(2, infer=wrong)
     world.check_all_is_well(1)
     assert world.repository.versions() == [1]
@@ -40,10 +44,14 @@ def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
     assert "differs from the training-side score" in world.entries()[-1].reason
     # A version that clients may have met is stored, so that its answers can be verified.
     assert kept(world) == ([False, False] if name == CANDIDATE_NAME else [True, True])
-    assert world.release(3).version == 3, "the way is free, and the number that the journal named is not given again"
+    assert world.release(3).version == 3, (
+        "the way is free, and the number that the journal named is not given again"
+    )
 
 
-def test_failed_first_release_leaves_nothing_served(make_candidate, client, settings, raw_rows, repository):
+def test_failed_first_release_leaves_nothing_served(
+    make_candidate, client, settings, raw_rows, repository
+):
     def refuse(real, name, version):
         return name == CANDIDATE_NAME and real.is_ready(name, version)
 
@@ -115,7 +123,9 @@ def test_callers_who_name_no_version_must_be_answered_by_new_one(world):
     assert kept(world) == [True, True], "clients may have met it"
 
 
-def test_failed_parity_publishes_nothing_and_keeps_nothing(settings, make_candidate, with_scores, tmp_path, repository):
+def test_failed_parity_publishes_nothing_and_keeps_nothing(
+    settings, make_candidate, with_scores, tmp_path, repository
+):
     model, verdict, raw = make_candidate(settings.store, 1)
     wrong = with_scores(verdict, lambda scores: scores + np.float32(1e-3), tmp_path)
     with pytest.raises(ContractError, match="graph differs from the training-side score by 0.001"):
@@ -125,7 +135,9 @@ def test_failed_parity_publishes_nothing_and_keeps_nothing(settings, make_candid
     assert list((settings.store / "graphs").iterdir()) == []
 
 
-def test_dead_python_stub_that_still_says_ready_stops_retried_step(settings, make_candidate, triton, client):
+def test_dead_python_stub_that_still_says_ready_stops_retried_step(
+    settings, make_candidate, triton, client
+):
     candidate = make_candidate(settings.store, 1)
     release(*candidate, settings=settings)
     kill_stubs(triton)
@@ -135,11 +147,15 @@ def test_dead_python_stub_that_still_says_ready_stops_retried_step(settings, mak
     client.unload(MODEL_NAME)
 
 
-def test_repository_that_cannot_be_written_is_named_before_any_work(make_candidate, unserved, tmp_path):
+def test_repository_that_cannot_be_written_is_named_before_any_work(
+    make_candidate, unserved, tmp_path
+):
     candidate = make_candidate(unserved.store, 1)
     (tmp_path / "file").write_text("not a folder")
     settings = dataclasses.replace(unserved, repository=str(tmp_path / "file" / "repository"))
-    with pytest.raises(ContractError, match=r"model repository .*/file/repository is not writable: Not a directory"):
+    with pytest.raises(
+        ContractError, match=r"model repository .*/file/repository is not writable: Not a directory"
+    ):
         release(*candidate, settings=settings)
 
 
@@ -169,7 +185,9 @@ def test_second_deployment_at_same_time_is_refused(make_candidate, unserved, loc
         release(*candidate, settings=settings)
     assert 25 <= len(waits) <= 30
     lock_taken()
-    assert release(*candidate, settings=settings).version == 1, "without servers it is published and recorded"
+    assert release(*candidate, settings=settings).version == 1, (
+        "without servers it is published and recorded"
+    )
 
 
 def test_deployment_waits_little_for_whoever_has_lock(make_candidate, unserved, lock_taken):
@@ -196,10 +214,14 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
         server.load(name)
 
     with pytest.raises(
-        PermanentError, match=r"differs .*; triton triton-a:8001 could not be restored: triton has gone deaf"
+        PermanentError,
+        match=r"differs .*; triton triton-a:8001 could not be restored: triton has gone deaf",
     ):
         world.release(2, load=deaf, infer=wrong_as_2)
-    assert "triton triton-a:8001 could not be restored: triton has gone deaf" in world.entries()[-1].reason
+    assert (
+        "triton triton-a:8001 could not be restored: triton has gone deaf"
+        in world.entries()[-1].reason
+    )
     assert current(world.settings.store).version == 1
     assert world.release(3).version == 3
     world.check_all_is_well(3)

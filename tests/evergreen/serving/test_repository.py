@@ -23,7 +23,10 @@ def repository(open_objects):
 
 
 def test_version_is_published_by_configuration_and_by_nothing_before(open_objects, make_version):
-    repository, reader = ModelRepository(open_objects(), NAMES), ModelRepository(open_objects(), NAMES)
+    repository, reader = (
+        ModelRepository(open_objects(), NAMES),
+        ModelRepository(open_objects(), NAMES),
+    )
     with repository.locked():
         repository.stage(1, make_version(1), OPTIONS)
         assert (reader.versions(), named(reader)) == ([], [])
@@ -54,7 +57,8 @@ def test_published_version_holds_what_was_staged_byte_for_byte(repository, make_
     assert repository.published.record(1).options.server == "python"
     repository.published.check(1)
     assert sorted(everything(repository.objects)) == [
-        f"click_model/1/{name}" for name in ("golden.npz", "model.data", "model.onnx", "model.py", "version.json")
+        f"click_model/1/{name}"
+        for name in ("golden.npz", "model.data", "model.onnx", "model.py", "version.json")
     ]
 
 
@@ -69,7 +73,9 @@ def test_version_for_triton_itself_has_no_code(repository, make_version):
 
 
 @pytest.mark.parametrize("where", ["click_model_candidate", "click_model", "click_model_canary"])
-def test_warm_up_rows_are_golden_ones_as_triton_reads_them(repository, make_version, put_live, where):
+def test_warm_up_rows_are_golden_ones_as_triton_reads_them(
+    repository, make_version, put_live, where
+):
     golden = GoldenRows.load(make_version(1) / "golden.npz")
     with repository.locked():
         options = ServingOptions(warmup_rows=3)
@@ -77,7 +83,9 @@ def test_warm_up_rows_are_golden_ones_as_triton_reads_them(repository, make_vers
         repository.place_canary(1, options)
         repository.stage(2, make_version(1), options)
     files = everything(repository.objects)
-    config = text_format.Parse(files[f"{where}/config.pbtxt"].decode(), model_config_pb2.ModelConfig())
+    config = text_format.Parse(
+        files[f"{where}/config.pbtxt"].decode(), model_config_pb2.ModelConfig()
+    )
     assert len(config.model_warmup) == 4
     for at, sample in enumerate(list(config.model_warmup)[:3]):
         dense = files[f"{where}/warmup/{sample.inputs['dense'].input_data_file}"]
@@ -87,13 +95,21 @@ def test_warm_up_rows_are_golden_ones_as_triton_reads_them(repository, make_vers
 
 
 def test_rehearsal_has_one_instance_and_no_response_cache(open_objects, make_version):
-    repository, options = ModelRepository(open_objects(), NAMES), ServingOptions(response_cache=True, warmup_rows=0)
+    repository, options = (
+        ModelRepository(open_objects(), NAMES),
+        ServingOptions(response_cache=True, warmup_rows=0),
+    )
     with repository.locked():
         repository.stage(1, make_version(1), options)
-        rehearsed = read_options(everything(repository.objects)["click_model_candidate/config.pbtxt"].decode())
+        rehearsed = read_options(
+            everything(repository.objects)["click_model_candidate/config.pbtxt"].decode()
+        )
         assert (rehearsed.instances, rehearsed.response_cache) == (1, False)
         repository.publish(1)
-        assert read_options(repository.config_for(1, repository.published.record(1).options)) == options
+        assert (
+            read_options(repository.config_for(1, repository.published.record(1).options))
+            == options
+        )
 
 
 def test_only_rows_of_configuration_outlive_pruning(repository, put_live):
@@ -101,7 +117,9 @@ def test_only_rows_of_configuration_outlive_pruning(repository, put_live):
         for number in (1, 2, 3):
             put_live(repository, number)
         repository.prune(set(), num_kept=2)
-    there = {each.name.rpartition("/")[2] for each in repository.objects.list("click_model/warmup/")}
+    there = {
+        each.name.rpartition("/")[2] for each in repository.objects.list("click_model/warmup/")
+    }
     assert there == warmup_files_of(repository.read_config())
 
 
@@ -123,29 +141,44 @@ def test_served_version_cannot_be_withdrawn(repository, put_live):
         repository.write_config(None)
         repository.withdraw(1)
         repository.withdraw(1)
-    assert (repository.versions(), repository.taken_numbers(), repository.read_config()) == ([], [], None)
+    assert (repository.versions(), repository.taken_numbers(), repository.read_config()) == (
+        [],
+        [],
+        None,
+    )
 
 
 def test_rehearsals_leavings_are_not_published(repository, make_version):
     with repository.locked():
         repository.stage(1, make_version(1), OPTIONS)
-        repository.objects.write("click_model_candidate/1/__pycache__/model.cpython-311.pyc", b"cache")
+        repository.objects.write(
+            "click_model_candidate/1/__pycache__/model.cpython-311.pyc", b"cache"
+        )
         repository.publish(1)
-    assert not [name for name in everything(repository.objects) if "pycache" in name or "candidate" in name]
+    assert not [
+        name for name in everything(repository.objects) if "pycache" in name or "candidate" in name
+    ]
 
 
 def test_canary_is_published_version_under_its_own_name(repository, put_live):
     with repository.locked():
         put_live(repository, 1)
         put_live(repository, 2, beside=[1])
-        before = {n: c for n, c in everything(repository.objects).items() if n.startswith("click_model/")}
+        before = {
+            n: c for n, c in everything(repository.objects).items() if n.startswith("click_model/")
+        }
         repository.place_canary(1, OPTIONS)
         assert repository.canary.whole() == [1]
         repository.place_canary(2, ServingOptions(instances=1, warmup_rows=0))
         assert repository.canary.whole() == [2]
         files = everything(repository.objects)
-        config = text_format.Parse(files["click_model_canary/config.pbtxt"].decode(), model_config_pb2.ModelConfig())
-        assert (config.name, list(config.version_policy.specific.versions)) == ("click_model_canary", [2])
+        config = text_format.Parse(
+            files["click_model_canary/config.pbtxt"].decode(), model_config_pb2.ModelConfig()
+        )
+        assert (config.name, list(config.version_policy.specific.versions)) == (
+            "click_model_canary",
+            [2],
+        )
         assert config.instance_group[0].count == 1
         for name in ("model.onnx", "model.py", "golden.npz", "version.json"):
             assert files[f"click_model_canary/2/{name}"] == files[f"click_model/2/{name}"]
@@ -158,9 +191,16 @@ def test_canary_is_published_version_under_its_own_name(repository, put_live):
 
 def plan(sequence, **more):
     return TrafficPlan(
-        sequence=sequence, stable=Arm(model_name="click_model", version=1), canary=None, canary_share=0.0,
-        shadow_share=0.0, salt="s", published_at="2026-01-01T00:00:00+00:00", reason="test", **more,
-    )  # fmt: skip
+        sequence=sequence,
+        stable=Arm(model_name="click_model", version=1),
+        canary=None,
+        canary_share=0.0,
+        shadow_share=0.0,
+        salt="s",
+        published_at="2026-01-01T00:00:00+00:00",
+        reason="test",
+        **more,
+    )
 
 
 def test_traffic_plans_follow_one_another_by_number(open_objects):
@@ -183,12 +223,16 @@ def test_configuration_is_not_written_over_anothers(open_objects, put_live):
         mine = with_versions(repository.read_config(), [1])
         open_objects().write("click_model/config.pbtxt", b"by another")
         for text in (mine, None):
-            with pytest.raises(Changed, match="another deployment changed .*config.pbtxt since this one began"):
+            with pytest.raises(
+                Changed, match="another deployment changed .*config.pbtxt since this one began"
+            ):
                 repository.write_config(text)
     assert repository.read_config() == "by another"
 
 
-def test_expired_holder_that_still_writes_is_refused_everywhere(open_bucket, put_live, make_version):
+def test_expired_holder_that_still_writes_is_refused_everywhere(
+    open_bucket, put_live, make_version
+):
     clock = Clock()
     settings = {"clock": clock, "monotonic": clock}
     with ModelRepository(open_bucket(), NAMES).locked():

@@ -22,7 +22,9 @@ def repository(open_objects):
 
 
 @pytest.mark.parametrize("lost", ["version.json", "model.onnx", "golden.npz", "model.py"])
-def test_half_copied_version_is_none_its_number_is_used_and_it_is_cleared(repository, make_version, put_live, lost):
+def test_half_copied_version_is_none_its_number_is_used_and_it_is_cleared(
+    repository, make_version, put_live, lost
+):
     with repository.locked():
         put_live(repository, 1)
         repository.stage(2, make_version(2), OPTIONS)
@@ -59,8 +61,14 @@ def test_corrupt_graph_or_golden_row_is_found_by_its_hash(repository, put_live, 
         content[at] ^= 255
         repository.objects.write(f"click_model/1/{file}", bytes(content))
         assert repository.versions() == [1]
-        with pytest.raises(ContractError, match=rf"1/{file} has sha256 \w{{64}}, expected \w{{64}}"):
-            (repository.published.check if file == "model.onnx" else repository.published.golden_rows)(1)
+        with pytest.raises(
+            ContractError, match=rf"1/{file} has sha256 \w{{64}}, expected \w{{64}}"
+        ):
+            (
+                repository.published.check
+                if file == "model.onnx"
+                else repository.published.golden_rows
+            )(1)
 
 
 def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository, make_version):
@@ -80,7 +88,9 @@ def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository,
 
     with repository.locked():
         repository.objects = Bitrot()
-        with pytest.raises(PermanentError, match=r"changed after they were written: .*2/model.onnx has sha256"):
+        with pytest.raises(
+            PermanentError, match=r"changed after they were written: .*2/model.onnx has sha256"
+        ):
             repository.stage(2, make_version(2), OPTIONS)
     assert (repository.versions(), repository.read_config()) == ([], None)
 
@@ -104,7 +114,14 @@ def test_corrupt_record_makes_version_none(repository, put_live):
 
 
 @pytest.mark.parametrize(
-    "name", ["click_model/abc/x", "click_model/01/x", "click_model/1", "click_model/-1/x", "click_model/²/x"]
+    "name",
+    [
+        "click_model/abc/x",
+        "click_model/01/x",
+        "click_model/1",
+        "click_model/-1/x",
+        "click_model/²/x",
+    ],
 )
 def test_what_is_no_version_folder_is_passed_over(open_objects, name):
     objects = open_objects()
@@ -162,7 +179,9 @@ def check_the_next_release(repository, make_version):
         repository.published.check(version)
 
 
-def test_release_killed_at_any_change_of_folder_leaves_whole_versions(tmp_path, make_version, monkeypatch):
+def test_release_killed_at_any_change_of_folder_leaves_whole_versions(
+    tmp_path, make_version, monkeypatch
+):
     names = ("replace", "rename", "link", "unlink", "rmdir")
     real = {name: getattr(os, name) for name in names}
     left = [10**9]
@@ -210,7 +229,11 @@ def break_off(server, make_version, step):
     release(repository(NOW), 1, make_version)
     seen, is_done = [], True
     fault = server.front.fail(
-        lambda request: seen.append(1) or len(seen) > step, "status", status=403, message="gone", times=10**9
+        lambda request: seen.append(1) or len(seen) > step,
+        "status",
+        status=403,
+        message="gone",
+        times=10**9,
     )
     try:
         release(repository(NOW), 2, make_version)
@@ -224,7 +247,11 @@ def break_off(server, make_version, step):
 
 
 @pytest.mark.parametrize(
-    "steps", [(9, 25, 37, 200), pytest.param(range(999), marks=[pytest.mark.slow, pytest.mark.timeout(900)])]
+    "steps",
+    [
+        (9, 25, 37, 200),
+        pytest.param(range(999), marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+    ],
 )
 def test_release_cut_off_from_bucket_at_any_request_leaves_whole_versions(
     cloud_storage, cloud_storage_server, make_version, steps

@@ -32,7 +32,11 @@ class BucketServer(TritonServer):
     """A server that reads `gs://models/triton`. Its folder stays empty."""
 
     def _flags(self, *arguments):
-        flags = [flag for flag in super()._flags(*arguments) if not flag.startswith("--model-repository=")]
+        flags = [
+            flag
+            for flag in super()._flags(*arguments)
+            if not flag.startswith("--model-repository=")
+        ]
         return [*flags, "--model-repository=gs://models/triton", f"--load-model={MODEL_NAME}"]
 
 
@@ -42,7 +46,9 @@ def site(request, tmp_path):
     """The repository, and a function that starts another server over it."""
     if request.param == "folder":
         root = tmp_path / "model repository"
-        return ModelRepository(FolderObjects(root), NAMES), lambda log: TritonServer(root, log=tmp_path / log)
+        return ModelRepository(FolderObjects(root), NAMES), lambda log: TritonServer(
+            root, log=tmp_path / log
+        )
     from evergreen.storage.bucket import BucketObjects
 
     host = request.getfixturevalue("cloud_storage").host
@@ -62,8 +68,12 @@ def make_version(make_candidate, raw_rows, tmp_path):
         graph = tmp_path / f"graph-{seed}"
         export(model, graph)
         dense, categorical = raw_rows(16, seed)
-        rows = GoldenRows(features=CRITEO, dense=dense, categorical=categorical, expected=np.zeros(16, np.float32))
-        dataclasses.replace(rows, expected=score(open_graph(graph / GRAPH_FILE), rows)).save(graph / "golden.npz")
+        rows = GoldenRows(
+            features=CRITEO, dense=dense, categorical=categorical, expected=np.zeros(16, np.float32)
+        )
+        dataclasses.replace(rows, expected=score(open_graph(graph / GRAPH_FILE), rows)).save(
+            graph / "golden.npz"
+        )
         return graph
 
     return make
@@ -83,7 +93,11 @@ def answers(client, golden, *, version=None, name=MODEL_NAME):
 
 def num_requests(server, version):
     text = urllib.request.urlopen(server.metrics_url, timeout=60).read().decode()
-    return int(re.search(rf'nv_inference_request_success{{model="click_model",version="{version}"}} (\d+)', text)[1])
+    return int(
+        re.search(
+            rf'nv_inference_request_success{{model="click_model",version="{version}"}} (\d+)', text
+        )[1]
+    )
 
 
 def test_server_serves_only_what_configuration_names(site, make_version):

@@ -14,7 +14,11 @@ def judged(make_candidate):
 
     def make(store, seed, champion, reference="current"):
         model, verdict, raw = make_candidate(store, seed)
-        return model, dataclasses.replace(verdict, champion_model_id=champion, champion_reference=reference), raw
+        return (
+            model,
+            dataclasses.replace(verdict, champion_model_id=champion, champion_reference=reference),
+            raw,
+        )
 
     return make
 
@@ -24,7 +28,10 @@ def test_verdict_against_none_or_another_than_live_model_is_refused(judged, unse
     with pytest.raises(StaleVerdict, match="compared with no champion, but model-1 is live"):
         release(*judged(unserved.store, 4, None), settings=unserved)
     release(*judged(unserved.store, 2, "model-1"), settings=unserved)
-    with pytest.raises(StaleVerdict, match="model-3 was compared with model-1, but model-2 is live: evaluate it again"):
+    with pytest.raises(
+        StaleVerdict,
+        match="model-3 was compared with model-1, but model-2 is live: evaluate it again",
+    ):
         release(*judged(unserved.store, 3, "model-1"), settings=unserved)
     assert [entry.version for entry in read_journal(unserved.store)] == [1, 2]
     assert read_entries(unserved.store)[-1].action == "release", "nothing was even announced"

@@ -22,15 +22,52 @@ def pki(tmp_path_factory):
     """A CA, a server's certificate for the name `triton`, a client's, and another CA."""
     folder = tmp_path_factory.mktemp("pki")
     for ca in ("ca", "other"):
-        openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", 2, "-subj", f"/CN={ca}",
-                "-keyout", folder / f"{ca}.key", "-out", folder / f"{ca}.pem")  # fmt: skip
+        openssl(
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            2,
+            "-subj",
+            f"/CN={ca}",
+            "-keyout",
+            folder / f"{ca}.key",
+            "-out",
+            folder / f"{ca}.pem",
+        )
     for name in ("triton", "client"):
         (folder / f"{name}.ext").write_text(f"subjectAltName=DNS:{name}\n")
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}",
-                "-keyout", folder / f"{name}.key", "-out", folder / f"{name}.csr")  # fmt: skip
-        openssl("x509", "-req", "-in", folder / f"{name}.csr", "-CA", folder / "ca.pem", "-CAkey", folder / "ca.key",
-                "-CAcreateserial", "-days", 2, "-extfile", folder / f"{name}.ext",
-                "-out", folder / f"{name}.pem")  # fmt: skip
+        openssl(
+            "req",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            f"/CN={name}",
+            "-keyout",
+            folder / f"{name}.key",
+            "-out",
+            folder / f"{name}.csr",
+        )
+        openssl(
+            "x509",
+            "-req",
+            "-in",
+            folder / f"{name}.csr",
+            "-CA",
+            folder / "ca.pem",
+            "-CAkey",
+            folder / "ca.key",
+            "-CAcreateserial",
+            "-days",
+            2,
+            "-extfile",
+            folder / f"{name}.ext",
+            "-out",
+            folder / f"{name}.pem",
+        )
     return folder
 
 
@@ -70,7 +107,11 @@ def live(url, **access):
 def test_server_with_tls_is_reached_by_its_ca_and_by_no_other_way(secured, pki):
     url = secured()
     assert live(url, ca=pki / "ca.pem", name="triton")
-    for access in ({}, {"ca": pki / "other.pem", "name": "triton"}, {"ca": pki / "ca.pem", "name": "another"}):
+    for access in (
+        {},
+        {"ca": pki / "other.pem", "name": "triton"},
+        {"ca": pki / "ca.pem", "name": "another"},
+    ):
         with pytest.raises(TemporaryError):
             live(url, **access)
 
@@ -108,7 +149,14 @@ def test_commands_take_it_from_flags_and_from_environment(secured, pki, world, m
         monkeypatch.setenv(f"EVERGREEN_TRITON_{name.upper()}", value)
     parser = CommandParser(prog="evergreen rollback")
     add_site_flags(parser)
-    flags = ["--store", str(world.settings.store), "--repository", world.settings.repository, "--triton-urls", url]
+    flags = [
+        "--store",
+        str(world.settings.store),
+        "--repository",
+        world.settings.repository,
+        "--triton-urls",
+        url,
+    ]
     flags += [f"--triton-{name}={value}" for name, value in said.items()] if by == "flags" else []
     connected = [site_of(parser.parse_args(flags)).connect(url)]
     connected += [Triton(url)] if by == "variables" else []

@@ -26,7 +26,10 @@ from evergreen.serving.repository.triton_config import (
     warmup_files_of,
 )
 
-ROWS = [{"dense": "dense-1", "categorical": "categorical-1"}, {"dense": "dense-2", "categorical": "categorical-1"}]
+ROWS = [
+    {"dense": "dense-1", "categorical": "categorical-1"},
+    {"dense": "dense-2", "categorical": "categorical-1"},
+]
 
 
 def parsed(text):
@@ -37,9 +40,14 @@ def parsed(text):
 def test_configuration_says_what_contracts_say(server):
     text = triton_config("click_model", ServingOptions(server=server), [4, 3], features=CRITEO)
     config = parsed(text)
-    assert (config.name, config.backend, config.max_batch_size) == ("click_model", server, MAX_BATCH_ROWS)
+    assert (config.name, config.backend, config.max_batch_size) == (
+        "click_model",
+        server,
+        MAX_BATCH_ROWS,
+    )
     tensors = [
-        (t.name, model_config_pb2.DataType.Name(t.data_type), list(t.dims)) for t in (*config.input, *config.output)
+        (t.name, model_config_pb2.DataType.Name(t.data_type), list(t.dims))
+        for t in (*config.input, *config.output)
     ]
     expected = (*input_tensors(CRITEO), PROBABILITY_OUTPUT)
     assert tensors == [(t.name, f"TYPE_{t.datatype}", [t.width]) for t in expected]
@@ -56,7 +64,9 @@ def test_configuration_says_what_contracts_say(server):
 
 def test_recommender_without_numeric_features_asks_only_for_categories():
     features = Features(numeric=(), categorical=("item", "shop"))
-    text = triton_config("shop", ServingOptions(), [1], features=features, warmup=[{"categorical": "categorical-1"}])
+    text = triton_config(
+        "shop", ServingOptions(), [1], features=features, warmup=[{"categorical": "categorical-1"}]
+    )
     config = parsed(text)
     assert [(tensor.name, list(tensor.dims)) for tensor in config.input] == [("categorical", [2])]
     assert {name for sample in config.model_warmup for name in sample.inputs} == {"categorical"}
@@ -87,13 +97,19 @@ def test_options_become_what_triton_calls_them():
 
 
 def test_warm_up_is_every_row_and_one_batch():
-    config = parsed(triton_config("click_model", ServingOptions(), [1], warmup=ROWS, features=CRITEO))
+    config = parsed(
+        triton_config("click_model", ServingOptions(), [1], warmup=ROWS, features=CRITEO)
+    )
     told = [
-        (sample.batch_size, {name: (i.input_data_file, list(i.dims)) for name, i in sample.inputs.items()})
+        (
+            sample.batch_size,
+            {name: (i.input_data_file, list(i.dims)) for name, i in sample.inputs.items()},
+        )
         for sample in config.model_warmup
     ]
     rows = [
-        {DENSE_INPUT: (row["dense"], [13]), CATEGORICAL_INPUT: (row["categorical"], [26])} for row in (*ROWS, ROWS[0])
+        {DENSE_INPUT: (row["dense"], [13]), CATEGORICAL_INPUT: (row["categorical"], [26])}
+        for row in (*ROWS, ROWS[0])
     ]
     assert told == list(zip([1, 1, WARMUP_BATCH], rows))
     types = [sample.inputs[CATEGORICAL_INPUT].data_type for sample in config.model_warmup]
@@ -106,11 +122,15 @@ def test_warm_up_is_every_row_and_one_batch():
         ServingOptions(warmup_rows=2),
         ServingOptions(instances=1, response_cache=True, warmup_rows=2, max_queued_requests=1),
         ServingOptions(
-            server="onnxruntime", device="gpu", instances=4, warmup_rows=2, queue_timeout_microseconds=1,
+            server="onnxruntime",
+            device="gpu",
+            instances=4,
+            warmup_rows=2,
+            queue_timeout_microseconds=1,
             max_queue_delay_microseconds=7,
         ),
     ],
-)  # fmt: skip
+)
 def test_options_are_read_back_from_what_was_written(options):
     text = triton_config("click_model", options, [2], warmup=ROWS, features=CRITEO)
     assert read_options(text) == options
@@ -143,9 +163,13 @@ def test_versions_that_cannot_be_are_refused(versions):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("server", "tensorrt"), ("device", "tpu"), ("device", "gpu"), ("instances", 0), ("instances", 65),
+        ("server", "tensorrt"),
+        ("device", "tpu"),
+        ("device", "gpu"),
+        ("instances", 0),
+        ("instances", 65),
     ],
-)  # fmt: skip
+)
 def test_options_that_no_server_takes_are_refused_by_name(name, value):
     with pytest.raises(ContractError, match=rf"{name} is {value!r}.*expected"):
         dataclasses.replace(ServingOptions(), **{name: value})

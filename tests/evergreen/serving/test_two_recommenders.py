@@ -47,7 +47,13 @@ class Place:
     def kept(self):
         """Return every file of it in the repository and the registry, byte for byte."""
         root, names = local_path(self.settings.repository), ServedNames(self.name)
-        tops = {names.model, names.candidate, names.canary, f"{self.name}.traffic.json", f".{self.name}.lock"}
+        tops = {
+            names.model,
+            names.candidate,
+            names.canary,
+            f"{self.name}.traffic.json",
+            f".{self.name}.lock",
+        }
         mine = [path for path in root.rglob("*") if path.relative_to(root).parts[0] in tops]
         files = [path for path in (*mine, *self.settings.store.rglob("*")) if path.is_file()]
         return {path: path.read_bytes() for path in files}
@@ -60,7 +66,9 @@ def places(settings, make_candidate, client):
         client.unload(name)
 
 
-def test_releases_of_one_recommender_leave_other_alone_without_failures(places, triton, client, raw_rows):
+def test_releases_of_one_recommender_leave_other_alone_without_failures(
+    places, triton, client, raw_rows
+):
     click, shop = places
     click.release(1), shop.release(11)
     url, rows = triton.grpc_url, raw_rows(8)
@@ -79,7 +87,9 @@ def test_releases_of_one_recommender_leave_other_alone_without_failures(places, 
     assert [current(place.settings.store).version for place in places] == [1, 1]
     assert set(clicks.answers[0]) == {1}
     assert set(shops.answers[0]) == {1, 2}
-    followers = [PlanFollower(click.settings.open_repository().objects, place.name) for place in places]
+    followers = [
+        PlanFollower(click.settings.open_repository().objects, place.name) for place in places
+    ]
     for follower in followers:
         follower.refresh()
     assert followers[0].current.canary.model_name == CANARY_NAME
@@ -98,14 +108,19 @@ def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
             click.release(2)
         found = [[watchdog.look() for watchdog in watchdogs] for _ in range(2)]
         assert shop.release(12).version == 2
-    assert found[1] == [{f"{triton.grpc_url} {MODEL_NAME}": WELL}, {f"{triton.grpc_url} {SHOP}": HEALED}]
+    assert found[1] == [
+        {f"{triton.grpc_url} {MODEL_NAME}": WELL},
+        {f"{triton.grpc_url} {SHOP}": HEALED},
+    ]
 
 
 def test_store_refuses_model_of_recommender_of_another_name(places):
     _, shop = places
     shop.release(11)
     before = shop.settings.open_repository().versions()
-    with pytest.raises(ContractError, match="of recommender 'books', expected 'shop'.* needs another store"):
+    with pytest.raises(
+        ContractError, match="of recommender 'books', expected 'shop'.* needs another store"
+    ):
         shop.release(12, recommender="books")
     assert shop.settings.open_repository().versions() == before
 

@@ -13,7 +13,11 @@ def scipys(now, before):
     pearson = stats.chi2_contingency([now, before], correction=False).pvalue
     tables = [[[a, sum(now) - a], [b, sum(before) - b]] for a, b in zip(now, before)]
     ratio = {"correction": True, "lambda_": "log-likelihood"}
-    one = min(stats.chi2_contingency(table, **ratio).pvalue for table in tables if np.sum(table, axis=0).all())
+    one = min(
+        stats.chi2_contingency(table, **ratio).pvalue
+        for table in tables
+        if np.sum(table, axis=0).all()
+    )
     return min(1.0, 2 * min(pearson, one * len(now)))
 
 
@@ -55,9 +59,9 @@ def test_tail_of_few_rows_is_not_thinner_than_exact_one(ratio):
         found = proportion(now, rows, b=before * ratio, m=ratio * rows, design=1.0)
         assert 0.65 * exact <= found <= 4 * exact
         # Rows of a request are alike, so they count as one.
-        assert proportion(8 * now, 8 * rows, b=8 * before * ratio, m=8 * ratio * rows, design=8.0) == pytest.approx(
-            found
-        )
+        assert proportion(
+            8 * now, 8 * rows, b=8 * before * ratio, m=8 * ratio * rows, design=8.0
+        ) == pytest.approx(found)
 
 
 def test_rare_cells_are_taken_together_until_each_expects_enough():

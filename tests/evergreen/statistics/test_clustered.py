@@ -96,7 +96,14 @@ def test_sample_whose_rows_are_more_alike_counts_by_its_own_correlation():
 def test_sample_whose_requests_are_not_known_takes_other_s_likeness():
     random = np.random.default_rng(4)
     now = sample(*drawn(random, 300, 32, 1.0, FIVE), 5)
-    before = Clustered(counts=now.counts, squares=np.zeros(5), products=np.zeros(5), rows=now.rows, sizes=0, requests=0)
+    before = Clustered(
+        counts=now.counts,
+        squares=np.zeros(5),
+        products=np.zeros(5),
+        rows=now.rows,
+        sizes=0,
+        requests=0,
+    )
     correlation, _ = correlations((now, before))
     np.testing.assert_allclose(comparison_design(correlation, now, before), 32)
 
@@ -104,7 +111,9 @@ def test_sample_whose_requests_are_not_known_takes_other_s_likeness():
 def test_single_rows_have_no_design_effect_and_unknown_cell_overall_one():
     values = np.array([0, 0, 1, 1, 2, 2] * 50)
     single = sample(values, np.arange(300), 3)
-    np.testing.assert_allclose(comparison_design(correlations((single, single))[0], single, single), 1)
+    np.testing.assert_allclose(
+        comparison_design(correlations((single, single))[0], single, single), 1
+    )
     paired = sample(values, np.arange(300) // 2, 3)
     hidden = Clustered(**{**vars(paired), "squares": np.array([np.nan, *paired.squares[1:]])})
     assert correlations((hidden,))[0][0] == correlations((hidden,))[1] == pytest.approx(1.0)

@@ -26,7 +26,9 @@ def test_what_chance_adds_is_taken_off_and_interval_holds_truth():
     for first, second in ((p, p), (p, q)):
         truth = jensenshannon(first, second, base=2) ** 2
         found = [
-            two_sample.divergence(random.multinomial(3000, first), random.multinomial(5000, second), 1.0)
+            two_sample.divergence(
+                random.multinomial(3000, first), random.multinomial(5000, second), 1.0
+            )
             for _ in range(400)
         ]
         held = np.mean([each.low <= truth <= each.high for each in found])
@@ -38,7 +40,9 @@ def test_interval_of_share_s_change_holds_truth():
     random = np.random.default_rng(2)
     for p, q in ((0.3, 0.3), (0.02, 0.05), (0.0, 0.004)):
         found = [
-            two_sample.share_change(random.binomial(800, p), 800, b=random.binomial(1500, q), m=1500, design=1.0)
+            two_sample.share_change(
+                random.binomial(800, p), 800, b=random.binomial(1500, q), m=1500, design=1.0
+            )
             for _ in range(1000)
         ]
         assert np.mean([each.low <= p - q <= each.high for each in found]) >= 0.93
@@ -72,6 +76,7 @@ def test_detectable_shift_of_mean_is_found_as_often_as_promised():
     n, m, level = 500, 900, 0.02
     shift = two_sample.detectable_mean(n, m, design=1.0, level=level)
     found = sum(
-        stats.ttest_ind(random.normal(shift, 1, n), random.normal(0, 1, m)).pvalue <= level for _ in range(1000)
+        stats.ttest_ind(random.normal(shift, 1, n), random.normal(0, 1, m)).pvalue <= level
+        for _ in range(1000)
     )
     assert found / 1000 == pytest.approx(two_sample.POWER, abs=0.05)

@@ -10,7 +10,9 @@ from evergreen.statistics.metrics import auc_difference, auc_estimate
 from tests.support.planted_models import NOISE, draw, population_auc
 
 
-def coverage(*, windows: int, rows: int, size: int, rate: float, by_row: bool = False) -> dict[str, float]:
+def coverage(
+    *, windows: int, rows: int, size: int, rate: float, by_row: bool = False
+) -> dict[str, float]:
     """Return the share of intervals that contain the truth, and the share that exist."""
     random, truth = np.random.default_rng(size), population_auc(rate, NOISE)
     found: dict[str, list[bool]] = {"auc": [], "difference": []}

@@ -49,10 +49,14 @@ def scored(draw, *, models=1, levels=None):
 @settings(max_examples=100, deadline=None)
 def test_roc_auc_equals_scikit_learn_with_ties(sample):
     labels, scores = sample
-    assert metrics.roc_auc(labels, scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+    assert metrics.roc_auc(labels, scores) == pytest.approx(
+        roc_auc_score(labels, scores), abs=1e-12
+    )
 
 
-@pytest.mark.parametrize("labels", [[], [1], [0, 0, 0], [1, 1]], ids=["empty", "one row", "no click", "all clicks"])
+@pytest.mark.parametrize(
+    "labels", [[], [1], [0, 0, 0], [1, 1]], ids=["empty", "one row", "no click", "all clicks"]
+)
 def test_auc_is_none_until_both_classes_seen(labels):
     assert metrics.roc_auc(labels, [0.5] * len(labels)) is None
     assert metrics.normalized_entropy(labels, [0.5] * len(labels)) is None
@@ -77,7 +81,9 @@ def test_auc_of_one_click_exists_but_its_uncertainty_does_not():
     ],
     ids=["lengths", "two dimensions", "label 2", "label NaN", "scores not finite"],
 )
-@pytest.mark.parametrize("metric", [metrics.roc_auc, auc_by_row, metrics.log_loss, metrics.calibration])
+@pytest.mark.parametrize(
+    "metric", [metrics.roc_auc, auc_by_row, metrics.log_loss, metrics.calibration]
+)
 def test_bad_input_is_refused(metric, labels, scores, said):
     with pytest.raises(ContractError, match=said):
         metric(labels, scores)
@@ -122,16 +128,26 @@ def test_paired_difference_equals_delong_written_out(sample):
 def test_rows_told_twice_are_no_further_evidence():
     labels, scores = np.tile([1, 0, 0, 1, 0], 8), np.random.default_rng(0).random(40)
     once = metrics.auc_estimate(labels, scores, groups=np.arange(40))
-    twice = metrics.auc_estimate(np.tile(labels, 2), np.tile(scores, 2), groups=np.tile(np.arange(40), 2))
+    twice = metrics.auc_estimate(
+        np.tile(labels, 2), np.tile(scores, 2), groups=np.tile(np.arange(40), 2)
+    )
     assert twice == pytest.approx(once)
 
 
 def test_groups_may_have_any_names_in_any_order():
     random = np.random.default_rng(3)
-    labels, scores, groups = random.integers(0, 2, 200), random.random(200), random.integers(0, 30, 200)
-    named = metrics.auc_estimate(labels, scores, groups=[f"request {29 - group}" for group in groups])
+    labels, scores, groups = (
+        random.integers(0, 2, 200),
+        random.random(200),
+        random.integers(0, 30, 200),
+    )
+    named = metrics.auc_estimate(
+        labels, scores, groups=[f"request {29 - group}" for group in groups]
+    )
     assert named == pytest.approx(metrics.auc_estimate(labels, scores, groups=groups))
-    with pytest.raises(ContractError, match=r"groups have shape \(3,\), expected one for each of 200 rows"):
+    with pytest.raises(
+        ContractError, match=r"groups have shape \(3,\), expected one for each of 200 rows"
+    ):
         metrics.auc_estimate(labels, scores, groups=[1, 2, 3])
 
 
@@ -163,7 +179,9 @@ def test_intervals_and_p_values_are_those_of_students_t(degrees, exact):
 def test_log_loss_equals_scikit_learn_and_survives_certainty():
     random = np.random.default_rng(1)
     labels, scores = random.integers(0, 2, 500), random.random(500)
-    assert metrics.log_loss(labels, scores) == pytest.approx(sklearn_log_loss(labels, scores), rel=1e-12)
+    assert metrics.log_loss(labels, scores) == pytest.approx(
+        sklearn_log_loss(labels, scores), rel=1e-12
+    )
     assert metrics.log_loss([1], [0.0]) == pytest.approx(-math.log(1e-7))
     assert metrics.log_loss([], []) is None
 
@@ -183,10 +201,16 @@ def test_calibration_is_expected_over_observed_clicks():
 
 def test_rows_with_weights_count_as_so_many_copies_of_same_group():
     random = np.random.default_rng(2)
-    weights, labels, scores = random.integers(0, 4, 900), random.integers(0, 2, 900), random.random(900)
+    weights, labels, scores = (
+        random.integers(0, 4, 900),
+        random.integers(0, 2, 900),
+        random.random(900),
+    )
     copies = np.repeat(np.arange(900), weights)
     for metric in (metrics.log_loss, metrics.normalized_entropy, metrics.calibration):
-        assert metric(labels, scores, weights=weights / 2) == pytest.approx(metric(labels[copies], scores[copies]))
+        assert metric(labels, scores, weights=weights / 2) == pytest.approx(
+            metric(labels[copies], scores[copies])
+        )
         assert metric(labels, scores, weights=np.zeros(900)) is None
     assert metrics.click_rate(labels, weights=weights) == pytest.approx(labels[copies].mean())
     weighted = metrics.row_weighted(scores, weights)
@@ -206,12 +230,17 @@ def test_user_quality_is_mean_over_users_who_have_both_labels():
         click, score = labels[mine], scores[mine]
         if not 0 < click.sum() < len(click):
             continue
-        aucs.append(np.mean([(a > b) + (a == b) / 2 for a in score[click == 1] for b in score[click == 0]]))
+        aucs.append(
+            np.mean([(a > b) + (a == b) / 2 for a in score[click == 1] for b in score[click == 0]])
+        )
         weights.append(len(click))
         # Over random orders of equal scores.
         orders = [np.lexsort((random.random(len(click)), -score)) for _ in range(1000)]
         ideal = sum(1 / np.log2(place + 2) for place in range(click.sum()))
-        gains.append(np.mean([(click[order] / np.log2(np.arange(len(click)) + 2)).sum() for order in orders]) / ideal)
+        gains.append(
+            np.mean([(click[order] / np.log2(np.arange(len(click)) + 2)).sum() for order in orders])
+            / ideal
+        )
     found = metrics.user_quality(labels, scores, users=users)
     assert found.gauc == pytest.approx(np.average(aucs, weights=weights))
     assert found.ndcg == pytest.approx(np.mean(gains), abs=0.002)

@@ -12,10 +12,18 @@ from evergreen.config.features import Features, ListOptions
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics.column_profile import DENSE_EDGES, SCORE_EDGES, count_between
 from evergreen.statistics.profile_counter import ProfileCounter
-from evergreen.statistics.reference import OUTLIER_SHARE, ScoreHistogram, inner_buckets, read_reference
+from evergreen.statistics.reference import (
+    OUTLIER_SHARE,
+    ScoreHistogram,
+    inner_buckets,
+    read_reference,
+)
 
 FEATURES = Features(
-    numeric=("price", "age"), categorical=("item", "shop"), lists=("tags",), list_options={"tags": ListOptions(max=3)}
+    numeric=("price", "age"),
+    categorical=("item", "shop"),
+    lists=("tags",),
+    list_options={"tags": ListOptions(max=3)},
 )
 
 
@@ -48,7 +56,9 @@ def test_what_is_written_is_read_back_and_bytes_depend_on_numbers_alone(tmp_path
     assert list(found.profile.columns) == list(written.profile.columns)
     for name, column in written.profile.columns.items():
         for field, value in vars(column).items():
-            np.testing.assert_array_equal(getattr(found.profile.columns[name], field), value, err_msg=f"{name} {field}")
+            np.testing.assert_array_equal(
+                getattr(found.profile.columns[name], field), value, err_msg=f"{name} {field}"
+            )
     np.testing.assert_array_equal(found.scores.counts, scores.counts)
     np.testing.assert_array_equal(found.scores.edges, SCORE_EDGES)
 
@@ -56,7 +66,10 @@ def test_what_is_written_is_read_back_and_bytes_depend_on_numbers_alone(tmp_path
 def test_feature_that_model_does_not_use_has_no_profile_but_is_in_rows():
     found = reference(excluded=("age", "tags"))
     assert list(found.profile.columns) == ["price", "item", "shop"]
-    assert (found.features.names, found.compared.names) == (FEATURES.names, ("price", "item", "shop"))
+    assert (found.features.names, found.compared.names) == (
+        FEATURES.names,
+        ("price", "item", "shop"),
+    )
 
 
 def test_model_without_kept_scores_has_profile_all_same(tmp_path):
@@ -77,12 +90,21 @@ def rewritten(path, change):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda head, _: head.update(format_version=9), "version 9, expected TrainingReference version 1"),
+        (
+            lambda head, _: head.update(format_version=9),
+            "version 9, expected TrainingReference version 1",
+        ),
         (lambda head, _: head.update(kind="TrainingWindows"), "is TrainingWindows version 1"),
         (lambda head, _: head["bounds"].pop("price"), "price has no bounds"),
         (lambda head, _: head.update(numeric=[]), "price is no feature"),
-        (lambda head, _: head["windows"][0].update(rows=4999), "price has 2048 rows, expected 4999"),
-        (lambda _, arrays: arrays.update({"0/item/sums": arrays["0/item/sums"][1:]}), "sums of item have shape"),
+        (
+            lambda head, _: head["windows"][0].update(rows=4999),
+            "price has 2048 rows, expected 4999",
+        ),
+        (
+            lambda _, arrays: arrays.update({"0/item/sums": arrays["0/item/sums"][1:]}),
+            "sums of item have shape",
+        ),
         (lambda head, _: head["windows"].append(head["windows"][0]), "holds no TrainingReference"),
     ],
 )
@@ -138,6 +160,8 @@ def test_column_without_values_has_empty_inner_range():
 def test_buckets_are_those_of_numpys_histogram():
     random = np.random.default_rng(2)
     values = np.concatenate([np.floor(random.lognormal(3, 3, 10_000)), DENSE_EDGES[1:-1], [-5.0]])
-    np.testing.assert_array_equal(count_between(DENSE_EDGES, values), np.histogram(values, DENSE_EDGES)[0])
+    np.testing.assert_array_equal(
+        count_between(DENSE_EDGES, values), np.histogram(values, DENSE_EDGES)[0]
+    )
     infinite = count_between(DENSE_EDGES, np.array([np.inf, -np.inf, np.nan]))
     assert (infinite[0], infinite[-1], infinite.sum()) == (1, 1, 2)

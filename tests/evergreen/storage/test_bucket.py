@@ -77,7 +77,9 @@ def test_every_call_survives_what_passes(cloud_storage, open_bucket, tmp_path, d
 def test_what_does_not_pass_in_time_is_temporary_and_names_object(cloud_storage, open_bucket):
     objects = open_bucket(retry_seconds=0.05)
     cloud_storage.fail(is_any, "status", status=503, message="backend is tired", times=10**6)
-    with pytest.raises(TemporaryError, match=r"gs://models/a prefix/config: .*503 backend is tired"):
+    with pytest.raises(
+        TemporaryError, match=r"gs://models/a prefix/config: .*503 backend is tired"
+    ):
         objects.write("config", b"1")
     with pytest.raises(TemporaryError, match=r"gs://models/a prefix/config: .*503"):
         objects.read("config")
@@ -96,13 +98,18 @@ def test_service_that_falls_silent_is_asked_again(cloud_storage, open_bucket):
 
 @pytest.mark.parametrize("content", [b"small", BIG], ids=["one request", "in parts"])
 @pytest.mark.parametrize("is_new", [True, False], ids=["create", "replace"])
-def test_conditional_write_whose_answer_was_lost_is_known_as_done(cloud_storage, open_bucket, content, is_new):
+def test_conditional_write_whose_answer_was_lost_is_known_as_done(
+    cloud_storage, open_bucket, content, is_new
+):
     objects = open_bucket()
     seen = ABSENT if is_new else objects.write("config", b"before")
     parts = []
     # Of several parts only the last one creates the object.
     fault = cloud_storage.fail(
-        lambda request: is_upload(request) and (len(content) < 10 or is_nth_part(NUM_PARTS, parts)(request)), "lose"
+        lambda request: (
+            is_upload(request) and (len(content) < 10 or is_nth_part(NUM_PARTS, parts)(request))
+        ),
+        "lose",
     )
     generation = objects.write("config", content, if_generation=seen)
     assert fault.met == 1
@@ -124,7 +131,9 @@ def test_lost_answer_after_which_another_wrote_is_change(cloud_storage, open_buc
     seen = mine.write("config", b"before")
     cloud_storage.fail(is_upload, "lose")
     as_it_passes(
-        cloud_storage, 2, lambda: other.write("config", b"theirs", if_generation=other.read("config").generation)
+        cloud_storage,
+        2,
+        lambda: other.write("config", b"theirs", if_generation=other.read("config").generation),
     )
     with pytest.raises(Changed):
         mine.write("config", b"mine", if_generation=seen)
@@ -147,7 +156,10 @@ def test_upload_refused_midway_leaves_what_was_there(cloud_storage, open_bucket,
     for name in ("old", "new"):
         parts = []
         cloud_storage.fail(is_nth_part(3, parts), "status", status=403, message=message)
-        with pytest.raises(PermanentError, match=rf"{name}: refused \(403 {message}\); .*objectUser on bucket models"):
+        with pytest.raises(
+            PermanentError,
+            match=rf"{name}: refused \(403 {message}\); .*objectUser on bucket models",
+        ):
             objects.write(name, tmp_path / "big")
         assert len(parts) == 3
     assert objects.read("old") == (b"before", generation)
@@ -184,7 +196,9 @@ def test_download_corrupted_on_way_is_read_again_and_never_returned(cloud_storag
     assert objects.read("object").content == b"content"
     assert fault.met == 2
     cloud_storage.fail(is_download, "damage", times=10**6)
-    with pytest.raises(TemporaryError, match=r"a prefix/object was corrupt \(CRC32C .{8}, expected .{8}\)"):
+    with pytest.raises(
+        TemporaryError, match=r"a prefix/object was corrupt \(CRC32C .{8}, expected .{8}\)"
+    ):
         objects.read("object")
 
 
@@ -205,7 +219,11 @@ def put(objects, name, content):
 
 def first_bytes(requests):
     """Return the start offset of each download."""
-    return [int(r.range.removeprefix("bytes=").split("-")[0] or 0) for r in requests if r.is_download and r.range]
+    return [
+        int(r.range.removeprefix("bytes=").split("-")[0] or 0)
+        for r in requests
+        if r.is_download and r.range
+    ]
 
 
 def test_fetch_cut_midway_goes_on_at_byte_reached(cloud_storage, open_bucket, tmp_path):
@@ -239,7 +257,9 @@ def test_patience_with_large_object_counts_from_its_last_byte(cloud_storage, ope
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_fetch_that_is_given_up_keeps_what_came_and_next_one_asks_for_rest(cloud_storage, open_bucket, tmp_path):
+def test_fetch_that_is_given_up_keeps_what_came_and_next_one_asks_for_rest(
+    cloud_storage, open_bucket, tmp_path
+):
     objects = open_bucket(retry_seconds=0.05)
     wanted = put(objects, "big", BIG)
     cloud_storage.fail(is_download, "half")
@@ -255,21 +275,28 @@ def test_fetch_that_is_given_up_keeps_what_came_and_next_one_asks_for_rest(cloud
     assert (tmp_path / "part").read_bytes() == BIG
 
 
-def test_corrupt_fetch_starts_over_and_is_never_returned_if_it_stays_so(cloud_storage, open_bucket, tmp_path):
+def test_corrupt_fetch_starts_over_and_is_never_returned_if_it_stays_so(
+    cloud_storage, open_bucket, tmp_path
+):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     fault = cloud_storage.fail(is_download, "damage")
     objects.fetch(wanted, tmp_path / "part")
     assert (fault.met, (tmp_path / "part").read_bytes()) == (1, BIG)
     cloud_storage.fail(is_download, "damage", times=10**6)
-    with pytest.raises(TemporaryError, match=rf"big was corrupt \(CRC32C .{{8}}, {len(BIG)} bytes\), expected CRC32C"):
+    with pytest.raises(
+        TemporaryError,
+        match=rf"big was corrupt \(CRC32C .{{8}}, {len(BIG)} bytes\), expected CRC32C",
+    ):
         objects.fetch(wanted, tmp_path / "other")
     assert (tmp_path / "other").read_bytes() == b""
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("size", [1, 0])
-def test_answers_without_byte_are_not_asked_for_without_end(cloud_storage, open_bucket, tmp_path, size):
+def test_answers_without_byte_are_not_asked_for_without_end(
+    cloud_storage, open_bucket, tmp_path, size
+):
     objects = open_bucket()
     wanted = put(objects, "object", b"content")
     (tmp_path / "part").write_bytes(b"content"[:size])
@@ -279,7 +306,9 @@ def test_answers_without_byte_are_not_asked_for_without_end(cloud_storage, open_
     assert (tmp_path / "part").read_bytes() == b"content"[:size]
 
 
-def test_object_replaced_during_fetch_is_not_mixed_with_its_successor(cloud_storage, open_bucket, tmp_path):
+def test_object_replaced_during_fetch_is_not_mixed_with_its_successor(
+    cloud_storage, open_bucket, tmp_path
+):
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     cloud_storage.fail(is_download, "half")
@@ -292,10 +321,15 @@ def test_disk_without_room_ends_fetch_for_good_and_says_why(cloud_storage, open_
     objects = open_bucket()
     wanted = put(objects, "big", BIG)
     cloud_storage.seen.clear()
-    with files_of_at_most(3_000_000), pytest.raises(PermanentError, match="big: File too large") as refused:
+    with (
+        files_of_at_most(3_000_000),
+        pytest.raises(PermanentError, match="big: File too large") as refused,
+    ):
         objects.fetch(wanted, tmp_path / "part")
     assert isinstance(refused.value.__cause__, OSError)
-    assert sum(request.is_download for request in cloud_storage.seen) == 1, "no disk grows by asking again"
+    assert sum(request.is_download for request in cloud_storage.seen) == 1, (
+        "no disk grows by asking again"
+    )
     here = (tmp_path / "part").read_bytes()
     assert here == BIG[: len(here)]
     objects.fetch(wanted, tmp_path / "part")
@@ -306,7 +340,9 @@ def test_disk_without_room_ends_fetch_for_good_and_says_why(cloud_storage, open_
 def test_refusal_names_bucket_and_what_is_needed(cloud_storage, open_bucket, tmp_path, status):
     objects = open_bucket()
     asked = []
-    cloud_storage.fail(lambda r: asked.append(r) or True, "status", status=status, message="no access", times=10**6)
+    cloud_storage.fail(
+        lambda r: asked.append(r) or True, "status", status=status, message="no access", times=10**6
+    )
     for call in (
         lambda: objects.read("x"),
         lambda: download(objects, "x", tmp_path / "copy"),
@@ -317,7 +353,9 @@ def test_refusal_names_bucket_and_what_is_needed(cloud_storage, open_bucket, tmp
         lambda: objects.move("x", "y"),
     ):
         asked.clear()
-        with pytest.raises(PermanentError, match=rf"{status} no access.*roles/storage.objectUser on bucket models"):
+        with pytest.raises(
+            PermanentError, match=rf"{status} no access.*roles/storage.objectUser on bucket models"
+        ):
             call()
         assert len(asked) == 1
 
@@ -331,14 +369,18 @@ def test_bucket_that_is_not_there_is_no_absent_object(open_bucket, tmp_path):
         lambda: objects.list(),
         lambda: objects.delete("x"),
     ):
-        with pytest.raises(PermanentError, match=r"absent \(404 .*bucket.*expected bucket elsewhere to exist"):
+        with pytest.raises(
+            PermanentError, match=r"absent \(404 .*bucket.*expected bucket elsewhere to exist"
+        ):
             call()
 
 
 def test_machine_without_credentials_says_so(monkeypatch, tmp_path):
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no such file"))
-    with pytest.raises(PermanentError, match=r"gs://models: no credentials for bucket models .*no such file"):
+    with pytest.raises(
+        PermanentError, match=r"gs://models: no credentials for bucket models .*no such file"
+    ):
         open_objects("gs://models")
 
 
@@ -363,7 +405,11 @@ def test_uri_that_names_no_bucket_is_refused(uri):
 
 
 def test_two_prefixes_of_bucket_do_not_see_each_other(open_bucket):
-    one, two, all_of_it = open_bucket("gs://models/a"), open_bucket("gs://models/ab/"), open_bucket("gs://models")
+    one, two, all_of_it = (
+        open_bucket("gs://models/a"),
+        open_bucket("gs://models/ab/"),
+        open_bucket("gs://models"),
+    )
     one.write("x", b"1")
     two.write("x", b"2")
     assert [each.name for each in one.list()] == [each.name for each in two.list()] == ["x"]

@@ -49,8 +49,12 @@ def test_what_killed_writer_left_is_no_object_and_goes_at_next_change(tmp_path):
     assert objects.list() == []
     objects.write("other", b"1")
     assert sorted(p.name for p in tmp_path.rglob("*")) == [
-        ".gitignore", ".objects.lock", "4", "click_model_candidate", "other",
-    ]  # fmt: skip
+        ".gitignore",
+        ".objects.lock",
+        "4",
+        "click_model_candidate",
+        "other",
+    ]
 
 
 def test_folders_that_removal_empties_go_with_it(tmp_path):
@@ -58,9 +62,15 @@ def test_folders_that_removal_empties_go_with_it(tmp_path):
     objects.write("a/b/c/1", b"1")
     objects.write("a/2", b"2")
     objects.delete("a/b/c/1")
-    assert sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if not p.name.startswith(".")) == [
-        "root", "root/a", "root/a/2",
-    ]  # fmt: skip
+    assert sorted(
+        p.relative_to(tmp_path).as_posix()
+        for p in tmp_path.rglob("*")
+        if not p.name.startswith(".")
+    ) == [
+        "root",
+        "root/a",
+        "root/a/2",
+    ]
     objects.delete("a/2")
     objects.write("d/e/1", b"1")
     objects.move("d/e", "f")
@@ -75,8 +85,12 @@ def refuse_links(monkeypatch, code):
     monkeypatch.setattr(os, "link", link)
 
 
-@pytest.mark.parametrize(("code", "kind"), [(errno.ENOSPC, PermanentError), (errno.ESTALE, TemporaryError)])
-def test_what_system_refuses_is_error_that_says_whether_to_try_again(tmp_path, monkeypatch, code, kind):
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.ENOSPC, PermanentError), (errno.ESTALE, TemporaryError)]
+)
+def test_what_system_refuses_is_error_that_says_whether_to_try_again(
+    tmp_path, monkeypatch, code, kind
+):
     objects = FolderObjects(tmp_path)
     objects.write("a", b"content")
     refuse_links(monkeypatch, code)
@@ -110,14 +124,19 @@ def test_copy_costs_no_room_but_where_file_system_has_no_links(tmp_path, monkeyp
     objects.write("a", b"content")
     generation = objects.copy("a", "b/c")
     assert objects.read("b/c") == (b"content", generation)
-    assert ((tmp_path / "a").stat().st_ino == (tmp_path / "b" / "c").stat().st_ino) == (code is None)
+    assert ((tmp_path / "a").stat().st_ino == (tmp_path / "b" / "c").stat().st_ino) == (
+        code is None
+    )
 
 
 def test_disk_that_is_full_is_said_and_leaves_what_was_there(tmp_path):
     objects = FolderObjects(tmp_path / "root")
     generation = objects.write("model.onnx", b"before")
     for name in ("model.onnx", "new"):
-        with files_of_at_most(100_000), pytest.raises(PermanentError, match=f"{tmp_path}/root/{name}: File too large"):
+        with (
+            files_of_at_most(100_000),
+            pytest.raises(PermanentError, match=f"{tmp_path}/root/{name}: File too large"),
+        ):
             objects.write(name, bytes(200_000))
     assert objects.read("model.onnx") == (b"before", generation)
     assert [each.name for each in objects.list()] == ["model.onnx"]

@@ -34,7 +34,11 @@ def objects(tmp_path):
 @pytest.fixture
 def make_lease(objects):
     def make(holder, clocks, objects=objects):
-        settings = {"seconds": 60.0, "clock": lambda: clocks.wall, "monotonic": lambda: clocks.steady}
+        settings = {
+            "seconds": 60.0,
+            "clock": lambda: clocks.wall,
+            "monotonic": lambda: clocks.steady,
+        }
         return Lease(objects, "deployment.lease", holder=holder, **settings)
 
     return make
@@ -146,7 +150,10 @@ def test_kept_lease_is_renewed_while_work_lasts_and_then_given_back(objects):
 
 def test_object_that_is_no_lease_is_named(make_lease, objects):
     objects.write("deployment.lease", b"{}")
-    with pytest.raises(PermanentError, match=r"deployment.lease is no lease .*remove it if no deployment is at work"):
+    with pytest.raises(
+        PermanentError,
+        match=r"deployment.lease is no lease .*remove it if no deployment is at work",
+    ):
         make_lease("pod a", Clocks()).acquire()
 
 

@@ -143,8 +143,12 @@ def test_readers_see_whole_object_before_write_or_after_it(open_again):
 def test_big_file_arrives_byte_for_byte(open_again, tmp_path):
     (tmp_path / "model.data").write_bytes(BIG)
     objects = open_again()
-    generation = objects.write("click_model/1/model.data", tmp_path / "model.data", if_generation=ABSENT)
-    assert [each[:3] for each in objects.list()] == [("click_model/1/model.data", len(BIG), generation)]
+    generation = objects.write(
+        "click_model/1/model.data", tmp_path / "model.data", if_generation=ABSENT
+    )
+    assert [each[:3] for each in objects.list()] == [
+        ("click_model/1/model.data", len(BIG), generation)
+    ]
     (tmp_path / "far").mkdir()
     download(objects, "click_model/1/model.data", tmp_path / "far" / "copy")
     assert (tmp_path / "far" / "copy").read_bytes() == BIG
@@ -153,7 +157,9 @@ def test_big_file_arrives_byte_for_byte(open_again, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"rows", BIG], ids=["empty", "small", "in parts"])
-def test_uploaded_file_is_stored_byte_for_byte_and_second_upload_succeeds(open_again, tmp_path, content):
+def test_uploaded_file_is_stored_byte_for_byte_and_second_upload_succeeds(
+    open_again, tmp_path, content
+):
     (tmp_path / "part").write_bytes(content)
     assert open_again().upload("day=2026-01-01/part", tmp_path / "part")
     (stored,) = open_again().list()
@@ -176,14 +182,26 @@ def test_of_many_uploaders_of_one_file_one_writes_it_and_all_are_done(open_again
     (tmp_path / "part").write_bytes(b"rows" * 10_000)
     for turn in range(5):
         places, answers = [open_again() for _ in range(4)], []
-        at_once(4, lambda me, at=places, to=answers, n=f"turn {turn}": to.append(at[me].upload(n, tmp_path / "part")))
+        at_once(
+            4,
+            lambda me, at=places, to=answers, n=f"turn {turn}": to.append(
+                at[me].upload(n, tmp_path / "part")
+            ),
+        )
         assert sorted(answers) == [False, False, False, True]
         assert open_again().read(f"turn {turn}").content == b"rows" * 10_000
 
 
 def test_listing_is_by_prefix_and_in_name_order(open_again):
     objects = open_again()
-    names = ["b", "click_model/10/x", "click_model/2/x", "click_model/config.pbtxt", "click_model_canary/2/x", "z/z/z"]
+    names = [
+        "b",
+        "click_model/10/x",
+        "click_model/2/x",
+        "click_model/config.pbtxt",
+        "click_model_canary/2/x",
+        "z/z/z",
+    ]
     for name in reversed(names):
         objects.write(name, name.encode())
     assert [each.name for each in objects.list()] == names
@@ -213,7 +231,10 @@ def test_copy_over_something_or_of_nothing_is_refused(open_again):
         objects.copy("a", "b")
     with pytest.raises(ContractError, match="nothing is absent"):
         objects.copy("nothing", "c")
-    assert [(each.name, objects.read(each.name).content) for each in objects.list()] == [("a", b"a"), ("b", b"b")]
+    assert [(each.name, objects.read(each.name).content) for each in objects.list()] == [
+        ("a", b"a"),
+        ("b", b"b"),
+    ]
 
 
 def test_move_takes_every_object_and_leaves_nothing(open_again):
@@ -251,8 +272,19 @@ def test_place_that_was_emptied_can_be_moved_to(open_again):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "/etc/passwd", "../up", "a//b", "a/", "a/.b/c", "a\nb", "x" * 201, "/".join(["x" * 100] * 10), "\udcff"],
-)  # fmt: skip
+    [
+        "",
+        "/etc/passwd",
+        "../up",
+        "a//b",
+        "a/",
+        "a/.b/c",
+        "a\nb",
+        "x" * 201,
+        "/".join(["x" * 100] * 10),
+        "\udcff",
+    ],
+)
 def test_names_that_leave_root_or_cannot_be_are_refused_everywhere(open_again, tmp_path, name):
     objects = open_again()
     objects.write("a", b"a")

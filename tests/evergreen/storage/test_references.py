@@ -29,13 +29,17 @@ def test_reference_survives_manifest_that_carries_it(kept, tmp_path):
     (carrier := tmp_path / "carrier").write_bytes(raw.dumps())
     carrying = RawDataset(**{**vars(RawDataset.read(carrier)), "validation_report": reference})
     carrying.write(carrier)
-    assert RawDataset.read(carrier).validation_report == Reference(uri=reference.uri, sha256=reference.sha256)
+    assert RawDataset.read(carrier).validation_report == Reference(
+        uri=reference.uri, sha256=reference.sha256
+    )
 
 
 def test_file_that_was_changed_is_refused_with_both_hashes(kept):
     _, reference, file = kept
     file.write_bytes(file.read_bytes() + b"\n")
-    expected = f"{re.escape(str(file))} has sha256 [0-9a-f]{{64}}, expected {reference.sha256} as the set"
+    expected = (
+        f"{re.escape(str(file))} has sha256 [0-9a-f]{{64}}, expected {reference.sha256} as the set"
+    )
     with pytest.raises(ContractError, match=expected):
         read_reference(reference, RawDataset, source="the set")
 
@@ -44,7 +48,9 @@ def test_what_is_absent_or_another_kind_is_named(kept):
     _, reference, file = kept
     with pytest.raises(ContractError, match="is a RawDataset manifest, expected TrainingSet"):
         read_reference(reference, TrainingSet, source="the model")
-    with pytest.raises(ContractError, match="the model names no TrainingSet manifest, expected the one of its run"):
+    with pytest.raises(
+        ContractError, match="the model names no TrainingSet manifest, expected the one of its run"
+    ):
         read_reference(None, TrainingSet, source="the model")
     file.unlink()
     with pytest.raises(ContractError, match=f"{re.escape(str(file))} cannot be read"):

@@ -22,7 +22,16 @@ def test_plain_absolute_path_names_itself():
 
 
 @pytest.mark.parametrize(
-    "uri", ["", "relative/path", "gs://bucket/x", "file://host/x", "file:relative", "file://", "http://h/x"]
+    "uri",
+    [
+        "",
+        "relative/path",
+        "gs://bucket/x",
+        "file://host/x",
+        "file:relative",
+        "file://",
+        "http://h/x",
+    ],
 )
 def test_uri_that_is_not_on_this_machine_is_refused_with_its_value(uri):
     with pytest.raises(ContractError) as refused:

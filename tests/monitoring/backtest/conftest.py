@@ -72,12 +72,21 @@ def stream(seed: int = 5):
             labels = random.random(8) < 0.3
             # Scores predict the label, except under version 1 after the drift.
             scores = np.clip(
-                0.3 + 0.25 * labels * (0 if changed and not is_canary else 1) + 0.15 * random.normal(size=8), 0, 1
+                0.3
+                + 0.25 * labels * (0 if changed and not is_canary else 1)
+                + 0.15 * random.normal(size=8),
+                0,
+                1,
             )
             name = f"r{second:03d}-{number}"
-            batch = replace(prediction(name, 8, time=time, version=version, scores=scores), canary=is_canary)
+            batch = replace(
+                prediction(name, 8, time=time, version=version, scores=scores), canary=is_canary
+            )
             records.append(batch)
-            events = [(name, int(row), time + 20.0 * float(random.random())) for row in np.flatnonzero(labels)]
+            events = [
+                (name, int(row), time + 20.0 * float(random.random()))
+                for row in np.flatnonzero(labels)
+            ]
             if events:
                 records.append(clicks(f"c-{name}", events))
         yield second, records

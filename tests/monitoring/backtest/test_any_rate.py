@@ -72,41 +72,71 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
     counters = dict(bench.store.counters)
     bench.close()
     assert not counters.get("passed_over")
-    assert not [name for name, rows in counters.items() if name.startswith("drift_") and name.endswith("_row") and rows]
+    assert not [
+        name
+        for name, rows in counters.items()
+        if name.startswith("drift_") and name.endswith("_row") and rows
+    ]
     return lines, judged
 
 
-GAPS = st.one_of(st.just(0.0), st.floats(1e-4, 1e-2), st.floats(0.5, 60.0), st.floats(600.0, 7200.0), st.just(86_400.0))
+GAPS = st.one_of(
+    st.just(0.0),
+    st.floats(1e-4, 1e-2),
+    st.floats(0.5, 60.0),
+    st.floats(600.0, 7200.0),
+    st.just(86_400.0),
+)
 
 
 @st.composite
 def arrivals(draw):
     """Draw times of requests: intervals of one rate each, with gaps."""
     gaps = []
-    for rate, num, gap in draw(st.lists(st.tuples(GAPS, st.integers(1, 60), GAPS), min_size=2, max_size=8)):
+    for rate, num, gap in draw(
+        st.lists(st.tuples(GAPS, st.integers(1, 60), GAPS), min_size=2, max_size=8)
+    ):
         gaps += [gap, *[rate] * num]
     return (START + 1.0 + np.cumsum(gaps[:REQUESTS])).tolist()
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data(), times=arrivals(), pull_messages=st.sampled_from([1, 7, 500]))
-def test_any_rate_gap_turn_and_kill_replays_to_recorded_decisions(requests, reference, data, times, pull_messages):
+def test_any_rate_gap_turn_and_kill_replays_to_recorded_decisions(
+    requests, reference, data, times, pull_messages
+):
     numbers = st.sets(st.integers(0, len(times) - 1), max_size=len(times))
-    looks, kills = data.draw(numbers, label="looks"), data.draw(st.sets(st.integers(0, len(times) - 1), max_size=3))
+    looks, kills = (
+        data.draw(numbers, label="looks"),
+        data.draw(st.sets(st.integers(0, len(times) - 1), max_size=3)),
+    )
     with tempfile.TemporaryDirectory() as folder:
         lines, replayed = play(
-            Path(folder), requests, reference,
-            times=times, looks=looks, pull_messages=pull_messages, kills=kills,
-        )  # fmt: skip
+            Path(folder),
+            requests,
+            reference,
+            times=times,
+            looks=looks,
+            pull_messages=pull_messages,
+            kills=kills,
+        )
     assert replayed == lines
 
 
 @pytest.mark.parametrize("pull_messages", [500, 10])
-def test_catching_up_over_hundred_buckets_equals_replay(tmp_path, requests, reference, pull_messages):
+def test_catching_up_over_hundred_buckets_equals_replay(
+    tmp_path, requests, reference, pull_messages
+):
     """A monitor that was stopped for four days, at one or more requests an hour."""
     times = (START + 1.0 + 2500.0 * np.arange(REQUESTS)).tolist()
     lines, replayed = play(
-        tmp_path, requests, reference, times=times, looks={3}, pull_messages=pull_messages, kills={80}
+        tmp_path,
+        requests,
+        reference,
+        times=times,
+        looks={3},
+        pull_messages=pull_messages,
+        kills={80},
     )
     assert len(lines) > 50
     assert replayed == lines

@@ -17,7 +17,9 @@ from monitoring.state.rules_file import write_rules
 from tests.monitoring.backtest.conftest import CHANGED_AT, SETTINGS
 from tests.support.monitors import WINDOW
 
-SETTINGS_10 = make_settings(JudgingSettings, attribution_window_seconds=10.0, cooldown_seconds=100.0, daily_budget=2)
+SETTINGS_10 = make_settings(
+    JudgingSettings, attribution_window_seconds=10.0, cooldown_seconds=100.0, daily_budget=2
+)
 
 
 def judged(actions: str) -> list[DecisionPoint]:
@@ -31,12 +33,25 @@ def judged(actions: str) -> list[DecisionPoint]:
             numbers={"version": 1.0},
         )
         kpis = Kpis(
-            version=1, rows=10, clicks=5, auc=0.7, auc_low=None, auc_high=None, log_loss=None, calibration=None, ctr=0.5
+            version=1,
+            rows=10,
+            clicks=5,
+            auc=0.7,
+            auc_low=None,
+            auc_high=None,
+            log_loss=None,
+            calibration=None,
+            ctr=0.5,
         )
         memory = {"matured_total": 100 * (number + 1)}
         made.append(
             DecisionPoint(
-                time=50.0 * number, version=1, decision=decision, decisions=(decision,), kpis=kpis, memory=memory
+                time=50.0 * number,
+                version=1,
+                decision=decision,
+                decisions=(decision,),
+                kpis=kpis,
+                memory=memory,
             )
         )
     return made
@@ -88,7 +103,10 @@ def test_it_uses_monitors_own_settings_and_warns_of_few_decision_points(ran, tmp
         told.append(capsys.readouterr())
     assert json.loads(told[0].out)[0]["decision_points"] >= 20
     assert (told[1].out, told[1].err) == (told[0].out, "")
-    assert "decision points, expected 20 or more to compare policies: labels wait 1800 s" in told[2].err
+    assert (
+        "decision points, expected 20 or more to compare policies: labels wait 1800 s"
+        in told[2].err
+    )
     assert "--state uses the settings" in told[2].err
 
 
@@ -110,7 +128,9 @@ def test_archive_in_bucket_is_read_alike(ran, cloud_storage):
     bucket = open_objects("gs://models/archive")
     for path in ran.archive.glob("day=*/*.parquet"):
         bucket.write(path.relative_to(ran.archive).as_posix(), path)
-    assert [point.line() for point in evaluate_requests(read_requests(bucket), ran.settings)] == ran.lines
+    assert [
+        point.line() for point in evaluate_requests(read_requests(bucket), ran.settings)
+    ] == ran.lines
 
 
 def test_folder_without_records_is_refused(tmp_path, capsys):
@@ -118,7 +138,9 @@ def test_folder_without_records_is_refused(tmp_path, capsys):
     assert "expected a monitor's archive or a lake" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", [b"no rows", pa.table({"event_time": ["noon"]}), "text for times"], ids=str)
+@pytest.mark.parametrize(
+    "content", [b"no rows", pa.table({"event_time": ["noon"]}), "text for times"], ids=str
+)
 def test_file_that_is_no_archives_is_named_and_no_stack_is_shown(ran, tmp_path, capsys, content):
     path = tmp_path / "day=2025-11-13" / "part-1.parquet"
     path.parent.mkdir()

@@ -48,7 +48,10 @@ def stream():
         rows = np.flatnonzero(drawn.label[i * ROWS : (i + 1) * ROWS])
         if len(rows):
             records.append(
-                clicks(f"c-{i}", [(batch.request_id, int(row), time + 20 * random.random()) for row in rows])
+                clicks(
+                    f"c-{i}",
+                    [(batch.request_id, int(row), time + 20 * random.random()) for row in rows],
+                )
             )
         made[int(time - START)] += records
     return made
@@ -56,7 +59,9 @@ def stream():
 
 def run_monitor(folder, stream, *, every: int) -> Ran:
     bench = Bench(folder, **SETTINGS)
-    know_references(bench.settings.store, reference_of(World.create(11).draw(40_000, np.random.default_rng(1))))
+    know_references(
+        bench.settings.store, reference_of(World.create(11).draw(40_000, np.random.default_rng(1)))
+    )
     accept_into(bench.settings.store)
     ran = run_over(bench, enumerate(stream), SECONDS, every=every)
     bench.close()
@@ -70,11 +75,17 @@ def ran(tmp_path_factory, stream):
 
 def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
     lines = [json.loads(line) for line in ran.lines]
-    drifts = [each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"]
+    drifts = [
+        each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"
+    ]
     assert {each["action"] for each in drifts} == {"ok", "breach", "retrain", "undecidable"}
     # Until the first bucket of a new version has closed.
     assert {each["numbers"]["version"] for each in drifts if each["action"] == "undecidable"} == {2}
-    fired = next(line["time"] for line in lines if line["policy"] == "data_drift" and line["action"] == "retrain")
+    fired = next(
+        line["time"]
+        for line in lines
+        if line["policy"] == "data_drift" and line["action"] == "retrain"
+    )
     # Two whole buckets after the drift's bucket. Drift ahead of the matured rows is evaluated too.
     assert CHANGED_AT - WINDOW < fired < CHANGED_AT + 95.0
     assert any("C14" in each["reason"] for each in drifts)
@@ -88,13 +99,30 @@ def test_predictions_that_reach_log_within_grace_count_in_their_own_bucket(ran, 
     assert backtested(late.bench.settings) == ran.lines
 
 
-@pytest.mark.parametrize(("start", "end"), [(0.0, START + 1000.0), (START + 113.0, START + 288.0)], ids=["all", "part"])
+@pytest.mark.parametrize(
+    ("start", "end"), [(0.0, START + 1000.0), (START + 113.0, START + 288.0)], ids=["all", "part"]
+)
 def test_incident_carries_statistics_and_replays_without_store(ran, tmp_path, start, end):
     store = ran.bench.settings.store
-    flags = {"state": ran.state, "archive": ran.archive, "store": store, "out": tmp_path / "incident"}
+    flags = {
+        "state": ran.state,
+        "archive": ran.archive,
+        "store": store,
+        "out": tmp_path / "incident",
+    }
     flags |= {"start": start, "end": end}
-    assert main(["record", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]) == 0
+    assert (
+        main(
+            [
+                "record",
+                *(word for name, value in flags.items() for word in (f"--{name}", str(value))),
+            ]
+        )
+        == 0
+    )
     assert (tmp_path / "incident" / STATISTICS / "1").is_dir()
     replayed = replay(tmp_path / "incident")
-    assert list(replayed.lines) == [line for line in ran.lines if start < json.loads(line)["time"] <= end]
+    assert list(replayed.lines) == [
+        line for line in ran.lines if start < json.loads(line)["time"] <= end
+    ]
     assert replayed.first_difference is None

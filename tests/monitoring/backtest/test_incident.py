@@ -13,7 +13,14 @@ from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
 from monitoring.backtest.incident import MANIFEST, _baselines, main, replay
 from monitoring.policies.evaluation import serving_ahead
-from tests.monitoring.backtest.conftest import CHANGED_AT, RELEASED_AT, SECONDS, SETTINGS, run_over, stream
+from tests.monitoring.backtest.conftest import (
+    CHANGED_AT,
+    RELEASED_AT,
+    SECONDS,
+    SETTINGS,
+    run_over,
+    stream,
+)
 from tests.support.monitors import START, Bench
 from tests.support.releases import keep_model, passing_verdict, release
 
@@ -25,7 +32,9 @@ def record(ran, out, start=SPAN[0], end=SPAN[1]) -> int:
     store.mkdir(exist_ok=True)
     flags = {"state": ran.state, "archive": ran.archive, "store": store, "out": out}
     flags |= {name: value for name, value in (("start", start), ("end", end)) if value is not None}
-    return main(["record", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))])
+    return main(
+        ["record", *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
+    )
 
 
 @pytest.fixture
@@ -63,7 +72,9 @@ def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_
     assert record(ran, tmp_path / "all", 0.0, SPAN[1]) == 0
     replayed = replay(tmp_path / "all")
     assert replayed.first_difference is None
-    assert list(replayed.lines) == [line for line in left[1:] if json.loads(line)["time"] <= SPAN[1]]
+    assert list(replayed.lines) == [
+        line for line in left[1:] if json.loads(line)["time"] <= SPAN[1]
+    ]
 
 
 def test_two_replays_in_two_places_give_one_digest(incident, tmp_path, capsys):
@@ -124,7 +135,12 @@ def rolled_back(tmp_path_factory):
         path = verdict_paths(bench.settings.store, model_id)[0]
         quality = ModelQuality(auc=0.8, auc_low=0.79, auc_high=0.81)
         passing_verdict(model_id, path, num_rows=1_000, candidate=quality).write(path)
-    back_and_forth = [(0.0, 1), (ROLLED_BACK_AT - 60.0, 2), (ROLLED_BACK_AT, 1), (ROLLED_BACK_AT + 10.0, 2)]
+    back_and_forth = [
+        (0.0, 1),
+        (ROLLED_BACK_AT - 60.0, 2),
+        (ROLLED_BACK_AT, 1),
+        (ROLLED_BACK_AT + 10.0, 2),
+    ]
 
     def version_at(second):
         return next(version for since, version in reversed(back_and_forth) if second >= since)
@@ -134,7 +150,9 @@ def rolled_back(tmp_path_factory):
             yield (
                 second,
                 [
-                    replace(each, model_version=version_at(second), canary=False) if hasattr(each, "canary") else each
+                    replace(each, model_version=version_at(second), canary=False)
+                    if hasattr(each, "canary")
+                    else each
                     for each in made
                 ],
             )
@@ -164,7 +182,9 @@ def archive_up_to(ran, folder, until):
     """Create the monitor's archive as it was before the rows after `until` had matured."""
     for file in ran.archive.glob("day=*/*.parquet"):
         table = pq.read_table(file)
-        kept = table.filter(pc.less_equal(pc.cast(table["event_time"], "int64"), round(until * 1e6)))
+        kept = table.filter(
+            pc.less_equal(pc.cast(table["event_time"], "int64"), round(until * 1e6))
+        )
         target = folder / file.relative_to(ran.archive)
         target.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(kept, target)
@@ -208,7 +228,13 @@ def test_difference_before_open_decisions_is_still_one(rolled_back, tmp_path, ca
 
 def test_incident_over_more_versions_than_lineage_keeps_each_baseline():
     lines = [
-        json.dumps({"memory": {"baselines": {str(version): {"auc": version / 100} for version in versions}}})
+        json.dumps(
+            {
+                "memory": {
+                    "baselines": {str(version): {"auc": version / 100} for version in versions}
+                }
+            }
+        )
         for versions in (range(1, 9), range(2, 10), range(5, 13))
     ]
     assert _baselines(lines) == {str(version): {"auc": version / 100} for version in range(1, 13)}

@@ -23,7 +23,9 @@ def reference_of(rows, *, size=50) -> TrainingReference:
     return replace(counter.reference(), scores=ScoreHistogram.of(rows.probability))
 
 
-def requests_of(rows, *, size=50, time=1000.0, version=1, prefix="r", scores=None) -> list[PredictionBatch]:
+def requests_of(
+    rows, *, size=50, time=1000.0, version=1, prefix="r", scores=None
+) -> list[PredictionBatch]:
     scores = rows.probability if scores is None else scores
     return [
         PredictionBatch(

@@ -109,7 +109,11 @@ def test_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
 
 
 def test_reports_of_another_revision_are_not_shown_and_watching_goes_on(watched, world):
-    old = {"cursor": 0, "watch": None, "shown": [{"version": 1, "rows": 5, "columns": [{"column": "C1"}]}]}
+    old = {
+        "cursor": 0,
+        "watch": None,
+        "shown": [{"version": 1, "rows": 5, "columns": [{"column": "C1"}]}],
+    }
     watched.store.write_documents({"drift": old}, {})
     watched.start()
     assert watched.monitor._snapshot().drift is None
@@ -119,7 +123,9 @@ def test_reports_of_another_revision_are_not_shown_and_watching_goes_on(watched,
 
 
 def test_version_without_statistics_is_archived_as_ever_and_counted(watched, world):
-    records = [replace(record, model_version=9) for record in predictions(world, seed=4, prefix="a")]
+    records = [
+        replace(record, model_version=9) for record in predictions(world, seed=4, prefix="a")
+    ]
     publish(watched.log, *records)
     pass_bucket(watched)
     watched.monitor.stop()

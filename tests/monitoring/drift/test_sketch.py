@@ -31,7 +31,9 @@ def test_every_row_is_counted_in_cell_that_numpy_says(layout, world):
     reference = layout.reference
     for i, name in enumerate(criteo.DENSE):
         column, found = rows.dense[:, i], cells[layout.slice_of(name)]
-        np.testing.assert_array_equal(found, np.histogram(column[~np.isnan(column)], DENSE_EDGES)[0])
+        np.testing.assert_array_equal(
+            found, np.histogram(column[~np.isnan(column)], DENSE_EDGES)[0]
+        )
     for i, name in enumerate(criteo.CATEGORICAL):
         column, found = rows.categorical[:, i], cells[layout.slice_of(name)]
         listed = reference.profile.columns[name].values.tolist()
@@ -64,14 +66,20 @@ def test_extreme_values_fall_into_outer_buckets_and_nan_is_missing(layout):
 def test_sums_over_requests_are_those_of_table_of_requests(layout, world):
     """Requests have unequal sizes, and half of their rows repeat the first row's values."""
     random, rows = np.random.default_rng(8), world.draw(6000, np.random.default_rng(8))
-    requests = [each for size in (1, 7, 40) for each in requests_of(rows, size=size, prefix=f"s{size}-")]
+    requests = [
+        each for size in (1, 7, 40) for each in requests_of(rows, size=size, prefix=f"s{size}-")
+    ]
     for each in requests:
         alike = random.random(len(each.scores)) < 0.5
         each.dense[alike], each.categorical[alike] = each.dense[0], each.categorical[0]
     profile = sketch_of(layout, [requests[i] for i in random.permutation(len(requests))]).profile()
     keys = np.repeat(np.arange(len(requests)), [len(each.scores) for each in requests])
     sizes = np.bincount(keys)
-    assert (profile.rows, profile.requests, profile.sizes) == (len(keys), len(sizes), (sizes**2).sum())
+    assert (profile.rows, profile.requests, profile.sizes) == (
+        len(keys),
+        len(sizes),
+        (sizes**2).sum(),
+    )
     values = {"I2": np.concatenate([each.dense[:, 1] for each in requests])}
     values |= {"C3": np.concatenate([each.categorical[:, 2] for each in requests])}
     for name, column in values.items():
@@ -92,6 +100,8 @@ def test_sums_over_requests_are_those_of_table_of_requests(layout, world):
 
 def test_parts_merged_and_restored_are_profile_of_all(layout, world):
     requests = requests_of(world.draw(5000, np.random.default_rng(9)), size=23)
-    whole, first, second = (sketch_of(layout, each) for each in (requests, requests[:90], requests[90:]))
+    whole, first, second = (
+        sketch_of(layout, each) for each in (requests, requests[:90], requests[90:])
+    )
     first.merge(Sketch.restore(layout, json.loads(json.dumps(second.memory()))))
     assert first.memory() == whole.memory()

@@ -19,7 +19,14 @@ from .conftest import reference_of, requests_of
 
 SETTINGS = DriftSettings(drift_bucket_seconds=100.0, drift_min_rows=1000)
 ANY_SIZE = dict.fromkeys(
-    ("categorical_drift", "categorical_drift_relative", "numeric_drift", "missing_drift", "outlier_drift"), 0.0
+    (
+        "categorical_drift",
+        "categorical_drift_relative",
+        "numeric_drift",
+        "missing_drift",
+        "outlier_drift",
+    ),
+    0.0,
 )
 
 
@@ -55,7 +62,9 @@ def rows(world):
 
 
 def replace_arrays(drawn, **arrays):
-    return drawn._replace(**{"dense": drawn.dense.copy(), "categorical": drawn.categorical.copy(), **arrays})
+    return drawn._replace(
+        **{"dense": drawn.dense.copy(), "categorical": drawn.categorical.copy(), **arrays}
+    )
 
 
 def test_unchanged_world_has_no_drift_and_every_column_is_judged(reference, rows):
@@ -63,7 +72,12 @@ def test_unchanged_world_has_no_drift_and_every_column_is_judged(reference, rows
     assert (report.drifted, report.outlying) == ((), ())
     assert [each.feature for each in report.columns] == [*criteo.FEATURES, "score"]
     assert all(each.effect is not None and each.p_value is not None for each in report.columns)
-    assert (report.rows, report.requests, report.bucket_start, report.bucket_end) == (8000, 160, 1000.0, 1100.0)
+    assert (report.rows, report.requests, report.bucket_start, report.bucket_end) == (
+        8000,
+        160,
+        1000.0,
+        1100.0,
+    )
     assert "no drift" in report.text()
 
 
@@ -81,7 +95,9 @@ def test_category_that_doubles_is_found(reference, rows):
     moved = column(report, "C14").moved_value
     assert moved.share_before == before.counts[2] / before.present
     assert moved.share_now == 2 * now / (values != MISSING_CATEGORY).sum()
-    assert moved.value is None, "no category is named: the monitor does not know which columns say who a user is"
+    assert moved.value is None, (
+        "no category is named: the monitor does not know which columns say who a user is"
+    )
     assert column(report, "C14").effect == pytest.approx(moved.share_now - moved.share_before)
 
 
@@ -117,11 +133,15 @@ def test_outliers_are_set_apart_before_drift_is_judged(reference, rows):
 
 
 @pytest.mark.parametrize(
-    ("name", "share", "last"), [("C10", 0.06, 1), ("C14", 0.3, MAX_CATEGORY)], ids=["one", "a flood of rare ones"]
+    ("name", "share", "last"),
+    [("C10", 0.06, 1), ("C14", 0.3, MAX_CATEGORY)],
+    ids=["one", "a flood of rare ones"],
 )
 def test_new_categories_are_found_though_none_is_frequent(reference, rows, name, share, last):
     new = np.random.default_rng(5).random(len(rows.label)) < share
-    drawn = (424_242_424 + np.random.default_rng(7).integers(0, last, int(new.sum()))) % MAX_CATEGORY
+    drawn = (
+        424_242_424 + np.random.default_rng(7).integers(0, last, int(new.sum()))
+    ) % MAX_CATEGORY
     rows.categorical[new, criteo.CATEGORICAL.index(name)] = drawn
     assert names(report_on(reference, rows).drifted) == {name}
 
@@ -172,12 +192,17 @@ def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pa
             alarms += any(each.drifted or each.outlying for each in compare(sketch, settings))
     # At a rate of 0.02, a larger number has a probability of one in a thousand.
     assert alarms <= stats.binom.isf(0.001, pairs, 0.02)
-    print(f"{alarms} alarms in {pairs} stationary buckets, rows of a request {'alike' if alike else 'independent'}")
+    print(
+        f"{alarms} alarms in {pairs} stationary buckets, rows of a request "
+        f"{'alike' if alike else 'independent'}"
+    )
 
 
 def test_rows_alike_within_requests_would_be_alarms_without_design_effect(reference, world):
     rows = alike_in_requests(world, 8000, np.random.default_rng(8))
-    assert report_on(reference, rows, size=40).drifted == (), "also where training rows are not alike"
+    assert report_on(reference, rows, size=40).drifted == (), (
+        "also where training rows are not alike"
+    )
     alike = reference_of(alike_in_requests(world, 40_000, np.random.default_rng(7)), size=40)
     report = report_on(alike, rows, size=40)
     assert report.drifted == ()
@@ -191,7 +216,9 @@ def test_same_records_in_any_order_give_same_report(reference, world):
     requests = []
     for part in range(4):
         drawn = world.draw(3000, random)
-        requests += requests_of(drawn, size=23, time=1000.0 + 60 * part, version=1 + part % 2, prefix=f"p{part}-")
+        requests += requests_of(
+            drawn, size=23, time=1000.0 + 60 * part, version=1 + part % 2, prefix=f"p{part}-"
+        )
 
     def reports(order, restart_at, at_once=1):
         watch, made = watching(reference), []
@@ -218,7 +245,9 @@ def test_bucket_too_small_joins_next_of_its_version(reference, world):
     random = np.random.default_rng(10)
     watch = watching(reference, requests_of(world.draw(600, random), time=1050.0))
     assert watch.close(1100.0) == []
-    watch = watching(reference, requests_of(world.draw(700, random), time=1350.0), memory=watch.memory())
+    watch = watching(
+        reference, requests_of(world.draw(700, random), time=1350.0), memory=watch.memory()
+    )
     (report,) = watch.close(1400.0)
     assert (report.bucket_start, report.bucket_end, report.rows) == (1000.0, 1400.0, 1300)
     assert watch.close(1400.0) == []
@@ -257,7 +286,9 @@ def test_memory_is_bounded_whatever_times_and_versions_come(reference, rows):
     watch = watching(reference)
     (request, *_) = requests_of(rows)
     for number in range(200):
-        watch.observe(Predictions.of([replace(request, time=1000.0 + 100 * number, model_version=number % 7)]))
+        watch.observe(
+            Predictions.of([replace(request, time=1000.0 + 100 * number, model_version=number % 7)])
+        )
     assert len(watch.memory()["open"]) == 32
     assert dict(watch.passed_over) == {}
     for version in range(50):

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, ndcg_score, roc_auc_score
 
 from evergreen.statistics import metrics
-from monitoring.metrics.window import MAX_VERSIONS, RANKING_K, RowWindow, VersionWindows, measure, measure_version
+from monitoring.metrics.window import (
+    MAX_VERSIONS,
+    RANKING_K,
+    RowWindow,
+    VersionWindows,
+    measure,
+    measure_version,
+)
 from tests.support.click_streams import draw_returning
 from tests.support.monitors import START, WINDOW, clicks, matured, prediction
 
@@ -35,7 +42,9 @@ def test_calibration_error_is_that_of_bins_of_equal_mass_written_out(seed, n, le
     found = metrics.expected_calibration_error(labels, scores)
     assert found == pytest.approx(total, abs=1e-12)
     shuffled = random.permutation(n)
-    assert metrics.expected_calibration_error(labels[shuffled], scores[shuffled]) == pytest.approx(found, abs=1e-12)
+    assert metrics.expected_calibration_error(labels[shuffled], scores[shuffled]) == pytest.approx(
+        found, abs=1e-12
+    )
 
 
 @given(st.integers(1, 25), st.integers(1, 12), st.integers(0, 2**32 - 1))
@@ -58,7 +67,9 @@ def test_hit_rate_is_over_all_lists_and_ndcg_over_those_with_click():
     windows, n = VersionWindows(100), RANKING_K + 2
     for place_of_click in (1, None, n, 3):
         labels = (np.arange(1, n + 1) == place_of_click).astype(np.uint8)
-        windows.update(matured("list", 0.0, 1, labels, np.full(n, 0.1), positions=np.arange(1, n + 1)))
+        windows.update(
+            matured("list", 0.0, 1, labels, np.full(n, 0.1), positions=np.arange(1, n + 1))
+        )
     windows.update(matured("none", 0.0, 1, np.ones(5), np.full(5, 0.1)))  # no list
     kpis = measure_version(1, windows)
     assert (kpis.ranked_lists, kpis.hit_rate, kpis.rows) == (4, 0.5, 4 * n + 5)
@@ -120,7 +131,16 @@ def test_interval_holds_for_returning_users_and_not_by_requests_alone():
             window = RowWindow(4_000)
             for at in range(0, 4_000, 4):
                 of_users = users[at : at + 4] if name == "users" else None
-                window.update(matured("r", 0.0, 1, rows.labels[at : at + 4], rows.scores[at : at + 4], users=of_users))
+                window.update(
+                    matured(
+                        "r",
+                        0.0,
+                        1,
+                        rows.labels[at : at + 4],
+                        rows.scores[at : at + 4],
+                        users=of_users,
+                    )
+                )
             kpis = measure(1, window)
             held[name] += kpis.auc_low <= truth <= kpis.auc_high
     assert held["users"] >= 90
@@ -138,7 +158,13 @@ def test_one_class_window_has_no_auc(label):
 
 def test_empty_window_has_no_number():
     kpis = measure(1, RowWindow(10))
-    assert (kpis.rows, kpis.auc, kpis.log_loss, kpis.calibration, kpis.ctr) == (0, None, None, None, None)
+    assert (kpis.rows, kpis.auc, kpis.log_loss, kpis.calibration, kpis.ctr) == (
+        0,
+        None,
+        None,
+        None,
+        None,
+    )
 
 
 @pytest.mark.parametrize("size", [1, 7, 64])
@@ -146,7 +172,9 @@ def test_interval_treats_rows_of_request_as_alike_even_in_split_window(size):
     random, window = np.random.default_rng(size), RowWindow(1000)
     labels, scores = rows(random, size * (2500 // size), rate=0.3)
     for begin in range(0, len(labels), size):
-        window.update(matured("r", 0.0, 1, labels[begin : begin + size], scores[begin : begin + size]))
+        window.update(
+            matured("r", 0.0, 1, labels[begin : begin + size], scores[begin : begin + size])
+        )
     groups = (np.arange(len(labels)) // size)[-1000:]
     expected = metrics.auc_estimate(labels[-1000:], scores[-1000:], groups=groups)
     kpis = measure(1, window)
@@ -161,7 +189,9 @@ def test_ranked_requests_reach_kpis(started):
         for i, name in enumerate(["a", "b", "c"])
     ]
     outcomes = [("a", 0, START + 5), ("a", 3, START + 6), ("b", 6, START + 7)]
-    b.tick(*lists, prediction("d", 8, time=START + 3), clicks("o", outcomes), at=START + WINDOW + 10)
+    b.tick(
+        *lists, prediction("d", 8, time=START + 3), clicks("o", outcomes), at=START + WINDOW + 10
+    )
     (kpis,) = b.monitor._measurements.shown
     labels = np.zeros((4, 8), int)
     for name, row, _ in outcomes:

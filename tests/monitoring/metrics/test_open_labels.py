@@ -9,14 +9,22 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from evergreen.runtime.errors import ContractError
-from monitoring.metrics.open_labels import MIN_DELAYS, ClickDelays, OpenEstimate, estimate_open, expected_auc
+from monitoring.metrics.open_labels import (
+    MIN_DELAYS,
+    ClickDelays,
+    OpenEstimate,
+    estimate_open,
+    expected_auc,
+)
 
 WINDOW = 600.0
 DELAYS = {
     "exponential": lambda random, n: random.exponential(90.0, n),
     "uniform over the window": lambda random, n: random.uniform(0, WINDOW, n),
     "heavy tail": lambda random, n: random.lognormal(3.5, 1.5, n),
-    "two humps": lambda random, n: np.where(random.random(n) < 0.5, random.normal(10, 2, n), random.normal(400, 30, n)),
+    "two humps": lambda random, n: np.where(
+        random.random(n) < 0.5, random.normal(10, 2, n), random.normal(400, 30, n)
+    ),
     "at once": lambda random, n: np.zeros(n),
     "before the prediction, by its clock": lambda random, n: random.normal(0.0, 1.0, n),
 }
@@ -45,7 +53,9 @@ def test_bounds_are_extremes_over_every_labeling(rows):
         labels[still_open] = extra
         values.append(matured_auc(labels, scores))
     ages = np.where(states == "closed", WINDOW, 1.0)
-    found = estimate_open(scores, ages, clicked, version=1, delays=ClickDelays(), window_seconds=WINDOW, now=0.0)
+    found = estimate_open(
+        scores, ages, clicked, version=1, delays=ClickDelays(), window_seconds=WINDOW, now=0.0
+    )
     existing = [value for value in values if value is not None]
     if not existing:
         assert found.auc_low is found.auc_high is None
@@ -76,7 +86,13 @@ class World:
         ages = now - self.times[rows]
         clicked = self.labels[rows] & (self.delays[rows] <= ages)
         return estimate_open(
-            self.scores[rows], ages, clicked, version=1, delays=self.matured, window_seconds=WINDOW, now=float(now)
+            self.scores[rows],
+            ages,
+            clicked,
+            version=1,
+            delays=self.matured,
+            window_seconds=WINDOW,
+            now=float(now),
         )
 
 
@@ -98,7 +114,9 @@ def test_at_every_moment_bounds_contain_matured_value(name, is_changed):
 
 
 @pytest.mark.parametrize("is_changed", [False, True], ids=["calibrated", "changed world"])
-@pytest.mark.parametrize("name", ["exponential", "uniform over the window", "heavy tail", "two humps"])
+@pytest.mark.parametrize(
+    "name", ["exponential", "uniform over the window", "heavy tail", "two humps"]
+)
 def test_bounds_close_and_error_of_estimate_shrinks_to_nothing(name, is_changed):
     moments = [300.0, 400.0, 600.0, 899.0]
     errors, widths = np.zeros(len(moments)), np.zeros(len(moments))
@@ -152,7 +170,11 @@ def test_order_of_rows_does_not_matter_even_with_ties():
 
 @pytest.mark.parametrize(
     ("scores", "ages", "said"),
-    [([0.1, 0.2], [1.0], "shapes"), ([0.1, 1.2], [1.0, 1.0], "outside"), ([0.1, np.nan], [1.0, 1.0], "outside")],
+    [
+        ([0.1, 0.2], [1.0], "shapes"),
+        ([0.1, 1.2], [1.0, 1.0], "outside"),
+        ([0.1, np.nan], [1.0, 1.0], "outside"),
+    ],
 )
 def test_rows_that_make_no_sense_are_refused(scores, ages, said):
     with pytest.raises(ContractError, match=said):
@@ -177,7 +199,9 @@ def test_expected_auc_is_ratio_over_all_pairs_and_that_of_known_labels(seed, lev
     np.fill_diagonal(pairs, 0)
     assert expected_auc(p, scores) == pytest.approx((wins * pairs).sum() / pairs.sum(), abs=1e-12)
     labels = np.r_[0, 0, 1, 1, random.integers(0, 2, 26)]
-    assert expected_auc(labels.astype(float), scores) == pytest.approx(roc_auc_score(labels, scores), abs=1e-12)
+    assert expected_auc(labels.astype(float), scores) == pytest.approx(
+        roc_auc_score(labels, scores), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("p", [[], [0.5], [0.0, 0.0], [1.0, 1.0, 1.0]])

@@ -32,7 +32,9 @@ def traffic(seed, *, rows, calibration=1.0, noise=0.0, user_spread=0.0, per_requ
     truth = 1 / (1 + np.exp(-logits))
     clicks = random.random(len(groups)) < calibration * truth * readiness
     scores = 1 / (1 + np.exp(-(logits + random.normal(0.0, noise, len(groups)) - noise**2 / 2)))
-    return MaturedRows(labels=clicks.astype(np.uint8), scores=scores.astype(np.float32), groups=groups)
+    return MaturedRows(
+        labels=clicks.astype(np.uint8), scores=scores.astype(np.float32), groups=groups
+    )
 
 
 LIMITS = BakingSettings()
@@ -47,9 +49,13 @@ def taken_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
     for begin in range(0, len(rows.labels), STEP):
         part = slice(begin, begin + STEP)
         seen = MaturedRows(
-            labels=rows.labels[part], scores=rows.scores[part], groups=rows.groups[part] - rows.groups[begin]
+            labels=rows.labels[part],
+            scores=rows.scores[part],
+            groups=rows.groups[part] - rows.groups[begin],
         )
-        evidence = evidence_of(rows=seen, baseline=gate, predecessor=before, time=(begin + STEP) / 64)
+        evidence = evidence_of(
+            rows=seen, baseline=gate, predecessor=before, time=(begin + STEP) / 64
+        )
         decision, memory = policy.decide(evidence, json.loads(json.dumps(memory, allow_nan=False)))
         if decision.action is Action.ROLLBACK:
             return begin + STEP, decision
@@ -59,8 +65,16 @@ def taken_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
 @pytest.mark.parametrize(
     ("planted", "within", "reason"),
     [
-        ({"calibration": 2.0}, 6_000, "failed: evidence of more than 1.5 times the clicks that are predicted"),
-        ({"calibration": 0.5}, 10_000, "failed: evidence of less than 1/1.5 of the clicks that are predicted"),
+        (
+            {"calibration": 2.0},
+            6_000,
+            "failed: evidence of more than 1.5 times the clicks that are predicted",
+        ),
+        (
+            {"calibration": 0.5},
+            10_000,
+            "failed: evidence of less than 1/1.5 of the clicks that are predicted",
+        ),
         ({"noise": 1.2}, 40_000, "failed: evidence of an AUC below"),
     ],
     ids=["twice the clicks", "half of them", "0.05 less AUC"],
@@ -84,7 +98,10 @@ def test_version_bad_on_live_traffic_is_rolled_back_within_stated_rows(planted, 
 def _share_taken_back(planted, runs, *, rows=20_000):
     settings = BakingSettings(bake_alpha=0.25, bake_rows=10**7)
     streams = (traffic(seed, rows=rows, **planted) for seed in range(runs))
-    return sum(taken_back(each, settings=settings, gate=None)[0] is not None for each in streams) / runs
+    return (
+        sum(taken_back(each, settings=settings, gate=None)[0] is not None for each in streams)
+        / runs
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,10 +130,14 @@ def test_of_thousand_equal_versions_at_most_alpha_are_taken_back():
     for seed in range(1_000):
         rows = traffic((19, seed), rows=140_000)
         gate, before, live = (
-            MaturedRows(labels=rows.labels[part], scores=rows.scores[part], groups=rows.groups[part])
+            MaturedRows(
+                labels=rows.labels[part], scores=rows.scores[part], groups=rows.groups[part]
+            )
             for part in (slice(20_000), slice(20_000, 40_000), slice(40_000, None))
         )
-        auc, live_auc = (auc_estimate(each.labels, each.scores, groups=each.groups) for each in (gate, before))
+        auc, live_auc = (
+            auc_estimate(each.labels, each.scores, groups=each.groups) for each in (gate, before)
+        )
         promised = Baseline(auc=auc.auc, low=auc.low, high=auc.high, previous_version=1)
         reached = Predecessor(auc_low=live_auc.low, click_rate=float(before.labels.mean()))
         taken += taken_back(live, gate=promised, before=reached)[0] is not None
@@ -134,14 +155,22 @@ def test_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
 @pytest.mark.parametrize("seed", [7, 10])
 def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
     early = BakingSettings(bake_seconds=0.0, bake_rows=1_280)
-    states = [state_of(taken_back(traffic(seed, rows=n, calibration=2.0), settings=early)[1]) for n in (1_920, 6_400)]
+    states = [
+        state_of(taken_back(traffic(seed, rows=n, calibration=2.0), settings=early)[1])
+        for n in (1_920, 6_400)
+    ]
     assert states == [BAKES, BAD]
 
 
 def test_after_change_version_is_held_to_what_its_predecessor_reaches():
     """Both are below the gate's measurement, so a rollback would help nobody."""
     rows = traffic(5, rows=40_000, noise=1.2)
-    assert taken_back(rows, settings=BakingSettings(bake_rows=10**6), before=replace(BEFORE, auc_low=0.5))[0] is None
+    assert (
+        taken_back(
+            rows, settings=BakingSettings(bake_rows=10**6), before=replace(BEFORE, auc_low=0.5)
+        )[0]
+        is None
+    )
 
 
 def test_version_whose_predecessor_left_no_rows_is_held_to_gate_alone():
@@ -153,13 +182,17 @@ def test_version_is_evaluated_on_its_own_rows_once_first_has_matured():
     bad = traffic(1, rows=6_400, calibration=5.0)
     policy = BakingPolicy(LIMITS)
     waiting, memory = policy.decide(
-        evidence_of(version=2, rows_of={1: bad}, lineage=(1, 2), baselines={2: GATE}, predecessor=None), {}
+        evidence_of(
+            version=2, rows_of={1: bad}, lineage=(1, 2), baselines={2: GATE}, predecessor=None
+        ),
+        {},
     )
     assert (waiting.action, state_of(waiting)) == (Action.UNDECIDABLE, BAKES)
     assert waiting.reason == "no row of model version 2 has matured yet"
     assert (waiting.numbers["rows_baked"], waiting.numbers["auc"], memory) == (0, None, {})
     found, _ = policy.decide(
-        evidence_of(version=2, rows_of={1: traffic(2, rows=640), 2: bad}, baselines={2: GATE}), memory
+        evidence_of(version=2, rows_of={1: traffic(2, rows=640), 2: bad}, baselines={2: GATE}),
+        memory,
     )
     assert found.numbers["rows_baked"] == 6_400
     assert found.action is Action.ROLLBACK
@@ -167,18 +200,24 @@ def test_version_is_evaluated_on_its_own_rows_once_first_has_matured():
 
 def test_version_that_gives_every_row_one_score_is_asked_back_without_test():
     rows = traffic(1, rows=1_280)
-    stuck = MaturedRows(labels=rows.labels, scores=np.full(1_280, 0.07, np.float32), groups=rows.groups)
+    stuck = MaturedRows(
+        labels=rows.labels, scores=np.full(1_280, 0.07, np.float32), groups=rows.groups
+    )
     back, decision = taken_back(stuck, gate=None)
     assert back == 1_280
     assert "failed: rows of one score 1280 (below 1000)" in decision.reason
 
 
 @pytest.mark.parametrize(
-    ("settings", "before"), [(BakingSettings(), None), (BakingSettings(bake_rows=0), BEFORE)], ids=["first", "off"]
+    ("settings", "before"),
+    [(BakingSettings(), None), (BakingSettings(bake_rows=0), BEFORE)],
+    ids=["first", "off"],
 )
 def test_version_without_anything_to_go_back_to_is_not_judged(settings, before):
     first = replace(GATE, previous_version=None)
-    back, decision = taken_back(traffic(1, rows=6_400, calibration=5.0), settings=settings, before=before, gate=first)
+    back, decision = taken_back(
+        traffic(1, rows=6_400, calibration=5.0), settings=settings, before=before, gate=first
+    )
     assert (back, decision.action) == (None, Action.OK)
 
 

@@ -78,10 +78,14 @@ def test_memory_kept_as_json_goes_on_as_if_nothing_had_happened():
 
 def test_requests_that_fill_no_round_yet_are_kept_apart_for_next():
     process = EProcess(0.75, {})
-    process.update(rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER)  # counted only: rounds of 8 requests from here on
+    process.update(
+        rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER
+    )  # counted only: rounds of 8 requests from here on
     sizes = [1, 2, 1, 1, 3, 1, 1, 1, 2, 1, 3]
     labels = [0] * sum(sizes)
-    process.update(rows_of(labels, np.arange(len(labels)), np.repeat(np.arange(len(sizes)), sizes)), NEVER)
+    process.update(
+        rows_of(labels, np.arange(len(labels)), np.repeat(np.arange(len(sizes)), sizes)), NEVER
+    )
     left = process.memory()["rows"]
     assert (left["sizes"], left["clicks"]) == ([2, 1, 3], [])
     kept = EProcess(0.75, process.memory())

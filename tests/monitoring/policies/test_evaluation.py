@@ -19,9 +19,13 @@ from monitoring.rows import MaturedRequests
 from tests.support.monitors import START, matured
 
 WINDOW, GRACE = 7.0, 2.0
-JUDGE = JudgeSettings(window_rows=60, attribution_window_seconds=WINDOW, decide_seconds=4.0, drift_grace_seconds=GRACE)
+JUDGE = JudgeSettings(
+    window_rows=60, attribution_window_seconds=WINDOW, decide_seconds=4.0, drift_grace_seconds=GRACE
+)
 AHEAD = serving_ahead(JUDGE)
-POLICY = PolicySettings(policies=",".join(POLICIES), auc_threshold=0.74, min_clicks=2, consecutive_breaches=2)
+POLICY = PolicySettings(
+    policies=",".join(POLICIES), auc_threshold=0.74, min_clicks=2, consecutive_breaches=2
+)
 
 
 def baseline(version: int) -> Baseline | None:
@@ -47,12 +51,23 @@ def world(seed: int, num: int = 60):
         is_canary = bool(random.random() < 0.3) and not in_the_middle
         labels = (random.random(1 + i % 5) < 0.3).astype(np.uint8)
         scores = random.random(len(labels)).astype(np.float32)
-        made.append((matured(f"r{i}", time, 2 if is_canary or in_the_middle else 1, labels, scores), is_canary))
+        made.append(
+            (
+                matured(f"r{i}", time, 2 if is_canary or in_the_middle else 1, labels, scores),
+                is_canary,
+            )
+        )
     return made
 
 
 DRIFTS = [
-    FeatureDrift(bucket_end=START + end, version=1, rows=50, drifted=("C1",), distances={"C1": 0.5, "I1": 0.1})
+    FeatureDrift(
+        bucket_end=START + end,
+        version=1,
+        rows=50,
+        drifted=("C1",),
+        distances={"C1": 0.5, "I1": 0.1},
+    )
     for end in (12.0, 24.0, 36.0)
 ]
 
@@ -81,23 +96,40 @@ def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
     ends = sorted(random.uniform(START, START + 120, bites)) + [START + 200.0]
     began = START - 100.0
     for end in ends:
-        new = [made[i] for i in random.permutation(len(made)) if began < arrival[made[i][0].ids[0]] <= end]
+        new = [
+            made[i]
+            for i in random.permutation(len(made))
+            if began < arrival[made[i][0].ids[0]] <= end
+        ]
         note_all(judge, new)
         for drift in DRIFTS:
             if began - GRACE < drift.bucket_end <= end - GRACE:
                 judge.record_drift(drift)
         shuffled = [made[i][0] for i in random.permutation(len(made))]
-        if due := [request for request in shuffled if began - WINDOW < request.times[0] <= end - WINDOW]:
+        if due := [
+            request for request in shuffled if began - WINDOW < request.times[0] <= end - WINDOW
+        ]:
             judge.observe(MaturedRequests.joined(due))
         lines += [each.line() for each in judge.decide_up_to(end - WINDOW)]
         if restarts and judge.decided_until is not None:
             memory = json.loads(json.dumps(judge.memory()))
             judge = make_judge(memory)
-            held = [made[i][0] for i in random.permutation(len(made)) if made[i][0].times[0] <= end - WINDOW]
+            held = [
+                made[i][0]
+                for i in random.permutation(len(made))
+                if made[i][0].times[0] <= end - WINDOW
+            ]
             if held:
                 judge.restore(MaturedRequests.joined(held))
             ahead = judge.decided_until + AHEAD
-            note_all(judge, [each for each in made if each[0].times[0] > ahead and arrival[each[0].ids[0]] <= end])
+            note_all(
+                judge,
+                [
+                    each
+                    for each in made
+                    if each[0].times[0] > ahead and arrival[each[0].ids[0]] <= end
+                ],
+            )
         began = end
     assert judge.num_passed_over == 0
     return lines
@@ -114,7 +146,8 @@ def test_bites_orders_and_restarts_give_same_lines(world_seed, seed, bites, rest
 
 def requests(*times, version=1, rows=4):
     return [
-        matured(f"v{version}-{time}", START + time, version, [1, 0] * (rows // 2), np.zeros(rows)) for time in times
+        matured(f"v{version}-{time}", START + time, version, [1, 0] * (rows // 2), np.zeros(rows))
+        for time in times
     ]
 
 
@@ -128,7 +161,10 @@ def fed(judge, *groups, canary=()):
 
 def test_points_are_multiples_of_span_at_which_rows_matured():
     judge = fed(make_judge(), requests(0.0, 0.1, 4.0, 30.0))
-    points = [(each.time - START, each.decision.numbers["rows"]) for each in judge.decide_up_to(START + 31.9)]
+    points = [
+        (each.time - START, each.decision.numbers["rows"])
+        for each in judge.decide_up_to(START + 31.9)
+    ]
     assert points == [(0.0, 4), (4.0, 12)], "30.0 belongs to the point at 32"
     assert judge.decided_until == START + 28.0
     assert [each.time - START for each in judge.decide_up_to(START + 32.0)] == [32.0]
@@ -137,10 +173,14 @@ def test_points_are_multiples_of_span_at_which_rows_matured():
 def test_version_one_attribution_window_minus_grace_ahead_is_evaluated():
     judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.0, 20.0, version=2))
     judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
-    assert judged == [(0.0, 1), (4.0, 2), (12.0, 2), (20.0, 2)], "at 4 version 2 serves, and version 1's rows mature"
+    assert judged == [(0.0, 1), (4.0, 2), (12.0, 2), (20.0, 2)], (
+        "at 4 version 2 serves, and version 1's rows mature"
+    )
     judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.5, 20.0, version=2))
     judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
-    assert judged == [(0.0, 1), (4.0, 1), (12.0, 2), (20.0, 2)], "predictions of the last two seconds may be under way"
+    assert judged == [(0.0, 1), (4.0, 1), (12.0, 2), (20.0, 2)], (
+        "predictions of the last two seconds may be under way"
+    )
 
 
 def test_rollback_is_judged_on_older_version_again():
@@ -152,7 +192,9 @@ def test_rollback_is_judged_on_older_version_again():
     assert judge.decide_up_to(START + 10.0) == []
     assert judge.decided_until == START + 60.0
     (schedule,) = [each for each in points[1].decisions if each.policy == "schedule"]
-    assert schedule.numbers["serving_seconds"] == points[1].time + AHEAD - (START + 20.0), "as of what was seen"
+    assert schedule.numbers["serving_seconds"] == points[1].time + AHEAD - (START + 20.0), (
+        "as of what was seen"
+    )
 
 
 class Looking:
@@ -170,13 +212,20 @@ class Looking:
 
 
 def reasons(points, policy):
-    return {point.time - START: each for point in points for each in point.decisions if each.policy == policy}
+    return {
+        point.time - START: each
+        for point in points
+        for each in point.decisions
+        if each.policy == policy
+    }
 
 
 def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
     """Version 2 serves from 23 on. Its rows from 20 on gave "14720 matured rows ..., -1254 s"."""
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
-    judge = Evaluator(JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1))
+    judge = Evaluator(
+        JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1)
+    )
     fed(
         judge,
         requests(0.0, 8.0, 16.0),
@@ -186,9 +235,15 @@ def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
     )
     points = judge.decide_up_to(START + 60.0)
     baked = reasons(points, "baking")
-    assert baked[20.0].reason.startswith("model version 2, 4 matured rows since its release of 1000, 0 s")
-    assert baked[40.0].reason.startswith("model version 2, 16 matured rows since its release of 1000, 20 s")
-    assert all(each.numbers["serving_seconds"] >= 0.0 for each in reasons(points, "schedule").values())
+    assert baked[20.0].reason.startswith(
+        "model version 2, 4 matured rows since its release of 1000, 0 s"
+    )
+    assert baked[40.0].reason.startswith(
+        "model version 2, 16 matured rows since its release of 1000, 20 s"
+    )
+    assert all(
+        each.numbers["serving_seconds"] >= 0.0 for each in reasons(points, "schedule").values()
+    )
 
 
 def test_age_of_version_is_not_negative_after_clock_was_ahead_for_while():
@@ -199,7 +254,9 @@ def test_age_of_version_is_not_negative_after_clock_was_ahead_for_while():
     judge.decide_up_to(START + 100_004.0)
     judge.decide_up_to(START + 4.0)
     (point,) = fed(judge, requests(8.0, version=2)).decide_up_to(START + 8.0)
-    assert reasons([point], "schedule")[8.0].numbers["serving_seconds"] == 4.0, "since it was set right"
+    assert reasons([point], "schedule")[8.0].numbers["serving_seconds"] == 4.0, (
+        "since it was set right"
+    )
 
 
 def test_rows_of_earlier_versions_are_evidence_and_of_later_ones_are_not():
@@ -207,10 +264,18 @@ def test_rows_of_earlier_versions_are_evidence_and_of_later_ones_are_not():
 
     def look(evidence):
         rows = {version: len(each.labels) for version, each in evidence.rows_of.items()}
-        seen.append((evidence.time - START, evidence.version, evidence.lineage, rows, evidence.kpis.version))
+        seen.append(
+            (evidence.time - START, evidence.version, evidence.lineage, rows, evidence.kpis.version)
+        )
 
     judge = Evaluator(JUDGE, [Looking(look)], baseline=baseline)
-    fed(judge, requests(0.0), requests(9.0, 12.0, version=2), requests(20.0, 24.0), requests(40.0, 44.0, version=3))
+    fed(
+        judge,
+        requests(0.0),
+        requests(9.0, 12.0, version=2),
+        requests(20.0, 24.0),
+        requests(40.0, 44.0, version=3),
+    )
     judge.decide_up_to(START + 60.0)
     assert seen == [
         (0.0, 1, (1,), {1: 4}, 1),
@@ -224,7 +289,11 @@ def test_rows_of_earlier_versions_are_evidence_and_of_later_ones_are_not():
     judge = Evaluator(JUDGE, [Looking(look)], baseline=baseline)
     fed(judge, requests(0.0, 4.0, 8.0), requests(8.5, version=2), requests(9.0))
     judge.decide_up_to(START + 60.0)
-    assert seen[1:] == [(4.0, 1, (1,), {1: 4}, 1), (8.0, 1, (1,), {1: 4}, 1), (12.0, 1, (1,), {1: 4}, 1)]
+    assert seen[1:] == [
+        (4.0, 1, (1,), {1: 4}, 1),
+        (8.0, 1, (1,), {1: 4}, 1),
+        (12.0, 1, (1,), {1: 4}, 1),
+    ]
 
 
 def test_version_that_served_between_two_decision_points_is_in_line():
@@ -241,7 +310,11 @@ def test_predecessor_is_measured_when_first_own_row_matures_and_not_before():
     def look(evidence):
         seen[evidence.time - START] = evidence.predecessor
 
-    judge = Evaluator(JUDGE, [Looking(look)], baseline=lambda version: Baseline(previous_version=version - 1 or None))
+    judge = Evaluator(
+        JUDGE,
+        [Looking(look)],
+        baseline=lambda version: Baseline(previous_version=version - 1 or None),
+    )
     clicked = matured("late", START + 7.0, 1, [1, 1, 1, 1], np.zeros(4))
     fed(judge, requests(0.0, 4.0), [clicked], requests(8.5, 12.0, version=2))
     judge.decide_up_to(START + 60.0)
@@ -326,7 +399,9 @@ def test_baseline_is_read_once_per_version_and_remembered_over_restart():
 def test_returning_version_finds_its_window_and_baseline_among_few():
     read = []
     smallest = JudgeSettings(window_rows=1, attribution_window_seconds=0.0)
-    judge = Evaluator(replace(smallest, window_rows=60), make_policies(PolicySettings()), baseline=read.append)
+    judge = Evaluator(
+        replace(smallest, window_rows=60), make_policies(PolicySettings()), baseline=read.append
+    )
     versions = range(1, MAX_VERSIONS + 1)
     for number, version in enumerate([*versions, 1, 99]):
         fed(judge, requests(20.0 * number, version=version))

@@ -34,16 +34,25 @@ class Line:
         """Decide about the last version of `line` on 400 rows a point with these AUCs."""
         for _ in range(points):
             self.time += SPAN
-            rows = {version: draw(self.random, TRAFFIC, rows=400, auc=auc) for version, auc in sorted(aucs.items())}
+            rows = {
+                version: draw(self.random, TRAFFIC, rows=400, auc=auc)
+                for version, auc in sorted(aucs.items())
+            }
             self.total += 400 * len(rows)
             known = {
-                version: Baseline(auc=AUC, low=AUC, high=AUC, trained_until=self.learned.get(version))
+                version: Baseline(
+                    auc=AUC, low=AUC, high=AUC, trained_until=self.learned.get(version)
+                )
                 for version in {*rows, line[-1]}
             }
             evidence = evidence_of(
-                version=line[-1], time=self.time, rows_of=rows, lineage=tuple(line), baselines=known,
+                version=line[-1],
+                time=self.time,
+                rows_of=rows,
+                lineage=tuple(line),
+                baselines=known,
                 matured_total=self.total,
-            )  # fmt: skip
+            )
             decision, memory = self.policy.decide(evidence, self.memory)
             self.memory = json.loads(json.dumps(memory, sort_keys=True, allow_nan=False))
         return decision
@@ -92,7 +101,9 @@ def test_way_back_counts_rows_of_both_versions():
     assert "rows of model versions 4 and 5 from" in after.reason
 
 
-@pytest.mark.parametrize(("learned", "action"), [(95.0, Action.RETRAIN), (300.0, Action.UNDECIDABLE)])
+@pytest.mark.parametrize(
+    ("learned", "action"), [(95.0, Action.RETRAIN), (300.0, Action.UNDECIDABLE)]
+)
 def test_release_ends_alarm_only_if_its_model_learned_rows_showing_change(learned, action):
     seen = Line({1: -50.0, 2: learned})
     seen.see([1], {1: AUC}, points=10)
@@ -100,7 +111,9 @@ def test_release_ends_alarm_only_if_its_model_learned_rows_showing_change(learne
     decision = seen.see([1, 2], {1: FALLEN})
     assert decision.action is action
     if action is Action.UNDECIDABLE:
-        assert decision.reason.startswith("no row of model version 2 has matured yet; it has learned rows from after")
+        assert decision.reason.startswith(
+            "no row of model version 2 has matured yet; it has learned rows from after"
+        )
         decision = seen.see([1, 2], {1: FALLEN, 2: AUC}, points=20)
         assert decision.action is Action.OK
         assert decision.reason.endswith("model version 2"), "the other version's rows do not count"
@@ -172,13 +185,22 @@ def test_decision_point_without_round_changes_no_evidence():
 def test_trail_starts_again_where_its_product_falls_to_one():
     trail = Trail()
     for number, (factor, expected) in enumerate(
-        [(0.5, (1.0, None, None)), (4.0, (4.0, 10.0, None)), (5.0, (20.0, 10.0, 30.0)), (2.0, (40.0, 10.0, 30.0)),
-         (0.01, (1.0, None, None)), (3.0, (3.0, 50.0, None))]
-    ):  # fmt: skip
+        [
+            (0.5, (1.0, None, None)),
+            (4.0, (4.0, 10.0, None)),
+            (5.0, (20.0, 10.0, 30.0)),
+            (2.0, (40.0, 10.0, 30.0)),
+            (0.01, (1.0, None, None)),
+            (3.0, (3.0, 50.0, None)),
+        ]
+    ):
         trail = trail.after(factor, since=10.0 * number, until=10.0 * number + 10.0, enough=20.0)
         assert (trail.value, trail.since, trail.shown_at) == expected
     assert (
-        Trail().after(1e300, since=0.0, until=1.0, enough=2.0).after(1e9, since=1.0, until=2.0, enough=2.0).value
+        Trail()
+        .after(1e300, since=0.0, until=1.0, enough=2.0)
+        .after(1e9, since=1.0, until=2.0, enough=2.0)
+        .value
         < 1e301
     )
 

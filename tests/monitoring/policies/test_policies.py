@@ -6,7 +6,13 @@ from dataclasses import replace
 import pytest
 
 from evergreen.config.monitor import POLICY_NAMES, PolicySettings
-from monitoring.policies.policies import POLICIES, DataDriftPolicy, SchedulePolicy, ThresholdPolicy, make_policies
+from monitoring.policies.policies import (
+    POLICIES,
+    DataDriftPolicy,
+    SchedulePolicy,
+    ThresholdPolicy,
+    make_policies,
+)
 from monitoring.policies.policy import Action, Baseline, Decision, FeatureDrift, combine
 from monitoring.policies.rate_limit import OBSERVED_NUMBERS
 from tests.support.evidence import KPIS, evidence_of, rows_of
@@ -39,7 +45,12 @@ def judge(kpis=LOW, memory=None, settings=SETTINGS, *, total=0):
 @pytest.mark.parametrize(
     ("kpis", "changes", "action", "reason"),
     [
-        (LOW, {}, "retrain", "auc 0.712 (95 % 0.704..0.720) < 0.740 over 20000 rows, 4100 clicks, model version 1"),
+        (
+            LOW,
+            {},
+            "retrain",
+            "auc 0.712 (95 % 0.704..0.720) < 0.740 over 20000 rows, 4100 clicks, model version 1",
+        ),
         (HIGH, {}, "ok", ">= 0.740"),
         (replace(LOW, auc=0.74, auc_high=0.75), {}, "ok", ">= 0.740"),
         (replace(LOW, auc_high=0.74), {}, "undecidable", "straddles 0.740"),
@@ -61,7 +72,11 @@ def test_decision_names_action_and_reason(kpis, changes, action, reason):
 
 
 def test_confirmation_needs_breaches_in_row_and_rows_since_first():
-    settings, memory, actions = replace(SETTINGS, consecutive_breaches=2, min_rows_since_breach=100), None, []
+    settings, memory, actions = (
+        replace(SETTINGS, consecutive_breaches=2, min_rows_since_breach=100),
+        None,
+        [],
+    )
     for kpis, total in [(LOW, 10), (HIGH, 20), (LOW, 30), (LOW, 40), (LOW, 129), (LOW, 130)]:
         decision, memory = judge(kpis, memory, settings, total=total)
         actions.append(decision.action.value)
@@ -87,7 +102,9 @@ def test_breaches_of_old_version_do_not_count_against_new_one():
 
 def bucket(*columns, version=1, end=100.0):
     distances = {column: 0.3 for column in columns} | {"I1": 0.01}
-    return FeatureDrift(bucket_end=end, version=version, rows=1000, drifted=columns, distances=distances)
+    return FeatureDrift(
+        bucket_end=end, version=version, rows=1000, drifted=columns, distances=distances
+    )
 
 
 def drifts(*points, **changes):
@@ -102,7 +119,17 @@ def drifts(*points, **changes):
 def test_drift_over_several_buckets_requests_run_and_repeats_request():
     bad, good = (bucket("C1"),), (bucket(),)
     actions, decision = drifts((), bad, (), bad, good, bad, bad, bad, (), drift_buckets=3)
-    assert actions == ["undecidable", "breach", "breach", "breach", "ok", "breach", "breach", "retrain", "retrain"]
+    assert actions == [
+        "undecidable",
+        "breach",
+        "breach",
+        "breach",
+        "ok",
+        "breach",
+        "breach",
+        "retrain",
+        "retrain",
+    ]
     assert "1 of 2 columns drifted over 1000 rows (C1 0.300)" in decision.reason
     assert decision.numbers["drifted_columns"] == 1
     assert decision.numbers["judged_columns"] == 2
@@ -122,7 +149,10 @@ def test_column_that_drifted_without_distance_is_named():
 
 
 def test_bucket_counts_from_so_many_columns_on():
-    assert drifts((bucket("C1"),), (bucket("C1", "C2"),), drift_buckets=1, drift_columns=2)[0] == ["ok", "retrain"]
+    assert drifts((bucket("C1"),), (bucket("C1", "C2"),), drift_buckets=1, drift_columns=2)[0] == [
+        "ok",
+        "retrain",
+    ]
 
 
 def test_another_versions_drift_is_forgotten():
@@ -136,11 +166,17 @@ def test_another_versions_drift_is_forgotten():
 def test_drift_continues_over_release_that_learned_nothing_since():
     policy = DataDriftPolicy(PolicySettings(drift_buckets=2))
     _, memory = policy.decide(evidence_of(drift=(bucket("C1", end=100.0),)), {})
-    for trained_until, action in ((99.0, Action.RETRAIN), (100.0, Action.BREACH), (None, Action.BREACH)):
+    for trained_until, action in (
+        (99.0, Action.RETRAIN),
+        (100.0, Action.BREACH),
+        (None, Action.BREACH),
+    ):
         successor = evidence_of(
-            replace(KPIS, version=2), lineage=(1, 2), drift=(bucket("C1", version=2, end=200.0),),
+            replace(KPIS, version=2),
+            lineage=(1, 2),
+            drift=(bucket("C1", version=2, end=200.0),),
             baseline=Baseline(trained_until=trained_until),
-        )  # fmt: skip
+        )
         assert policy.decide(successor, memory)[0].action is action
 
 
@@ -149,7 +185,10 @@ def test_breaches_continue_over_release_that_learned_nothing_after_first():
     _, memory = ThresholdPolicy(settings).decide(evidence_of(LOW, time=100.0), {})
     for trained_until, action in ((99.0, "retrain"), (100.0, "breach"), (None, "breach")):
         successor = evidence_of(
-            replace(LOW, version=2), lineage=(1, 2), time=200.0, baseline=Baseline(trained_until=trained_until)
+            replace(LOW, version=2),
+            lineage=(1, 2),
+            time=200.0,
+            baseline=Baseline(trained_until=trained_until),
         )
         assert ThresholdPolicy(settings).decide(successor, memory)[0].action.value == action
 
@@ -160,13 +199,18 @@ def test_window_of_earlier_version_counts_for_one_that_did_not_learn_it():
         (
             99.0,
             "retrain",
-            "no row of model version 2 has matured yet; it has learned rows up to 1970-01-01 00:01:39",
+            "no row of model version 2 has matured yet; it has learned rows up to 1970-01-01 "
+            "00:01:39",
         ),
         (100.0, "undecidable", "it has learned rows from after the first breach"),
         (None, "undecidable", "what it has learned is not known"),
     ):
         waiting = evidence_of(
-            LOW, version=2, lineage=(1, 2), time=200.0, baseline=Baseline(trained_until=trained_until)
+            LOW,
+            version=2,
+            lineage=(1, 2),
+            time=200.0,
+            baseline=Baseline(trained_until=trained_until),
         )
         decision, _ = ThresholdPolicy(SETTINGS).decide(waiting, memory)
         assert (decision.action.value, said in decision.reason) == (action, True), decision.reason

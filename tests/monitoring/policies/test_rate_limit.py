@@ -9,7 +9,9 @@ from monitoring.policies.policy import Action, Decision
 from monitoring.policies.rate_limit import DAY_SECONDS, RunMemory, apply_limits, ended, requested
 
 SETTINGS = RestraintSettings()
-DRIFT = Decision(policy="threshold", action=Action.RETRAIN, reason="auc fell", numbers={"version": 1})
+DRIFT = Decision(
+    policy="threshold", action=Action.RETRAIN, reason="auc fell", numbers={"version": 1}
+)
 
 
 def judge(memory, *, now):
@@ -73,6 +75,8 @@ def test_clock_set_back_does_not_hold_for_longer_than_longest_rest():
 
 def test_canary_counts_as_release_and_is_named_as_what_it_is():
     memory = RunMemory(failures=2, failed=1, refusals=1, releases_since_full=3)
-    begun, released = (ended(memory, outcome, SETTINGS, now=100.0) for outcome in ("canary", "released"))
+    begun, released = (
+        ended(memory, outcome, SETTINGS, now=100.0) for outcome in ("canary", "released")
+    )
     assert begun == replace(released, blocked_by="cool-down after a canary's start")
     assert released.blocked_by == "cool-down after a release"

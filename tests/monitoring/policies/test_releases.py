@@ -14,7 +14,12 @@ from tests.support.release_streams import START, Releases, decisions, without_ch
 
 WINDOW, CHANGED_AT = 1800.0, 4200.0
 FALL = Releases(
-    every=1800.0, seconds=4 * 3600.0, window=WINDOW, rows_per_second=4.0, changed_at=CHANGED_AT, gate_half_width=0.005
+    every=1800.0,
+    seconds=4 * 3600.0,
+    window=WINDOW,
+    rows_per_second=4.0,
+    changed_at=CHANGED_AT,
+    gate_half_width=0.005,
 )
 EDGE = PolicySettings(sequential_alpha=0.05, sequential_tolerance=0.0)
 """Limiting case of the claim: the gate measured exactly the stream's AUC, so the bound is used
@@ -30,10 +35,14 @@ def test_fall_is_found_however_often_models_are_released(minutes):
     """Formerly 30 minutes gave 72 decision points and no alarm, and 20 minutes no point."""
     releases = replace(FALL, every=60.0 * minutes, learns=False)
     points = list(decisions(np.random.default_rng(1), releases))
-    assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, "rows mature all the time"
+    assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, (
+        "rows mature all the time"
+    )
     first = runs(points)[0]
     assert 0 < first.time - START - CHANGED_AT <= 600.0
-    assert {point.version for point in points} >= set(range(2, int(releases.seconds // releases.every)))
+    assert {point.version for point in points} >= set(
+        range(2, int(releases.seconds // releases.every))
+    )
 
 
 def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
@@ -41,7 +50,9 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
     (first, *_) = runs(decisions(np.random.default_rng(1), releases))
     scored_by = releases.version_at(CHANGED_AT)
     assert first.version > scored_by, "the version that serves has no matured row yet"
-    assert f"shown by rows of model version {scored_by} from 2026-01-01 01:1" in first.decision.reason
+    assert (
+        f"shown by rows of model version {scored_by} from 2026-01-01 01:1" in first.decision.reason
+    )
     assert releases.trained_until(first.version) == 68 * 60.0
     learned = "which has learned rows up to 2026-01-01 01:08:00 UTC"
     assert f"model version {first.version} serves, {learned}" in first.decision.reason
@@ -58,7 +69,9 @@ def test_only_version_that_learned_rows_after_change_ends_evidence():
     after = [point for point in points if releases.knows_the_change(point.version)]
     waiting = [point for point in after if point.decision.action is Action.UNDECIDABLE]
     assert "it has learned rows from after the change" in waiting[0].decision.reason
-    assert after[-1].decision.action is Action.OK, "its own rows and its successors' are judged again"
+    assert after[-1].decision.action is Action.OK, (
+        "its own rows and its successors' are judged again"
+    )
 
 
 def test_second_change_is_found_on_rows_of_versions_that_know_first():
@@ -72,7 +85,9 @@ def test_second_change_is_found_on_rows_of_versions_that_know_first():
 
 @pytest.mark.parametrize("policies", ["threshold", "data_drift", "schedule"])
 def test_other_policies_decide_too_without_matured_row_of_serving_version(policies):
-    settings = PolicySettings(policies=policies, auc_threshold=0.7, min_clicks=50, max_serving_seconds=900.0)
+    settings = PolicySettings(
+        policies=policies, auc_threshold=0.7, min_clicks=50, max_serving_seconds=900.0
+    )
     releases = replace(FALL, every=1200.0, learns=False)
     points = list(decisions(np.random.default_rng(1), releases, settings, window_rows=2_000))
     assert len(points) > 200
@@ -97,7 +112,9 @@ def test_no_text_of_decision_has_negative_age_or_exceeds_page_width():
     settings = PolicySettings(policies=",".join(POLICIES), auc_threshold=0.7, min_clicks=50)
     for every in (360.0, 1800.0, 5400.0):
         releases = replace(FALL, every=every)
-        for point in decisions(np.random.default_rng(1), releases, settings, baking=BakingSettings()):
+        for point in decisions(
+            np.random.default_rng(1), releases, settings, baking=BakingSettings()
+        ):
             for each in point.decisions:
                 assert " -" not in each.reason, each.reason
                 assert len(each.reason) < 400, each.reason
@@ -106,7 +123,8 @@ def test_no_text_of_decision_has_negative_age_or_exceeds_page_width():
 def alarm_share(releases: Releases, *, streams: int, seed: int) -> int:
     """Return the number of streams in which the policy requested a run in the limiting case."""
     return sum(
-        bool(runs(decisions(np.random.default_rng((seed, number)), releases, EDGE))) for number in range(streams)
+        bool(runs(decisions(np.random.default_rng((seed, number)), releases, EDGE)))
+        for number in range(streams)
     )
 
 
@@ -116,7 +134,9 @@ NULL = replace(without_change(FALL), seconds=3 * 3600.0, gate_half_width=0.0, ro
 @pytest.mark.parametrize("windows", [0.2, 1.0, 5.0])
 def test_at_most_alpha_of_unchanged_streams_alarm_whatever_is_released(windows):
     """`make benchmark-policies` counts 1,000 streams. All versions of a stream share one alpha."""
-    assert alarm_share(replace(NULL, every=windows * WINDOW), streams=20, seed=7) <= 3, "P(more of 20 at 5 %) = 0.016"
+    assert alarm_share(replace(NULL, every=windows * WINDOW), streams=20, seed=7) <= 3, (
+        "P(more of 20 at 5 %) = 0.016"
+    )
 
 
 @pytest.mark.slow
@@ -125,4 +145,6 @@ def test_at_most_alpha_of_unchanged_streams_alarm_whatever_is_released(windows):
 def test_of_many_streams_without_change_at_most_alpha_alarm(windows):
     streams = 300
     alarms = alarm_share(replace(NULL, every=windows * WINDOW), streams=streams, seed=8)
-    assert stats.binomtest(alarms, streams).proportion_ci(method="wilson").low <= EDGE.sequential_alpha
+    assert (
+        stats.binomtest(alarms, streams).proportion_ci(method="wilson").low <= EDGE.sequential_alpha
+    )

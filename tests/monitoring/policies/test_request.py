@@ -12,8 +12,18 @@ from tests.support.monitors import DRIFT
     [
         ({}, {"releases_since_full": 99, "refusals": 99}, "current", "incremental run"),
         ({"full_every_releases": 3}, {"releases_since_full": 1}, "current", "incremental run"),
-        ({"full_every_releases": 3}, {"releases_since_full": 2}, "none", "2 releases since the last full run"),
-        ({"full_after_refusals": 2}, {"refusals": 2}, "none", "2 incremental runs in a row were refused"),
+        (
+            {"full_every_releases": 3},
+            {"releases_since_full": 2},
+            "none",
+            "2 releases since the last full run",
+        ),
+        (
+            {"full_after_refusals": 2},
+            {"refusals": 2},
+            "none",
+            "2 incremental runs in a row were refused",
+        ),
     ],
 )
 def test_rule_names_parent_and_why(rules, memory, parent, reason):
@@ -27,7 +37,12 @@ def test_memory_counts_what_rules_need():
             memory = ended(memory, outcome, RestraintSettings(), now=10.0, parent=parent)
         return memory, (memory.releases_since_full, memory.refusals)
 
-    runs = [("released", "current"), ("refused", "current"), ("failed", "current"), ("refused", "current")]
+    runs = [
+        ("released", "current"),
+        ("refused", "current"),
+        ("failed", "current"),
+        ("refused", "current"),
+    ]
     memory, counted = counts(RunMemory(), *runs)
     assert counted == (1, 2)
     assert counts(memory, ("failed", "none"))[1] == (1, 2)
@@ -45,7 +60,12 @@ def test_two_refused_incremental_runs_lead_to_full_one_and_back(bench):
         monitor.tick()
         b.clock.now += 24 * hour
         monitor = b.start()  # the state survives
-    assert [request.parent for request in b.trigger.requests] == ["current", "current", "none", "current"]
+    assert [request.parent for request in b.trigger.requests] == [
+        "current",
+        "current",
+        "none",
+        "current",
+    ]
     full = b.trigger.requests[2]
     assert full.request_id.endswith("-v1-full")
     assert "(full run: 2 incremental runs in a row were refused)" in full.reason

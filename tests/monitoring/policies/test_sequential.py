@@ -9,7 +9,14 @@ from evergreen.config.monitor import PolicySettings
 from evergreen.statistics.metrics import auc_estimate
 from monitoring.policies.policies import SequentialPolicy
 from monitoring.policies.policy import Action, Baseline
-from tests.support.click_streams import ClickTraffic, draw, draw_returning, first_run, joined, of_partition
+from tests.support.click_streams import (
+    ClickTraffic,
+    draw,
+    draw_returning,
+    first_run,
+    joined,
+    of_partition,
+)
 from tests.support.evidence import evidence_of, rows_of
 
 GOOD, FALLEN, ALPHA = 0.80, 0.70, 0.05
@@ -40,7 +47,10 @@ def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
         stream, _ = draw_returning(random, users=50, requests=5_000)
         for name, groups in (("users", users), ("requests", held_out.groups)):
             low = auc_estimate(held_out.labels, held_out.scores, groups=groups).low
-            alarms[name] += first_run(SequentialPolicy(EDGE), stream, step=800, windows=None, gate_auc=low) is not None
+            alarms[name] += (
+                first_run(SequentialPolicy(EDGE), stream, step=800, windows=None, gate_auc=low)
+                is not None
+            )
     assert alarms["users"] <= 7, "P(more than 7 of 60 at 5 %) = 0.01; the seeds are fixed"
     assert alarms["requests"] > alarms["users"]
 
@@ -51,9 +61,15 @@ def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_fall():
     for number in range(20):
         random, name = np.random.default_rng((6, number)), f"stream {number}"
         stationary = of_partition(draw(random, TRAFFIC, rows=40_000, auc=GOOD), name, partitions=4)
-        alarms += first_run(SequentialPolicy(EDGE), stationary, step=250, windows=None, gate_auc=GOOD) is not None
+        alarms += (
+            first_run(SequentialPolicy(EDGE), stationary, step=250, windows=None, gate_auc=GOOD)
+            is not None
+        )
         fallen = of_partition(draw(random, TRAFFIC, rows=40_000, auc=FALLEN), name, partitions=4)
-        falls += first_run(SequentialPolicy(EDGE), fallen, step=250, windows=None, gate_auc=GOOD) is not None
+        falls += (
+            first_run(SequentialPolicy(EDGE), fallen, step=250, windows=None, gate_auc=GOOD)
+            is not None
+        )
     assert alarms <= 3, "P(more than 3 of 20 at 5 %) = 0.016; the seeds are fixed"
     assert falls == 20
 
@@ -63,7 +79,10 @@ def test_every_fall_is_detected():
         random = np.random.default_rng((4, number))
         before = draw(random, TRAFFIC, rows=10_000, auc=GOOD)
         stream = joined(before, draw(random, TRAFFIC, rows=30_000, auc=FALLEN))
-        assert first_run(SequentialPolicy(EDGE), stream, step=250, windows=None, gate_auc=GOOD) is not None
+        assert (
+            first_run(SequentialPolicy(EDGE), stream, step=250, windows=None, gate_auc=GOOD)
+            is not None
+        )
 
 
 def test_long_service_before_fall_costs_little():
@@ -72,8 +91,13 @@ def test_long_service_before_fall_costs_little():
     delays = []
     for before in (5_000, 150_000):
         random = np.random.default_rng(11)
-        stream = joined(draw(random, traffic, rows=before, auc=GOOD), draw(random, traffic, rows=30_000, auc=FALLEN))
-        found = first_run(SequentialPolicy(settings), stream, step=1_000, windows=None, gate_auc=GOOD)
+        stream = joined(
+            draw(random, traffic, rows=before, auc=GOOD),
+            draw(random, traffic, rows=30_000, auc=FALLEN),
+        )
+        found = first_run(
+            SequentialPolicy(settings), stream, step=1_000, windows=None, gate_auc=GOOD
+        )
         delays.append(found - before)
     assert 0 < delays[0] <= delays[1] <= 3 * delays[0] + 1_000
 
@@ -81,13 +105,17 @@ def test_long_service_before_fall_costs_little():
 def test_alarm_lasts_until_other_version_serves_and_waits_for_rows():
     policy, memory, actions = SequentialPolicy(replace(EDGE, min_rows_since_breach=50)), {}, []
     for i in range(8):
-        decision, memory = policy.decide(evidence_of(rows=BAD, matured_total=20 * i, baseline=GATE), memory)
+        decision, memory = policy.decide(
+            evidence_of(rows=BAD, matured_total=20 * i, baseline=GATE), memory
+        )
         actions.append(decision.action)
     first = actions.index(Action.BREACH)
     assert actions[first:] == [Action.BREACH] * 3 + [Action.RETRAIN] * (5 - first)
     assert "a false alarm with a probability of at most 0.05" in decision.reason
     assert decision.numbers["evidence"] >= decision.numbers["evidence_needed"] == 20.0
-    other, memory = policy.decide(evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory)
+    other, memory = policy.decide(
+        evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory
+    )
     assert other.action in (Action.OK, Action.UNDECIDABLE)
     back, _ = policy.decide(evidence_of(rows=BAD, matured_total=999, baseline=GATE), memory)
     assert back.action is Action.RETRAIN, "versions that alternate keep their evidence"
@@ -98,20 +126,30 @@ def test_good_stream_is_ok_once_rounds_were_judged_and_undecidable_before():
     good = rows_of([1, 0, 0, 0] * 25, [0.9, 0.1, 0.2, 0.3] * 25)
     for _ in range(2):
         decision, memory = policy.decide(evidence_of(rows=good, baseline=GATE), memory)
-        seen.append((decision.action, decision.numbers["clicks_judged"] > 0, decision.numbers["rows_since_breach"]))
+        seen.append(
+            (
+                decision.action,
+                decision.numbers["clicks_judged"] > 0,
+                decision.numbers["rows_since_breach"],
+            )
+        )
     assert seen == [(Action.UNDECIDABLE, False, 0), (Action.OK, True, 0)]
     assert "clicks, model version 1" in decision.reason
 
 
 def test_claim_is_gates_lower_end_less_tolerance():
     policy = SequentialPolicy(PolicySettings(sequential_tolerance=0.03))
-    assert policy.decide(evidence_of(baseline=GATE), {})[0].numbers["threshold"] == pytest.approx(0.77)
+    assert policy.decide(evidence_of(baseline=GATE), {})[0].numbers["threshold"] == pytest.approx(
+        0.77
+    )
 
 
 def test_version_without_verdict_is_undecidable_and_keeps_others_evidence():
     policy = SequentialPolicy(EDGE)
     _, memory = policy.decide(evidence_of(rows=BAD, baseline=GATE), {})
-    decision, kept = policy.decide(evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory)
+    decision, kept = policy.decide(
+        evidence_of(replace(evidence_of().kpis, version=2), rows=BAD), memory
+    )
     assert decision.action is Action.UNDECIDABLE
     assert decision.reason == "the gate's auc of model version 2 is not known"
     assert decision.numbers["threshold"] is None

@@ -49,7 +49,9 @@ def test_of_several_policies_those_that_only_notify_start_no_run(started):
     answer = b.monitor.actions.consider(columns, [columns, fine], now=now, data_until=now - 60.0)
     assert answer == columns
     assert b.monitor.actions.retraining.progress.phase == "idle"
-    answer = b.monitor.actions.consider(columns, [columns, auc], now=now + 10.0, data_until=now - 50.0)
+    answer = b.monitor.actions.consider(
+        columns, [columns, auc], now=now + 10.0, data_until=now - 50.0
+    )
     assert answer.action is Action.RETRAIN
     request = b.monitor.actions.retraining.progress.request
     assert (request["reason"], request["parent"]) == ("auc fell (incremental run)", "current")

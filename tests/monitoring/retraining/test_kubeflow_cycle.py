@@ -18,7 +18,9 @@ def start(kubeflow, tmp_path):
         (tmp_path / name).mkdir()
         b = Bench(tmp_path / name, **DRIFT, **asked, pipeline_arguments='{"recommender": "3"}')
         made.append(b)
-        b.trigger = KubeflowTrigger(b.settings.actions.kubeflow, store=b.settings.store, timeout_seconds=(5.0, 5.0))
+        b.trigger = KubeflowTrigger(
+            b.settings.actions.kubeflow, store=b.settings.store, timeout_seconds=(5.0, 5.0)
+        )
         b.start()
         return b
 
@@ -42,9 +44,13 @@ def test_server_in_trouble_for_half_hour_costs_no_run_and_no_second_one(kubeflow
     assert [event["outcome"] for event in b.events if event["kind"] == "run_ended"] == ["released"]
 
 
-@pytest.mark.parametrize("created_at", ["", "2025-12-31T23:59:59Z"], ids=["ordered as begun", "ordered as asked for"])
+@pytest.mark.parametrize(
+    "created_at", ["", "2025-12-31T23:59:59Z"], ids=["ordered as begun", "ordered as asked for"]
+)
 @pytest.mark.parametrize("is_before_retry", [True, False])
-def test_run_created_after_request_timed_out_is_one_run_and_counts_once(kubeflow, start, is_before_retry, created_at):
+def test_run_created_after_request_timed_out_is_one_run_and_counts_once(
+    kubeflow, start, is_before_retry, created_at
+):
     b = start()
     kubeflow.num_late = 1
     traffic(b, "bad", auc="bad")
@@ -63,7 +69,9 @@ def test_run_created_after_request_timed_out_is_one_run_and_counts_once(kubeflow
     for run in kubeflow.runs:
         run["state"] = "SUCCEEDED" if run is first else "CANCELED"
     b.turn(2, 16.0)
-    assert [run["state"] for run in kubeflow.runs if run is not first] == ["CANCELED"] * (len(kubeflow.runs) - 1)
+    assert [run["state"] for run in kubeflow.runs if run is not first] == ["CANCELED"] * (
+        len(kubeflow.runs) - 1
+    )
     kinds = b.kinds()
     assert [kinds.count(each) for each in ("decision", "run_started", "run_ended")] == [1, 1, 1]
     assert (b.store.counters["request_started"], b.store.counters["request_released"]) == (1, 1)

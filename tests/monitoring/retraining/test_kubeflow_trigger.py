@@ -13,7 +13,9 @@ from tests.support.monitors import retrain_request as request
 def connect(kubeflow, tmp_path):
     def make(timeout_seconds=(2.0, 2.0), **changes) -> KubeflowTrigger:
         values = {"kubeflow_host": kubeflow.url, "pipeline_name": "ours"}
-        settings = KubeflowSettings(**{**values, "pipeline_arguments": '{"settings": "training.seed=7"}', **changes})
+        settings = KubeflowSettings(
+            **{**values, "pipeline_arguments": '{"settings": "training.seed=7"}', **changes}
+        )
         return KubeflowTrigger(settings, store=tmp_path / "store", timeout_seconds=timeout_seconds)
 
     return make
@@ -37,7 +39,10 @@ def test_run_has_readable_name_and_says_why_it_was_asked_for(kubeflow, connect):
         asked = request(name)
         assert trigger.submit(asked) == "started"
         assert kubeflow.runs[-1]["display_name"] == title
-        assert kubeflow.runs[-1]["description"] == f"{asked.reason}; asked by the monitor as {name}; recommender 3"
+        assert (
+            kubeflow.runs[-1]["description"]
+            == f"{asked.reason}; asked by the monitor as {name}; recommender 3"
+        )
         assert trigger.submit(asked) == "already"
         assert trigger.state(name).state == "running"
         kubeflow.runs[-1]["state"] = "SUCCEEDED"
@@ -46,21 +51,29 @@ def test_run_has_readable_name_and_says_why_it_was_asked_for(kubeflow, connect):
 
 def test_named_pipeline_is_looked_up_each_time_and_runs_newest_version(kubeflow, connect):
     kubeflow.pipelines.append({"pipeline_id": "p0", "display_name": "another"})
-    kubeflow.versions.append({"pipeline_id": "p0", "pipeline_version_id": "v0", "display_name": "theirs"})
+    kubeflow.versions.append(
+        {"pipeline_id": "p0", "pipeline_version_id": "v0", "display_name": "theirs"}
+    )
     trigger = connect()
     assert trigger.submit(request("a")) == "started"
     kubeflow.runs[0]["state"] = "SUCCEEDED"
-    kubeflow.versions.append({"pipeline_id": "p", "pipeline_version_id": "v2", "display_name": "new"})
+    kubeflow.versions.append(
+        {"pipeline_id": "p", "pipeline_version_id": "v2", "display_name": "new"}
+    )
     assert trigger.submit(request("b")) == "started"
     references = [run["body"]["pipeline_version_reference"] for run in kubeflow.runs]
-    assert references == [{"pipeline_id": "p", "pipeline_version_id": version} for version in ("v1", "v2")]
+    assert references == [
+        {"pipeline_id": "p", "pipeline_version_id": version} for version in ("v1", "v2")
+    ]
 
 
 def test_of_versions_of_one_second_uploaded_one_runs_and_is_named(kubeflow, connect, caplog):
     caplog.set_level("INFO")
     for number, name, description in (("v2", "3f2a9c1", "sha256:f7"), ("v3", "ours", None)):
         version = {"pipeline_id": "p", "pipeline_version_id": number, "display_name": name}
-        kubeflow.versions.append({**version, "created_at": "2026-01-01T00:00:07Z", "description": description})
+        kubeflow.versions.append(
+            {**version, "created_at": "2026-01-01T00:00:07Z", "description": description}
+        )
     assert connect().submit(request("a")) == "started"
     assert kubeflow.runs[0]["body"]["pipeline_version_reference"]["pipeline_version_id"] == "v2"
     assert "of pipeline version 3f2a9c1" in caplog.text
@@ -91,7 +104,9 @@ def test_run_acts_under_service_account_of_settings(kubeflow, connect, account):
         *((state, "a", "started") for state in ("FAILED", "CANCELED")),
     ],
 )
-def test_active_run_is_only_one_and_name_is_used_again_only_for_dead_run(kubeflow, connect, state, name, answer):
+def test_active_run_is_only_one_and_name_is_used_again_only_for_dead_run(
+    kubeflow, connect, state, name, answer
+):
     trigger = connect()
     trigger.submit(request("a"))
     kubeflow.runs[0]["state"] = state
@@ -132,7 +147,13 @@ def test_successful_run_whose_gate_refused_is_reported_from_release(kubeflow, co
     trigger = connect()
     trigger.submit(request("a"))
     run = store_name("a", "", kubeflow.runs[0]["run_id"])
-    outcome = {"run": run, "trigger_id": "a", "step": "evaluation", "reason": "auc fell", "version": None}
+    outcome = {
+        "run": run,
+        "trigger_id": "a",
+        "step": "evaluation",
+        "reason": "auc fell",
+        "version": None,
+    }
     write_outcome(tmp_path / "store", RunOutcome(**outcome, state="refused", ended_at="2026-01-01"))
     assert trigger.state("a").state == "running"
     kubeflow.runs[0]["state"] = "SUCCEEDED"
@@ -144,7 +165,13 @@ def test_run_of_name_that_was_used_before_is_told_by_its_own_outcome(kubeflow, c
     for state, kfp_state in (("failed", "FAILED"), ("refused", "SUCCEEDED")):
         trigger.submit(request("a"))
         run = store_name("a", "", kubeflow.runs[-1]["run_id"])
-        told = {"run": run, "trigger_id": "a", "step": "evaluation", "reason": state, "version": None}
+        told = {
+            "run": run,
+            "trigger_id": "a",
+            "step": "evaluation",
+            "reason": state,
+            "version": None,
+        }
         write_outcome(tmp_path / "store", RunOutcome(**told, state=state, ended_at="2026-01-01"))
         kubeflow.runs[-1]["state"] = kfp_state
         assert trigger.state("a") == (state, f"evaluation: {state}", None)
@@ -154,7 +181,13 @@ def test_release_stands_although_kubeflow_calls_its_run_failed(kubeflow, connect
     trigger = connect()
     trigger.submit(request("a"))
     run = store_name("a", "", kubeflow.runs[0]["run_id"])
-    told = {"run": run, "trigger_id": "a", "step": "deployment", "reason": "version 3 is live", "version": 3}
+    told = {
+        "run": run,
+        "trigger_id": "a",
+        "step": "deployment",
+        "reason": "version 3 is live",
+        "version": 3,
+    }
     write_outcome(tmp_path / "store", RunOutcome(**told, state="released", ended_at="2026-01-01"))
     kubeflow.runs[0]["state"] = "FAILED"
     assert trigger.state("a") == ("released", "deployment: version 3 is live", 3)
@@ -166,7 +199,13 @@ def test_run_that_person_terminated_is_called_that(kubeflow, connect, tmp_path):
     run_id = kubeflow.runs[0]["run_id"]
     kubeflow.runs[0]["state"] = "CANCELED"
     assert trigger.state("a") == ("failed", f"run {run_id} was terminated by a person", None)
-    told = {"trigger_id": "a", "state": "failed", "step": "training", "reason": "saved at epoch 2", "version": None}
+    told = {
+        "trigger_id": "a",
+        "state": "failed",
+        "step": "training",
+        "reason": "saved at epoch 2",
+        "version": None,
+    }
     run = store_name("a", "", run_id)
     write_outcome(tmp_path / "store", RunOutcome(run=run, ended_at="2026-01-01", **told))
     expected = f"run {run_id} was terminated by a person; training: saved at epoch 2"
@@ -179,13 +218,17 @@ def test_run_whose_first_pod_could_not_be_created_says_that_no_step_ran(kubeflow
     kubeflow.end(kubeflow.runs[0], "FAILED", root_driver="FAILED", root="FAILED")
     state, reason, _ = trigger.state("a")
     assert state == "failed"
-    assert "no step ran; root-driver failed; expected service account pipeline-runner to exist" in reason
+    assert (
+        "no step ran; root-driver failed; expected service account pipeline-runner to exist"
+        in reason
+    )
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        "error fetching manifest: Failed to get a pipeline version with id 0: ResourceNotFoundError: PipelineVersion 0",
+        "error fetching manifest: Failed to get a pipeline version with id 0: "
+        "ResourceNotFoundError: PipelineVersion 0",
         "Failed to convert a API run detail: Invalid input error: Run name cannot be empty",
     ],
 )
@@ -207,9 +250,12 @@ def test_outcome_that_cannot_be_read_is_error_of_ours(kubeflow, connect, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("status", "error"), [(400, PermanentError), *((each, TemporaryError) for each in (401, 403, 409, 429, 500, 503))]
+    ("status", "error"),
+    [(400, PermanentError), *((each, TemporaryError) for each in (401, 403, 409, 429, 500, 503))],
 )
-def test_server_error_is_temporary_and_refused_request_is_permanent(kubeflow, connect, status, error):
+def test_server_error_is_temporary_and_refused_request_is_permanent(
+    kubeflow, connect, status, error
+):
     kubeflow.failure = status
     with pytest.raises(error, match=f"submitting a: KFP at .* answered {status}"):
         connect().submit(request("a"))
@@ -226,7 +272,11 @@ def test_experiment_that_vanished_leaves_run_unknown_and_is_not_made_anew(kubefl
     trigger.submit(request("a"))
     kubeflow.experiments.clear()
     kubeflow.runs.clear()
-    assert trigger.state("a") == ("unknown", "the server has no experiment evergreen-retraining any more", None)
+    assert trigger.state("a") == (
+        "unknown",
+        "the server has no experiment evergreen-retraining any more",
+        None,
+    )
     assert kubeflow.experiments == []
 
 
@@ -241,7 +291,10 @@ def test_of_two_runs_created_at_same_time_only_first_stays(kubeflow, connect, ot
 
     kubeflow.before_create = the_leader_is_faster
     assert stale.submit(request("a")) == answer
-    assert [(run["display_name"], run["state"]) for run in kubeflow.runs] == [(other, "PENDING"), ("a", "CANCELING")]
+    assert [(run["display_name"], run["state"]) for run in kubeflow.runs] == [
+        (other, "PENDING"),
+        ("a", "CANCELING"),
+    ]
     kubeflow.runs[1]["state"] = "CANCELED"
     assert leader.state(other).state == "running"
     kubeflow.runs[0]["state"] = "SUCCEEDED"

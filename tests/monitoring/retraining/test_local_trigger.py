@@ -15,7 +15,10 @@ from monitoring.retraining.triggers import LocalTrigger
 from tests.support.monitors import retrain_request as request
 from tests.support.processes import wait_for
 
-WAIT_FOR = "import sys, time, pathlib\nwhile not pathlib.Path({go!r}).exists(): time.sleep(0.01)\nsys.exit({code})"
+WAIT_FOR = (
+    "import sys, time, pathlib\nwhile not pathlib.Path({go!r}).exists(): "
+    "time.sleep(0.01)\nsys.exit({code})"
+)
 
 
 @pytest.fixture
@@ -25,7 +28,9 @@ def make(tmp_path):
 
     def trigger(code: int = 0) -> LocalTrigger:
         script = WAIT_FOR.format(go=str(folder / "go"), code=code)
-        return LocalTrigger(folder / "state", folder / "store", shlex.join([sys.executable, "-c", script]))
+        return LocalTrigger(
+            folder / "state", folder / "store", shlex.join([sys.executable, "-c", script])
+        )
 
     trigger.go, trigger.folder = folder / "go", folder
     yield trigger
@@ -51,7 +56,9 @@ def test_second_request_is_busy_and_same_one_already_there(make):
     assert ended(first, "b").state == "released"
 
 
-@pytest.mark.parametrize(("code", "state"), [(0, "released"), (1, "refused"), (2, "failed"), (9, "failed")])
+@pytest.mark.parametrize(
+    ("code", "state"), [(0, "released"), (1, "refused"), (2, "failed"), (9, "failed")]
+)
 def test_exit_codes_say_how_run_ended(make, code, state):
     trigger = make(code)
     trigger.submit(request("a"))
@@ -73,7 +80,9 @@ def test_runs_own_outcome_comes_before_its_exit_code(make):
 
 
 def test_run_gets_request_file_and_its_output_is_kept(make):
-    echo = shlex.join([sys.executable, "-c", "import sys; print(sys.argv[1:]); print('loud', file=sys.stderr)"])
+    echo = shlex.join(
+        [sys.executable, "-c", "import sys; print(sys.argv[1:]); print('loud', file=sys.stderr)"]
+    )
     trigger = LocalTrigger(make.folder / "state", make.folder / "store", echo)
     trigger.submit(request("a"))
     ended(trigger, "a")
@@ -87,7 +96,10 @@ def test_run_gets_request_file_and_its_output_is_kept(make):
 def test_killed_run_is_unknown(make):
     trigger = make()
     trigger.submit(request("a"))
-    os.killpg(json.loads((make.folder / "state" / "runs" / "a.json").read_text())["process_group"], signal.SIGKILL)
+    os.killpg(
+        json.loads((make.folder / "state" / "runs" / "a.json").read_text())["process_group"],
+        signal.SIGKILL,
+    )
     assert ended(trigger, "a").state == "unknown"
 
 

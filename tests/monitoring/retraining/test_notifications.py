@@ -66,7 +66,12 @@ def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
     b.judge("v2", auc="good", version=2)
     turn(monitor, lambda: len(monitor.actions.notifier.outbox) == 0)
     titles = [text.split(":")[0] for text in texts(server)]
-    assert titles == ["Drift confirmed", "Retraining requested", "A new version was released", "Recovered"]
+    assert titles == [
+        "Drift confirmed",
+        "Retraining requested",
+        "A new version was released",
+        "Recovered",
+    ]
     first = server.messages[0]
     assert "AUC 0.497" in first["text"]
     assert "threshold 0.740, rows 400, clicks 200" in first["text"]
@@ -80,7 +85,11 @@ def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
 def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
     clock, kept = Clock(START), KeptDocuments()
     notifier = Notifier(
-        kept, Outbox(kept, lambda body: Answer("delivered")), NotificationSettings(), recommender="shop", clock=clock
+        kept,
+        Outbox(kept, lambda body: Answer("delivered")),
+        NotificationSettings(),
+        recommender="shop",
+        clock=clock,
     )
     for kind, details in (
         ("decision", {}),
@@ -88,7 +97,9 @@ def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
         ("recovered", {}),
         ("run_ended", {"outcome": "released", "request_id": "r"}),
     ):
-        notifier.on_event(Event(time=clock.now, kind=kind, text="as the test says", details=details))
+        notifier.on_event(
+            Event(time=clock.now, kind=kind, text="as the test says", details=details)
+        )
     assert len(notifier.outbox) == 4
     assert notifier.open == {}  # otherwise "Still: run r released" would be repeated forever
 
@@ -182,7 +193,9 @@ def deliver(outbox, clock, server, *, until, seconds=1.0):
 
 @pytest.fixture
 def outbox(server, webhook_file):
-    return lambda kept: Outbox(kept, lambda body: post_to_file(webhook_file, body, timeout_seconds=60.0))
+    return lambda kept: Outbox(
+        kept, lambda body: post_to_file(webhook_file, body, timeout_seconds=60.0)
+    )
 
 
 def test_failures_are_retried_in_order_and_retry_after_is_kept_to(server, outbox):
@@ -266,7 +279,9 @@ def test_address_in_place_of_its_file_is_refused_without_being_repeated():
 def test_message_shows_what_exists_and_escapes_what_slack_reads():
     numbers = {"auc": None, "rows": 20_000, "clicks": 0}
     message = compose("auc < 0.7 & falling", numbers=numbers, since=0.0, done="", link="")
-    expected = "auc &lt; 0.7 &amp; falling\nHow much: rows 20000, clicks 0\nSince: 1970-01-01 00:00:00 UTC"
+    expected = (
+        "auc &lt; 0.7 &amp; falling\nHow much: rows 20000, clicks 0\nSince: 1970-01-01 00:00:00 UTC"
+    )
     assert message == {"text": expected}
     cut = compose("<" * 10_000, numbers={}, since=0.0, done="", link="")["text"]
     assert len(cut) <= 3000

@@ -36,7 +36,9 @@ def test_drift_requests_one_run_and_new_version_is_judged_afresh(started):
     assert request.request_id.startswith("drift-2025")
     assert request.request_id.endswith("-v1")
     assert request.window_start == ""
-    assert request.window_end < request.requested_at, "the decision point, up to which labels are final"
+    assert request.window_end < request.requested_at, (
+        "the decision point, up to which labels are final"
+    )
     assert request.observed["auc"] < request.observed["threshold"] == 0.74
     assert "< 0.740 over" in request.reason
     b.trigger.end("released", version=2)
@@ -58,7 +60,9 @@ def test_rows_of_old_version_that_mature_after_release_never_retrigger(drifted, 
     b = drifted(cooldown_seconds=0.0, drift_grace_seconds=WINDOW / 2)
     scores = np.linspace(0.0, 1.0, 400)
     publish(b.log, prediction("v1, label to come", 400, time=b.clock.now, scores=scores))
-    publish(b.log, clicks("o", [("v1, label to come", row, b.clock.now) for row in range(0, 400, 2)]))
+    publish(
+        b.log, clicks("o", [("v1, label to come", row, b.clock.now) for row in range(0, 400, 2)])
+    )
     b.clock.now += 1
     publish(b.log, prediction("v2, label to come", 4, time=b.clock.now, version=2))
     b.trigger.end("released", version=2)
@@ -133,7 +137,13 @@ def test_busy_trigger_is_retried_later_and_reported_once(bench):
     assert len(b.trigger.requests) == 1
 
 
-POINTS = ["retraining.decided", "archive.sealed", "retraining.submitted", "retraining.running", "retraining.ended"]
+POINTS = [
+    "retraining.decided",
+    "archive.sealed",
+    "retraining.submitted",
+    "retraining.running",
+    "retraining.ended",
+]
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -146,7 +156,10 @@ def test_crash_at_any_step_leads_to_exactly_one_run(bench, point):
     def run(monitor) -> None:
         for _ in range(3):
             monitor.tick()
-            if any(each.state == "running" for each in b.trigger.runs.values()) and point == "retraining.ended":
+            if (
+                any(each.state == "running" for each in b.trigger.runs.values())
+                and point == "retraining.ended"
+            ):
                 b.trigger.end("released", version=2)
 
     with pytest.raises(Killed):
@@ -230,7 +243,10 @@ def test_full_timeline_makes_room_and_keeps_its_predecessor(tmp_path):
     journal = Journal(tmp_path, clock=lambda: 1.0, max_file_bytes=1000)
     for number in range(100):
         journal.append_point({"number": number})
-    kept = [(tmp_path / name).read_text().splitlines() for name in ("timeline.jsonl.1", "timeline.jsonl")]
+    kept = [
+        (tmp_path / name).read_text().splitlines()
+        for name in ("timeline.jsonl.1", "timeline.jsonl")
+    ]
     numbers = [json.loads(line)["number"] for lines in kept for line in lines]
     assert numbers == list(range(numbers[0], 100))
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2100

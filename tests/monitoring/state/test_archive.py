@@ -45,9 +45,9 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
             assert row["model_version"] == batch.model_version
             dense = [np.nan if row[name] is None else row[name] for name in criteo.DENSE]
             np.testing.assert_array_equal(np.float32(dense), batch.dense[i])
-            assert [-1 if row[name] is None else row[name] for name in criteo.CATEGORICAL] == batch.categorical[
-                i
-            ].tolist()
+            assert [
+                -1 if row[name] is None else row[name] for name in criteo.CATEGORICAL
+            ] == batch.categorical[i].tolist()
 
 
 def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
@@ -56,9 +56,17 @@ def test_file_is_durable_before_its_name_and_name_before_row_release(started, mo
 
     def told(module, name, describe):
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *args, **more: (calls.append(describe(*args)), real(*args, **more))[1])
+        monkeypatch.setattr(
+            module,
+            name,
+            lambda *args, **more: (calls.append(describe(*args)), real(*args, **more))[1],
+        )
 
-    told(archive, "fsync_path", lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}")
+    told(
+        archive,
+        "fsync_path",
+        lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}",
+    )
     told(archive.os, "rename", lambda *_: "rename")
     told(Store, "seal_file", lambda *_: "seal")
     b = started()
@@ -70,10 +78,16 @@ def test_file_is_durable_before_its_name_and_name_before_row_release(started, mo
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "Permission denied")]
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        PermissionError(errno.EACCES, "Permission denied"),
+    ],
 )
 @pytest.mark.parametrize("where", ["write_parquet", "fsync_path"])
-def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(started, monkeypatch, error, where):
+def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
+    started, monkeypatch, error, where
+):
     b = started(archive_roll_rows=4)
     publish(b.log, prediction("a", 4), prediction("b", 5))
     b.clock.now = START + WINDOW
@@ -84,7 +98,10 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(started
     with monkeypatch.context() as patched:
         patched.setattr(archive, where, refuse)
         for _ in range(2):
-            with pytest.raises(TemporaryError, match=f"archive file .*part-.* cannot be written: .*{error.strerror}"):
+            with pytest.raises(
+                TemporaryError,
+                match=f"archive file .*part-.* cannot be written: .*{error.strerror}",
+            ):
                 b.monitor.tick()
     assert b.monitor.windows[1].labels.shape == (9,)  # it measured and evaluated all the same
     assert b.archived == []
@@ -109,7 +126,9 @@ def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, 
     b.tick(*(prediction(name, 8, time=START + number / 100) for number, name in enumerate(names)))
     b.tick(at=b.clock.now + 2 * WINDOW)
     b.monitor.stop()
-    assert sorted({row["request_id"] for row in b.archived}) == [name for name in names if name != "r13"]
+    assert sorted({row["request_id"] for row in b.archived}) == [
+        name for name in names if name != "r13"
+    ]
     counters = b.store.counters
     assert (counters["matured"], counters["archived"], counters["set_apart"]) == (192, 184, 8)
     (event,) = [each for each in b.events if each["kind"] == "set_apart"]
@@ -131,13 +150,25 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
         Store(tmp_path / "a file" / "state" / "monitor.db")
     store = Store(tmp_path / "monitor.db")
     with pytest.raises(TemporaryError, match="archive .*a file.* cannot be written"):
-        Archive(tmp_path / "a file" / "archive", store, features=CRITEO, roll_rows=1, roll_seconds=1, keep_rows=1)
+        Archive(
+            tmp_path / "a file" / "archive",
+            store,
+            features=CRITEO,
+            roll_rows=1,
+            roll_seconds=1,
+            keep_rows=1,
+        )
     store.close()
 
 
-def mature_and_seal(store: Store, number: int, rows_of: dict[int, int], keep_after: float) -> set[str]:
+def mature_and_seal(
+    store: Store, number: int, rows_of: dict[int, int], keep_after: float
+) -> set[str]:
     """Put a request with these rows into its own file, and return the ids still stored."""
-    batches = [prediction(f"{v}-{number}", rows, time=START + number, version=v) for v, rows in rows_of.items()]
+    batches = [
+        prediction(f"{v}-{number}", rows, time=START + number, version=v)
+        for v, rows in rows_of.items()
+    ]
     store.add(Predictions.of(batches), [], [], now=START)
     requests = attribute(store.waiting(START + number, 9), [], window_seconds=0.0).requests
     store.mature(requests, {}, now=START, part_rows=100)
@@ -151,7 +182,9 @@ def test_rows_are_held_for_each_version_and_for_judge(tmp_path):
     mature_and_seal(store, 0, {7: 2}, START - 1)
     for number in range(9):
         held = mature_and_seal(store, number, {1: 2}, START - 1)
-    assert held == {"7-0", *(f"1-{number}" for number in range(9))}, "nothing is judged: all is held"
+    assert held == {"7-0", *(f"1-{number}" for number in range(9))}, (
+        "nothing is judged: all is held"
+    )
     assert mature_and_seal(store, 9, {1: 2}, START + 5) == {"7-0", "1-6", "1-7", "1-8", "1-9"}
     assert mature_and_seal(store, 10, {1: 2}, START + 10) == {"7-0", "1-9", "1-10"}
     for version in range(11, 19):
@@ -159,7 +192,9 @@ def test_rows_are_held_for_each_version_and_for_judge(tmp_path):
     assert held == {f"{version}-11" for version in range(11, 19)}, "the newest eight versions"
     for number in range(12, 16):  # one row in twenty is of version 20
         held = mature_and_seal(store, number, {1: 19, 20: 1}, START + number)
-    assert held == {"1-14", "20-14", "1-15", "20-15"}, "of all versions eight times four rows, by files of twenty"
+    assert held == {"1-14", "20-14", "1-15", "20-15"}, (
+        "of all versions eight times four rows, by files of twenty"
+    )
     store.close()
 
 
@@ -181,16 +216,25 @@ def test_optional_columns_are_in_files_whose_rows_need_them(tmp_path):
     assert found["position"].to_pylist() == [None, None, 3, 1, 2]
     assert found["propensity"].to_pylist() == [None, None, 0.9, 0.8, 0.9]
     every = table(plain, ranked, canary)
-    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(raw_rows.CANARY_TYPES.items())
+    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(
+        raw_rows.CANARY_TYPES.items()
+    )
     assert every["canary"].to_pylist() == [False] * 5 + [True]
 
 
 def test_file_holds_rows_of_one_utc_day(started):
     midnight = 1_763_078_400.0  # 2025-11-14
     b = started()
-    b.tick(prediction("before", 2, time=midnight - 0.001), prediction("after", 2, time=midnight), at=midnight + WINDOW)
+    b.tick(
+        prediction("before", 2, time=midnight - 0.001),
+        prediction("after", 2, time=midnight),
+        at=midnight + WINDOW,
+    )
     b.monitor.stop()
-    found = {p.parent.name: pq.ParquetFile(p).read()["request_id"][0].as_py() for p in b.settings.archive.glob("*/*")}
+    found = {
+        p.parent.name: pq.ParquetFile(p).read()["request_id"][0].as_py()
+        for p in b.settings.archive.glob("*/*")
+    }
     assert found == {"day=2025-11-13": "before", "day=2025-11-14": "after"}
 
 

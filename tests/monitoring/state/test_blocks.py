@@ -11,7 +11,9 @@ from monitoring.state.store import Store
 from tests.support.monitors import START, WINDOW, add_in_pulls, prediction
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     times=st.lists(st.integers(0, 9), min_size=5, max_size=12),
     pull=st.integers(1, 6),
@@ -27,19 +29,34 @@ def test_requests_mature_by_time_and_id_and_lie_so_in_their_file(
 ):
     store = Store(tmp_path_factory.mktemp("blocks") / "monitor.db")
     numbers = [7 * i % 12 for i in range(len(times))]
-    made = {f"r{n:02}": prediction(f"r{n:02}", 1 + n % 3, time=START + 20 * t) for n, t in zip(numbers, times)}
+    made = {
+        f"r{n:02}": prediction(f"r{n:02}", 1 + n % 3, time=START + 20 * t)
+        for n, t in zip(numbers, times)
+    }
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(monitoring.state.store, "_BLOCK_BYTES", block_bytes)
         add_in_pulls(store, list(made.values()), pull)
     expected: list[str] = []
     for bound in [*sorted(bounds), 9]:
         until = START + 20 * bound
-        due = [batch for batch in made.values() if batch.time <= until and batch.request_id not in expected]
-        expected += [batch.request_id for batch in sorted(due, key=lambda batch: (batch.time, batch.request_id))]
+        due = [
+            batch
+            for batch in made.values()
+            if batch.time <= until and batch.request_id not in expected
+        ]
+        expected += [
+            batch.request_id
+            for batch in sorted(due, key=lambda batch: (batch.time, batch.request_id))
+        ]
         while (waiting := store.waiting(until, limit, max_rows)) is not None:
             assert len(waiting) <= limit
             assert waiting.num_rows <= max_rows or len(waiting) == 1
-            store.mature(attribute(waiting, [], window_seconds=0.0).requests, {}, now=START, part_rows=part_rows)
+            store.mature(
+                attribute(waiting, [], window_seconds=0.0).requests,
+                {},
+                now=START,
+                part_rows=part_rows,
+            )
         held = store.newest_rows()
         assert ([] if held is None else held.ids.tolist()) == expected
     parts = store.oldest_unarchived(1000)
@@ -47,7 +64,9 @@ def test_requests_mature_by_time_and_id_and_lie_so_in_their_file(
     store.intend_file("part", [part.number for part in parts])
     rows, labels = store.rows_of_file("part")
     assert rows.ids.tolist() == expected
-    np.testing.assert_array_equal(rows.dense, np.concatenate([made[name].dense for name in expected]))
+    np.testing.assert_array_equal(
+        rows.dense, np.concatenate([made[name].dense for name in expected])
+    )
     assert len(labels) == rows.num_rows
     store.close()
 
@@ -56,7 +75,9 @@ def test_rows_of_pull_are_let_go_once_all_of_them_are_archived(started):
     b = started(archive_roll_rows=2, window_rows=2, min_clicks=1)
 
     def left() -> tuple[set[str], int, int]:
-        counted = [b.store._connection.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in TABLES]
+        counted = [
+            b.store._connection.execute(f"SELECT count(*) FROM {t}").fetchone()[0] for t in TABLES
+        ]
         return {row["request_id"] for row in b.archived}, *counted
 
     b.tick(*[prediction(f"r{i}", 2, time=FIRST + 15.0 * i) for i in range(3)], at=FIRST + WINDOW)
@@ -66,9 +87,14 @@ def test_rows_of_pull_are_let_go_once_all_of_them_are_archived(started):
     b.start()
     b.tick(at=FIRST + 30.0 + WINDOW)
     assert left() == ({"r0", "r1", "r2"}, 0, 1), "the window holds the newest"
-    both = [prediction(name, 2, time=b.clock.now + ahead) for name, ahead in (("later", 0.0), ("ahead", 50_000.0))]
+    both = [
+        prediction(name, 2, time=b.clock.now + ahead)
+        for name, ahead in (("later", 0.0), ("ahead", 50_000.0))
+    ]
     b.tick(*both, at=b.clock.now + 1000.0)
-    assert left() == ({"r0", "r1", "r2", "later"}, 1, 2), "a clock that is ahead keeps its own rows alone"
+    assert left() == ({"r0", "r1", "r2", "later"}, 1, 2), (
+        "a clock that is ahead keeps its own rows alone"
+    )
 
 
 FIRST = START - START % 60

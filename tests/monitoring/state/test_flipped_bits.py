@@ -45,7 +45,9 @@ def test_every_flipped_bit_of_block_is_found():
     for at in range(8 * len(packed)):
         flipped = bytearray(packed)
         flipped[at // 8] ^= 1 << at % 8
-        with pytest.raises(CorruptBlock, match=rf"block 7 of the state, {len(packed)} bytes, does not match"):
+        with pytest.raises(
+            CorruptBlock, match=rf"block 7 of the state, {len(packed)} bytes, does not match"
+        ):
             unpack(MaturedRequests, bytes(flipped), 7)
     assert issubclass(CorruptBlock, ContractError)
 
@@ -73,8 +75,12 @@ def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
     for name, rows in found.items():
         if rows:
             assert [row["score"] for row in rows] == sent[name].scores.tolist()
-            assert [row["I1"] is None for row in rows] == [value != value for value in sent[name].dense[:, 0]]
-            assert [row["label"] for row in rows] == ([0, 1, 0, 0, 0] if name != "late" else [0] * 5)
+            assert [row["I1"] is None for row in rows] == [
+                value != value for value in sent[name].dense[:, 0]
+            ]
+            assert [row["label"] for row in rows] == (
+                [0, 1, 0, 0, 0] if name != "late" else [0] * 5
+            )
     lost = 5 * sum(not rows for rows in found.values())
     counters = b.store.counters
     assert lost == counters.get("set_apart", 0) + counters.get("given_up", 0)
@@ -110,5 +116,7 @@ def test_block_of_which_nothing_is_left_is_given_up_and_others_mature(bench):
     assert {row["request_id"] for row in b.archived} == {"kept"}
     assert (b.store.counters["given_up"], b.store.num_pending_rows) == (5, 0)
     (event,) = [each for each in b.events if each["kind"] == "set_apart"]
-    assert event["text"].startswith("5 rows lose their labels and cannot be archived: block 1 of the state")
+    assert event["text"].startswith(
+        "5 rows lose their labels and cannot be archived: block 1 of the state"
+    )
     assert b.monitor._exposition.snapshot.set_apart_rows == 5

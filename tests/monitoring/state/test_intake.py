@@ -99,7 +99,11 @@ def run_to_the_end(b: Bench) -> None:
 @pytest.mark.parametrize("kind", ["predictions", "outcomes"])
 def test_every_field_with_every_type_of_wire_passes_running_monitor(bench, kind):
     def record(name: str) -> Record:
-        return full_prediction(name) if kind == "predictions" else clicks(name, [("good", 1, START + 1)])
+        return (
+            full_prediction(name)
+            if kind == "predictions"
+            else clicks(name, [("good", 1, START + 1)])
+        )
 
     described = fields_of(FORM.proto())
     numbers = {name: number for *_, name, number in described["LogRecord"]}
@@ -124,7 +128,9 @@ def test_every_field_with_every_type_of_wire_passes_running_monitor(bench, kind)
     assert max(map(len, dead.values())) < 300
     requests = {row["request_id"] for row in b.archived}
     renamed = {"request_id text": "text", "request_id bytes of 3 numbers": "\0" * 12}
-    assert requests == ({"good", *(renamed.get(c, c) for c in taken)} if kind == "predictions" else {"good"})
+    assert requests == (
+        {"good", *(renamed.get(c, c) for c in taken)} if kind == "predictions" else {"good"}
+    )
     assert b.log.backlog() == 0
 
 
@@ -145,7 +151,10 @@ def spoilt(record: Record, **values) -> Record:
         (spoilt(clicks("o", [("good", 0, START)]), times=np.array([1e300])), "time"),
         (clicks("o", [("good", 0, START + 100_000)]), "a day from now"),
         (spoilt(clicks("o", [("good", 0, START)]), request_ids=("",)), "request_id"),
-        (spoilt(prediction("places from 0", ROWS), positions=np.arange(ROWS, dtype=np.int32)), "position 0"),
+        (
+            spoilt(prediction("places from 0", ROWS), positions=np.arange(ROWS, dtype=np.int32)),
+            "position 0",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -180,7 +189,9 @@ def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("refuse", [refuse_by_the_database, refuse_by_the_driver])
-def test_message_that_cannot_be_stored_is_dead_lettered_and_rest_are_kept(started, monkeypatch, refuse):
+def test_message_that_cannot_be_stored_is_dead_lettered_and_rest_are_kept(
+    started, monkeypatch, refuse
+):
     b = started()
     refuse(b, monkeypatch)
     names = [f"r{number}" for number in range(7)]
@@ -210,7 +221,11 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
     narrow = RecordFormat(Features(numeric=("I1",), categorical=()))
     for number, rows in enumerate((4, 4, 4, 30, 1)):
         whole = prediction(f"r{number}", rows)
-        publish(b.log, replace(whole, dense=whole.dense[:, :1], categorical=whole.categorical[:, :0]), form=narrow)
+        publish(
+            b.log,
+            replace(whole, dense=whole.dense[:, :1], categorical=whole.categorical[:, :0]),
+            form=narrow,
+        )
     b.tick(prediction("whole", 50))  # without a column that would be filled in
     assert added == [1, 50 + 12, 30, 1]
     assert b.log.backlog() == 0
@@ -225,9 +240,18 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
         (prediction("many", MAX_ROWS_PER_RECORD + 1), "2049 rows, expected at most 2048"),
         (spoilt(prediction("named", ROWS), recommender_digest="d" * 500_000), "recommender_digest"),
         (spoilt(clicks("o", [("good", 1, START)]), batch_id="b" * 400_000), "batch_id"),
-        (spoilt(clicks("o", [("good", 1, START)] * 2), request_ids=("good", "r" * 900_000)), "request_id"),
-        (spoilt(prediction("hot", ROWS), dense=np.full((ROWS, 13), np.inf, np.float32)), "a finite number"),
-        (prediction("of 41 days ago", time=START - 41 * 86_400.0), "41.0 days ago, expected at most 40 days"),
+        (
+            spoilt(clicks("o", [("good", 1, START)] * 2), request_ids=("good", "r" * 900_000)),
+            "request_id",
+        ),
+        (
+            spoilt(prediction("hot", ROWS), dense=np.full((ROWS, 13), np.inf, np.float32)),
+            "a finite number",
+        ),
+        (
+            prediction("of 41 days ago", time=START - 41 * 86_400.0),
+            "41.0 days ago, expected at most 40 days",
+        ),
         (clicks("o", [("good", 1, START - 41 * 86_400.0), ("good", 2, START)]), "41.0 days ago"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -256,7 +280,9 @@ def test_longest_id_and_most_rows_are_taken(bench):
 def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench):
     b = bench()
     b.start()
-    forged = [prediction(f"forged {number}", 1, version=1000 + number) for number in range(3 * MAX_OTHERS)]
+    forged = [
+        prediction(f"forged {number}", 1, version=1000 + number) for number in range(3 * MAX_OTHERS)
+    ]
     b.tick(*forged)
     dead = {letter.message_id for letter in b.log.list_dead_letters()}
     assert dead == {f"forged {number}" for number in range(MAX_OTHERS, 3 * MAX_OTHERS)}
@@ -279,7 +305,9 @@ def test_ids_of_dead_letters_are_few_short_and_forgotten_in_time(started, monkey
     b = started(keep_ids_seconds=1000.0)
 
     def kept() -> list[str]:
-        return [name for (name,) in b.store._connection.execute("SELECT message_id FROM dead_letters")]
+        return [
+            name for (name,) in b.store._connection.execute("SELECT message_id FROM dead_letters")
+        ]
 
     b.log.publish([(f"{number} " + "x" * 5000, b"poison") for number in range(50)])
     b.tick()
@@ -304,7 +332,9 @@ def test_full_disk_sets_nothing_aside(started, monkeypatch):
 
 
 @pytest.mark.parametrize("step", ["acknowledge", "dead_letter"])
-def test_what_was_stored_is_known_although_log_failed_before_turn_was_over(bench, monkeypatch, step):
+def test_what_was_stored_is_known_although_log_failed_before_turn_was_over(
+    bench, monkeypatch, step
+):
     b = bench()
     monitor, done = b.start(), getattr(b.log, step)
 

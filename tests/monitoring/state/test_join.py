@@ -27,15 +27,23 @@ def test_window_ends_in_one_microsecond_wherever_floats_round():
             assert (found.requests.labels.tolist(), len(found.late)) == ([label], 1 - label)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_any_order_with_any_repetition_gives_labels_of_oracle(tmp_path_factory, data):
     names = [f"r{i}" for i in range(4)]
     sizes = {name: data.draw(st.integers(1, 4)) for name in names}
     events = data.draw(
-        st.lists(st.tuples(st.sampled_from(names), st.integers(0, 3), st.floats(0, 120)), min_size=1, max_size=8)
+        st.lists(
+            st.tuples(st.sampled_from(names), st.integers(0, 3), st.floats(0, 120)),
+            min_size=1,
+            max_size=8,
+        )
     )
-    predictions = {name: prediction(name, size, time=100.0 + i) for i, (name, size) in enumerate(sizes.items())}
+    predictions = {
+        name: prediction(name, size, time=100.0 + i) for i, (name, size) in enumerate(sizes.items())
+    }
     outcomes = [clicks(f"o{i}", [(n, row, 100.0 + t)]) for i, (n, row, t) in enumerate(events)]
     records = data.draw(st.permutations([*predictions.values(), *outcomes]))
     repeated = records + data.draw(st.lists(st.sampled_from(records), max_size=4))
@@ -49,7 +57,11 @@ def test_any_order_with_any_repetition_gives_labels_of_oracle(tmp_path_factory, 
         last = micros(batch.time) + micros(WINDOW)
         first = [
             min(
-                (100.0 + t - batch.time for n, r, t in events if (n, r) == (name, i) and micros(100.0 + t) <= last),
+                (
+                    100.0 + t - batch.time
+                    for n, r, t in events
+                    if (n, r) == (name, i) and micros(100.0 + t) <= last
+                ),
                 default=None,
             )
             for i in range(len(batch))
@@ -68,7 +80,9 @@ def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
     """
     monkeypatch.setattr(monitoring.monitor, "MATURE_REQUESTS", 7)
     b = bench(pull_messages=2)
-    publish(b.log, *[prediction(f"r{i}", 1) for i in range(50)], clicks("o", [("r0", 0, START + 1)]))
+    publish(
+        b.log, *[prediction(f"r{i}", 1) for i in range(50)], clicks("o", [("r0", 0, START + 1)])
+    )
     b.clock.now = START + 10 * WINDOW
     monitor = b.start()
     monitor.tick()
@@ -121,7 +135,12 @@ def test_stop_under_flood_ends_and_leaves_rest_to_next_start(started):
 def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
     store = Store(tmp_path / "monitor.db")
     orphan = clicks("o", [("unknown", 0, 1.0)])
-    store.add(Predictions.of([prediction("a", 1), prediction("b", 1, time=START + 1)]), [orphan], [], now=10.0)
+    store.add(
+        Predictions.of([prediction("a", 1), prediction("b", 1, time=START + 1)]),
+        [orphan],
+        [],
+        now=10.0,
+    )
     waiting = store.waiting(START, 10)
     store.mature(attribute(waiting, [], window_seconds=0.0).requests, {}, now=11.0)
     store.intend_file("day=x/part-1.parquet", [1])

@@ -14,17 +14,26 @@ from monitoring.state.store import Store
 from tests.support.monitors import START, WINDOW, add_in_pulls, clicks, prediction
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_open_rows_are_those_of_records_whose_window_is_open(tmp_path_factory, data):
     store = Store(tmp_path_factory.mktemp("open") / "monitor.db")
     requests = [
-        prediction(f"r{i}", data.draw(st.integers(1, 3)), time=100.0 + i, version=data.draw(st.integers(1, 2)))
+        prediction(
+            f"r{i}",
+            data.draw(st.integers(1, 3)),
+            time=100.0 + i,
+            version=data.draw(st.integers(1, 2)),
+        )
         for i in range(5)
     ]
     events = data.draw(
         st.lists(
-            st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(100, 200)).map(lambda e: (f"r{e[0]}", *e[1:]))
+            st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(100, 200)).map(
+                lambda e: (f"r{e[0]}", *e[1:])
+            )
         )
     )
     records = [*requests, *[clicks(f"o{i}", [e]) for i, e in enumerate(events)]]
@@ -37,10 +46,14 @@ def test_open_rows_are_those_of_records_whose_window_is_open(tmp_path_factory, d
     if (waiting := store.newest_waiting()) is not None:
         rows = attribute(waiting, store.clicks_on(waiting.numbers), window_seconds=50.0).requests
         versions, times = np.repeat(rows.versions, rows.sizes), np.repeat(rows.times, rows.sizes)
-        found = set(zip(versions.tolist(), rows.scores.tolist(), times.tolist(), rows.labels.tolist()))
+        found = set(
+            zip(versions.tolist(), rows.scores.tolist(), times.tolist(), rows.labels.tolist())
+        )
     for batch in requests:
         for row in range(len(batch)) if batch.time > matured_until else ():
-            clicked = any((n, r) == (batch.request_id, row) and t <= batch.time + 50 for n, r, t in events)
+            clicked = any(
+                (n, r) == (batch.request_id, row) and t <= batch.time + 50 for n, r, t in events
+            )
             expected.add((batch.model_version, float(batch.scores[row]), batch.time, int(clicked)))
     assert found == expected
     store.close()
@@ -48,7 +61,9 @@ def test_open_rows_are_those_of_records_whose_window_is_open(tmp_path_factory, d
 
 def test_beyond_limit_newest_requests_are_handed_out_whole(tmp_path):
     store = Store(tmp_path / "monitor.db")
-    store.add(Predictions.of([prediction(f"r{i}", 4, time=100.0 + i) for i in range(10)]), [], [], now=0.0)
+    store.add(
+        Predictions.of([prediction(f"r{i}", 4, time=100.0 + i) for i in range(10)]), [], [], now=0.0
+    )
     found = store.newest_waiting(11)
     assert (found.times.tolist(), found.num_rows) == ([108.0, 109.0], 8)
     assert store.newest_waiting(3) is None

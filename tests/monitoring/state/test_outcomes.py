@@ -61,7 +61,9 @@ def test_each_kind_of_outcome_names_its_own_window(started):
     b.tick(clicks("c", [("a", 1, START + 3)]), clicks("v", [("a", 0, START + 4)], event=CONVERSION))
     b.monitor.stop()
     (path,) = b.settings.archive.glob("outcomes/day=2025-11-13/part-*.parquet")
-    windows = {row["event"]: row["window_seconds"] for row in pq.ParquetFile(path).read().to_pylist()}
+    windows = {
+        row["event"]: row["window_seconds"] for row in pq.ParquetFile(path).read().to_pylist()
+    }
     assert windows == {CLICK: WINDOW, CONVERSION: 500.0}
 
 
@@ -104,7 +106,9 @@ def test_day_is_predictions_and_where_it_is_unknown_outcomes(started):
 def test_conversions_that_nobody_awaits_are_all_archived_and_in_no_number(started):
     b = started()
     b.tick(
-        prediction("a", 2), clicks("o", [("a", 0, START + 1), ("x", 3, START + 1)], event=CONVERSION), at=START + WINDOW
+        prediction("a", 2),
+        clicks("o", [("a", 0, START + 1), ("x", 3, START + 1)], event=CONVERSION),
+        at=START + WINDOW,
     )
     b.monitor.stop()
     assert outcomes(b) == [("a", 0, CONVERSION), ("x", 3, CONVERSION)]
@@ -120,7 +124,10 @@ def stream(b: Bench) -> set[tuple[str, int, str]]:
         The outcomes that must be archived.
     """
     publish(b.log, *[prediction(f"r{i}", 3, time=START + i) for i in range(12)])
-    b.tick(clicks("in time", [(f"r{i}", i % 3, START + i + 1) for i in range(0, 12, 2)]), at=START + 12 + WINDOW)
+    b.tick(
+        clicks("in time", [(f"r{i}", i % 3, START + i + 1) for i in range(0, 12, 2)]),
+        at=START + 12 + WINDOW,
+    )
     publish(b.log, clicks("late", [(f"r{i}", i % 3, START + i + 1) for i in range(1, 12, 2)]))
     b.tick(clicks("conversion", [("r5", 2, START + 9)], event=CONVERSION))
     b.monitor.stop()
@@ -133,7 +140,9 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     with pytest.raises(Killed):
         stream(b)
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
-    marker = marker_path(b.settings.archive, path.name)  # the uploader has uploaded it, and reports it
+    marker = marker_path(
+        b.settings.archive, path.name
+    )  # the uploader has uploaded it, and reports it
     marker.parent.mkdir()
     marker.write_text("{}")
     path.unlink()
@@ -141,7 +150,9 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     b.start()
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     count = "SELECT count(*) FROM late_outcomes"
-    assert b.store._connection.execute(count).fetchone() == (7,), "the windows hold the rows that they are of"
+    assert b.store._connection.execute(count).fetchone() == (7,), (
+        "the windows hold the rows that they are of"
+    )
     b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # as if newer rows filled the windows
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     assert b.store._connection.execute(count).fetchone() == (0,)
@@ -153,7 +164,10 @@ def test_conversion_rate_follows_its_window_and_survives_restart(started):
     b = started(conversion_window_seconds=3 * WINDOW, keep_ids_seconds=0.0)
     in_time = [("a", 0, START + 5), ("a", 0, START + 6), ("a", 1, START + 2 * WINDOW)]
     publish(b.log, prediction("a", 4), clicks("o", [("a", 2, START + 1)]))
-    b.tick(clicks("p", [*in_time, ("a", 3, START + 4 * WINDOW), ("a", 9, START)], CONVERSION), at=START + WINDOW)
+    b.tick(
+        clicks("p", [*in_time, ("a", 3, START + 4 * WINDOW), ("a", 9, START)], CONVERSION),
+        at=START + WINDOW,
+    )
     assert [kpis.conversion_rate for kpis in b.monitor._measurements.shown] == [None]
     b.start()
     b.tick(prediction("later", 1, time=START + 2 * WINDOW), at=START + 3 * WINDOW)
@@ -163,10 +177,14 @@ def test_conversion_rate_follows_its_window_and_survives_restart(started):
     assert b.monitor.windows[1].labels.sum() == 1, "a conversion is no click"
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.floats(0, 300)), max_size=10)
+EVENTS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.floats(0, 300)), max_size=10
+)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(EVENTS, st.data())
 def test_rate_is_that_of_records_in_any_order(tmp_path_factory, events, data):
     store = Store(tmp_path_factory.mktemp("conversions") / "monitor.db")
@@ -174,7 +192,11 @@ def test_rate_is_that_of_records_in_any_order(tmp_path_factory, events, data):
     made = [prediction(name, size, time=100.0, version=ord(name)) for name, size in sizes.items()]
     records = [*made, *(clicks(f"o{i}", [event], CONVERSION) for i, event in enumerate(events))]
     add_in_pulls(store, data.draw(st.permutations(records)), data.draw(st.integers(1, 5)))
-    in_time = {(n, row) for n, row, time in events if 0 <= row < sizes.get(n, 0) and round(1e6 * time) <= 250_000_000}
+    in_time = {
+        (n, row)
+        for n, row, time in events
+        if 0 <= row < sizes.get(n, 0) and round(1e6 * time) <= 250_000_000
+    }
     rates = {ord(name): sum(n == name for n, _ in in_time) / size for name, size in sizes.items()}
     assert store.conversion_rates(100.0, window_seconds=150.0) == pytest.approx(rates)
     assert store.conversion_rates(99.0, window_seconds=150.0) == {}

@@ -43,7 +43,10 @@ OTHERS = {
 
 
 def counts(b):
-    return tuple(int(b.store.counters.get(name, 0)) for name in ("predicted", "duplicate", "reused_id", "dead_letter"))
+    return tuple(
+        int(b.store.counters.get(name, 0))
+        for name in ("predicted", "duplicate", "reused_id", "dead_letter")
+    )
 
 
 def other_of(name):
@@ -107,7 +110,10 @@ def test_of_many_requests_in_many_blocks_those_that_differ_are_told_apart(starte
 def test_outcomes_of_publisher_that_counts_its_batches_anew_all_count(started):
     b = started()
     b.tick(prediction("r", ROWS), clicks("batch 1", [("r", 0, START + 1)]))
-    b.tick(clicks("batch 1", [("r", 2, START + 1)]), clicks("batch 1", [("r", 3, START + 1)], event="conversion"))
+    b.tick(
+        clicks("batch 1", [("r", 2, START + 1)]),
+        clicks("batch 1", [("r", 3, START + 1)], event="conversion"),
+    )
     redeliver(b, clicks("batch 1", [("r", 0, START + 1)]), clicks("batch 1", [("r", 2, START + 1)]))
     assert counts(b) == (ROWS, 2, 0, 0)
     assert [b.store.counters[name] for name in ("outcome", "conversion")] == [2, 1]
@@ -119,7 +125,9 @@ def test_outcomes_of_publisher_that_counts_its_batches_anew_all_count(started):
 def test_crash_before_reused_id_is_counted_loses_and_doubles_nothing(started):
     b = started()
     b.tick(FIRST)
-    for number, at in enumerate(("intake.stored", "intake.acknowledged", "intake.dead_letter"), start=1):
+    for number, at in enumerate(
+        ("intake.stored", "intake.acknowledged", "intake.dead_letter"), start=1
+    ):
 
         def crash(name, at=at):
             if name == at:

@@ -37,7 +37,9 @@ def test_it_is_ready_from_its_first_whole_turn_on(exposition):
 def test_idle_log_is_ready_and_dead_subscriber_is_not(exposition):
     exposition.show(Snapshot(time=1e9, last_record_time=1.0, log_read_up_to=1e9))
     assert exposition.unready() is None
-    exposition.show(Snapshot(time=1e9, last_record_time=1.0, log_problem="the stream ended: NotFound"))
+    exposition.show(
+        Snapshot(time=1e9, last_record_time=1.0, log_problem="the stream ended: NotFound")
+    )
     assert exposition.unready() == "the log cannot deliver: the stream ended: NotFound"
     assert exposition.unhealthy() is None, "a restart brings no broker back"
 

@@ -19,7 +19,7 @@ run_under_way run_started_timestamp_seconds runs_total last_run_end_timestamp_se
 promotions_total live_version live_since_timestamp_seconds notifications_total notifications_waiting
 unuploaded_files oldest_unuploaded_timestamp_seconds model_store_readable
 disk_free_bytes disk_size_bytes
-"""
+"""  # noqa: E501
 
 
 def test_metric_names_are_frozen():
@@ -31,7 +31,15 @@ def test_outcomes_are_frozen():
     for name, *labels in sorted(samples(FULL)):
         if name.endswith("_total"):
             outcomes.setdefault(name, []).append(" ".join(value for _, value in labels))
-    records = ["predicted", "outcome", "matured", "archived", "duplicate", "late_outcome", "unmatched_outcome"]
+    records = [
+        "predicted",
+        "outcome",
+        "matured",
+        "archived",
+        "duplicate",
+        "late_outcome",
+        "unmatched_outcome",
+    ]
     assert outcomes == {
         "ctr_monitor_records_total": sorted([*records, "dead_letter", "passed_over", "reused_id"]),
         "ctr_monitor_retrain_requests_total": sorted(REQUEST_OUTCOMES),
@@ -40,10 +48,26 @@ def test_outcomes_are_frozen():
         "ctr_monitor_promotions_total": sorted(PROMOTIONS),
         "ctr_monitor_notifications_total": ["delivered", "dropped"],
     }
-    assert REQUEST_OUTCOMES == ("started", "released", "canary", "evaluated", "refused", "failed", "notified")
+    assert REQUEST_OUTCOMES == (
+        "started",
+        "released",
+        "canary",
+        "evaluated",
+        "refused",
+        "failed",
+        "notified",
+    )
     refusals = ("gate_failed", "gate_inconclusive", "blocked_by_data", "refused_at_deployment")
     assert ("released", "canary", "evaluated", *refusals, "failed") == VERDICTS
-    assert PROMOTIONS == ("release", "rollback", "promote", "withdrawn", "canary", "canary_ended", "baked")
+    assert PROMOTIONS == (
+        "release",
+        "rollback",
+        "promote",
+        "withdrawn",
+        "canary",
+        "canary_ended",
+        "baked",
+    )
 
 
 def test_undefined_auc_is_absent_and_defined_one_labelled():
@@ -56,7 +80,9 @@ def test_undefined_auc_is_absent_and_defined_one_labelled():
 
 def test_what_log_cannot_tell_is_absent():
     found = samples(Snapshot(time=1.0))
-    assert not {("ctr_monitor_log_backlog",), ("ctr_monitor_last_record_timestamp_seconds",)} & set(found)
+    assert not {("ctr_monitor_log_backlog",), ("ctr_monitor_last_record_timestamp_seconds",)} & set(
+        found
+    )
     assert found["ctr_monitor_log_connected",] == 1
     assert samples(replace(FULL, log_problem="the stream ended"))["ctr_monitor_log_connected",] == 0
 
@@ -72,7 +98,7 @@ def test_before_its_first_turn_monitor_shows_no_number_but_its_versions():
 UNKNOWN = """
 live_version live_since_timestamp_seconds gate_refusals_in_a_row last_run_end_timestamp_seconds
 oldest_unuploaded_timestamp_seconds unuploaded_files retrain_budget_left notifications_waiting auc_threshold
-"""
+"""  # noqa: E501
 
 
 def test_what_is_not_known_of_runs_and_store_is_absent():

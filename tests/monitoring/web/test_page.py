@@ -40,7 +40,10 @@ def page(snapshot: Snapshot, history: History | None = None) -> Text:
 
 
 def test_everything_that_on_call_asks_is_on_it():
-    shown = page(replace(FULL, last_record_time=NOW - 3, counters={"dead_letter": 4}), History(POINTS, EVENTS))
+    shown = page(
+        replace(FULL, last_record_time=NOW - 3, counters={"dead_letter": 4}),
+        History(POINTS, EVENTS),
+    )
     for expected in (
         "A drift of version 3 is suspected. threshold: auc 0.6 < 0.7.",
         "0.750 (0.700 .. 0.800)",
@@ -58,7 +61,10 @@ def test_everything_that_on_call_asks_is_on_it():
 
 def test_page_is_whole_in_itself():
     shown = page(FULL, History(POINTS, EVENTS))
-    shown_versions = {FULL.store_status.promotions.live_version, *(kpis.version for kpis in FULL.windows)}
+    shown_versions = {
+        FULL.store_status.promotions.live_version,
+        *(kpis.version for kpis in FULL.windows),
+    }
     cards = {f"/models/{version}" for version in shown_versions}
     assert {address for address in shown.addresses if not address.startswith("#")} == cards
     assert not {"script", "img", "link", "iframe", "object"} & set(shown.tags)
@@ -75,7 +81,11 @@ def test_number_that_does_not_exist_is_called_undefined():
     ("changes", "expected"),
     [
         pytest.param({}, "no prediction has arrived yet", id="idle"),
-        pytest.param({"log_problem": "stream ended"}, "Not ready: the log cannot deliver: stream ended", id="dead"),
+        pytest.param(
+            {"log_problem": "stream ended"},
+            "Not ready: the log cannot deliver: stream ended",
+            id="dead",
+        ),
     ],
 )
 def test_idle_log_and_dead_one_are_reported_apart(changes, expected):
@@ -86,9 +96,18 @@ def test_idle_log_and_dead_one_are_reported_apart(changes, expected):
     ("changes", "expected"),
     [
         ({}, "Working; the newest prediction is 3 s old. Version 3 was evaluated on rows up to"),
-        ({"actions": ["ok", "rollback", "retrain"]}, "Version 3 is bad and must be rolled back. two: why two"),
-        ({"actions": ["breach", "held"]}, "Drift of version 3 for 2 min. two: why two. What is being done: running."),
-        ({"actions": ["undecidable", "breach"]}, "A drift of version 3 is suspected for 2 min. two: why two."),
+        (
+            {"actions": ["ok", "rollback", "retrain"]},
+            "Version 3 is bad and must be rolled back. two: why two",
+        ),
+        (
+            {"actions": ["breach", "held"]},
+            "Drift of version 3 for 2 min. two: why two. What is being done: running.",
+        ),
+        (
+            {"actions": ["undecidable", "breach"]},
+            "A drift of version 3 is suspected for 2 min. two: why two.",
+        ),
         ({"run": "failed"}, "The last run failed 3 min ago at deployment: passed"),
     ],
     ids=["well", "bad release", "drift", "suspicion", "failed run"],
@@ -102,14 +121,18 @@ def test_banner_says_worst_first_since_when_and_what_is_being_done(changes, expe
     acting = replace(FULL.actions, incident_since=NOW - 120)
     last = replace(LAST_RUN, state=changes.get("run", "released"), ended_at=NOW - 180)
     status = replace(FULL.store_status, runs=replace(FULL.store_status.runs, last_run=last))
-    snapshot = replace(FULL, last_record_time=NOW - 3, decisions=tuple(said), actions=acting, store_status=status)
+    snapshot = replace(
+        FULL, last_record_time=NOW - 3, decisions=tuple(said), actions=acting, store_status=status
+    )
     assert expected in page(snapshot).text
 
 
 def banner(**changes) -> tuple[str, str]:
     """Return state and text of the banner of a running monitor that serves version 5."""
     exposition = Exposition()
-    snapshot = Snapshot(time=NOW, serving_version=5, last_record_time=NOW - 3, decided_at=NOW - 1800)
+    snapshot = Snapshot(
+        time=NOW, serving_version=5, last_record_time=NOW - 3, decided_at=NOW - 1800
+    )
     exposition.show(replace(snapshot, **changes))
     return health_of(status_page(exposition, History([], []), now=NOW))
 
@@ -133,13 +156,22 @@ def test_banner_is_green_only_if_rows_of_serving_lineage_were_evaluated():
     ("changes", "expected"),
     [
         ({"decided_at": None}, "Nothing has been evaluated yet: no label is final."),
-        ({"decisions": (about(4, window=4),)}, "Version 5 has not been evaluated yet; the last decision, on rows up"),
-        ({"decisions": (about(5, "undecidable"),)}, "Version 5 could not be evaluated on rows up to"),
+        (
+            {"decisions": (about(4, window=4),)},
+            "Version 5 has not been evaluated yet; the last decision, on rows up",
+        ),
+        (
+            {"decisions": (about(5, "undecidable"),)},
+            "Version 5 could not be evaluated on rows up to",
+        ),
         (
             {"decisions": (about(5, "undecidable"), about(5, policy="schedule"))},
             "why sequential. schedule:",
         ),
-        ({"decisions": (about(5, "undecidable"), about(5, policy="baking"))}, "Version 5 could not be evaluated"),
+        (
+            {"decisions": (about(5, "undecidable"), about(5, policy="baking"))},
+            "Version 5 could not be evaluated",
+        ),
     ],
     ids=["nothing", "another version", "undecidable", "the calendar alone", "baked once"],
 )
@@ -153,7 +185,9 @@ def test_banner_is_grey_where_nothing_was_judged(changes, expected):
 def test_tile_names_predecessor_of_auc_while_serving_version_has_none():
     shown = page(replace(FULL, serving_version=5, decisions=(about(5, window=3),))).text
     assert "AUC, 95 % of version 3 0.750 (0.700 .. 0.800)" in shown
-    assert "AUC, 95 % undefined" in page(replace(FULL, serving_version=5, decisions=(about(5),))).text
+    assert (
+        "AUC, 95 % undefined" in page(replace(FULL, serving_version=5, decisions=(about(5),))).text
+    )
 
 
 def test_what_record_says_is_text_and_never_markup():
@@ -168,8 +202,18 @@ def test_what_record_says_is_text_and_never_markup():
 
 
 def promotion(**changes):
-    fields = {"time": "1970-01-01T02:00:00Z", "action": "release", "version": 3, "previous_version": 2}
-    fields |= {"model_id": "m", "model_uri": "file:///m", "release_uri": "file:///r", "trigger_id": None}
+    fields = {
+        "time": "1970-01-01T02:00:00Z",
+        "action": "release",
+        "version": 3,
+        "previous_version": 2,
+    }
+    fields |= {
+        "model_id": "m",
+        "model_uri": "file:///m",
+        "release_uri": "file:///r",
+        "trigger_id": None,
+    }
     return promotion_journal.Promotion(**{**fields, "reason": "passed", **changes})
 
 
@@ -177,9 +221,13 @@ def test_history_joins_monitor_files_and_registry_promotions_by_time(tmp_path):
     state, store = tmp_path / "state", tmp_path / "store"
     state.mkdir()
     store.mkdir()
-    (state / "events.jsonl").write_text(json.dumps({"time": 7300.0, "kind": "decision", "text": "drift"}) + '\n{"torn')
+    (state / "events.jsonl").write_text(
+        json.dumps({"time": 7300.0, "kind": "decision", "text": "drift"}) + '\n{"torn'
+    )
     promotion_journal.append_promotion(store, promotion())
-    promotion_journal.append_promotion(store, promotion(time="1970-01-01T02:10:00Z", action="rollback", version=2))
+    promotion_journal.append_promotion(
+        store, promotion(time="1970-01-01T02:10:00Z", action="rollback", version=2)
+    )
     events = read_history(state, store).events
     assert [(event["time"], event["kind"]) for event in events] == [
         (7200.0, "release"),
@@ -192,7 +240,10 @@ def test_long_timeline_is_thinned_and_keeps_its_newest_point(tmp_path):
     lines = [json.dumps({"time": float(i), "version": i % 2, "auc": None}) for i in range(5000)]
     (tmp_path / "timeline.jsonl").write_text("\n".join(lines) + "\n")
     points = read_history(tmp_path, tmp_path).points
-    assert points[-2:] == [{"time": 4998.0, "version": 0, "auc": None}, {"time": 4999.0, "version": 1, "auc": None}]
+    assert points[-2:] == [
+        {"time": 4998.0, "version": 0, "auc": None},
+        {"time": 4999.0, "version": 1, "auc": None},
+    ]
     assert len(points) <= 2 * MAX_POINTS
 
 
@@ -205,10 +256,14 @@ def test_only_end_of_large_file_is_read_from_whole_line_on(tmp_path):
 
 
 def test_series_of_one_kind_is_one_line_and_one_mark():
-    drifts = [{"time": NOW - 100 + 2 * i, "kind": "drift", "text": f"bucket {i}"} for i in range(20)]
+    drifts = [
+        {"time": NOW - 100 + 2 * i, "kind": "drift", "text": f"bucket {i}"} for i in range(20)
+    ]
     shown = page(FULL, History(POINTS, drifts))
     assert "02:45:38 20 × drift 02:45:38 62 s ago drift, 20 in a row bucket 19" in shown.text
-    assert shown.text.count("1 feature drift") == 2, "beside its line, and below the chart for a narrow pane"
+    assert shown.text.count("1 feature drift") == 2, (
+        "beside its line, and below the chart for a narrow pane"
+    )
     assert "2 feature drift" not in shown.text
 
 
@@ -244,7 +299,9 @@ def test_decision_is_table_of_its_checks():
     decisions = (
         replace(DECISION, numbers=numbers),
         replace(DECISION, policy="data_drift", action=Action.OK, reason="calm", numbers=columns),
-        replace(DECISION, policy="schedule", action=Action.OK, reason="young", numbers={"auc": 0.6}),
+        replace(
+            DECISION, policy="schedule", action=Action.OK, reason="young", numbers={"auc": 0.6}
+        ),
     )
     assert table_of(drawn(replace(FULL, decisions=decisions)), "What the policies decided")[1:] == [
         ["threshold", "0.6123", "0.6 to 0.625", "AUC at least 0.740", "breach"],
@@ -258,9 +315,17 @@ def test_decision_is_table_of_its_checks():
 
 def test_archived_files_and_drift_are_folded_and_decisions_are_not():
     kinds = ["archived", "drift", "decision", "drift"]
-    events = [{"time": NOW - 10 + i, "kind": kind, "text": f"{kind} of version {i}"} for i, kind in enumerate(kinds)]
+    events = [
+        {"time": NOW - 10 + i, "kind": kind, "text": f"{kind} of version {i}"}
+        for i, kind in enumerate(kinds)
+    ]
     section = drawn(FULL, events).partition('id="events"')[2]
     folded = re.findall(r'<details class="routine">(.*?)</details>\n</details>', section, re.DOTALL)
     assert [re.findall(r"of version (\d)", each) for each in folded] == [["3"], ["1", "0"]]
-    assert re.findall(r"<time>(.*?)</time>", section) == ["02:46:33", "02:46:32", "02:46:31", "02:46:30"]
+    assert re.findall(r"<time>(.*?)</time>", section) == [
+        "02:46:33",
+        "02:46:32",
+        "02:46:31",
+        "02:46:30",
+    ]
     assert section.count("1970-01-01 <small>") == 1

@@ -21,7 +21,10 @@ SHOWN = replace(
     last_record_time=NOW - 2,
     log_read_up_to=NOW - 1,
     windows=(*FULL.windows, EMPTY),
-    decisions=(DECISION, replace(DECISION, policy="sequential", action=Action.OK, reason="evidence 0.8 of 20")),
+    decisions=(
+        DECISION,
+        replace(DECISION, policy="sequential", action=Action.OK, reason="evidence 0.8 of 20"),
+    ),
     drift={**DRIFT, "bucket_end": NOW - 60},
 )
 
@@ -51,12 +54,20 @@ def test_page_is_drawn_and_screenshot_kept(address, tmp_path, name, width, heigh
     assert picture.stat().st_size > 20_000, "an empty page is a few kilobytes"
 
 
-LONG = "evidence 101 of 100 that the auc of a_recommender_with_a_very_long_name_indeed is below 0.778; " * 4
+LONG = (
+    "evidence 101 of 100 that the auc of a_recommender_with_a_very_long_name_indeed is below "
+    "0.778; " * 4
+)
 LONG_NAMES = replace(
     SHOWN,
     recommender="a_recommender_with_a_very_long_name_indeed" * 2,
-    decisions=tuple(replace(DECISION, policy=f"a_policy_with_a_long_name_{n}", reason=LONG) for n in range(6)),
-    drift={**SHOWN.drift, "columns": [{**each, "feature": each["feature"] * 40} for each in SHOWN.drift["columns"]]},
+    decisions=tuple(
+        replace(DECISION, policy=f"a_policy_with_a_long_name_{n}", reason=LONG) for n in range(6)
+    ),
+    drift={
+        **SHOWN.drift,
+        "columns": [{**each, "feature": each["feature"] * 40} for each in SHOWN.drift["columns"]],
+    },
 )
 
 
@@ -69,7 +80,12 @@ def test_page_fits_pane_and_phone_and_cuts_no_text(tmp_path, shown, num_events):
     exposition = Exposition()
     exposition.show(shown)
     kinds = ("archived", "drift", "decision", "drift", "release")
-    events = [{"time": NOW - 300 * n, "kind": kinds[n % 5], "text": f"{n} {LONG}"} for n in range(num_events)][::-1]
-    page = status_page(exposition, History(POINTS[:num_events], events), now=NOW).replace('http-equiv="refresh"', "")
+    events = [
+        {"time": NOW - 300 * n, "kind": kinds[n % 5], "text": f"{n} {LONG}"}
+        for n in range(num_events)
+    ][::-1]
+    page = status_page(exposition, History(POINTS[:num_events], events), now=NOW).replace(
+        'http-equiv="refresh"', ""
+    )
     assert pixels_too_wide(tmp_path, page, 390, 480, 1280) == [0, 0, 0]
     assert cut_texts(tmp_path, page, 390, 480, 1280) == [[], [], []]

@@ -33,7 +33,9 @@ def store(tmp_path):
 
 @pytest.fixture
 def get(store):
-    server = MonitorServer(Exposition(), HttpSettings(http_port=0), report=lambda path: read_report(store, path))
+    server = MonitorServer(
+        Exposition(), HttpSettings(http_port=0), report=lambda path: read_report(store, path)
+    )
     yield lambda path: ask(f"http://{server.host}:{server.port}{path}")
     server.close()
 
@@ -56,7 +58,9 @@ def test_page_leads_to_report_and_server_answers_it(store, get):
     assert f'<a href="{link}">report of validation</a>' in page
     status, body, headers = get(link)
     assert (status, body) == (200, "<p>ä report</p>")
-    assert headers["Content-Security-Policy"].startswith("default-src 'none'"), "a report runs no script either"
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'"), (
+        "a report runs no script either"
+    )
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,9 @@ def test_no_path_leads_out_of_runs_reports(store, get, path):
     (runs / "linked").symlink_to(store.parent / "secret")
     for name in ("pointing", "pipe"):
         (runs / name).mkdir()
-    (runs / "pointing" / "validation_report.html").symlink_to(store.parent / "secret" / "validation_report.html")
+    (runs / "pointing" / "validation_report.html").symlink_to(
+        store.parent / "secret" / "validation_report.html"
+    )
     os.mkfifo(runs / "pipe" / "validation_report.html")
     status, body, _ = get(path)
     assert status == 404

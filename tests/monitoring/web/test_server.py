@@ -14,7 +14,9 @@ from tests.support.snapshots import EMPTY
 @pytest.fixture
 def served(tmp_path):
     exposition = Exposition()
-    server = MonitorServer(exposition, HttpSettings(http_host="127.0.0.1", http_port=0), page=lambda: "<p>a page</p>")
+    server = MonitorServer(
+        exposition, HttpSettings(http_host="127.0.0.1", http_port=0), page=lambda: "<p>a page</p>"
+    )
     server.write_address(tmp_path)
     address = json.loads((tmp_path / "http.json").read_text())
 
@@ -38,7 +40,9 @@ def test_pages_answer(served):
     assert served("/elsewhere")[0] == 404
     assert served("/healthz?from=probe") == (200, "ok\n")
     served.exposition.end("killed by the test")
-    assert served("/healthz") == served("/readyz") == (503, "the loop has ended: killed by the test\n")
+    assert (
+        served("/healthz") == served("/readyz") == (503, "the loop has ended: killed by the test\n")
+    )
 
 
 def test_status_page_may_load_nothing(served):
@@ -47,5 +51,7 @@ def test_status_page_may_load_nothing(served):
 
 
 def test_taken_port_is_permanent_error(served, tmp_path):
-    with pytest.raises(PermanentError, match=f"http_port {served.port} on 127.0.0.1 cannot be used"):
+    with pytest.raises(
+        PermanentError, match=f"http_port {served.port} on 127.0.0.1 cannot be used"
+    ):
         MonitorServer(Exposition(), HttpSettings(http_host="127.0.0.1", http_port=served.port))

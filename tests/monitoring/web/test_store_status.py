@@ -18,7 +18,12 @@ from tests.support.snapshots import samples
 
 
 def run_pipeline(
-    store, run: str, *states: str, decision: str = "fail", trigger_id: str = "", rollout: str = "full"
+    store,
+    run: str,
+    *states: str,
+    decision: str = "fail",
+    trigger_id: str = "",
+    rollout: str = "full",
 ) -> None:
     """Write what the steps of a run and its exit handler leave.
 
@@ -61,7 +66,9 @@ class Shown:
 
 def verdicts(found) -> dict[str, float]:
     return {
-        labels[0][1]: value for (name, *labels), value in found.items() if name == "ctr_monitor_runs_total" and value
+        labels[0][1]: value
+        for (name, *labels), value in found.items()
+        if name == "ctr_monitor_runs_total" and value
     }
 
 
@@ -88,7 +95,9 @@ def test_runs_are_counted_by_verdict_once_and_over_restart(bench):
         assert verdicts(shown.after()) == expected
     shutil.rmtree(b.settings.store / "runs" / "worse")
     run_pipeline(b.settings.store, "at work", *RELEASED)
-    assert verdicts(shown.after()) == {**expected, "released": 2}, "what is cleaned away stays counted"
+    assert verdicts(shown.after()) == {**expected, "released": 2}, (
+        "what is cleaned away stays counted"
+    )
 
 
 def test_run_that_is_repeated_under_its_name_counts_again(bench):
@@ -107,7 +116,9 @@ def test_gate_refusals_in_row_end_with_release_not_with_run_before_gate(bench):
     assert (row,) not in shown.after(), "no run has reached the gate"
     told = []
     for number, states in enumerate((GATE, DIED, GATE, BLOCKED, RELEASED, GATE)):
-        run_pipeline(b.settings.store, f"r{number}", *states, decision="inconclusive" if number else "fail")
+        run_pipeline(
+            b.settings.store, f"r{number}", *states, decision="inconclusive" if number else "fail"
+        )
         told.append(shown.after().get((row,)))
         if number == 3:
             shown = Shown(b)
@@ -115,8 +126,16 @@ def test_gate_refusals_in_row_end_with_release_not_with_run_before_gate(bench):
 
 
 def promotion(store, action: str, version: int, time: str):
-    values = {"previous_version": None, "model_id": "m", "model_uri": "", "release_uri": "", "trigger_id": None}
-    line = promotion_journal.Promotion(time=time, action=action, version=version, reason="r", **values)
+    values = {
+        "previous_version": None,
+        "model_id": "m",
+        "model_uri": "",
+        "release_uri": "",
+        "trigger_id": None,
+    }
+    line = promotion_journal.Promotion(
+        time=time, action=action, version=version, reason="r", **values
+    )
     promotion_journal.append_promotion(store, line)
 
 
@@ -175,7 +194,9 @@ def test_files_that_wait_for_uploader_are_reported_with_age_of_oldest(bench, tmp
     shown = Shown(b)
     assert shown.after()["ctr_monitor_unuploaded_files",] == 0
     for name in ("a", "b"):
-        publish(b.log, prediction(name, time=b.clock.now), clicks(f"o-{name}", [(name, 0, b.clock.now)]))
+        publish(
+            b.log, prediction(name, time=b.clock.now), clicks(f"o-{name}", [(name, 0, b.clock.now)])
+        )
         found = shown.after(WINDOW + LOOK_SECONDS)
     assert found["ctr_monitor_unuploaded_files",] == 2
     first, second = sorted(b.settings.archive.glob("day=*/*.parquet"))
@@ -191,21 +212,28 @@ def test_files_that_wait_for_uploader_are_reported_with_age_of_oldest(bench, tmp
 def test_disks_of_folders_that_are_there_are_asked_each_minute(bench, monkeypatch):
     b, free = bench(), [700]
     real, usage = shutil.disk_usage, shutil._ntuple_diskusage
-    monkeypatch.setattr(store_status.shutil, "disk_usage", lambda path: (real(path), usage(1000, 300, free[0]))[1])
+    monkeypatch.setattr(
+        store_status.shutil, "disk_usage", lambda path: (real(path), usage(1000, 300, free[0]))[1]
+    )
     b.settings.store.mkdir(exist_ok=True)
     (b.settings.store.parent / "lake").mkdir()
     shown, key = Shown(b), "ctr_monitor_disk_free_bytes"
     found = shown.after()
     folders = {labels[1] for name, *pairs in found for labels in pairs if name == key}
     assert folders == {"state", "archive", "store", "lake"}, "work and repository do not exist"
-    assert (found[key, ("folder", "lake")], found["ctr_monitor_disk_size_bytes", ("folder", "lake")]) == (700, 1000)
+    assert (
+        found[key, ("folder", "lake")],
+        found["ctr_monitor_disk_size_bytes", ("folder", "lake")],
+    ) == (700, 1000)
     free[0] = 600
     assert shown.after(LOOK_SECONDS - 1)[key, ("folder", "lake")] == 700
     assert shown.after(1)[key, ("folder", "lake")] == 600
 
 
 def test_budget_rows_of_failures_and_run_at_work_outlive_restart(bench):
-    b = bench(**{**DRIFT, "failure_backoff_seconds": 1.0, "cooldown_seconds": 0.0, "daily_budget": 3})
+    b = bench(
+        **{**DRIFT, "failure_backoff_seconds": 1.0, "cooldown_seconds": 0.0, "daily_budget": 3}
+    )
     shown = Shown(b)
     found = shown.after(1.0)
     assert found["ctr_monitor_retrain_budget",] == found["ctr_monitor_retrain_budget_left",] == 3

@@ -9,16 +9,27 @@ from hypothesis import strategies as st
 from tools.autoscaling.hpa import Autoscaler, Controller, Metric, PodCounts, Rules, ScalingPolicy
 
 FREE = Rules(
-    stabilization_seconds=0, policies=(ScalingPolicy("Percent", 10_000, 15), ScalingPolicy("Pods", 10_000, 15))
+    stabilization_seconds=0,
+    policies=(ScalingPolicy("Percent", 10_000, 15), ScalingPolicy("Pods", 10_000, 15)),
 )
 FREE_DOWN = Rules(stabilization_seconds=0, policies=(ScalingPolicy("Percent", 100, 15),))
 
 
-def spec(*metrics: Metric, least: int = 1, most: int = 100, up: Rules = FREE, down: Rules = FREE_DOWN) -> Autoscaler:
-    return Autoscaler(metrics=metrics or (Metric(name="queue", target=100),), least=least, most=most, up=up, down=down)
+def spec(
+    *metrics: Metric, least: int = 1, most: int = 100, up: Rules = FREE, down: Rules = FREE_DOWN
+) -> Autoscaler:
+    return Autoscaler(
+        metrics=metrics or (Metric(name="queue", target=100),),
+        least=least,
+        most=most,
+        up=up,
+        down=down,
+    )
 
 
-def once(current: int, *, ready: int | None = None, of: Autoscaler | None = None, **values: float | None) -> int:
+def once(
+    current: int, *, ready: int | None = None, of: Autoscaler | None = None, **values: float | None
+) -> int:
     """Return the replicas after one sync, with a value for each metric.
 
     None means that it is unavailable.
@@ -106,7 +117,10 @@ def test_scale_down_waits_until_no_recommendation_of_window_asked_for_more():
 
 
 policies = st.builds(
-    ScalingPolicy, st.sampled_from(["Pods", "Percent"]), st.integers(1, 150), st.sampled_from([15, 30, 60, 120])
+    ScalingPolicy,
+    st.sampled_from(["Pods", "Percent"]),
+    st.integers(1, 150),
+    st.sampled_from([15, 30, 60, 120]),
 )
 rules = st.builds(
     Rules,
@@ -117,7 +131,12 @@ rules = st.builds(
 
 
 @settings(deadline=None)
-@given(up=rules, down=rules, values=st.lists(st.floats(0, 1000), min_size=1, max_size=60), first=st.integers(2, 30))
+@given(
+    up=rules,
+    down=rules,
+    values=st.lists(st.floats(0, 1000), min_size=1, max_size=60),
+    first=st.integers(2, 30),
+)
 def test_no_run_leaves_bounds_policies_tolerance_or_stabilisation(up, down, values, first):
     controller = Controller(spec(least=2, most=30, up=up, down=down))
     current, raw, numbers = first, [first], [first]

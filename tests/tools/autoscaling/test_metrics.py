@@ -59,9 +59,19 @@ def prometheus(tmp_path_factory):
             labels = f'namespace="evergreen",pod="{pod}",model="click_model",version="1"'
             for seed in SEEDS:
                 samples = random_samples(seed)[pod]
-                lines += [f"{name}{{{labels}}} {getattr(s, field)!r} {s.milliseconds / 1000:.3f}" for s in samples]
+                lines += [
+                    f"{name}{{{labels}}} {getattr(s, field)!r} {s.milliseconds / 1000:.3f}"
+                    for s in samples
+                ]
     (folder / "series.txt").write_text("\n".join([*lines, "# EOF", ""]))
-    command = ["promtool", "tsdb", "create-blocks-from", "openmetrics", folder / "series.txt", folder / "data"]
+    command = [
+        "promtool",
+        "tsdb",
+        "create-blocks-from",
+        "openmetrics",
+        folder / "series.txt",
+        folder / "data",
+    ]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     with server:
         yield server
@@ -86,6 +96,9 @@ def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus,
 
 def test_too_few_samples_give_no_value_and_no_requests_give_zero():
     idle = [Sample(at * 15_000, 7.0, 3.0, 0.0) for at in range(4)]
-    assert fleet_metrics({"idle": idle, "new": idle[-1:]}, 45.0) == {QUEUE_METRIC: 0.0, PENDING_METRIC: 0.0}
+    assert fleet_metrics({"idle": idle, "new": idle[-1:]}, 45.0) == {
+        QUEUE_METRIC: 0.0,
+        PENDING_METRIC: 0.0,
+    }
     assert fleet_metrics({"new": idle[-1:]}, 45.0) == {QUEUE_METRIC: None, PENDING_METRIC: 0.0}
     assert fleet_metrics({"gone": idle}, 900.0) == {QUEUE_METRIC: None, PENDING_METRIC: None}

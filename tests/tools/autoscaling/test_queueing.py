@@ -95,7 +95,9 @@ def test_every_request_is_answered_refused_timed_out_or_inside_at_any_cut(
     gaps, steps, instances, most, timeout, most_rows
 ):
     arrivals = np.cumsum(gaps).tolist()
-    settings = PodSettings(instances=instances, max_queued=most, timeout_seconds=timeout, max_batch_rows=most_rows)
+    settings = PodSettings(
+        instances=instances, max_queued=most, timeout_seconds=timeout, max_batch_rows=most_rows
+    )
     outcomes = []
     for cuts in (np.cumsum(steps).tolist(), [float(sum(steps))]):
         pod = PodQueue(settings, lambda rows: 0.5 + 0.1 * rows)
@@ -116,4 +118,6 @@ def test_defaults_are_what_generated_configuration_says():
     assert settings.instances == options.instances
     assert settings.max_queued == options.max_queued_requests
     assert settings.timeout_seconds * 1e6 == options.queue_timeout_microseconds
-    assert options.max_queue_delay_microseconds == 0, "a batch that waits for company is not simulated"
+    assert options.max_queue_delay_microseconds == 0, (
+        "a batch that waits for company is not simulated"
+    )

@@ -39,7 +39,8 @@ def changed(tmp_path, change) -> Path:
 
 def test_what_is_printed_of_run_is_same_again(tmp_path, capsys):
     (tmp_path / "trace.csv").write_text(
-        "\ufeffseconds,requests_per_second,rows_per_request\n0,10,64\n600,40,64\n1200,0,64\n", encoding="utf-8"
+        "\ufeffseconds,requests_per_second,rows_per_request\n0,10,64\n600,40,64\n1200,0,64\n",
+        encoding="utf-8",
     )
     runs = []
     for _ in range(2):
@@ -100,7 +101,10 @@ def test_file_that_is_no_trace_is_refused_with_reason(tmp_path, capsys, content,
         (["--trace", "."], "Is a directory"),
         (["--trace", "spike", "--service-times", "absent.json"], "absent.json cannot be read"),
         (["--trace", "spike", "--instances", "0"], "--instances: invalid choice"),
-        (["--trace", "spike", "--objective-ms", "nan"], "--objective-ms: 'nan', expected 0 or more"),
+        (
+            ["--trace", "spike", "--objective-ms", "nan"],
+            "--objective-ms: 'nan', expected 0 or more",
+        ),
         (["--trace", "spike", "--node-seconds", "-1"], "--node-seconds: '-1'"),
         (["--trace", "spike", "--target-queue-microseconds", "0"], "'0', expected 0.001"),
         (["--trace", "spike", "--peak-rate", "few"], "--peak-rate"),
@@ -112,7 +116,9 @@ def test_flags_that_cannot_be_are_refused_by_name(capsys, flags, named):
 
 def test_target_of_metric_that_manifest_lacks_is_refused(tmp_path, capsys, short):
     manifest = changed(tmp_path, lambda spec: spec["triggers"].pop(0))
-    error = refused(capsys, "--trace", short, "--manifest", manifest, "--target-queue-microseconds", "3")
+    error = refused(
+        capsys, "--trace", short, "--manifest", manifest, "--target-queue-microseconds", "3"
+    )
     assert "has no metric triton_queue_microseconds_per_request" in error
 
 
@@ -121,8 +127,13 @@ def test_target_of_metric_that_manifest_lacks_is_refused(tmp_path, capsys, short
     [
         (lambda spec: spec["triggers"][0]["metadata"].update(threshold="many"), "'many'"),
         (lambda spec: spec["triggers"][0].update(type="cron"), "is of type cron"),
-        (lambda spec: spec["triggers"][0].update(name="other"), "metric is other, expected a simulated one"),
+        (
+            lambda spec: spec["triggers"][0].update(name="other"),
+            "metric is other, expected a simulated one",
+        ),
     ],
 )
-def test_manifest_that_cannot_be_simulated_is_refused_with_reason(tmp_path, capsys, short, change, named):
+def test_manifest_that_cannot_be_simulated_is_refused_with_reason(
+    tmp_path, capsys, short, change, named
+):
     assert named in refused(capsys, "--trace", short, "--manifest", changed(tmp_path, change))

@@ -9,7 +9,13 @@ import pytest
 from evergreen.runtime.errors import ContractError
 from tools.autoscaling.cluster import Cluster, StartTimes
 from tools.autoscaling.hpa import SHIPPED_AUTOSCALER, PodCounts, read_autoscaler, with_queue_target
-from tools.autoscaling.queueing import SHIPPED, PodQueue, PodSettings, ServiceTimes, read_service_times
+from tools.autoscaling.queueing import (
+    SHIPPED,
+    PodQueue,
+    PodSettings,
+    ServiceTimes,
+    read_service_times,
+)
 from tools.autoscaling.simulation import Settings, Simulation
 from tools.autoscaling.traces import Trace
 
@@ -61,7 +67,9 @@ def test_hpas_metrics_are_simulated_pods_own_truth():
 
 
 def test_pod_on_new_node_answers_after_all_that_has_to_start():
-    cluster = Cluster(QUICK, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0)
+    cluster = Cluster(
+        QUICK, lambda now: PodQueue(PodSettings(), TIMES.of_rows, now), lambda number: 0.0
+    )
     cluster.start_at_once(1)
     cluster.scale(100.0, 2)
     assert [len(cluster.ready(at)) for at in (204.0, 205.0)] == [1, 2]
@@ -90,7 +98,9 @@ def test_shipped_service_times_say_what_was_measured_and_grow_with_rows(name):
     times = read_service_times(SHIPPED / name)
     assert "tritonserver" in times.what
     assert times.medians == tuple(sorted(times.medians))
-    assert times.of_rows(640) == pytest.approx(math.fsum([times.of_rows(256), times.of_rows(1024)]) / 2)
+    assert times.of_rows(640) == pytest.approx(
+        math.fsum([times.of_rows(256), times.of_rows(1024)]) / 2
+    )
     assert times.of_rows(8192) > times.of_rows(4096)
 
 
