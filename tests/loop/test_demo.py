@@ -146,5 +146,5 @@ def test_screen_shows_transitions_and_no_library_noise(turned):
     _, ended, _ = turned
     lines = ended.output.splitlines()
     assert len(lines) < 60
-    assert any(re.search(r"training, run by run: \d+\.\d s, \d+\.\d s$", line) for line in lines)
+    assert any(re.search(r"training of each run: \d+\.\d s, \d+\.\d s$", line) for line in lines)
     assert all(re.match(r" *\d+\.\d s  ", line) for line in lines), ended.output

@@ -60,7 +60,13 @@ def test_steps_under_argos_umask_leave_nothing_that_others_may_read(
     ("parameter", "code", "state", "step", "reason", "next_step"),
     [
         (
-            *("settings=gate.min_auc=0.99", 1, "refused", "evaluation", "below the floor 0.99"),
+            *(
+                "settings=gate.min_auc=0.99",
+                1,
+                "refused",
+                "evaluation",
+                "failed: AUC (at least 0.99)",
+            ),
             "/a folder' --set gate.min_auc=0.",
         ),
         (
