@@ -318,7 +318,9 @@ def test_round_that_fails_is_logged_and_next_one_comes(
         "servers": {f"{settings.triton_urls[0]} {MODEL_NAME}": WELL},
         "counts": {**dict.fromkeys(module.FINDINGS, 0), WELL: 2},
         "recovered": 0,
-        "baking": {"action": "none", "reason": "version 1 does not bake", "version": 1},
+        "baking": {
+            **{"action": "none", "reason": "version 1 does not bake", "version": 1, "checks": []}
+        },
         "healed_files": [],
         "problem": None,
     }

@@ -163,8 +163,8 @@ def test_token_is_read_again_and_last_good_one_stays(tmp_path, caplog):
         ),
         ({"tls": True, "ca_file": "absent"}, "absent cannot be read: No such file"),
         ({"tls": True, "token_file": "absent"}, "absent cannot be read: No such file"),
-        ({"tls": True, "token_file": "empty"}, "empty holds no token"),
-        ({"tls": True, "token_file": "lines"}, "lines holds no token"),
+        ({"tls": True, "token_file": "empty"}, "empty contains no token"),
+        ({"tls": True, "token_file": "lines"}, "lines contains no token"),
     ],
 )
 def test_settings_that_cannot_be_are_named(tmp_path, wrong, said):

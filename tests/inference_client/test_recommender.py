@@ -777,7 +777,7 @@ def test_without_log_scores_come_and_outcomes_are_refused(server, make_rows):
     async def talk():
         async with connect(server.url, log=None) as client:
             scored = await client.score(by_name(*make_rows(2)))
-            with pytest.raises(ContractError, match="expected log=URL"):
+            with pytest.raises(ContractError, match="expected an open client with log=URL"):
                 client.tell(Outcome(request_id=scored.request_id))
             return scored
 

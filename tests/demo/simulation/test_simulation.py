@@ -154,7 +154,7 @@ def test_same_parameters_give_same_rows_in_another_process(drifted, tmp_path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda d: d.pop("bias"), "missing required field bias"),
+        (lambda d: d.pop("bias"), "bias is missing, expected a value"),
         (lambda d: d.update(colour=1), "colour"),
         (lambda d: d["drifts"][0].update(columns=["C27"]), "C27"),
     ],

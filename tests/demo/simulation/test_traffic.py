@@ -99,7 +99,7 @@ def test_drift_mirrors_numeric_column_and_keeps_its_distribution(data):
 def test_drift_of_no_columns_or_of_none_that_is_feature_is_refused(data):
     with pytest.raises(ContractError, match="--drift-columns is empty"):
         FileTraffic(data[0], CRITEO_RECOMMENDER).drift()
-    with pytest.raises(ContractError, match="drift column 'C222' is no feature, expected C22"):
+    with pytest.raises(ContractError, match="drift column 'C222' is not a feature, expected C22"):
         FileTraffic(data[0], CRITEO_RECOMMENDER, drift_columns=("C222",))
 
 

@@ -140,7 +140,7 @@ def test_lost_and_corrupt_holdout_scores_and_golden_rows_are_named(candidate, tm
     with pytest.raises(ContractError, match=r"part-1\.parquet is not a readable"):
         read_held_out(raw, verdict)
     path.unlink()
-    with pytest.raises(ContractError, match="are 30, expected 60 as scored"):
+    with pytest.raises(ContractError, match="has 30 holdout rows, expected 60 as scored"):
         read_held_out(raw, verdict)
 
 

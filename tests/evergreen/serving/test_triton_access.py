@@ -168,8 +168,8 @@ def test_commands_take_it_from_flags_and_from_environment(secured, pki, world, m
 @pytest.mark.parametrize(
     ("access", "message"),
     [
-        ({"ca": "/absent"}, "/absent is no file"),
-        ({"token_file": "/absent"}, "/absent is no file"),
+        ({"ca": "/absent"}, "/absent is not a file"),
+        ({"token_file": "/absent"}, "/absent is not a file"),
         ({"name": "triton"}, "without a CA"),
         ({"ca": __file__, "key": __file__}, "expected both or neither"),
     ],
