@@ -65,7 +65,7 @@ shadow score."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class HashCheck:
     """Result of one check of a version's identity."""
 
     name: str
@@ -97,7 +97,7 @@ class Verification:
 
     version: int
     model_id: str
-    checks: list[Check]
+    checks: list[HashCheck]
     num_files: int
     """Files with rows of the version, among those that were read."""
     num_rows: int
@@ -186,7 +186,7 @@ def verify(
 
 def _check_hashes(
     released: Release | Promotion, store: Path, scratch: Path
-) -> tuple[list[Check], Path | None]:
+) -> tuple[list[HashCheck], Path | None]:
     """Check the hashes, and return a folder with the released graph, or None if there is none."""
     kept = graph_folder(store, released.version)
     folder = model_folder(store, released.model_id).absolute()
@@ -210,14 +210,14 @@ def _check_hashes(
         try:
             found = source()
         except (ContractError, OSError) as error:
-            checks.append(Check(name=name, held=False, detail=str(error)))
+            checks.append(HashCheck(name=name, held=False, detail=str(error)))
             continue
         detail = (
             f"sha256 {found}"
             if found == expected
             else f"sha256 is {found}, expected {expected} as released"
         )
-        checks.append(Check(name=name, held=found == expected, detail=detail))
+        checks.append(HashCheck(name=name, held=found == expected, detail=detail))
     held = {check.name for check in checks if check.held}
     graph = kept if "graph" in held else scratch if "graph exported again" in held else None
     return checks, graph
@@ -236,8 +236,8 @@ def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> C
                     f"{expected}"
                 )
     if faults:
-        return Check(name="journal", held=False, detail=faults[0])
-    return Check(
+        return HashCheck(name="journal", held=False, detail=faults[0])
+    return HashCheck(
         name="journal",
         held=True,
         detail=", ".join(f"{entry.action} {entry.time}" for entry in entries),
@@ -264,8 +264,8 @@ def _check_golden(session: Any, path: Path, expected: str | None) -> tuple[Check
         if expected is not None and (sha256 := sha256_file(path)) != expected:
             raise ContractError(f"sha256 is {sha256}, expected {expected} as released")
     except ContractError as error:
-        return Check(name="golden rows", held=False, detail=str(error)), features
-    found = Check(
+        return HashCheck(name="golden rows", held=False, detail=str(error)), features
+    found = HashCheck(
         name="golden rows",
         held=True,
         detail=f"{len(golden)} rows, largest difference {largest:.3g}",

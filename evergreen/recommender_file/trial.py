@@ -157,7 +157,7 @@ def try_rows(
         ContractError: There is no file of rows.
     """
     trial = Trial(files=[], passed_over=passed_over(data))
-    collector = _Collector(recommender, trial, sample_rows)
+    collector = _ValueCollector(recommender, trial, sample_rows)
     limit = recommender.section("extraction", ExtractionSettings).max_malformed_fraction
     with tempfile.TemporaryDirectory(prefix="trial.") as folder:
         kept = Path(folder) / "malformed_rows.jsonl"
@@ -182,7 +182,9 @@ def try_rows(
     return trial
 
 
-def _try_file(path: Path, collector: "_Collector", malformed: MalformedRows, *, now: float) -> None:
+def _try_file(
+    path: Path, collector: "_ValueCollector", malformed: MalformedRows, *, now: float
+) -> None:
     trial, recommender = collector.trial, collector.recommender
     file = TriedFile(
         path=path, counts=LineCounts(), time_form=None, is_text=path.suffix != ".parquet"
@@ -214,7 +216,7 @@ def _time_form(reader: Any, recommender: Recommender, *, now: float) -> str | No
     return "iso"
 
 
-class _Collector:
+class _ValueCollector:
     """Collects the content of the rows."""
 
     def __init__(self, recommender: Recommender, trial: Trial, sample_rows: int) -> None:

@@ -437,7 +437,7 @@ def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("user", "told"), [("nobody", "no row"), ("", "user is '', expected a word")]
+    ("user", "told"), [("nobody", "no row"), ("", "user is '', expected a string")]
 )
 def test_unknown_user_is_found_nowhere_and_changes_nothing(world, capsys, user, told):
     before = {path: path.read_bytes() for path in world.rglob("*") if path.is_file()}

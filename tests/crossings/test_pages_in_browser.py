@@ -130,8 +130,8 @@ class SpoiltKeys(dict):
         return super().get(key.removesuffix(MARKUP) if isinstance(key, str) else key, default)
 
 
-KINDS = ("number", "category", "label")
-"""Kinds of columns in a validation report, which select how they are drawn."""
+KINDS = ("number", "category", "label", "block", "warn", "info")
+"""Kinds of columns and severities in a validation report, which select how they are drawn."""
 
 
 def spoilt(value):

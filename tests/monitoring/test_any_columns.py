@@ -96,7 +96,7 @@ def test_record_with_known_columns_is_accepted_and_others_are_counted(features):
     assert (found.predictions.dense.shape, found.bad) == ((4, len(features.numeric)), [])
     wide = Features(numeric=(*features.numeric, "more"), categorical=features.categorical)
     for recommender, said in (
-        ("shop", r"features has the fields \[\d+\], which"),
+        ("shop", r"features has the fields \[\d+\], expected"),
         ("books", "of recommender 'books'"),
     ):
         other = RecordFormat(wide).encode(batch_of(wide, recommender=recommender))

@@ -271,4 +271,4 @@ def test_people_are_shown_words_and_no_user(step, write, release_model, tmp_path
     page = local_path(report.report_uri).read_text()
     for shown in (json.dumps(report.findings + report.drift), json.dumps(columns), page):
         assert "771002" not in shown
-        assert re.search("('|&#x27;)item [01]('|&#x27;)", shown)
+        assert re.search("('|&#39;)item [01]('|&#39;)", shown)

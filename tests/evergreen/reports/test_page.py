@@ -198,7 +198,7 @@ def test_wheel_has_every_template_and_style(monkeypatch):
     command = build_py(distribution)
     command.finalize_options()
     command.manifest_files = {}  # the files named in pyproject.toml, even if there are others
-    folder = Path("components", "charts")
+    folder = Path("evergreen", "reports")
     needed = {str(each) for each in folder.rglob("*") if each.suffix in (".css", ".j2")}
     assert needed
     assert needed == set(command.find_data_files("evergreen.reports", str(folder)))

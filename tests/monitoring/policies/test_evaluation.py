@@ -236,10 +236,10 @@ def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
     points = judge.decide_up_to(START + 60.0)
     baked = reasons(points, "baking")
     assert baked[20.0].reason.startswith(
-        "model version 2, 4 matured rows since its release of 1000, 0 s"
+        "passed 1 of 1 checks: model version 2, 4 matured rows since its release of 1000, 0 s"
     )
     assert baked[40.0].reason.startswith(
-        "model version 2, 16 matured rows since its release of 1000, 20 s"
+        "passed 1 of 1 checks: model version 2, 16 matured rows since its release of 1000, 20 s"
     )
     assert all(
         each.numbers["serving_seconds"] >= 0.0 for each in reasons(points, "schedule").values()
