@@ -1,8 +1,8 @@
 """A trial of a recommender's file on rows: what `ingest` would do with them, and their content.
 
-The rows are read by the reader of `ingest`, with its rules. All rows are counted. Results that need
-values (categories, repeated rows, leaks) are computed from the first `SAMPLE_ROWS` rows. The trial
-writes nothing.
+The rows are read by the reader that `ingest` uses, with the same rules. All rows are counted.
+Results that need values (categories, repeated rows, leaks) are computed from the first
+`SAMPLE_ROWS` rows. The trial writes nothing.
 """
 
 import json
@@ -45,12 +45,13 @@ from evergreen.runtime.errors import ContractError
 NUM_EXAMPLES = 3
 """Number of malformed rows that are shown."""
 _NEWEST_SHARE = 0.1
-"""Share of the newest rows whose categories are compared with those of the other rows."""
+"""Share of the rows that count as the newest. Their categories are compared with those of the other
+rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TriedFeature:
-    """Result for one feature in the sampled rows."""
+    """Result of a trial for one feature, from the sampled rows."""
 
     name: str
     kind: str
@@ -58,33 +59,34 @@ class TriedFeature:
     distinct: int
     """Number of distinct values, or of distinct lists."""
     missing: float
-    """Share of the rows without a value."""
+    """Share of rows without a value."""
     auc: float | None
-    """AUC of the column alone (see `deciding_auc`). None if there are too few rows."""
+    """AUC with which the column alone predicts the label (see `deciding_auc`). None if there are
+    too few rows."""
     new_share: float | None
-    """Share of the newest tenth of the rows whose category no earlier row has. None for other
-    kinds."""
+    """Share of rows with a new category among the newest tenth of the rows. A category is new if no
+    earlier row has it. None for other kinds of features."""
 
     @property
     def is_constant(self) -> bool:
-        """Return whether all rows have the same value, or none has a value."""
+        """Return whether all rows have the same value, or no row has a value."""
         return self.distinct <= 1
 
     @property
     def is_leak(self) -> bool:
-        """Return whether the column alone determines the label."""
+        """Return whether the column alone predicts the label too well to be a feature."""
         return self.auc is not None and self.auc > DECIDING_AUC
 
 
 @dataclass(kw_only=True)
 class TriedFile:
-    """Result for one file."""
+    """Result of a trial for one file."""
 
     path: Path
     counts: LineCounts
-    """Counts of its lines. For Parquet only rows and rejected rows are counted."""
+    """Counts of the file's lines. In Parquet files, only rows and rejected rows are counted."""
     time_form: str | None
-    """Format of its times. None if it has no times."""
+    """Format of the file's times. None if the file has no times."""
     is_text: bool
     refusal: str | None = None
     """Reason why `ingest` would stop at the file, or None."""
@@ -103,7 +105,7 @@ class Trial:
     examples: list[str] = field(default_factory=list)
     """First malformed rows, with line and reason."""
     days: Counter[int] = field(default_factory=Counter)
-    """Number of rows of each UTC day, counted in days since 1970."""
+    """Number of rows by UTC day. A day is the number of days since 1970."""
     span: tuple[int, int] | None = None
     """Times of the oldest and the newest row, in microseconds since 1970. None without times."""
     num_sampled: int = 0
@@ -115,10 +117,10 @@ class Trial:
     equal_rows: int = 0
     """Rows that are equal to an earlier row in every column."""
     changed_labels: int = 0
-    """Rows without a request id that are equal to an earlier row in every column except the
-    label."""
+    """Rows without a request id that differ from an earlier row only in the label."""
     copies: RepeatedKeys | None = None
-    """Rows with the key of another row. None if the files have no request id or no row."""
+    """Rows that repeat the key of another row. None if the files lack request ids or row
+    numbers."""
     refusals: list[str] = field(default_factory=list)
     """Reasons why `ingest` would refuse the files."""
 
@@ -200,7 +202,10 @@ def _try_file(path: Path, collector: "_Collector", malformed: MalformedRows, *, 
 
 
 def _time_form(reader: Any, recommender: Recommender, *, now: float) -> str | None:
-    """Return the time format of a reader: the setting, or the format of its first rows."""
+    """Return the time format of a reader.
+
+    It is the format in the settings, or the detected format of the first rows.
+    """
     if not reader.has_times:
         return None
     if not isinstance(reader, FileReader):
@@ -215,7 +220,7 @@ def _time_form(reader: Any, recommender: Recommender, *, now: float) -> str | No
 
 
 class _Collector:
-    """Collects the content of the rows."""
+    """Collector of the content of the rows."""
 
     def __init__(self, recommender: Recommender, trial: Trial, sample_rows: int) -> None:
         self.recommender, self.trial, self._left = recommender, trial, sample_rows
@@ -245,7 +250,7 @@ class _Collector:
         """Compute the results that need the rows' values.
 
         Args:
-            limit: Maximum share of rows that may have another row's key.
+            limit: Maximum share of rows that may repeat another row's key.
         """
         trial, features = self.trial, self.recommender.features
         if not trial.num_sampled:
@@ -293,7 +298,10 @@ class _Collector:
 
     @staticmethod
     def _newest(times: SampledColumn) -> NDArray[np.bool_]:
-        """Return which rows are the newest tenth by time, or by order if there are no times."""
+        """Return which rows are the newest tenth by time.
+
+        If rows have no times, the last tenth is used.
+        """
         place = np.arange(times.num_rows)
         if times.num_present:
             micros = times.values.cast(pa.timestamp("us", tz="UTC")).cast(pa.int64()).to_numpy()
@@ -310,7 +318,7 @@ def _new_share(column: SampledColumn, is_new: NDArray[np.bool_]) -> float:
 
 
 def sentences(trial: Trial) -> Iterator[str]:
-    """Yield the results of a trial for display, one line each."""
+    """Yield the result of a trial for display, one line per finding."""
     for file in trial.files:
         yield from _of_file(file)
     if trial.passed_over:
