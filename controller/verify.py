@@ -244,7 +244,7 @@ def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> C
     )
 
 
-def _check_golden(session: Any, path: Path, expected: str | None) -> tuple[Check, Features | None]:
+def _check_golden(session: Any, path: Path, expected: str | None) -> tuple[HashCheck, Features | None]:
     """Check that the graph reproduces the expected scores of the version's golden rows.
 
     Args:

@@ -44,9 +44,9 @@ class ColumnNames:
     """Names that a user's files give to the columns of every raw row.
 
     A column whose name is not the default must be in the files. A column with its default name may
-    be absent, except the label. Without `row`, the rows of a request are numbered in file order.
-    Without `request_id`, each row is its own request. Without `event_time`, rows have no time until
-    `evergreen ingest` assigns one.
+    be absent, except the label. If the column `row` is absent, the rows of a request are numbered
+    in file order. If `request_id` is absent, each row is its own request. If `event_time` is
+    absent, rows have no time until `evergreen ingest` assigns one.
 
     Raises:
         ContractError: a name is empty, or two columns have the same name.

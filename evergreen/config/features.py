@@ -44,10 +44,11 @@ MAX_BUCKETS = 1024
 def category_of(text: str) -> int:
     """Return the category of a text: its number if it is a whole number in range, else a hash.
 
-    A number must be written as Python prints it. A truth value is 1 or 0, whatever its case
-    (`plain_word`), because other programs write it in other cases. The hash is the upper 52 bits of
-    the text's BLAKE2b with 8 bytes. Among a million texts, two get the same category with a
-    probability of 1 in 9,000. `contracts.values.word_of` converts a value of any type to its text.
+    A number must be written as Python prints it. A truth value becomes 1 or 0. Its case does not
+    matter, because programs write truth values in different cases (`plain_word`). The hash is the
+    upper 52 bits of the text's BLAKE2b with 8 bytes. Among a million texts, the probability that
+    two have the same category is 1 in 9,000. `contracts.values.word_of` converts a value of any
+    type to its text.
 
     >>> [category_of(text) for text in ("7", "07", "red", "True", "false")]
     [7, 777266936069733, 244716414365860, 1, 0]
@@ -176,7 +177,7 @@ class PooledPlaces(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Positions on the categorical axis: first those of the categorical features, then of lists."""
+    """Positions on the categorical axis: first the categorical features, then the lists."""
 
     slots: tuple[int, ...]
     """Slot in whose table each position is looked up."""
@@ -217,7 +218,7 @@ class NumericOptions:
     """Length of the buckets' vectors, as in a categorical feature."""
 
     def __post_init__(self) -> None:
-        """Check the options, and store equal options in the same form."""
+        """Check the options and normalize them, so that equal options compare as equal."""
         object.__setattr__(self, "fill", _float32(self.fill, "fill"))
         object.__setattr__(
             self, "transform", tuple(_CLIP.sub(_plain, each) for each in self.transform)
@@ -258,7 +259,7 @@ class NumericOptions:
             )
 
     def _expect_buckets(self, kinds: list[str | None]) -> None:
-        """Refuse a wrong number of buckets, and options that have no effect on buckets."""
+        """Refuse a wrong number of buckets, and options without effect on buckets."""
         if kinds not in (["buckets"], ["clip", "buckets"]):
             raise ContractError(
                 f"transform is {list(self.transform)}, expected at most one clip and "
@@ -278,7 +279,7 @@ class NumericOptions:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest value after the clip, infinite without a clip."""
+        """Return the bounds of the clip, or minus and plus infinity without a clip."""
         if match := next(filter(None, map(_CLIP.fullmatch, self.transform)), None):
             return float(match[1]), float(match[2] or math.inf)
         return -math.inf, math.inf
@@ -306,7 +307,7 @@ class NumericOptions:
 
 
 def _float32(number: float, what: str) -> float:
-    """Return a number that float32 can represent, without the sign of -0.0."""
+    """Return the number after checking that it is a finite float32. -0.0 becomes 0.0."""
     if not abs(number) <= _LARGEST:
         raise ContractError(f"{what} is {number}, expected a finite float32")
     return number + 0.0
@@ -443,7 +444,7 @@ class Features:
     def embed_of(self, name: str) -> int | None:
         """Return the vector length of a categorical or bucketed feature or a list.
 
-        Returns None if the feature has the model's length.
+        Returns None if the feature uses the model's default length.
         """
         if name in self.numeric:
             return self.options_of(name).embed
@@ -454,7 +455,7 @@ class Features:
 
     @property
     def served_as(self) -> dict[int, int]:
-        """Return the fixed category of each position that is served with one value.
+        """Return the fixed category of each position whose feature is served with a fixed value.
 
         See `CategoricalOptions.served_as`.
         """
@@ -467,7 +468,7 @@ class Features:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Return the features that a request must have: all but those served with one value."""
+        """Return the features that a request must have: all without a fixed value."""
         served = {self.categorical[place] for place in self.served_as}
         return tuple(name for name in self.names if name not in served)
 
@@ -482,7 +483,7 @@ class Features:
 
     @property
     def bucketed(self) -> tuple[str, ...]:
-        """Return the numeric features that are looked up by bucket.
+        """Return the numeric features that are converted to buckets and have vectors.
 
         See `NumericOptions.transform`.
         """
@@ -507,7 +508,7 @@ class Features:
 
     @property
     def id_places(self) -> Places:
-        """Return the positions on the axis of ids: `places`, then one for each bucketed feature.
+        """Return the positions on the axis of ids: `places`, then one per bucketed feature.
 
         >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
         >>> features = Features(numeric=("price",), categorical=("item",), numeric_options=options)
@@ -593,7 +594,8 @@ class Features:
             parent: Version of the parent, for the error.
 
         Raises:
-            ContractError: a column changed its kind or options, or no column of `before` is left.
+            ContractError: a column changed its kind or options, or none of the columns of `before`
+                remains.
         """
         kept = [name for name in self.names if name in before.names]
         kinds = ("numeric", "categorical", "lists")
@@ -621,16 +623,17 @@ class Features:
             )
 
     def _from_scratch(self, before: "Features") -> str:
-        """Return the flags of a run from scratch.
+        """Return the flags that start a run from scratch.
 
-        The run leaves out the champion if it cannot score rows of these features.
+        The flags also skip the comparison with the champion if the champion cannot score rows of
+        these features.
         """
         return FROM_SCRATCH if self.places_lost(before) else "-p parent=none"
 
     def places_lost(self, other: "Features") -> list[str]:
         """Return the tensor columns of `other` for which rows of these features have no values.
 
-        All columns of a list are returned if the two keep different elements of it.
+        If a list keeps different elements in `other` than here, all its columns are returned.
         """
         lost = [name for name in other.numeric if name not in self.numeric]
         for name, place in zip(other.place_features, other.place_names):
@@ -645,7 +648,7 @@ class Features:
     def joined(self, other: "Features") -> "Features":
         """Return these features, followed within each kind by the columns that only `other` has.
 
-        Columns of both keep the options of these features.
+        A column that both have keeps the options of these features.
 
         >>> other = Features(numeric=("c", "a"), categorical=())
         >>> Features(numeric=("a",), categorical=("b",)).joined(other).names

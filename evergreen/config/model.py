@@ -1,7 +1,7 @@
 """The section `model`: the networks, and the configuration of each.
 
-A configuration has the name of its network and all widths, so that its users need no dataset. The
-module of a network is imported when the network is built
+A configuration has the name of its network and all widths. Code that builds the network therefore
+needs no dataset. The module of a network is imported when the network is built
 (`evergreen.networks.network.build_network`). This module does not import torch.
 """
 
@@ -91,15 +91,15 @@ class NetworkConfig:
     ) -> dict[str, tuple[int, list[Hashable]]]:
         """Return the dense parameters whose shapes depend on the columns.
 
-        A network with more columns gives the same logits as before if its weights at the new
-        positions are zero.
+        A network to which columns are added returns the same logits as before if its weights at the
+        new positions are zero.
 
         Args:
             vectors: Names of a row's vectors, [num_categorical].
             dense: Names of a row's dense values, [num_dense].
 
         Returns:
-            For each parameter its axis, and the owner of each position on that axis.
+            The axis of each parameter, and the column that owns each position on that axis.
         """
         raise NotImplementedError
 
@@ -135,7 +135,10 @@ class DcnConfig(NetworkConfig):
     def column_axes(
         self, vectors: Sequence[str], dense: Sequence[str]
     ) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return every layer with an input or output for each value of x0 (see `NetworkConfig`)."""
+        """Return the parameters of every layer with an input or output per value of x0.
+
+        See `NetworkConfig.column_axes`.
+        """
         widths = self.widths or [self.embedding_dim] * len(vectors)
         x0: list[Hashable] = [
             *((name, i) for name, width in zip(vectors, widths) for i in range(width)),
@@ -162,9 +165,9 @@ class DeepFmConfig(NetworkConfig):
     def column_axes(
         self, vectors: Sequence[str], dense: Sequence[str]
     ) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return the weights and factors of numeric columns and the tower's input.
+        """Return the numeric columns' weights and factors, and the input weights of the tower.
 
-        See `NetworkConfig`.
+        See `NetworkConfig.column_axes`.
         """
         axes: dict[str, tuple[int, list[Hashable]]] = {
             "dense_factors": (0, [*dense]),
@@ -194,9 +197,10 @@ class DlrmConfig(NetworkConfig):
     def column_axes(
         self, vectors: Sequence[str], dense: Sequence[str]
     ) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return the inputs of both towers (see `NetworkConfig`).
+        """Return the input weights of both towers (see `NetworkConfig.column_axes`).
 
-        The top tower takes pairs of vectors.
+        The inputs of the top tower are the output of the bottom tower and the products of pairs of
+        vectors.
         """
         bottom = [""] if dense else []
         multiplied = [*bottom, *vectors]
@@ -263,10 +267,11 @@ def network_config(recommender: Recommender) -> NetworkConfig:
 
 
 def config_from_document(document: Mapping[str, Any]) -> NetworkConfig:
-    """Return the configuration that `as_document` wrote.
+    """Return the configuration in a document that `as_document` wrote.
 
     Raises:
-        ContractError: no network has the document's name, or it has unknown or missing settings.
+        ContractError: the document's name is not the name of a network, or it has unknown or
+            missing settings.
     """
     settings = {name: value for name, value in document.items() if name != "network"}
     kind = _config_class(document.get("network"))

@@ -1,6 +1,6 @@
 """The section `monitor`: the rows to compare, the meaning of drift, and when a run is requested.
 
-Each concern has a class. The section itself is one flat list of all their settings.
+The settings of each concern have a class. In a recommender's file they are one flat list.
 """
 
 from dataclasses import dataclass
@@ -247,7 +247,7 @@ class JudgingSettings:
 
 
 def own_parts() -> dict[str, type[Any]]:
-    """Return the classes of the section `monitor` by their field of `JudgingSettings`."""
+    """Return the classes of the section `monitor`, keyed by their field in `JudgingSettings`."""
     return {
         part: kind
         for part, kind in get_type_hints(JudgingSettings).items()
@@ -261,8 +261,8 @@ def judging_settings(recommender: Recommender) -> JudgingSettings:
     The baking limits are settings of the section `release`.
 
     Raises:
-        ContractError: a setting is unknown, of another type, or out of range. The message has its
-            path.
+        ContractError: a setting is unknown, of another type, or out of range. The message names the
+            setting by its path.
     """
     values, kinds = recommender.settings.get("monitor", {}), own_parts()
     known = [name for kind in kinds.values() for name in flat_settings(kind)]

@@ -58,8 +58,8 @@ class PreprocessingSettings:
 
     @property
     def ttl(self) -> int:
-        """Return `category_ttl_days` in microseconds.
+        """Return `category_ttl_days` in microseconds, rounded up.
 
-        It is rounded up, because 0 means that categories never expire.
+        Rounding down could give 0, which means that categories never expire.
         """
         return math.ceil(self.category_ttl_days * _MICROSECONDS_PER_DAY)

@@ -72,7 +72,9 @@ def flat_values(settings: Any) -> dict[str, Any]:
 
 
 def make_settings(kind: type[S], /, **values: Any) -> S:
-    """Return a section from flat values of the fields' types. Absent values have their defaults.
+    """Return a section from flat values that already have the fields' types.
+
+    An absent value has its default.
 
     Raises:
         ContractError: A name is not a setting, or the section refuses a value.
@@ -277,7 +279,7 @@ def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
     Args:
         kind: The section.
         options: Texts by name.
-        source: Name of the source, for errors.
+        source: Origin of the URL, for errors.
 
     Raises:
         ContractError: A name is not a setting, a text cannot be converted, or the section refuses a
@@ -300,7 +302,9 @@ def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
 def read_settings(
     kind: type[S], arguments: argparse.Namespace, *, environment: Mapping[str, str], prefix: str
 ) -> S:
-    """Return a section from parsed flags, or from environment variables where a flag is absent.
+    """Return a section from parsed flags and environment variables.
+
+    A flag takes precedence over the variable of the same setting.
 
     Raises:
         ContractError: A required setting is missing, a text cannot be converted, or the section
@@ -323,8 +327,8 @@ def read_settings(
 def parse_settings(text: str) -> dict[str, Any]:
     """Return the settings by path in a text for one run, such as `training.seed=7 model.kind=dcn`.
 
-    They are separated and quoted like words of a shell. A value is parsed as JSON. If that fails,
-    it is the text itself.
+    The settings are separated and quoted like words of a shell. A value is parsed as JSON. If it is
+    not JSON, the text itself is the value.
 
     Raises:
         ContractError: A word is not PATH=VALUE, a path occurs twice, or a value is not a finite
@@ -372,7 +376,7 @@ def _converted(text: str, hint: Any, name: str) -> Any:
     Args:
         text: The text.
         hint: Type of the setting.
-        name: Flag, variable or option of the text, for errors.
+        name: Flag, variable or option from which the text comes, for errors.
     """
     kind = _bare(hint)
     if kind is bool:
@@ -392,7 +396,7 @@ def _bare(hint: Any) -> type[Any]:
 
 
 def nearest(name: object, known: Sequence[str]) -> str:
-    """Return the end of an error about an unknown name: the closest known name, or all of them.
+    """Return the closest known name, or all known names, as the end of an error message.
 
     >>> nearest("trainin", ["training", "gate"])
     ', expected training'

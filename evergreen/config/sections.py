@@ -25,14 +25,15 @@ SECTION_CLASSES: dict[str, type[Any]] = {
     "gate": GateSettings,
     "release": RolloutSettings,
 }
-"""Sections that one dataclass reads. `model` is read by the class of its `kind`
-(`evergreen.config.model`), and `monitor` by the classes of `evergreen.config.monitor.own_parts`."""
+"""Dataclass of each section that is a single dataclass. The class of `model` depends on its `kind`
+(`evergreen.config.model`), and `monitor` has several classes
+(`evergreen.config.monitor.own_parts`)."""
 
 
 def section_classes(section: str) -> list[type[Any]]:
     """Return the dataclasses whose fields are the settings of a section.
 
-    The section `model` has one for each network, `monitor` one for each concern.
+    The section `model` has a class for each network, and `monitor` has a class for each concern.
     """
     if section == "model":
         return list(NETWORKS.values())
@@ -42,15 +43,15 @@ def section_classes(section: str) -> list[type[Any]]:
 
 
 _ANY = Recommender(name="any", features=Features(numeric=("any",), categorical=("other",)))
-"""Recommender for checks that have none."""
+"""Placeholder recommender for checking settings when the real recommender is not available."""
 
 
 def check_settings(recommender: Recommender) -> None:
     """Check every section of a recommender.
 
     Raises:
-        ContractError: a setting is unknown, of another type or out of range. The message has its
-            path.
+        ContractError: a setting is unknown, of another type or out of range. The message names the
+            setting by its path.
     """
     for name, kind in SECTION_CLASSES.items():
         recommender.section(name, kind)
@@ -61,12 +62,12 @@ def check_settings(recommender: Recommender) -> None:
 def check_changes(settings: str) -> None:
     """Check the settings of a run without access to its recommender in the model registry.
 
-    Each section is checked with its defaults. `model` is not checked unless the settings name its
-    kind.
+    Settings that the run does not change are assumed to have their defaults. Settings of `model`
+    are checked only if the run sets `model.kind`.
 
     Raises:
-        ContractError: a setting is unknown, of another type or out of range. The message has its
-            path.
+        ContractError: a setting is unknown, of another type or out of range. The message names the
+            setting by its path.
     """
     changes = parse_settings(settings)
     if "model.kind" not in changes:

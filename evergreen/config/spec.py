@@ -1,8 +1,8 @@
 """Content of a recommender's file: name, features, and the settings that differ from the defaults.
 
-The description enters a run at extraction and is part of the manifests, so that each step reads its
-section from its input. `cli.recommender` reads the file, and `registry.recommenders` stores
-accepted descriptions.
+Extraction copies the description into its manifest, and every later manifest repeats it. Each step
+therefore finds its section in its input. `cli.recommender` reads the file, and
+`registry.recommenders` stores accepted descriptions.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ SECTIONS = (
     "release",
     "monitor",
 )
-"""All sections. The package of the same name reads each, but `evergreen.networks` reads `model`,
-evaluation reads `gate` and deployment reads `release`."""
+"""Names of all sections. The package with the name of a section reads it, with three exceptions:
+`evergreen.networks` reads `model`, evaluation reads `gate` and deployment reads `release`."""
 CANDIDATE_SUFFIX, CANARY_SUFFIX = "_candidate", "_canary"
-"""Suffixes of the models beside the served one."""
+"""Suffixes of the names under which candidates and canaries are served."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 T = TypeVar("T")
@@ -126,7 +126,7 @@ class Recommender:
 
     @property
     def columns_of_users(self) -> tuple[str, ...]:
-        """Return the feature that identifies the user and the lists of its values.
+        """Return the feature that identifies the user, and the lists that use its table.
 
         Returns an empty tuple if no feature identifies the user.
         """
@@ -167,16 +167,16 @@ class Recommender:
 
         Raises:
             ContractError: a setting is unknown, of another type, or refused by the class. The
-                message has its path.
+                message names the setting by its path.
         """
         return read_mapping(kind, self.settings.get(name, {}), path=name)
 
     def with_settings(self, changes: Mapping[str, Any]) -> "Recommender":
-        """Return the recommender with some settings changed, each by its path.
+        """Return a copy of the recommender with changed settings, given by path.
 
         Raises:
-            ContractError: a path does not name a section and a setting. The reader of the section
-                checks the value.
+            ContractError: a path does not name a section and a setting. The values are checked
+                later, by the reader of the section.
 
         >>> features = Features(numeric=("price",), categorical=("item",))
         >>> shop = Recommender(name="shop", features=features)

@@ -1,7 +1,7 @@
 """The section `training`: optimizer, batches, passes, precision and checkpoints.
 
-`config.model` has the shape of the network. The step chooses rows and parent. The defaults suit
-both a first model and an incremental run on some ten thousand rows.
+`config.model` has the shape of the network. The training step chooses the rows and the parent. The
+defaults suit both a first model and an incremental run on some ten thousand rows.
 """
 
 from dataclasses import asdict, dataclass
@@ -121,5 +121,5 @@ class TrainingSettings:
             )
 
     def deciding(self) -> dict[str, Any]:
-        """Return the settings that determine the fitted weights, as JSON-ready values."""
+        """Return the settings on which the trained weights depend, as JSON-ready values."""
         return {name: value for name, value in asdict(self).items() if name != "checkpoint_minutes"}

@@ -94,7 +94,7 @@ SEVERITIES = {BLOCK: BLOCK, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: IN
 """Severity of a finding by the action of its rule."""
 
 DATASET = "dataset"
-"""The `feature` of a finding that concerns all columns."""
+"""Value of `feature` in a finding that concerns all columns."""
 DOMAIN = "domain"
 """Rule about single rows. Only this rule can quarantine rows."""
 
@@ -173,7 +173,7 @@ RULES: dict[str, Rule] = {
 
 
 UNLEARNABLE = frozenset({"no_rows", "label_invalid", "label_one_class"})
-"""Rules whose findings make training impossible, whatever their action is."""
+"""Rules whose findings make training impossible. Another action for such a rule would not help."""
 
 
 def _check_action(rule: str, value: Any) -> None:

@@ -1,7 +1,8 @@
 """The baking of a new version: how long it is watched, what rolls it back, and the findings.
 
-The limits are in the recommender's file (section `release`). The monitor evaluates live traffic by
-them. Deployment's controller evaluates the servers' counters, and can roll a version back.
+The limits are in the recommender's file (section `release`). The monitor compares live traffic with
+these limits. Deployment's controller compares the servers' counters with them, and can roll a
+version back.
 """
 
 from dataclasses import dataclass, field
@@ -9,19 +10,21 @@ from dataclasses import dataclass, field
 from evergreen.runtime.errors import expect
 
 BAKES, WELL, BAD = STATES = ("bakes", "well", "bad")
-"""States in the monitor's findings: too early to decide (`bakes`), within the limits so far
-(`well`), to be rolled back (`bad`)."""
+"""States in the monitor's findings about a version: too early to decide (`bakes`), within the
+limits until now (`well`), and must be rolled back (`bad`)."""
 
 
 MIN_UNUSABLE_ROWS = 100
-"""Minimum rows without a usable score. Fewer rows are not evidence, whatever their share."""
+"""Minimum rows without a usable score for a rollback. Fewer rows are not evidence, even if their
+share is large."""
 MIN_UNUSABLE_REQUESTS = 50
-"""Minimum distinct requests of these rows."""
+"""Minimum number of distinct requests that have rows without a usable score."""
 MIN_UNUSABLE_SECONDS = 30.0
-"""Minimum time between the first and the last of these requests. A few forged messages span less
-time."""
+"""Minimum time in seconds between the first and the last request with such rows. A few forged
+messages usually span less time."""
 UNUSABLE_REQUESTS = "unusable_requests"
-"""Key in `Findings.numbers` of the number of requests that the servers must have counted too."""
+"""Key in `Findings.numbers` for the requests without a usable score. The servers must have counted
+at least as many."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +43,9 @@ class Findings:
     found_at: str
     """Time of the findings, ISO 8601 UTC."""
     rows: int = 0
-    """Matured rows that were evaluated."""
+    """Number of matured rows that were evaluated."""
     numbers: dict[str, float | None] = field(default_factory=dict)
-    """Numbers behind the reason. A number that does not exist is None."""
+    """Numbers behind the reason. An undefined number is None."""
 
     def __post_init__(self) -> None:
         expect(self, f"one of {', '.join(STATES)}", lambda value: value in STATES, "state")

@@ -1,7 +1,7 @@
 """Checks of a decision: what was measured, its limit and the result, and the one rendering of them.
 
-Joins every program that decides (validation, gate, canary, baking) to its readers. A decision is a
-list of checks, and the worst check decides. All text about a decision is built here.
+Validation, gate, canary and baking write checks, and all pages and messages read them. A decision
+is a list of checks, and the worst check decides. All text about a decision is built here.
 """
 
 import math
@@ -21,24 +21,24 @@ class Check:
     """One measured value, its limit and the result."""
 
     name: str
-    """Words of a page, unique in a decision, such as `AUC against the champion`."""
+    """Displayed name, unique in a decision, such as `AUC against the champion`."""
     value: float | None = None
-    """None if the value does not exist."""
+    """Measured value. None if it is undefined."""
     low: float | None = None
     """Lower end of the value's 95 % interval. None without an interval."""
     high: float | None = None
     limit: float | None = None
-    """Value at which the result changes. None without a limit."""
+    """Limit at which the result of the check changes. None without a limit."""
     bound: str = AT_LEAST
     """How the value is compared with the limit, such as `at least`."""
     is_difference: bool = False
-    """Whether the value is a difference of two models, which is printed with its sign."""
+    """Whether the value is a difference of two models. Differences are printed with their sign."""
     result: str
     """One of `RESULTS`."""
     detail: str = ""
-    """Words beside the numbers, in one sentence without a full stop."""
+    """Explanation printed beside the numbers: one sentence without a full stop."""
     advice: str = ""
-    """How the check could pass, in one sentence without a full stop."""
+    """How to make the check pass: one sentence without a full stop."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -66,7 +66,10 @@ def decide(checks: Iterable[Check]) -> str:
 
 
 def headline(checks: Sequence[Check]) -> str:
-    """Return one line: the values with an interval, how many checks passed, and which did not.
+    """Return a summary of the checks in one line.
+
+    It has the values with intervals, the number of passed checks, and the names of the checks that
+    did not pass.
 
     >>> auc = Check(name="AUC", value=0.77, low=0.757, high=0.782, limit=0.6, result="pass")
     >>> lead = Check(name="AUC against the champion", value=0.142, is_difference=True,
@@ -101,12 +104,14 @@ def sentence(check: Check) -> str:
 
 
 def advice(checks: Iterable[Check]) -> list[str]:
-    """Return how each check that did not pass could pass, where that is known."""
+    """Return the known advice for each check that did not pass."""
     return [check.advice for check in checks if check.result != PASS and check.advice]
 
 
 def metrics(checks: Iterable[Check]) -> dict[str, float]:
-    """Return the finite numbers by metric name, each interval as `<name>_low` and `<name>_high`.
+    """Return the finite numbers by metric name.
+
+    An interval has two entries: `<name>_low` and `<name>_high`.
 
     >>> metrics([Check(name="AUC", value=0.5, low=0.4, high=0.6, result="pass")])
     {'auc': 0.5, 'auc_low': 0.4, 'auc_high': 0.6}
@@ -124,7 +129,7 @@ def as_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
 
 
 def number_text(check: Check, value: float | None = None) -> str:
-    """Return the value, or another number of the same check, as text."""
+    """Return a number of the check as text: by default its value."""
     shown = check.value if value is None else value
     if shown is None:
         return "unknown"
@@ -134,7 +139,11 @@ def number_text(check: Check, value: float | None = None) -> str:
 
 
 def _estimate(check: Check, first: str) -> str:
-    """Return a value with its interval, or a later difference without the name of the first."""
+    """Return the name, value and interval of a check as text.
+
+    A difference whose name starts with `first` is shortened: its text omits `first` and the
+    interval.
+    """
     if check.is_difference and check.name != first and check.name.startswith(f"{first} "):
         return f"{number_text(check)} {check.name.removeprefix(first).strip()}"
     assert check.interval
@@ -143,9 +152,10 @@ def _estimate(check: Check, first: str) -> str:
 
 
 def _named(check: Check, shown: Sequence[Check]) -> str:
-    """Return the name and the limit, and the value unless the line has shown it.
+    """Return the name, the value and the limit of a check as text.
 
-    A check without a value is explained by its detail.
+    The value is omitted if the check is in `shown`. If a check has no value, its detail explains
+    why.
     """
     if check.value is None and check.detail:
         return f"{check.name} ({check.detail})"

@@ -11,8 +11,8 @@ The propensity of a row is the probability of the position where it was shown:
 - 1 - share / (k - 1) for any other row at an end of the list.
 - 1 - 2 share / (k - 1) for any other row.
 
-With a share below 1/2, swapped rows have a propensity below 1/2 and all other rows one above. The
-propensities alone therefore identify the swapped pair and the share.
+If the share is below 1/2, swapped rows have a propensity below 1/2, and all other rows have a
+propensity above 1/2. The propensities alone therefore identify the swapped pair and the share.
 
 Swaps of neighbours are the least visible exploration that can measure the value of a ranking
 (FairPairs: Radlinski and Joachims 2006, AAAI; swap interventions: Joachims, Swaminathan and
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 MAX_SHARE = 0.5
-"""Exclusive upper bound of the share."""
+"""Exclusive upper bound of the share of lists to explore."""
 
 
 def check_share(share: float) -> None:
@@ -43,7 +43,7 @@ def check_share(share: float) -> None:
 def explored(
     order: NDArray[np.int64], share: float, chance: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the order that is shown, [k], and the propensity of each of its rows, [k].
+    """Return the order in which a list is shown, and the propensities of its rows, each [k].
 
     Args:
         order: The rows of the list, best first, [k], k >= 1.

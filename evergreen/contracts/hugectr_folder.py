@@ -15,9 +15,9 @@ FILE_LIST = "_file_list.txt"
 
 
 def write_file_list(folder: Path, names: Sequence[str], *, final: Path) -> None:
-    """Write the list of the files `names` into `folder`, with their paths below `final`.
+    """Write a list of the files `names` into `folder`.
 
-    `final` is the later path of `folder`.
+    The paths in the list are below `final`, the path to which `folder` is moved later.
     """
     lines = [str(len(names)), *(str(final / name) for name in names)]
     write_whole(folder / FILE_LIST, "\n".join(lines) + "\n")
@@ -26,7 +26,7 @@ def write_file_list(folder: Path, names: Sequence[str], *, final: Path) -> None:
 def listed_files(folder: Path) -> list[Path]:
     """Return the folder's Parquet files in row order.
 
-    Only the names in the list count, so that the folder may have been moved or copied.
+    Only the file names in the list are used, because the folder may have been moved or copied.
 
     Raises:
         ContractError: the list is absent, its count is wrong, or a file is absent.

@@ -1,7 +1,7 @@
 """The JSON documents that steps pass to each other. They name large data by URI.
 
 Each class names the step that writes it and the steps that read it. A manifest has its kind and
-`format_version`, and a reader refuses any other. Numbers that do not exist are `None`.
+`format_version`, and a reader refuses any other kind or version. Undefined numbers are `None`.
 """
 
 import dataclasses
@@ -18,7 +18,8 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
 _CHECKSUM = "crc32"
-"""Key of a document's checksum. A document that a person wrote may lack it."""
+"""Key of a document's checksum. The checksum is optional, because a person may write a document by
+hand."""
 M = TypeVar("M", bound="Manifest")
 T = TypeVar("T")
 
@@ -122,8 +123,9 @@ def checksummed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _crc32(document: Mapping[str, Any]) -> str:
-    """Return the CRC-32 of a document's values, independent of the layout of its text."""
-    # The round trip through JSON sorts numeric keys as the texts that a reader gets.
+    """Return the CRC-32 of a document's values, whatever the layout of its text."""
+    # JSON keys are texts. The round trip converts numeric keys to texts before they are sorted, as
+    # a reader will see them.
     values = json.loads(json.dumps(document))
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
@@ -148,7 +150,7 @@ def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
 
 
 def _nested(annotation: Any, value: Any, source: str) -> Any:
-    """Convert `value` to the dataclass in `annotation`, or to a list or mapping of it.
+    """Convert `value` to the dataclass in `annotation`, or to a list or mapping of that dataclass.
 
     Returns `value` unchanged if `annotation` has no dataclass.
     """
@@ -192,19 +194,20 @@ class RawDataset(Manifest):
 
     source_uri: str
     window_start: str | None
-    """Start of the window, ISO 8601 UTC, inclusive. It is set by the run, or is a number of days
-    before the end, or is just after the parent's last training row. None = from the first row."""
+    """Start of the window, ISO 8601 UTC, inclusive. There are three cases: the run sets it, or it
+    is a number of days before the end, or it is just after the parent's last training row. None =
+    from the first row."""
     window_end: str | None
-    """End of the window, exclusive. It is the end that the run sets, minus the hours of rows that
-    are left for the next run. None = to the last row."""
+    """End of the window, exclusive. It is the end that the run sets, minus the hours whose rows are
+    reserved for the next run. None = to the last row."""
     first_event_time: str
     """Time of the oldest row of the window. Late rows (`num_late_rows`) are older."""
     last_event_time: str
     """Time of the newest row of the window."""
     last_learned_time: str
     """Time of the newest training row, without late and replayed rows. It is the newest row of
-    `train_uri`, or the parent's if that is newer. Every held-out row is newer and belongs to the
-    next run's window."""
+    `train_uri`, or the parent's newest training row if that is newer. Every held-out row is newer
+    and belongs to the next run's window."""
     train_uri: str
     """Folder of Parquet files in the raw schema (`contracts.raw_rows.raw_types`). The file names
     are in time order: first the late rows, then the rows of the window."""
@@ -215,12 +218,12 @@ class RawDataset(Manifest):
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
-    """Malformed rows, which `malformed_uri` lists with their reasons."""
+    """Number of malformed rows. `malformed_uri` lists them with their reasons."""
     malformed_uri: str | None
     num_duplicates: int
-    """Rows left out because another row has the same (request_id, row) and the same content."""
+    """Rows left out because another row has the same `request_id`, `row` and content."""
     digest: str
-    """SHA-256 over the Parquet files. It is the version of the data."""
+    """SHA-256 of the Parquet files, used as the version of the data."""
     parent_model_id: str | None = None
     """Model that the run continues. None = from scratch."""
     champion_model_id: str | None = None
@@ -235,72 +238,73 @@ class RawDataset(Manifest):
     files are in `ahead_uri`, each with its number of rows and a reason."""
     ahead_uri: str | None = None
     num_left_files: int = 0
-    """Files that are new to the parent's lineage but too old for this run: older than the limit of
-    late rows, or than the window that the run sets."""
+    """Files that are new to the parent's lineage but too old for this run. They are older than the
+    limit of late rows, or older than the window that the run sets."""
     num_left_rows: int | None = 0
-    """Rows of these files. None if a file could not be counted."""
+    """Rows of the files in `num_left_files`. None if a file could not be counted."""
     num_straddling_rows: int = 0
     """Rows newer than `last_learned_time` that are in neither set, because their requests also have
-    training rows. Like the holdout they belong to the window of the next run."""
+    training rows. Like the held-out rows, they belong to the window of the next run."""
     replay_uri: str | None = None
     """Folder of training rows drawn from days before the window, in the same schema. None = no
     replay."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
-    """Folder of other rows of those days, held out from training. They measure how well the model
-    remembers the old distribution."""
+    """Folder of other rows of the replayed days, held out from training. They measure how well the
+    model remembers the old distribution."""
     num_replay_holdout_rows: int = 0
     replay_share: float = 0.0
     """Share of replayed rows among the training rows that the run asked for, in [0, 1)."""
     replay_days: list[dict[str, Any]] = field(default_factory=list)
-    """One entry per day: day (YYYY-MM-DD), version, and num_rows and num_holdout_rows drawn from
-    it."""
+    """One entry per replayed day: day (YYYY-MM-DD), version, num_rows and num_holdout_rows. The
+    last two are the numbers of rows drawn from the day."""
     num_late_clicks: int = 0
-    """Rows of the window, and late rows, whose label became 1 by a click that arrived after they
-    were archived."""
+    """Rows whose label became 1 because of a click that arrived after they were archived. Rows of
+    the window and late rows count."""
     outcomes_digest: str | None = None
-    """SHA-256 over the joined files of late outcomes, including those of replayed days. None = no
-    such file."""
+    """SHA-256 of the late-outcome files that were joined, including those of replayed days. None if
+    there was no such file."""
     excluded_columns: list[str] = field(default_factory=list)
     """Features that the run left out, in the order of files. Training, evaluation and serving
-    ignore them. They are null in the rows, unless the champion uses them and must be scored with
-    them, so readers must check this list."""
+    ignore them. In the rows they are null, unless the champion needs them for scoring. Readers must
+    therefore check this list instead of looking for nulls."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """Rows read of each day of the window and of days with late rows. Each entry has day
-    (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. It has num_late_rows if some rows
-    came late. It has num_holdout_rows if some rows are newer than `last_learned_time` and are
-    therefore not used for training."""
+    (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An entry also has num_late_rows if
+    some rows came late. It also has num_holdout_rows if some rows are newer than
+    `last_learned_time` and are therefore not used for training."""
     num_late_rows: int = 0
     """Number of late rows, included in `num_train_rows`. They are the first rows of `train_uri` as
     extraction wrote it. They are older than the window, and their files reached the lake after the
-    parent's lineage was trained on newer rows. They are never held out, and never among the
-    replayed rows."""
+    parent's lineage was trained on newer rows. Late rows are never in the holdout and never
+    replayed."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files of the lake that the lineage has seen: bytes by file name by day (YYYY-MM-DD), without
     back-filled versions. The days end with the last training row and begin 366 days earlier. Files
-    that are absent here are late. The first day has an entry even without files. A later day
-    without an entry had no files, and earlier days are unknown."""
+    that are absent here are late. The first day always has an entry. If a later day has no entry,
+    it had no files. Nothing is known about earlier days."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
-    file (relative to the lake), num_rows (of its footer, or None), reason, and known (whether an
-    earlier run of the lineage left it out)."""
+    four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
+    (whether an earlier run of the lineage also left the file out)."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """Files that the lineage left out and has not read since, by day and name, without back-filled
-    versions. The value is the time up to which the lineage was trained on their rows, ISO 8601, or
-    empty if it was trained on none. Such files are late once they can be read."""
+    versions. The value is the time (ISO 8601) up to which the lineage was trained on the file's
+    rows, or empty if it was trained on none of them. Such files are late once they can be read."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
-    """Columns of the window's files that are unknown, or that were cast because they have no
-    numbers where numbers were expected. Each column has one entry: column, arrow_type, expected
-    (None for a new column), and file (the first with this type)."""
+    """Unexpected columns of the window's files. A column is unexpected if it is unknown, or if it
+    was cast because it has no numbers where numbers were expected. Each column has one entry:
+    column, arrow_type, expected (None for a new column), and file (the first file in which the
+    column has this type)."""
     num_quarantined: int = 0
-    """Training rows that validation put into quarantine. `quarantine_uri` has them with their
+    """Training rows that validation put into quarantine. `quarantine_uri` lists them with their
     reasons."""
     quarantine_uri: str | None = None
     validation_report: Reference | None = None
-    """`ValidationReport` on these rows. None before validation."""
+    """`ValidationReport` about these rows. None before validation."""
     words_uri: str | None = None
-    """Most frequent texts of string columns (`contracts.words`), for display. None = no such
-    column. Texts of the column that identifies users are not stored."""
+    """File of the most frequent texts of string columns (`contracts.words`), for display. None if
+    there is no such column. Texts of the column that identifies users are not stored."""
     recommender: Recommender
     """Recommender of the rows, with the settings of the run."""
 
@@ -331,7 +335,7 @@ class RawDataset(Manifest):
 class ValidationReport(Manifest):
     """Result of the validation step: TFDV's anomalies and the findings of the rules.
 
-    People read it. Training and evaluation follow a reference to it.
+    It is written for people. Training and evaluation pass on a reference to it.
     """
 
     decision: str
@@ -342,30 +346,30 @@ class ValidationReport(Manifest):
     """Findings in the form of `components.validation.findings.Finding`. `rule` is a name in
     `RULES`."""
     drift: list[dict[str, Any]]
-    """Drift per checked feature, as `evergreen.statistics.comparison.ColumnDrift`, against the
-    windows of the parent's lineage. Empty without a parent."""
+    """Drift of each checked feature, compared with the windows of the parent's lineage. Entries
+    have the form of `evergreen.statistics.comparison.ColumnDrift`. Empty without a parent."""
     num_rows: int
     statistics_uri: str
     """DatasetFeatureStatisticsList of the training rows, binary protobuf."""
     schema_uri: str
     """TensorFlow Metadata schema, text protobuf."""
     report_uri: str
-    """Self-contained HTML."""
+    """The report as self-contained HTML."""
     json_uri: str
-    """The report for machines."""
+    """The report as JSON, for programs."""
     parent_statistics_uri: str | None
     raw_digest: str
     reference_uri: str | None = None
-    """The training rows counted for the monitor (`evergreen.statistics.reference`)."""
+    """Counts of the training rows, for the monitor (`evergreen.statistics.reference`)."""
     label: dict[str, Any] | None = None
     """Change of the click rate, as `components.validation.drift.LabelShift`. None without a
     parent."""
     skew: list[dict[str, Any]] = field(default_factory=list)
-    """Difference of training and served rows per feature, as
-    `components.validation.skew.SkewEntry`. Empty if too few rows joined."""
+    """Difference between training rows and served rows per feature, as
+    `components.validation.skew.SkewEntry`. Empty if too few rows could be joined."""
     served: dict[str, Any] | None = None
-    """Counts of the compared rows, as `components.validation.skew.ServedRowFacts`. None if no
-    served rows were named."""
+    """Counts of the rows compared for skew, as `components.validation.skew.ServedRowFacts`. None if
+    the run named no served rows."""
     windows_uri: str | None = None
     """Column profiles of all training windows of the lineage, for the next run's drift check. None
     without rows."""
@@ -379,8 +383,8 @@ class TrainingSet(Manifest):
     """
 
     train_uri: str
-    """Folder with Parquet files, `_metadata.json` and `_file_list.txt`. Label and I1..I13 are
-    float32, and C1..C26 are int64."""
+    """Folder with Parquet files, `_metadata.json` and `_file_list.txt`. The label and the numeric
+    columns (I1..I13 for Criteo) are float32, and the categorical columns (C1..C26) are int64."""
     holdout_uri: str
     """Folder of the held-out rows in the same format, in the row order of
     `RawDataset.holdout_uri`."""
@@ -389,15 +393,15 @@ class TrainingSet(Manifest):
     slot_sizes: list[int]
     """Number of ids per categorical column, in column order. Ids are in [0, size)."""
     new_categories: list[int]
-    """Categories per column that got an id in this run, either a new id or the id of a
-    tombstone."""
+    """Number of categories per column that got an id in this run. The id is either new or reused
+    from a tombstone."""
     workflow_uri: str
     """Folder of the fitted feature workflow (`contracts.workflow`)."""
     raw_digest: str
     last_event_time: str
     """See `RawDataset.last_event_time`."""
     last_learned_time: str
-    """See `RawDataset.last_learned_time`. The model stores it as its watermark."""
+    """See `RawDataset.last_learned_time`. This time becomes the model's watermark."""
     parent_model_uri: str | None
     window_start: str | None = None
     """See `RawDataset.window_start`."""
@@ -411,10 +415,11 @@ class TrainingSet(Manifest):
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
-    """Share of the training and replayed rows without a click that was kept, in (0, 1]. The holdout
-    has all rows. The model's bias is corrected by its logarithm (`training.start`)."""
+    """Share of non-click rows that were kept among the training and replayed rows, in (0, 1]. The
+    holdout has all rows. The logarithm of this rate corrects the model's bias (`training.start`).
+    """
     num_sampled_out: int = 0
-    """Training rows dropped by `negative_rate`, without replayed rows."""
+    """Training rows dropped because of `negative_rate`, not counting replayed rows."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """See `RawDataset.seen_days`."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -422,13 +427,13 @@ class TrainingSet(Manifest):
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """See `RawDataset.unread_files`."""
     raw_dataset: Reference | None = None
-    """`RawDataset` that was encoded. It and `validation_report` are None only in a manifest that no
-    step wrote."""
+    """`RawDataset` that was encoded. This field and `validation_report` are None only in a manifest
+    that no step wrote."""
     validation_report: Reference | None = None
     """See `RawDataset.validation_report`."""
     tombstones: list[int] = field(default_factory=list)
-    """Ids per categorical column whose category was evicted and that no category has now. Empty =
-    none in any column."""
+    """Number of tombstones per categorical column: ids whose category was evicted and that have not
+    been reused. Empty if no column has any."""
     recommender: Recommender
     """See `RawDataset.recommender`."""
 
@@ -438,7 +443,7 @@ class Model(Manifest):
     """One trained model: a self-contained folder of the model registry.
 
     Training writes it. Evaluation and the next run read it. The folder has `model.json` (this
-    manifest) and the parts that the constants below name.
+    manifest) and the parts listed in `PARTS`.
     """
 
     FORMAT_VERSION: ClassVar[int] = 3
@@ -453,7 +458,7 @@ class Model(Manifest):
     REFERENCE: ClassVar[str] = "statistics/reference.npz"
     """Counts of the training rows for the monitor (`evergreen.statistics.reference`)."""
     WINDOWS: ClassVar[str] = "statistics/windows.npz"
-    """Summaries of the windows on which its lineage was trained
+    """Summaries of all windows on which the model's lineage was trained
     (`components.validation.windows`)."""
     PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")
     """Folders beside the manifest."""
@@ -472,39 +477,42 @@ class Model(Manifest):
     optimizer_step: int
     """Optimizer steps taken so far, over all runs of the lineage."""
     progressive: dict[str, float | None]
-    """AUC and log loss of a tenth of the training rows just before they were used: the newest tenth
-    in an incremental run, a random tenth in a first model. If `negative_rate` is below 1, the rows
-    are downsampled, and the log loss is not comparable with the holdout's."""
+    """AUC and log loss of a tenth of the training rows, measured just before the model was trained
+    on them. An incremental run uses the newest tenth, and a first model uses a random tenth. If
+    `negative_rate` is below 1, the rows are downsampled, and the log loss is not comparable with
+    that of the holdout."""
     last_event_time: str
-    """Time of the newest row read for this model. The rows after `last_learned_time` are its
-    holdout."""
+    """Time of the newest row read for this model. The rows after `last_learned_time` are the
+    model's holdout."""
     last_learned_time: str
     """Time of the newest training row of the model or its parent. It is the watermark from which
     the next run continues. Downsampled and quarantined rows count as training rows, but late and
     replayed rows do not."""
     raw_digest: str
     sha256: dict[str, str]
-    """Hash of the files of each part: `weights`, `workflow`, `statistics`."""
+    """SHA-256 of the files of each part: `weights`, `workflow` and `statistics`."""
     created_at: str
     window_start: str | None = None
-    """See `RawDataset.window_start`. It applies to the rows of its own run, without late and
+    """See `RawDataset.window_start`. It refers to the rows of the model's own run, without late and
     replayed rows."""
     negative_rate: float = 1.0
-    """See `TrainingSet.negative_rate`. The stored weights are already corrected, so that scores
-    refer to all rows."""
+    """See `TrainingSet.negative_rate`. The stored weights are already corrected for it, so that
+    scores refer to all rows."""
     served_shift: float = 0.0
     """Correction of the stored bias if a feature is served with a fixed value
-    (`CategoricalOptions.served_as`). It makes the mean score equal the click rate of the log. The
-    run that continues the model starts without it."""
+    (`CategoricalOptions.served_as`). With the correction, the mean score equals the click rate of
+    the log. A run that continues the model removes it first."""
     excluded_columns: list[str] = field(default_factory=list)
-    """See `RawDataset.excluded_columns`. The workflow has the list that serving uses."""
+    """See `RawDataset.excluded_columns`. Serving uses the list in the workflow instead."""
     training_set: Reference | None = None
-    """`TrainingSet` of the model. None in the model registry, because a model outlives its encoded
-    rows."""
+    """`TrainingSet` of the model. None in the model registry, because encoded rows are deleted
+    earlier than models."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Days and versions of the training rows of its own run (see `RawDataset.seen_days`)."""
+    """Days and versions of the rows on which the model's own run was trained (see
+    `RawDataset.seen_days`)."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Files in the lake at its run (see `RawDataset.files`). Any other file is late."""
+    """Files that were in the lake at the time of the model's run (see `RawDataset.files`). Any
+    other file is late."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """See `RawDataset.unread_files`."""
     recommender: Recommender
@@ -513,7 +521,7 @@ class Model(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelQuality:
-    """Metrics of a model on one set of rows. A number that does not exist is None."""
+    """Metrics of a model on one set of rows. An undefined number is None."""
 
     auc: float | None = None
     auc_low: float | None = None
@@ -524,7 +532,7 @@ class ModelQuality:
     calibration: float | None = None
     """Predicted clicks divided by observed clicks."""
     gauc: float | None = None
-    """See `metrics.UserQuality`. This and `user_ndcg` are also None if the recommender names no
+    """See `metrics.UserQuality`. `gauc` and `user_ndcg` are also None if the recommender names no
     user."""
     user_ndcg: float | None = None
 
@@ -533,7 +541,7 @@ class ModelQuality:
 class AucLead:
     """The candidate's AUC minus the champion's on the same rows (paired DeLong).
 
-    Values that do not exist are None.
+    Undefined values are None.
     """
 
     auc: float | None = None
@@ -545,7 +553,7 @@ class AucLead:
 
 @dataclass(frozen=True, kw_only=True)
 class RowsQuality:
-    """Metrics of both models on the same held-out rows."""
+    """Metrics of the candidate and the champion on the same held-out rows."""
 
     candidate: ModelQuality
     champion: ModelQuality | None
@@ -556,36 +564,41 @@ class RowsQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class ReorderingGain:
-    """Estimated gain in clicks from the candidate's order of neighbours, from explored lists.
+    """Estimated gain in clicks if lists were shown in the candidate's order, from explored lists.
 
     Values are None if too few disputed pairs were swapped (`components.evaluation.exploration`).
     """
 
     gain: float | None = None
-    """Clicks on two neighbours that the candidate would swap: clicks if they are swapped minus
-    clicks if they are not."""
+    """Clicks gained by swapping two neighbours that the candidate orders differently: clicks on the
+    swapped pair minus clicks on the unswapped pair."""
     low: float | None = None
-    """Lower end of the 95 % interval, which is valid at all numbers of lists at once."""
+    """Lower end of the 95 % interval. The interval remains valid if it is computed repeatedly while
+    lists accumulate."""
     high: float | None = None
     num_lists: int
     """Explored lists in the holdout."""
     num_swaps: int
-    """Shown swaps that agree with the candidate's order. The estimate is computed from them."""
+    """Swaps shown to users that agree with the candidate's order. The estimate is computed from
+    them."""
     disputed_share: float
     """Share of the pairs of neighbours that the candidate would swap."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Manifest):
-    """The gate's answer. Evaluation -> deployment, the pipeline's condition, people."""
+    """Decision of the gate about a candidate.
+
+    Evaluation writes it. Deployment, the pipeline's condition and people read it.
+    """
 
     candidate_model_id: str
     champion_model_id: str | None
     decision: str
     """`pass`, `fail` or `inconclusive`."""
     accepted: bool
-    """Whether the run goes on to deployment: `pass`, or `inconclusive` where the run's rollout can
-    take that."""
+    """Whether the run continues with deployment. It does after `pass`, and after `inconclusive` if
+    the run's rollout supports that."""
     reason: str
     """Headline of the checks (`contracts.checks.headline`)."""
     num_rows: int
@@ -594,31 +607,31 @@ class Verdict(Manifest):
     champion: ModelQuality | None
     difference: AucLead | None
     scores_uri: str
-    """NumPy .npz with float32 `candidate` (and `champion`) scores of the held-out rows, in their
-    order."""
+    """NumPy .npz file with the scores of the held-out rows in their order: float32 `candidate`, and
+    `champion` if there is a champion."""
     model: Reference | None = None
-    """The candidate's `Model` in the store. None in verdicts of older revisions, likewise the
-    next."""
+    """`Model` of the candidate in the model registry. `model` and `raw_dataset` are None in
+    verdicts of older revisions."""
     raw_dataset: Reference | None = None
-    """The `RawDataset` whose held-out rows it was evaluated on."""
+    """`RawDataset` with the held-out rows on which the candidate was evaluated."""
     old_distribution: RowsQuality | None = None
     """Quality on rows of days before the window, which shows whether the models forget. None if no
-    such rows were held out. The gate uses it only if the settings ask for it."""
+    such rows were held out. The gate uses it only if the settings require it."""
     reordering_gain: ReorderingGain | None = None
-    """Estimated gain from the candidate's order on randomized rankings. None if no such list was
-    held out. The gate does not use it."""
+    """Estimated gain from the candidate's order, measured on randomized rankings. None if the
+    holdout has no such list. The gate does not use it."""
     champion_reference: str = "current"
-    """How the run asked for the champion: `current`, `none` or a model id. Only a comparison with
-    `current` grows stale when another model goes live."""
+    """How the run specified the champion: `current`, `none` or a model id. Only a comparison with
+    `current` becomes stale when another model goes live."""
     column_aucs: dict[str, float] = field(default_factory=dict)
-    """AUC of each column alone on the held-out rows, highest first. Measured only of a candidate
-    whose AUC is too good to be true (`components.evaluation.leaks`), else empty."""
+    """AUC of each column alone on the held-out rows, highest first. It is measured only if the
+    candidate's AUC is implausibly high (`components.evaluation.leaks`), else it is empty."""
     warnings: list[str] = field(default_factory=list)
-    """One sentence each for people. They refuse nothing."""
+    """Warnings for people, one sentence each. They do not change the decision."""
     advice: list[str] = field(default_factory=list)
-    """One sentence per check that did not pass, which says what would make it pass."""
+    """For each check that did not pass, one sentence that says how it could pass."""
     checks: list[Check] = field(default_factory=list)
-    """The gate's checks with their numbers. The worst of them is `decision`."""
+    """The gate's checks with their numbers. `decision` is the worst result among them."""
 
     @property
     def sentence(self) -> str:
@@ -630,8 +643,8 @@ class Verdict(Manifest):
 class Release(Manifest):
     """One version that Triton serves.
 
-    Deployment writes it for the promotion journal, for the next run (which reads the champion from
-    it) and for people.
+    Deployment writes it. Its readers are the promotion journal, people, and the next run, which
+    gets the champion from it.
     """
 
     model_name: str
@@ -642,28 +655,29 @@ class Release(Manifest):
     graph_uri: str
     """ONNX graph, stored in the model registry beside its golden rows."""
     sha256: dict[str, str]
-    """Hashes of `graph`, `golden` (its golden rows), `weights`, `workflow`, and `data` (the raw
-    dataset's digest)."""
+    """SHA-256 of `graph`, `golden` (the golden rows), `weights` and `workflow`, and the raw
+    dataset's digest as `data`."""
     raw_digest: str
     parity_max_abs_diff: float
-    """Largest difference between the graph's scores of raw rows and the training-side scores of the
-    same rows."""
+    """Largest absolute difference between the scores of the graph and those of training, on the
+    same raw rows."""
     parity_rows: int
     repository_uri: str
     trigger_id: str | None
     reason: str
-    """Why it was accepted: the headline of the verdict."""
+    """Reason why the model was accepted: the headline of the verdict."""
     published_at: str
-    """Time when its files were complete. The journal has the time when it went live."""
+    """Time when the version's files were complete. The journal has the time when the version went
+    live."""
     parent_model_id: str | None = None
-    """Model that this one continued. None = from scratch."""
+    """Parent of the model. None = trained from scratch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingPlace(Manifest):
     """Deployment target of the last release.
 
-    Deployment writes it. The next deployment reads it unless it names a target.
+    Deployment writes it. The next deployment uses it as the default target.
     """
 
     repository_uri: str
@@ -674,16 +688,16 @@ class ServingPlace(Manifest):
 
 
 CURRENT = "current"
-"""Value of a parent or champion: the model that the promotion journal reports as live, or none if
-no model is live."""
+"""Value of the parameters `parent` and `champion`: the model that is live according to the
+promotion journal. It means no model if none is live."""
 NONE = "none"
-"""Value of a parent (train from scratch) or of a champion (evaluate by minimum AUC and calibration
-alone)."""
+"""Value of the parameters `parent` and `champion`. Without a parent, the run trains from scratch.
+Without a champion, the gate checks only minimum AUC and calibration."""
 RUN_PARAMETERS = (
     *("window_start", "window_end", "parent", "champion", "recommender", "settings"),
     *("trigger_id", "trigger_reason"),
 )
-"""Parameters of the pipeline: six that a person changes, and two that the monitor sets."""
+"""Parameters of the pipeline. People may change six of them, and the monitor sets two."""
 SCRATCH = ("parent", "champion")
 """Parameters that `evergreen run --from-scratch` sets to `NONE`."""
 
@@ -696,7 +710,7 @@ class RetrainRequest(Manifest):
     """
 
     request_id: str
-    """Name of the run. Two runs of the same id never run at the same time."""
+    """Name of the run. Two runs with the same id never run at the same time."""
     reason: str
     requested_at: str
     window_start: str
@@ -707,7 +721,7 @@ class RetrainRequest(Manifest):
     parent: str = CURRENT
     champion: str = CURRENT
     observed: dict[str, float | None]
-    """Numbers behind the decision, such as auc, threshold, rows, clicks."""
+    """Numbers behind the decision to retrain, such as auc, threshold, rows and clicks."""
 
     def __post_init__(self) -> None:
         if not self.request_id or not self.reason:

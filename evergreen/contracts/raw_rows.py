@@ -3,9 +3,9 @@
 Users' files, the simulator and the monitor's archive write raw rows. Extraction, validation,
 preprocessing and serving read them. `evergreen.config.features` defines the features of a row.
 
-Raw rows are Parquet: `label` int32, the features with null for missing, then the log columns. Rows
-of a lake have the same columns, but may have strings where raw rows have their categories
-(`lake_types`). The monitor's archive has no strings, and writes categories to the same columns.
+Raw rows are Parquet: `label` int32, then the features (null if missing), then the log columns. Rows
+of a lake have the same columns, but a column of categories may contain strings instead
+(`lake_types`). The monitor's archive contains categories only.
 """
 
 from collections.abc import Sequence
@@ -22,21 +22,21 @@ LABEL, REQUEST_ID, ROW, EVENT_TIME, MODEL_VERSION, SCORE, POSITION, PROPENSITY =
 SHADOW_VERSION, SHADOW_SCORE, CANARY = OWN_COLUMNS[8:]
 
 SERVED_BY = (MODEL_VERSION, SCORE, POSITION, PROPENSITY)
-"""Columns that a file may lack. They are then null."""
+"""Columns that a file may lack. The rows of such a file have null in them."""
 
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
-"""Optional columns after the raw ones, in files with a row that a shadow version scored
-(`evergreen.registry.traffic_plan`). They are null in other rows. Readers of raw rows select columns
-by name and do not read them, but the canary's evidence does."""
+"""Optional columns after the raw ones. A file has them if a shadow version scored at least one of
+its rows (`evergreen.registry.traffic_plan`). They are null in other rows. Readers of raw rows
+select columns by name and skip these, except the reader of the canary's evidence."""
 
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
-"""Optional column in files with a row that a canary answered, false in other rows. The optional
-columns follow the raw ones in this order: shadow, canary."""
+"""Optional column that is true in rows that a canary answered. A file without such rows lacks it.
+The optional columns follow the raw ones in this order: shadow, canary."""
 
 WEIGHT_TYPES: dict[str, str] = {WEIGHT: "float32"}
 """Column after the raw ones if the recommender's file names a weight (`ColumnNames.weight`). It is
-a finite number of at least 0, and never null. Files of a lake, such as the monitor's archive, may
-lack it: their rows have weight 1."""
+a finite number of at least 0, and never null. Files of a lake may lack it, for example those from
+the monitor's archive. Their rows have weight 1."""
 
 ROW_TYPES: dict[str, str] = {
     LABEL: "int32",
@@ -50,8 +50,8 @@ ROW_TYPES: dict[str, str] = {
 }
 """Arrow type of each column that every raw row has. The features follow the first column."""
 FINITE = "a finite number"
-"""Rule for a numeric value that is present, for messages. `is_infinite` finds the values that break
-it."""
+"""Requirement for a numeric value that is present, quoted in messages. `is_infinite` finds the
+values that violate it."""
 LIST = "list<{type}>"
 """Arrow type of a list whose elements have `type`."""
 
@@ -59,15 +59,15 @@ LIST = "list<{type}>"
 def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     """Return the Arrow type of each raw column, in file order.
 
-    Only the features and four columns may be null: `model_version` and `score` in rows that none of
-    our models served, `position` in rows outside ranked lists, and `propensity` in rows without
-    exploration. `request_id` and `row` together identify a row. `position` is the row's position in
-    the list that the request showed, from 1. `propensity` is the probability of that position
-    (`evergreen.contracts.exploration`).
+    Besides the features, four columns may be null: `model_version` and `score` in rows that were
+    not served by our models, `position` in rows outside ranked lists, and `propensity` in rows
+    without exploration. `request_id` and `row` together identify a row. `position` is the row's
+    position in the list that the request showed, from 1. `propensity` is the probability of that
+    position (`evergreen.contracts.exploration`).
 
     Args:
         features: Features of the recommender.
-        weighted: Whether rows have a weight, which is the last column.
+        weighted: Whether rows have a weight. The weight is the last column.
     """
     return {
         LABEL: ROW_TYPES[LABEL],
@@ -80,7 +80,7 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 
 
 def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
-    """Return the Arrow type of each column of rows in a person's files, in file order."""
+    """Return the Arrow type of each column of rows in a user's files, in file order."""
     words = {
         name: LIST.format(type="string") if name in features.lists else "string"
         for name in features.words
@@ -94,18 +94,20 @@ def known_columns(features: Features) -> frozenset[str]:
 
 
 CLOCK_AHEAD_SECONDS = 3600.0
-"""Maximum clock skew in seconds. A recorded time further in the future comes from a wrong clock,
-and no program waits for it."""
+"""Maximum clock skew in seconds. A recorded time that is further in the future is treated as the
+error of a wrong clock, and programs do not wait for it."""
 
 
 def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":
-    """Return which numeric values break the contract. NaN means missing, which is allowed.
+    """Return which numeric values are infinite and therefore invalid.
+
+    NaN means missing and is valid.
 
     >>> import numpy as np
     >>> is_infinite(np.array([1.0, np.nan, np.inf, -np.inf])).tolist()
     [False, False, True, True]
     """
-    import numpy as np  # here, because parsers of flags import this module
+    import numpy as np  # imported here, because parsers of flags import this module
 
     infinite: NDArray[np.bool_] = np.isinf(values)
     return infinite
@@ -114,8 +116,8 @@ def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":
 def microseconds(time: float) -> int:
     """Convert seconds since the epoch to whole microseconds, as `event_time` stores them.
 
-    Convert a live time before you compare it with an archived one. As floats, the two could fall on
-    different sides of a bound.
+    Convert a live time before you compare it with an archived one. If both were compared as floats,
+    rounding could put them on different sides of a bound.
 
     >>> microseconds(1763000000.25), microseconds(1.0000006)
     (1763000000250000, 1000001)
@@ -139,16 +141,16 @@ DAY_PARTITION = "day={day}"
 
 VERSION_PARTITION = "version={version}"
 """Sub-folder of a day's folder with a back-filled version of the day, from 1 up. Parquet files
-directly in the day's folder are version 0, to which the uploader appends. A day consists of its
-highest complete version, and of the files of version 0 that the version's marker does not name,
-because they came later (`components.extraction.lake_files`)."""
+directly in the day's folder are version 0, to which the uploader appends. Readers use the highest
+complete version of a day. They also use the files of version 0 that came after it, which the
+version's marker does not name (`components.extraction.lake_files`)."""
 VERSION_COMPLETE = "_SUCCESS"
-"""Marker in such a folder, which is written last because a bucket has no rename. A version without
-it does not exist."""
+"""Marker file in the folder of a complete version. It is written last, because files of a bucket
+cannot be renamed. Readers ignore a version without the marker."""
 
 OUTCOME_PARTITION = "outcomes/day={day}"
 """Folder, in an archive or a lake, of outcomes that arrived after their rows were archived. `day`
-is YYYY-MM-DD in UTC: the day of the prediction if it is known, else of the outcome."""
+is a UTC day, YYYY-MM-DD: the day of the prediction if it is known, else the day of the outcome."""
 EVENT = "event"
 OUTCOME_TIME = "outcome_time"
 STORED_AT = "stored_at"
@@ -161,12 +163,12 @@ OUTCOME_TYPES: dict[str, str] = {
     STORED_AT: "timestamp[us, tz=UTC]",
     WINDOW_SECONDS: "float64",
 }
-"""Arrow type of each column of a late outcome's file, in file order. None is null. `request_id` and
-`row` identify the raw row, and `event` is one of `records.EVENTS`. `outcome_time` is the time of
-the event, and `stored_at` is when the monitor stored it. `window_seconds` is the monitor's
-attribution window for this kind of event when it wrote the file, or 0 if it does not expect this
-kind. The outcome counts if `outcome_time` is at most that long after its row's `event_time`, both
-in whole microseconds. A file may have the same outcome more than once."""
+"""Arrow type of each column of a file of late outcomes, in file order. The columns are never null.
+`request_id` and `row` identify the raw row, and `event` is one of `records.EVENTS`. `outcome_time`
+is the time of the event, and `stored_at` is when the monitor stored it. `window_seconds` is the
+monitor's attribution window for this kind of event when it wrote the file, or 0 if it does not
+expect this kind. The outcome counts if `outcome_time` is at most `window_seconds` after the row's
+`event_time`, both in whole microseconds. A file may have the same outcome more than once."""
 
 
 def feature_matrix(
@@ -182,7 +184,7 @@ def feature_matrix(
         dtype: Type of the array.
         missing: Value that replaces null.
     """
-    import numpy as np  # here, because parsers of flags import this module
+    import numpy as np  # imported here, because parsers of flags import this module
 
     if not names:
         return np.empty((batch.num_rows, 0), dtype)
@@ -196,7 +198,8 @@ def feature_matrix(
 def category_matrix(batch: Any, features: Features) -> "NDArray[np.int64]":
     """Return the categories of an Arrow record batch, [n, `features.places`].
 
-    Of each list only the used elements are returned. An absent value is `MISSING_CATEGORY`.
+    For a list, only the elements that the model uses are returned. An absent value is
+    `MISSING_CATEGORY`.
     """
     import numpy as np
 
@@ -208,7 +211,7 @@ def category_matrix(batch: Any, features: Features) -> "NDArray[np.int64]":
 
 
 def list_matrix(column: Any, options: ListOptions) -> "NDArray[np.int64]":
-    """Return the used elements of an Arrow array of lists, left-aligned, [n, `options.max`]."""
+    """Return the elements of each list that the model uses, left-aligned, [n, `options.max`]."""
     elements = column.flatten().fill_null(MISSING_CATEGORY).to_numpy(zero_copy_only=False)
     return placed_lists(elements, list_lengths(column), options)
 
@@ -235,10 +238,10 @@ def placed_lists(
 
 
 def list_lengths(column: Any) -> "NDArray[np.int64]":
-    """Return the number of elements of each list of an Arrow array, as in `column.flatten()`."""
+    """Return the length of each list of an Arrow array, as it is in `column.flatten()`."""
     import numpy as np
 
-    # A null list may have elements, which do not count.
+    # Arrow may store elements for a null list. They do not count.
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     lengths: NDArray[np.int64] = np.where(is_null, 0, np.diff(column.offsets.to_numpy())).astype(
         np.int64

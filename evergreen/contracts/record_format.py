@@ -4,12 +4,12 @@ Other readers of the log (a BigQuery subscription, Flink, a notebook) use the sc
 prints. `contracts.records` describes the meaning of a record, and `events.event_log` its transport.
 
 The values of a feature are one packed field, so that a message of many rows is only a few bytes
-longer than its numbers. A field's number is a hash of the feature's kind and name. If a file adds,
-drops or moves a column, the numbers of the others stay the same. A packed field of fixed-size
-numbers and a field of bytes look the same on the wire (little endian). NumPy reads these bytes
-directly: it takes a fifth of the time of Protobuf's Python objects (64 rows of 39 columns). A
-nested message is a field of bytes too, so that the features of many messages are read as one array
-(`_Layout`).
+longer than its numbers. A field's number is a hash of the feature's kind and name. If a column is
+added, dropped or moved, the field numbers of the other columns stay the same. A packed field of
+fixed-size numbers has the same bytes as a field of type bytes (little endian). NumPy therefore
+reads these bytes directly, in a fifth of the time of Protobuf's Python objects (64 rows of 39
+columns). A nested message is a field of bytes too. The features of many messages are therefore read
+as one array (`_Layout`).
 """
 
 import hashlib
@@ -63,7 +63,8 @@ class _FieldRow:
     name: str
     number: int
     type: str
-    """Type in the schema: of a scalar, of an array's elements, or the name of a message."""
+    """Type in the schema: the type of a scalar or of an array's elements, or the name of a
+    message."""
     repeated: bool = field(default=False, kw_only=True)
     comment: str = field(default="", kw_only=True)
 
@@ -121,14 +122,15 @@ _RECORD = (
     _FieldRow("outcomes", 2, "Outcomes", comment="or the outcomes of rows, once they are known"),
 )
 _MAX_LAYOUTS = 64
-"""Maximum number of layouts in the cache, one for each number of rows."""
+"""Maximum number of cached layouts. Each number of rows has its own layout."""
 _OUTCOME_BYTES = 300
-"""Approximate memory of a decoded outcome in bytes. Its id, row and time are Python objects."""
+"""Approximate memory of a decoded outcome in bytes, including the Python objects of its id, row and
+time."""
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
 """Arrays that a record may lack."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
-"""Maximum bytes of a message beside the numbers of its arrays. The first is for ids, names and
-digest, the second for a feature's tag and length."""
+"""Maximum bytes of a message in addition to the numbers of its arrays. `_FRAME_BYTES` is for ids,
+names and digest. `_COLUMN_BYTES` is for the tag and length of each feature."""
 
 
 class RecordFormat:
@@ -143,8 +145,8 @@ class RecordFormat:
         """Build the type of the message.
 
         Raises:
-            ContractError: the names of two features have the same hash, a chance of 1 in 840 at 200
-                columns.
+            ContractError: the names of two features have the same hash. With 200 columns, the
+                probability is 1 in 840.
         """
         self.features = features
         sizes = {
@@ -193,7 +195,7 @@ class RecordFormat:
         )
 
     def proto(self) -> str:
-        """Return the schema in Protobuf's language, for other readers and Pub/Sub's schemas."""
+        """Return the schema as a `.proto` file, for other readers and for Pub/Sub."""
         lines = ['syntax = "proto3";', "", "message LogRecord {"]
         for message, fields in self._messages.items():
             lines += [f"  message {message} {{", *(f"    {_line(each)}" for each in fields), "  }"]
@@ -202,7 +204,7 @@ class RecordFormat:
     def max_rows(self, num_bytes: int) -> int:
         """Return the number of prediction rows that fit in a message of `num_bytes`.
 
-        The rows have positions, propensities and shadow scores.
+        It assumes that the rows have positions, propensities and shadow scores.
 
         >>> RecordFormat(Features(numeric=("price",), categorical=("item",))).max_rows(1_000_000)
         31218
@@ -212,7 +214,7 @@ class RecordFormat:
         ) // self.row_bytes
 
     def encode(self, record: Record) -> bytes:
-        """Return the message of `record`.
+        """Return the message that encodes `record`.
 
         Raises:
             ContractError: the record and the recommender have different numbers of columns.
@@ -272,13 +274,14 @@ class RecordFormat:
 
         Args:
             content: The message.
-            recommender: Expected recommender of predictions, or None for any. A record without a
-                recommender is accepted.
+            recommender: Expected recommender of predictions, or None for any. A record that names
+                no recommender is always accepted.
 
         Raises:
             ContractError: the message does not follow the schema, or the record's class refuses a
-                value. Or it has predictions of another recommender, more than `MAX_ROWS_PER_RECORD`
-                rows, or a feature with another number of values than rows.
+                value. It is also raised if predictions belong to another recommender, have more
+                than `MAX_ROWS_PER_RECORD` rows, or have a feature whose number of values is not the
+                number of rows.
         """
         try:
             message: Any = self._type.FromString(content)
@@ -308,17 +311,17 @@ class RecordFormat:
         before: float = END_OF_TIME,
         versions: Container[int] | None = None,
     ) -> tuple[list[tuple[Predictions, NDArray[np.int64]]], list[int]]:
-        """Decode messages in bulk, and find those that must be decoded singly by `decode`.
+        """Decode messages in bulk, and find those that must be decoded one at a time by `decode`.
 
-        Messages can be decoded in bulk if they have equally many rows, all columns, no propensities
-        and no shadow.
+        A message can be decoded in bulk if it has all columns, no propensities and no shadow
+        scores. Messages with the same number of rows are decoded together.
 
         Args:
             contents: The messages.
-            recommender: Recommender that they may name, or None for any.
+            recommender: Recommender that the messages may name, or None for any.
             since: Earliest prediction time, in seconds since the epoch, inclusive.
             before: Latest prediction time, in seconds since the epoch, exclusive.
-            versions: Model versions that they may name, or None for any.
+            versions: Model versions that the messages may name, or None for any.
 
         Returns:
             The predictions with the positions of their messages, [m], and the positions of all
@@ -364,7 +367,7 @@ class RecordFormat:
     def _read_groups(
         self, alike: Mapping[int, list[tuple[int, Any]]], rest: list[int]
     ) -> list[tuple[Predictions, NDArray[np.int64]]]:
-        """Read groups of messages, which are keyed by the bytes of their scores.
+        """Decode groups of messages. The key of a group is the number of bytes of the scores.
 
         The positions of invalid messages are added to `rest`.
         """
@@ -378,12 +381,12 @@ class RecordFormat:
         return [(predictions, places) for predictions, places in found if len(predictions)]
 
     def _plain_rows(self, score_bytes: int, feature_bytes: int) -> int:
-        """Return the number of rows with scores and features of these sizes in bytes.
+        """Return the number of rows that scores and features of these sizes, in bytes, contain.
 
         Returns 0 if no valid record has these sizes.
         """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # The features must be larger than their numbers alone. Otherwise a corrupt message could
+        # Features are larger than their numbers alone. Without this check a corrupt message could
         # request a layout of any size.
         is_valid = (
             not rest
@@ -395,10 +398,10 @@ class RecordFormat:
     def _read_alike(
         self, sent: Sequence[Any], num_rows: int
     ) -> tuple[Predictions, NDArray[np.bool_]]:
-        """Decode predictions of `num_rows` rows each.
+        """Decode messages whose predictions all have `num_rows` rows.
 
         Returns:
-            The predictions, and which of them are valid and lack no feature, [m].
+            The predictions, and a mask of those that are valid and have all features, [m].
         """
         layout, shape = self._layout(num_rows), (len(sent), num_rows)
         raw = np.frombuffer(b"".join([each.features for each in sent]), np.uint8).reshape(
@@ -456,7 +459,8 @@ class RecordFormat:
         _expect_known(sent, "predictions")
         _expect_known(features, "features")
         scores = _array(sent, "scores", "float")
-        # This precedes the features, because an absent column is filled in for any number of rows.
+        # The rows are checked before the features, because an absent column is filled in for any
+        # number of rows.
         if (n := len(scores)) > MAX_ROWS_PER_RECORD:
             raise ContractError(
                 f"prediction batch has {n} rows, expected at most {MAX_ROWS_PER_RECORD}"
@@ -522,7 +526,7 @@ class _Layout:
 
 
 def _matrix(features: Any, names: Sequence[str], *, kind: str, num_values: int) -> NDArray[Any]:
-    """Return the columns of these names side by side, [num_values, names]."""
+    """Return the columns with these names side by side, [num_values, names]."""
     dtype = _ARRAYS[kind]
     size = num_values * dtype.itemsize
     columns = [getattr(features, name) for name in names]
@@ -567,7 +571,7 @@ def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
 
 
 def _expect_known(message: Message, what: str) -> None:
-    """Refuse fields that a newer client or a newer file has, because their values would be lost."""
+    """Refuse unknown fields, which a newer client or file may write. Their values would be lost."""
     if unknown := [each.field_number for each in UnknownFieldSet(message)]:
         raise ContractError(
             f"{what} has the fields {sorted(set(unknown))[:5]}, expected only those of this "

@@ -17,8 +17,8 @@ from evergreen.runtime.errors import ContractError
 
 _OF_RECOMMENDER = ("recommender", "recommender_digest")
 """Fields of a prediction batch that identify the recommender of its rows."""
-# These are cached: creating a dtype for each array took a fifth of the time of a message of one
-# row.
+# These dtypes are cached. Creating a dtype for each array took a fifth of the time of decoding a
+# message of one row.
 _EXPECTED: dict[type[Any], np.dtype[Any]] = {
     kind: np.dtype(kind) for kind in (np.float32, np.float64, np.int32, np.int64)
 }
@@ -29,10 +29,10 @@ MAX_ID_CHARACTERS = 128
 """Maximum characters of an id, a name or a digest in a record. The archive repeats a request's id
 in each of its rows."""
 MAX_ROWS_PER_RECORD = 2048
-"""Maximum rows in a prediction record. A record of 39 columns then has 0.57 MB, and a log accepts 1
-MB."""
+"""Maximum rows in a prediction record. With 39 columns such a record has 0.57 MB. The event log
+accepts messages up to 1 MB."""
 END_OF_TIME = 253_402_300_800.0
-"""Seconds since the epoch of the year 10000, which Python's calendar does not support."""
+"""Start of the year 10000 in seconds since the epoch. Python's calendar ends before it."""
 
 CLICK = "click"
 CONVERSION = "conversion"
@@ -41,24 +41,25 @@ EVENTS = (CLICK, CONVERSION)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PredictionBatch:
-    """The rows of one scored request, with one or more columns.
+    """The rows of one scored request.
 
     Raises:
-        ContractError: types, shapes or dtypes differ from those stated, or there are no rows or
-            columns. Or a version or time is out of range, a text is too long or cannot be encoded
-            in UTF-8, a numeric value is infinite, or a score is not a probability.
+        ContractError: a type, shape or dtype is not as stated, or there are no rows or columns. It
+            is also raised if a version or time is out of range, or a text is too long or cannot be
+            encoded in UTF-8. The last reasons are an infinite numeric value, and a score that is
+            not a probability.
     """
 
     request_id: str
     time: float
-    """Time of the answer, in seconds since the epoch, UTC."""
+    """Time when the request was answered, in seconds since the epoch, UTC."""
     model_version: int
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
     """[n, c], -1 = missing."""
     scores: NDArray[np.float32]
-    """[n] probabilities. NaN = the model returned none, and the caller got no scores."""
+    """[n] probabilities. NaN if the model returned no score. The caller then got no scores."""
     positions: NDArray[np.int32] | None = None
     """[n] position in the ranked list that the request showed, from 1. None if it showed no
     list."""
@@ -66,18 +67,18 @@ class PredictionBatch:
     """[n] probability of each row's position (`evergreen.contracts.exploration`). None without
     exploration."""
     shadow_version: int | None = None
-    """Model version that scored the rows as shadow traffic. None = no version did."""
+    """Model version that scored the rows as shadow traffic. None without shadow traffic."""
     shadow_scores: NDArray[np.float32] | None = None
-    """[n] probabilities of the shadow version, which were not served. Required with
-    `shadow_version`, else absent."""
+    """[n] probabilities of the shadow version, which were not served. They are required if
+    `shadow_version` is set, and not allowed otherwise."""
     canary: bool = False
-    """Whether a canary answered: a version that gets a share of the traffic beside the one that
-    serves."""
+    """Whether a canary answered the request. A canary is a version that gets a share of the traffic
+    beside the live version."""
     recommender: str | None = None
     """Name of the rows' recommender. None if the writer did not know it."""
     recommender_digest: str | None = None
-    """`evergreen.config.spec.Recommender.digest` of the recommender as the writer had it. None if
-    it did not know it."""
+    """`evergreen.config.spec.Recommender.digest` of the recommender that the writer used. None if
+    the writer did not know the recommender."""
 
     def __post_init__(self) -> None:
         n = len(self.scores)
@@ -122,7 +123,7 @@ class PredictionBatch:
     def _check_numbers(self) -> None:
         for name in ("scores", "shadow_scores", "propensities"):
             values = getattr(self, name)
-            # If a value is NaN, the minimum is NaN and fails both comparisons.
+            # If a value is NaN, the minimum is NaN, and both comparisons are false.
             if values is None or (
                 np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1
             ):
@@ -163,8 +164,8 @@ class Requests:
     """Columns of several requests: arrays of one value per request, [m], or per row, [n].
 
     The rows of a request are consecutive. Requests that arrive together are decoded, stored and
-    counted by one call. An object for each request took most of the time of a request with a single
-    row.
+    counted by one call. This is faster than one object per request: for requests with a single row,
+    creating the objects took most of the time.
     """
 
     ids: NDArray[np.object_]
@@ -202,7 +203,7 @@ class Requests:
         return np.cumsum(self.sizes) - self.sizes
 
     def select(self: R, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> R:
-        """Return the requests at the positions `chosen`, or where a mask [m] is true."""
+        """Return the requests at the positions `chosen`. A mask [m] is also accepted."""
         if chosen.dtype == np.bool_:
             chosen = np.flatnonzero(chosen)
         if np.array_equal(chosen, np.arange(len(self))):
@@ -227,7 +228,7 @@ class Requests:
         )
 
     def to(self, kind: type[R], **more: NDArray[Any]) -> R:
-        """Return the same requests with the columns of `kind`.
+        """Return the same requests as an object of class `kind`.
 
         Args:
             kind: Class of the result.
@@ -253,7 +254,7 @@ class Requests:
     def by_version(self: R) -> Iterator[tuple[int, R]]:
         """Yield each model version with its requests.
 
-        The version of the last request comes last.
+        The version of the last request is yielded last.
         """
         versions, places = np.unique(self.versions[::-1], return_index=True)
         for version in versions[np.argsort(-places)].tolist():
@@ -261,7 +262,7 @@ class Requests:
 
     @classmethod
     def joined(cls: type[R], parts: Sequence[R]) -> R:
-        """Concatenate `parts`, which has at least one element."""
+        """Concatenate `parts`, which must not be empty."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -273,7 +274,7 @@ class Requests:
 
     @classmethod
     def _columns(cls) -> list[tuple[str, bool]]:
-        """Return the name of each array, and whether it has one value per request."""
+        """Return the name of each array, and whether it has one value per request or per row."""
         return [(each.name, each.name in cls.OF_REQUESTS) for each in fields(cls)]
 
 
@@ -298,7 +299,10 @@ class Predictions(Requests):
 
     @classmethod
     def of(cls, batches: Sequence[PredictionBatch]) -> "Predictions":
-        """Return the rows of `batches`, at least one, which have the same columns."""
+        """Return the rows of `batches`.
+
+        There must be at least one batch, and all must have the same columns.
+        """
         sizes = np.array([len(batch) for batch in batches], np.int64)
         shadow_versions = [
             NO_VERSION if each.shadow_version is None else each.shadow_version for each in batches
@@ -328,7 +332,7 @@ class Predictions(Requests):
 def _joined_or(
     given: Sequence[NDArray[Any] | None], sizes: NDArray[np.int64], missing: np.generic
 ) -> NDArray[Any]:
-    """Concatenate the arrays, with `missing` for the rows of an absent one."""
+    """Concatenate arrays. Where an array is None, fill its rows with `missing`."""
     return np.concatenate(
         [
             np.full(size, missing) if array is None else array
@@ -341,11 +345,11 @@ def _joined_or(
 class OutcomeBatch:
     """Outcomes that became known together.
 
-    A row without an outcome counts as no click once its attribution window closes.
+    A row counts as not clicked if no outcome arrives within its attribution window.
 
     Raises:
-        ContractError: types, shapes or dtypes differ from those stated, a row or time is out of
-            range, a text is too long or cannot be encoded in UTF-8, or there are no outcomes.
+        ContractError: a type, shape or dtype is not as stated, a row or time is out of range, a
+            text is too long or cannot be encoded in UTF-8, or there are no outcomes.
     """
 
     batch_id: str
@@ -386,7 +390,7 @@ Record = PredictionBatch | OutcomeBatch
 
 
 def record_id(record: Record) -> str:
-    """Return the id by which redeliveries of a record are recognised."""
+    """Return an id of a record, by which a redelivery of the record is recognised."""
     return record.request_id if isinstance(record, PredictionBatch) else record.batch_id
 
 

@@ -1,7 +1,7 @@
-"""A reproducible number for each raw row, so that every try draws the same rows.
+"""A reproducible number for each raw row, so that a repeated run draws the same rows.
 
-Extraction uses it to draw old rows and to find requests again. Preprocessing uses it to keep a
-share of the rows without a click. Each chooses its own salt.
+Extraction uses the numbers to draw old rows and to find requests again. Preprocessing uses them to
+downsample the rows without a click. Each use has its own salt.
 """
 
 import zlib
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 def request_hashes(request_ids: Any) -> NDArray[np.uint32]:
     """Return the CRC-32 of each text of an Arrow array, [n].
 
-    It is the same in every process, unlike Python's own hashes.
+    Unlike Python's `hash`, it is the same in every process.
     """
     return np.fromiter(
         map(zlib.crc32, request_ids.cast("binary").to_pylist()), np.uint32, len(request_ids)
@@ -22,12 +22,14 @@ def request_hashes(request_ids: Any) -> NDArray[np.uint32]:
 
 
 def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
-    """Return the CRC-32 of each row's request id in the upper half and its row in the lower, [n].
+    """Return a 64-bit identity of each row, [n].
+
+    The upper 32 bits are the CRC-32 of the request id, and the lower 32 bits are the row's number.
 
     Args:
         request_ids: Arrow array of strings, [n]. pyarrow is not imported, because it is not a
             dependency of the contracts.
-        rows: `row` of each, [n].
+        rows: Number of each row in its request, [n].
     """
     requests = request_ids.dictionary_encode()
     hashes = request_hashes(requests.dictionary).astype(np.uint64)
@@ -54,15 +56,15 @@ def mix(values: Any) -> Any:
 
 
 def uniforms(identities: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
-    """Return a uniform number in [0, 1) for each identity, [n].
+    """Return a uniform random number in [0, 1) for each identity, [n].
 
-    Numbers of different salts are independent.
+    Different salts give independent numbers.
 
     >>> five, six = uniforms(np.array([5, 6], np.uint64), salt=1)
     >>> bool(five == six), bool(five == uniforms(np.array([5], np.uint64), salt=1)[0])
     (False, True)
     """
     hashes = mix(identities ^ mix(np.uint64(salt % 2**64)))
-    # The upper 53 bits are exact in float64. Rounding all 64 bits could give 1.
+    # float64 represents the upper 53 bits exactly. All 64 bits could be rounded up to 1.
     evenly: NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return evenly

@@ -1,7 +1,7 @@
 """Names, files and tensors of the served models, and the gRPC options for Triton.
 
-Deployment writes the graph and its configuration, the inference client calls it, and the laptop's
-server loads it.
+Deployment writes the graph and its configuration. The laptop's server loads the graph, and the
+inference client calls it.
 """
 
 import re
@@ -27,10 +27,10 @@ MAX_BATCH_ROWS = 4096
 
 
 GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
-    # Triton runs on this machine or in this cluster, never behind a proxy that the environment
-    # names.
+    # Do not use the proxy that the environment names. Triton runs on this machine or in this
+    # cluster.
     ("grpc.enable_http_proxy", 0),
-    # Repeat tritonclient's defaults, which any options of ours replace.
+    # tritonclient drops its defaults if options are given, so they are repeated here.
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
 )
@@ -38,8 +38,8 @@ GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 QUEUE_REFUSALS = ("maximum queue size", "Request timeout expired")
-"""Messages of Triton's status UNAVAILABLE for a request that a full queue refused or that waited
-too long."""
+"""Messages of Triton for a request that found the queue full or waited too long. Their gRPC status
+is UNAVAILABLE."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ServedNames:
     """
 
     model: str
-    """Name of the live version's model, which clients call: the recommender's own name."""
+    """Name under which clients call the live version: the recommender's own name."""
 
     @property
     def candidate(self) -> str:
@@ -64,8 +64,9 @@ class ServedNames:
     def canary(self) -> str:
         """Return the name under which a canary answers its share of the traffic.
 
-        See `evergreen.registry.traffic_plan`. A request without a version goes to the highest
-        loaded version of a name, so that a canary under the live name would get all traffic.
+        See `evergreen.registry.traffic_plan`. A canary needs its own name, because Triton sends a
+        request without a version to the highest loaded version of a name. Under the live name the
+        canary would get all traffic.
         """
         return self.model + CANARY_SUFFIX
 
@@ -79,7 +80,7 @@ class Tensor(NamedTuple):
 
 
 COLUMNS = "columns"
-"""Parameter of a model's configuration in Triton: its input columns (`Features.columns`) as
+"""Parameter in a model's Triton configuration: the model's input columns (`Features.columns`) as
 JSON."""
 DENSE_INPUT = "dense"
 """Name of the tensor of raw numeric features, in their order. NaN = missing."""
@@ -103,7 +104,7 @@ def input_tensors(features: Features) -> tuple[Tensor, ...]:
 
 
 def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Return the tensors of a request for these rows, [n, d] and [n, c], by name.
+    """Return the tensors of a request by name, for rows [n, d] and [n, c].
 
     A tensor without columns is left out.
     """
@@ -114,8 +115,8 @@ def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, ND
 class ColumnMap:
     """Conversion of rows to the columns of a model, by name.
 
-    A column that the rows lack is missing. The columns of rows and model are as in
-    `Features.columns`.
+    A column of the model that the rows lack is filled with the missing value. Both sets of columns
+    have the form of `Features.columns`.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class ColumnMap:
         """Columns of the model."""
         self._is_same = self.takes == {kind: tuple(rows[kind]) for kind in self.takes}
         self._taken = {
-            # A name that the rows lack gets the index after their last column.
+            # Columns that the rows lack get the index after the rows' last column.
             kind: np.array(
                 [rows[kind].index(n) if n in rows[kind] else len(rows[kind]) for n in names],
                 np.int64,
@@ -151,10 +152,10 @@ def _with_columns(values: NDArray[Any], taken: NDArray[np.int64], missing: Any) 
 
 
 def versions_of(text: str) -> list[int]:
-    """Return the versions that the text of a configuration serves, ascending.
+    """Return the versions that a model configuration serves, ascending.
 
     Raises:
-        ContractError: the text names no versions.
+        ContractError: the configuration names no versions.
     """
     if not (found := re.findall(r"^ +versions: (\d+)$", text, re.MULTILINE)):
         raise ContractError("configuration names no versions, expected at least one")

@@ -1,9 +1,9 @@
 """The meaning of one value of a feature: whether it is missing, and its text as a category.
 
-Users' files, the lake and the inference client may spell one value in different ways. A truth value
-is `True` in a CSV, a bit in Parquet and a bool in a service. All readers use this module, so that a
-value has the same category in a file and in a request. `features.category_of` converts the text to
-the category.
+Users' files, the lake and the inference client may spell the same value in different ways. For
+example, a truth value is `True` in a CSV, a bit in Parquet and a bool in a service. All readers use
+this module, so that a value has the same category in a file and in a request.
+`features.category_of` converts the text to the category.
 """
 
 import math
@@ -32,19 +32,20 @@ MISSING_WORDS = frozenset(
         "?",
     }
 )
-"""Texts that mean "no value", in every feature column, also with spaces around them. The case
-counts: "Na" and "NONE" are ordinary texts. A column in which one of them is a real value, such as
-the country code NA, must spell it differently."""
+"""Texts that mean "no value" in every feature column, even with spaces around them. They are
+case-sensitive: "Na" and "NONE" are ordinary texts. If one of these texts is a real value of a
+column, such as the country code NA, the column must spell it differently."""
 EXACT_FLOATS = 2**53
-"""Smallest number from which a 64-bit float cannot represent every whole number."""
+"""Limit from which a 64-bit float no longer represents every whole number."""
 EXACT_BELOW = {
     **dict.fromkeys(("float64", "double"), EXACT_FLOATS),
     **dict.fromkeys(("float32", "float"), 2**24),
     **dict.fromkeys(("float16", "halffloat"), 2**11),
 }
-"""The same limit by float type, with the names of NumPy and Arrow."""
+"""Limit below which floats represent every whole number, by float type. Keys are the type names of
+NumPy and Arrow."""
 LEAST_WHOLE, END_OF_WHOLE = -(2**63), 2**64
-"""Range of the whole numbers that are categories: 64 bits, signed or unsigned. The end is
+"""Range of the whole numbers that can be categories: 64 bits, signed or unsigned. `END_OF_WHOLE` is
 exclusive."""
 A_CATEGORY = "a whole number of 64 bits, true or false, or None for missing"
 A_WORD = "a text, a whole number of 64 bits, true or false, or None for missing"
@@ -52,7 +53,7 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,20}(\.0*)?", re.ASCII)
 
 
 class NoCategory(ContractError):
-    """A value that is not a category. `expected` describes a valid value."""
+    """Error about a value that is not a category. `expected` describes a valid value."""
 
     def __init__(self, value: object, expected: str) -> None:
         super().__init__(f"a category is {value!r}, expected {expected}")
@@ -71,14 +72,14 @@ def is_missing_word(text: str) -> bool:
 def is_missing(value: object) -> bool:
     """Return whether a value of any type means that there is no value.
 
-    Such values are None, NaN, pandas' NA and NaT, and the texts of `MISSING_WORDS`.
+    These values are None, NaN, pandas' NA and NaT, and the texts of `MISSING_WORDS`.
 
     >>> [is_missing(value) for value in (None, float("nan"), "NULL", 0, "")]
     [True, True, True, False, True]
     """
     if isinstance(value, str):
         return is_missing_word(value)
-    # The check is by type name, because pandas is not always installed.
+    # The name of the type is compared, because pandas is not always installed.
     return (
         value is None
         or type(value).__name__ in _PANDAS_MISSING
@@ -131,7 +132,7 @@ def _word_of_text(text: str, *, holds_words: bool) -> str:
     if not _WHOLE.fullmatch(text):
         raise NoCategory(text, A_CATEGORY)
     digits, point, _ = text.partition(".")
-    if point:  # the text was written from a float
+    if point:  # the text is a printed float
         return str(_whole(float(digits), A_CATEGORY, exact_below=EXACT_FLOATS, written=text))
     if not LEAST_WHOLE <= int(digits) < END_OF_WHOLE:
         raise NoCategory(text, A_CATEGORY)
@@ -148,6 +149,7 @@ def _whole(value: float, expected: str, *, exact_below: int, written: object = N
     if not value.is_integer():
         raise NoCategory(shown, expected)
     if abs(value) >= exact_below:
-        # Adjacent whole numbers have the same float, so that two users would get one category.
+        # Adjacent whole numbers of this size are the same float, so that two users would get one
+        # category.
         raise NoCategory(shown, f"an int or a text: a float is exact below {exact_below} only")
     return int(value)

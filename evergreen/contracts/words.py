@@ -1,8 +1,8 @@
 """The most frequent texts of categorical columns, for the display of categories.
 
 Extraction collects the texts. They are used only for display: training, evaluation and serving do
-not depend on them. A category whose text is not listed is shown as its number. No value is shown of
-a column that identifies users.
+not depend on them. A category whose text is not listed is shown as its number. The values of a
+column that identifies users are never shown.
 """
 
 import json
@@ -19,17 +19,15 @@ from evergreen.runtime.errors import ContractError
 LISTED_WORDS = 1000
 """Maximum texts listed per column."""
 _HELD_WORDS = 20 * LISTED_WORDS
-"""Maximum texts per column whose counts are in memory. Beyond it the less frequent half is
-dropped."""
+"""Maximum texts per column that are counted in memory. When there are more, the less frequent half
+is dropped."""
 
 
 class WordCounts:
     """Count the texts of columns in bounded memory.
 
-    The same texts in the same order give the same list.
-
-    A text that is rare in some part of the rows may be dropped there, so that counts are lower
-    bounds.
+    The same texts in the same order always give the same list. Counts are lower bounds, because a
+    text that is rare in a part of the rows may be dropped there.
     """
 
     def __init__(self) -> None:
@@ -53,9 +51,9 @@ class WordCounts:
             self._add(column, counts)
 
     def write(self, path: Path, *, without: Collection[str]) -> bool:
-        """Write the lists to `path`, except those of the columns `without`.
+        """Write the lists to `path`, except those of the columns in `without`.
 
-        Returns False, and writes no file, if there is no list.
+        Returns whether a file was written. No file is written if all lists are empty.
         """
         lists = {
             name: [word for word, _ in _ordered(counts)[:LISTED_WORDS]]
@@ -95,7 +93,9 @@ class ShownValues:
     (`Recommender.columns_of_users`)."""
 
     def text(self, column: str, category: int) -> str | None:
-        """Return the quoted text of a category, else its number, or None for a hidden column.
+        """Return the displayed form of a category: its quoted text, or else its number.
+
+        Returns None for a hidden column.
 
         >>> shown = ShownValues(words={"color": {244716414365860: "red"}}, hidden=["user"])
         >>> shown.text("color", 244716414365860), shown.text("color", 7), shown.text("user", 7)

@@ -1,6 +1,6 @@
 """The fitted feature workflow: vocabularies and dense arithmetic, independent of any library.
 
-Preprocessing fits it, deployment writes it into the served graph, and the preprocessing of the next
+Preprocessing fits it, and deployment writes it into the served graph. The preprocessing of the next
 run continues it. Preprocessing decides which categories enter and leave, and stores its own state
 in other files.
 
@@ -9,14 +9,15 @@ position in the vocabulary. The id of a category never changes while the categor
 vocabulary. The position of an evicted category is set to `TOMBSTONE`, so that no other id changes.
 A later run may reuse that id for a new category.
 
-Dense columns are transformed as their `features.NumericOptions` say, with NVTabular's operators
-FillMissing, Clip, LogOp and Normalize. The logarithm gives the same bits on every platform
-(`FeatureWorkflow.encode_dense`). A bucketed column is not a dense input: Bucketize converts it to a
-category from 0, its bucket, whose id never changes.
+Dense columns are transformed according to their `features.NumericOptions`, with NVTabular's
+operators FillMissing, Clip, LogOp and Normalize. The logarithm gives the same bits on every
+platform (`FeatureWorkflow.encode_dense`). A bucketed column is not a dense input. Bucketize
+converts its value to the number of a bucket, from 0. This number is used as a category, and its id
+never changes.
 
-`vocabulary_changes` returns what one run changed in the vocabularies. Preprocessing reports it,
-training starts the rows of changed ids from new values, and evaluation measures rows with them
-separately.
+`vocabulary_changes` returns what one run changed in the vocabularies. Preprocessing reports the
+changes, training reinitializes the rows of changed ids, and evaluation measures rows with changed
+ids separately.
 """
 
 import io
@@ -37,7 +38,7 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
 FORMAT_VERSION = 6
-"""Format version of the files. Any other version is refused."""
+"""Format version of the files. Files of any other version are refused."""
 PADDING_ID = 0
 MISSING_ID = 1
 OOV_ID = 2
@@ -51,11 +52,11 @@ VOCABULARIES_FILE = "vocabularies.npz"
 
 
 def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return raw numbers [n, d] filled, clipped and logged, but not yet scaled. NaN is missing.
+    """Return raw numbers [n, d] after filling, clipping and logarithm, but before scaling.
 
-    The result is float32. The logarithm is computed in float64 and rounded, because float32
-    logarithms differ in their last bits between libraries and processors. In some libraries they
-    even depend on the position in the array.
+    NaN is missing. The result is float32. The logarithm is computed in float64 and rounded, because
+    float32 logarithms differ in their last bits between libraries and processors. In some libraries
+    they even depend on the position in the array.
     """
     options = [features.options_of(name) for name in features.numeric]
     values: NDArray[np.float32] = np.where(
@@ -82,25 +83,29 @@ class FeatureWorkflow:
 
     Raises:
         ContractError: the numbers of columns and features differ, a category occurs twice or is
-            outside [0, 2^52), or a std is not positive. Or bucket boundaries do not ascend or are
-            too many. Or an excluded column is not a feature, occurs twice, or has a vocabulary.
+            outside [0, 2^52), or a std is not positive. It is also raised if bucket boundaries do
+            not ascend or are too many, or if an excluded column is not a feature, occurs twice, or
+            has a vocabulary.
     """
 
     features: Features
     vocabularies: tuple[NDArray[np.int64], ...]
     """Categories of each slot in the order of their ids. `TOMBSTONE` may occur several times."""
     means: NDArray[np.float32]
-    """Value subtracted last, [d], one for each numeric feature: the mean, the minimum for `minmax`,
-    or 0."""
+    """Value that the last step subtracts from each numeric feature, [d]: the mean, the minimum for
+    `minmax`, or 0."""
     stds: NDArray[np.float32]
-    """Divisor after that, [d]: the standard deviation, the width of the range for `minmax`, or
-    1."""
+    """Divisor of each numeric feature after the subtraction, [d]: the standard deviation, the width
+    of the range for `minmax`, or 1."""
     frequency_threshold: int
-    """Minimum count of a category, summed over runs, for entering a vocabulary in the last run."""
+    """Minimum count of a category, summed over runs, to enter a vocabulary. It is the setting of
+    the last run."""
     excluded: tuple[str, ...] = ()
-    """Features on which the model was not trained. They count as missing whatever a row has."""
+    """Features on which the model was not trained. Their values are ignored and count as
+    missing."""
     boundaries: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    """Lower ends of the buckets of each bucketed feature except the first, ascending."""
+    """Lower ends of the buckets of each bucketed feature, ascending. The first bucket has no lower
+    end."""
 
     def __post_init__(self) -> None:
         numeric, slots = self.features.numeric, self.features.slots
@@ -181,7 +186,10 @@ class FeatureWorkflow:
 
     @cached_property
     def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return the categories of each slot, ascending, and their positions. Omits tombstones."""
+        """Return the categories of each slot in ascending order, with their positions.
+
+        Tombstones are omitted.
+        """
         positions = [np.flatnonzero(v != TOMBSTONE) for v in self.vocabularies]
         orders = [p[np.argsort(v[p], kind="stable")] for v, p in zip(self.vocabularies, positions)]
         return [(v[o], o.astype(np.int64)) for v, o in zip(self.vocabularies, orders)]
@@ -189,10 +197,10 @@ class FeatureWorkflow:
     def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids [n, `features.id_places`] of categories.
 
-        `MISSING_CATEGORY` is missing, and padding in a list. Any other value without an id, even a
-        negative one such as `TOMBSTONE`, is out of vocabulary. Every value of an excluded column is
-        missing, or padding in a list. Bucketed columns must have their buckets (see
-        `with_buckets`).
+        `MISSING_CATEGORY` becomes the id for missing, or padding in a list. Any other value without
+        an id, even a negative one such as `TOMBSTONE`, becomes out of vocabulary. Every value of an
+        excluded column becomes missing, or padding in a list. The values of bucketed columns must
+        be buckets (see `with_buckets`).
         """
         ids = np.empty(categorical.shape, np.int64)
         for place in range(categorical.shape[1]):
@@ -200,7 +208,7 @@ class FeatureWorkflow:
         return ids
 
     def encode_place(self, place: int, categories: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ids [n] of categories at one of `features.id_places`.
+        """Return the ids [n] of the categories at one position of `features.id_places`.
 
         See `encode_categorical`.
         """
@@ -242,7 +250,7 @@ class FeatureWorkflow:
 
     @property
     def served_ids(self) -> dict[int, int]:
-        """Return the fixed id of each position that is served with one value.
+        """Return the fixed id of each position whose feature is served with a fixed value.
 
         See `CategoricalOptions.served_as`.
         """
@@ -268,7 +276,7 @@ class FeatureWorkflow:
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the network's dense inputs [n, `features.dense_inputs`] of raw numbers [n, d].
 
-        NaN and any value of an excluded column are missing.
+        NaN counts as missing, and so does any value of an excluded column.
         """
         numeric = self.features.numeric
         is_missing = np.isnan(dense)
@@ -290,7 +298,7 @@ class FeatureWorkflow:
         settings = {
             "format_version": FORMAT_VERSION,
             "features": asdict(self.features),
-            # A float32 survives the conversion to a decimal float64 unchanged.
+            # A float32 is unchanged after conversion to float64 and decimal text.
             "means": [float(x) for x in self.means],
             "stds": [float(x) for x in self.stds],
             "frequency_threshold": self.frequency_threshold,
@@ -345,7 +353,7 @@ class VocabularyChange:
     """Changes of one column's ids. Each array is ascending."""
 
     entered: NDArray[np.int64]
-    """Ids that have a category and had none: appended ones and reused tombstones."""
+    """Ids that have a category now but had none before: appended ids and reused tombstones."""
     reused: NDArray[np.int64]
     """Ids of `entered` that were tombstones."""
     evicted: NDArray[np.int64]
@@ -357,12 +365,12 @@ def vocabulary_changes(
 ) -> list[VocabularyChange]:
     """Return the changes of each slot of `now` since `before`.
 
-    Without `before`, or for a slot that it lacks, every category is new.
+    If `before` is None or lacks a slot, all categories of the slot are new.
 
     Raises:
         ContractError: an id changed its category without being a tombstone in between, a category
-            moved to another id, or a vocabulary shrank. Weights of one workflow then cannot be used
-            with the other.
+            moved to another id, or a vocabulary shrank. In these cases weights of one workflow
+            cannot be used with the other.
     """
     earlier = dict(zip(before.features.slots, before.vocabularies)) if before else {}
     nothing = np.zeros(0, np.int64)

@@ -1,8 +1,8 @@
 """A sample of a click log by column: the distinct values, and their kind.
 
-`open_rows` reads the rows, and the rules of `evergreen.rows` define what a value means. A column is
-stored as its distinct values and, for each row, the number of its value. Memory is therefore
-bounded by the number of sampled rows.
+`open_rows` reads the rows, and the rules of `evergreen.rows` define the meaning of a value. A
+column is stored as its distinct values, and each row stores the number of its value. Memory is
+therefore bounded by the number of sampled rows.
 """
 
 import re
@@ -36,17 +36,17 @@ from evergreen.statistics.metrics import roc_auc
 SAMPLE_ROWS = 1_000_000
 """Maximum rows that are read, from the start of a file."""
 MAX_BYTES = 1 << 30
-"""Memory of the sampled columns in bytes. Reading stops when it is exceeded."""
+"""Maximum memory of the sampled columns in bytes. Reading stops when it is exceeded."""
 NUM_EXAMPLES = 3
 """Number of rejected lines that are shown."""
 INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "time", "text", "other"
-"""Kinds of columns. A column of floats that are all whole is `INTEGER`, because pandas writes
-integers with missing values as floats."""
+"""Kinds of columns. A column of floats that are all whole numbers is `INTEGER`, because pandas
+writes integers with missing values as floats."""
 TOLERATED = 0.01
-"""Maximum share of rows whose value is of another kind. They count as malformed rows, which
-extraction tolerates up to the same share."""
+"""Maximum share of rows whose value is not of the column's kind. They count as malformed rows.
+Extraction tolerates the same share."""
 ELEMENT_END = "\x1f"
-"""Separator between the elements of a Parquet list whose column is stored as texts."""
+"""Separator between the elements of a list of a Parquet file, when the list is stored as a text."""
 _EXACT = 2.0**53
 _ZERO_LED = r"^\s*[+-]?0[0-9]+\s*$"
 _NEARLY_WHOLE = r"^\s*[+-]?[0-9]+(\.0*)?\s*$"
@@ -59,12 +59,12 @@ class SampledColumn:
 
     name: str
     type: str
-    """Arrow type in the file, or `TEXT`. In a text file all columns are texts."""
+    """Arrow type of the column in the file. In a text file all columns are `TEXT`."""
     values: Any
     """Arrow array of the distinct values. Lists of a Parquet file are texts with `ELEMENT_END`
     between the elements."""
     codes: NDArray[np.int32] = field(repr=False)
-    """Position of each row's value in `values`, or -1 if the file has no value."""
+    """Position of each row's value in `values`, or -1 if the row has no value."""
 
     @property
     def num_rows(self) -> int:
@@ -78,12 +78,12 @@ class SampledColumn:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Return the number of rows with each of `values`."""
+        """Return how many rows have each of `values`."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values)).astype(np.int64)
 
     @cached_property
     def is_present(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a real value, and not a text for a missing one."""
+        """Return whether each of `values` is a real value, not a text for a missing value."""
         if self.kind_of_type == OTHER:
             return np.ones(len(self.values), bool)
         if is_text(self.values.type):
@@ -93,7 +93,7 @@ class SampledColumn:
         return np.ones(len(self.values), bool)
 
     def rows_with(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value is present and in a mask over `values`."""
+        """Return the number of rows whose value is present and selected by a mask over `values`."""
         return int(self.counts[mask & self.is_present].sum())
 
     @cached_property
@@ -103,7 +103,7 @@ class SampledColumn:
 
     @property
     def missing(self) -> float:
-        """Return the share of the rows without a value."""
+        """Return the share of rows without a value."""
         return 1 - self.num_present / max(self.num_rows, 1)
 
     @cached_property
@@ -115,7 +115,7 @@ class SampledColumn:
 
     @cached_property
     def distinct(self) -> int:
-        """Return the number of distinct values, without missing ones."""
+        """Return the number of distinct values, not counting missing ones."""
         return int((self.is_present & (self.counts > 0)).sum())
 
     @cached_property
@@ -126,7 +126,7 @@ class SampledColumn:
 
     @cached_property
     def kind_of_type(self) -> str:
-        """Return the kind according to the file's type. `TEXT` can be any kind."""
+        """Return the kind that follows from the type in the file. `TEXT` can be any kind."""
         found = self.values.type
         if is_text(found):
             return TEXT
@@ -165,9 +165,9 @@ class SampledColumn:
 
     @cached_property
     def is_zero_led(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is digits with leading zeros.
+        """Return whether each of `values` is a text of digits with leading zeros.
 
-        A number would lose the zeros.
+        As a number, such a text would lose the zeros.
         """
         return (
             _matching(self.values, _ZERO_LED)
@@ -177,12 +177,12 @@ class SampledColumn:
 
     @cached_property
     def is_whole(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a whole number exactly, or has leading zeros."""
+        """Return whether each of `values` is an exact whole number or has leading zeros."""
         if self.kind_of_type not in (TEXT, INTEGER, FLOAT):
             return np.zeros(len(self.values), bool)
         if self.kind_of_type != TEXT:
             return _mask(CATEGORIES.parse(self.values).values.is_valid())
-        # The rule parses each text separately, and in most columns no text is a number.
+        # The rule parses each text separately, which is slow. In most columns no text is a number.
         found = _matching(self.values, _NEARLY_WHOLE)
         found[found] = _mask(
             CATEGORIES.parse(self.values.filter(pa.array(found))).values.is_valid()
@@ -191,9 +191,9 @@ class SampledColumn:
 
     @cached_property
     def is_long_float(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a float of 2^53 or more, which is ambiguous.
+        """Return whether each of `values` is a float of 2^53 or more.
 
-        Several whole numbers have the same float there.
+        Such a float is ambiguous, because several whole numbers share it.
         """
         with np.errstate(invalid="ignore"):
             large = np.isfinite(self.numbers) & (np.abs(self.numbers) >= _EXACT) & ~self.is_whole
@@ -211,7 +211,7 @@ class SampledColumn:
 
     @cached_property
     def kind(self) -> str:
-        """Return the kind of all values, except for a tolerated share."""
+        """Return the kind of the column. A tolerated share of values may be of another kind."""
         found = self.kind_of_type
         if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
             return found if found != TEXT or self.num_present else OTHER
@@ -222,18 +222,18 @@ class SampledColumn:
 
     @cached_property
     def _masks(self) -> dict[str, NDArray[np.bool_]]:
-        """Return for each kind whether each of `values` belongs to it.
+        """Return a mask over `values` for each kind: whether the value belongs to the kind.
 
         The first kind that fits is the kind of the column.
         """
         is_number = np.isfinite(self.numbers)
         if self.kind_of_type == TEXT:
-            # Whole numbers of more than 64 bits are ids. Different ids would have the same float.
+            # Whole numbers of more than 64 bits are ids. As floats, different ids could be equal.
             is_number &= self.is_whole | ~_matching(self.values, _DIGITS)
         return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
 
     def num_unfit(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value is present but not in a mask over `values`."""
+        """Return the number of rows with a value that a mask over `values` does not select."""
         return self.num_present - self.rows_with(mask)
 
     @cached_property
@@ -250,7 +250,10 @@ class SampledColumn:
 
     @cached_property
     def bounds(self) -> tuple[Any, Any] | None:
-        """Return the smallest and largest value for display, or None if the kind has no order."""
+        """Return the smallest and the largest value for display.
+
+        Returns None if the kind has no order.
+        """
         if self.kind == TIME and len(self.values):
             found = pc.min_max(self.values)
             return shown(found["min"]), shown(found["max"])
@@ -270,14 +273,17 @@ class SampledColumn:
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
-        """Return the entry of `of_values` for each row's value, or `absent` if the row has none."""
+        """Return for each row the entry of `of_values` for its value.
+
+        The result is `absent` if the row has no value.
+        """
         if not len(of_values):
             return np.full(self.num_rows, absent)
         return np.where(self.codes >= 0, of_values[self.codes], absent)
 
     @property
     def groups(self) -> NDArray[np.int32]:
-        """Return the number of each row's value as in `codes`. Every missing value is -1."""
+        """Return `codes`, but with -1 for every missing value."""
         numbers = np.where(self.is_present, np.arange(len(self.values)), -1).astype(np.int32)
         found: NDArray[np.int32] = self.row_values(numbers, np.int32(-1)).astype(np.int32)
         return found
@@ -290,27 +296,27 @@ class ColumnSample:
     path: Path
     num_rows: int
     is_whole: bool
-    """Whether these are all rows of the file."""
+    """Whether the sample has all rows of the file."""
     counts: LineCounts
     """Counts of the lines read so far."""
     rejected: tuple[Rejected, ...]
-    """First lines that are not rows."""
+    """First rejected lines."""
     columns: tuple[SampledColumn, ...]
     unnamed: tuple[int, ...] = ()
-    """Numbers of the columns without a name, from 1. They are not in `columns`."""
+    """Numbers of the columns without a name, from 1. These columns are not in `columns`."""
 
 
 def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYTES) -> ColumnSample:
-    """Return the first rows of a file, each column as its distinct values.
+    """Return the first rows of a file, with each column as its distinct values.
 
     Args:
         path: The file, in any format that `open_rows` reads.
         rows: Maximum rows to read.
-        max_bytes: Memory of the columns in bytes. Reading stops when it is exceeded.
+        max_bytes: Maximum memory of the columns in bytes. Reading stops when it is exceeded.
 
     Raises:
-        ContractError: The file cannot be read, has no header, no rows, or two columns of the same
-            name.
+        ContractError: The file cannot be read, has no header or no rows, or has two columns of the
+            same name.
     """
     try:
         source = open_rows(path)
@@ -356,7 +362,10 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
 
 
 class Coder:
-    """Collects a column by chunks, as its distinct values and the number of each row's value."""
+    """Collector of a column that is read in chunks.
+
+    It collects the distinct values, and the number of each row's value.
+    """
 
     def __init__(self) -> None:
         self._parts: list[Any] = []
@@ -438,10 +447,10 @@ def _exact(value: Any) -> int:
 
 
 def shown(scalar: Any) -> str:
-    """Return a value of an Arrow array for display, its first 40 characters."""
+    """Return the first 40 characters of a value of an Arrow array, for display."""
     try:
         value = scalar.as_py()
-    except ValueError:  # Python has no type for nanoseconds
+    except ValueError:  # Python has no type for times in nanoseconds
         value = scalar.cast(pa.string())
     return str(value).replace(ELEMENT_END, "|")[:40]
 
@@ -474,7 +483,7 @@ _NUM_LOOKED_AT = 10_000
 
 
 def _check_header(sample: ColumnSample) -> None:
-    """Check that the first line of a file names its columns and is not its first row."""
+    """Check that the first line of a file is a header, not a row."""
     if not sample.columns:
         raise ContractError(
             f"{sample.path} names no column, expected a header with the columns' names"
@@ -509,7 +518,7 @@ def _texts(values: Any) -> Iterator[str]:
 
 
 def _shape(text: str) -> str:
-    """Return the shape of a text: its digits and letters replaced by one of each.
+    """Return the shape of a text: each run of digits or letters becomes one character.
 
     >>> _shape("u17"), _shape("68fd1e64")
     ('a9', 'hex 8')
@@ -523,22 +532,23 @@ def _shape(text: str) -> str:
 
 
 MIN_PER_LABEL = 20
-"""Minimum rows of each label for deciding whether a column alone determines the label."""
+"""Minimum rows of each label to check whether a column alone predicts the label."""
 DECIDING_AUC = 0.99
-"""Maximum AUC of a column alone. A column with a higher one was recorded after the label, or is the
-label, and is not a feature."""
+"""Maximum AUC of a feature alone. A column with a higher AUC is not used as a feature, because it
+was recorded after the label or is the label itself."""
 
 
 def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | None:
     """Return the AUC with which a column alone predicts the label, or None with too few rows.
 
-    It is the largest of three: by its numbers in ascending or descending order, by whether the
-    value is present, and by each value's share of clicks. The shares are computed from a random
-    half of the rows and applied to the other half, so that values that occur once have no effect.
+    It is the largest of three AUCs. The first orders rows by the column's numbers, ascending or
+    descending. The second uses only whether a value is present. The third uses each value's share
+    of clicks. The shares are computed from a random half of the rows and applied to the other half,
+    so that values that occur once have no effect.
 
     Args:
         column: The column.
-        labels: Label of each row, 0 or 1. Rows of -1 are left out.
+        labels: Label of each row, 0 or 1. Rows with -1 are left out.
     """
     known = labels >= 0
     is_click = labels == 1
@@ -576,43 +586,43 @@ def _auc_by_value(
 
 
 def _auc_of_scores(scores: NDArray[np.float64], is_click: NDArray[np.bool_]) -> float:
-    """Return the AUC of the scores, or 0.5, which is uninformative, if the rows have one label."""
+    """Return the AUC of the scores, or 0.5 if all rows have the same label."""
     auc = roc_auc(is_click, scores)
     return 0.5 if auc is None else auc
 
 
 class RepeatedKeys(NamedTuple):
-    """Number of rows that have the key of another row."""
+    """Number of rows that repeat the key of another row."""
 
     num_copies: int
-    """Rows that repeat a key, counting all but one of each key."""
+    """Number of rows with a repeated key, not counting one row of each key."""
     num_conflicting: int
-    """Number of these whose content differs from that of the last row with their key."""
+    """Number of copies whose content differs from that of the last row with the same key."""
 
 
 def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) -> RepeatedKeys:
-    """Return how many rows repeat the key of another row, and how many of them differ in content.
+    """Return how many rows repeat a key, and how many of them differ in content.
 
     Args:
         key: Columns that identify a row, at least one.
-        content: Columns that are equal in each copy of a row. Without any, rows are compared by
-            `key` alone, and two missing values are equal.
+        content: Columns that should be equal in all rows with the same key. If there are none, rows
+            are compared by `key` alone, and two missing values are equal.
     """
     has_key = np.ones(key[0].num_rows, bool)
     for column in key if content else ():
-        has_key &= column.groups >= 0  # a row without a key value is unique
+        has_key &= column.groups >= 0  # a row with a missing key value counts as unique
     if not has_key.any():
         return RepeatedKeys(0, 0)
     keys = np.unique(_combinations(key)[has_key], return_inverse=True)[1]
     contents = _combinations([*key, *content])[has_key]
     num_keys = int(keys.max()) + 1
     newest = np.zeros(num_keys, np.int64)
-    newest[keys] = np.arange(len(keys))  # for equal keys, the last assignment wins
+    newest[keys] = np.arange(len(keys))  # NumPy keeps the last assignment of equal keys
     return RepeatedKeys(len(keys) - num_keys, int((contents != contents[newest[keys]]).sum()))
 
 
 def _combinations(columns: Sequence[SampledColumn]) -> NDArray[np.int64]:
-    """Return a number for each row. Rows that are equal in all columns have the same number."""
+    """Return a number for each row. It is the same for rows that are equal in all columns."""
     found = np.zeros(columns[0].num_rows, np.int64)
     for column in columns:
         size = len(column.values) + 1

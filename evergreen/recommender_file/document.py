@@ -1,8 +1,8 @@
 """YAML reading and writing: plain values with their lines, and ranges of names.
 
-The schema is YAML 1.2's core schema: `on`, `no` and dates are texts, and `1e-7` is a number. A
-repeated key, an alias, a tag and a second document are refused. Documents that take long to read
-are refused too: a large file, deep nesting, or a number of many digits. `form` interprets the
+The schema is YAML 1.2's core schema: `on`, `no` and dates are texts, and `1e-7` is a number.
+Repeated keys, aliases, tags and a second document are refused. Documents that take long to read are
+refused too. These are large files, deep nesting, and numbers of many digits. `form` interprets the
 values.
 """
 
@@ -24,9 +24,9 @@ MAX_DEPTH = 20
 MAX_VALUES = 50_000
 """Maximum keys and values of one file. The parser takes about 30 microseconds for each."""
 MAX_DIGITS = 19
-"""Maximum digits of a whole number. A signed 64-bit number has no more digits."""
+"""Maximum digits of a whole number. It is enough for a signed 64-bit number."""
 MAX_PROBLEM = 2000
-"""Maximum characters of a message, which may quote the value."""
+"""Maximum characters of a message. Messages may quote a long value."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 _LEAST_RUN = 3
@@ -34,7 +34,7 @@ _LEAST_RUN = 3
 
 
 class NameRange(str):
-    """A range of names, which a file writes without quotes: `I1..I13`."""
+    """Range of names, written without quotes in a file: `I1..I13`."""
 
 
 class Document(NamedTuple):
@@ -43,8 +43,8 @@ class Document(NamedTuple):
     source: str
     value: Any
     lines: dict[str, int]
-    """Line of each value, from 1, by its path, such as `training.round_rates[1]`. The line of a
-    value with a key is the line of the key."""
+    """Line of each value, from 1, by the value's path, such as `training.round_rates[1]`. If a
+    value has a key, it is the line of the key."""
 
     def refusal(self, path: str, problem: str) -> ContractError:
         """Return an error about the value at `path`, with the line of the nearest known path."""
@@ -54,9 +54,10 @@ class Document(NamedTuple):
 
     @contextmanager
     def located(self, path: str) -> Iterator[None]:
-        """Add a line to an error of the body.
+        """Add a line number to an error that the body of the `with` statement raises.
 
-        It is the line of the path with which the message starts, or else of `path`.
+        If the message starts with a path, it is the line of this path. If not, it is the line of
+        the argument `path`.
         """
         try:
             yield
@@ -76,8 +77,8 @@ def load_document(text: str, *, source: str) -> Document:
         source: Name of the source, for errors.
 
     Raises:
-        ContractError: the text is not YAML, or has something that is refused here. The message has
-            the line.
+        ContractError: the text is not YAML, or has something that this module refuses. The message
+            has the line.
     """
     try:
         loader: Any = _Loader(text)
@@ -101,7 +102,9 @@ def load_document(text: str, *, source: str) -> Document:
         ) from error
     except ContractError:
         raise
-    except ValueError as error:  # PyYAML's scanner raises it for an escape that is not a character.
+    except (
+        ValueError
+    ) as error:  # PyYAML's scanner raises this error for an escape that is not a character
         raise ContractError(f"{source}:{loader.line + 1}: {first_line(error)}") from error
 
 
@@ -127,7 +130,7 @@ def dump_document(value: dict[str, Any]) -> str:
 
 
 def dump_text(text: str) -> str:
-    """Return a text as it is written in a document, in one line.
+    """Return a text in one line, quoted if a document needs quotes.
 
     >>> dump_text("price"), dump_text("I1..I3"), dump_text("yes: no")
     ('price', "'I1..I3'", "'yes: no'")
@@ -163,7 +166,7 @@ def expand_range(name: NameRange) -> list[str]:
 
 
 def collapse_names(names: Sequence[str]) -> list[str]:
-    """Return the names, replacing three or more consecutively numbered ones by a range.
+    """Return the names, with ranges for three or more consecutive numbers.
 
     >>> collapse_names(["price", "I1", "I2", "I3", "I5"])
     ['price', 'I1..I3', 'I5']
@@ -191,7 +194,7 @@ def collapse_names(names: Sequence[str]) -> list[str]:
 class _Loader(yaml.SafeLoader):
     """YAML loader that refuses aliases, tags and deep nesting.
 
-    With aliases a small file could expand to a large one.
+    Aliases are refused because a small file could expand to a very large document.
     """
 
     yaml_implicit_resolvers: dict[Any, Any] = {}
@@ -216,8 +219,8 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def fetch_flow_collection_start(self, token: Any) -> Any:
-        # The scanner compares each token with the possible keys of every level around it, which is
-        # slow.
+        # Deep nesting is slow, because the scanner compares each token with the possible keys of
+        # every level around the token.
         if self.flow_level >= MAX_DEPTH:
             problem = f"is nested more than {MAX_DEPTH} deep, expected a recommender"
             raise yaml.scanner.ScannerError(problem=problem, problem_mark=self.get_mark())
@@ -229,7 +232,10 @@ def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
 
 
 class _Dumper(yaml.SafeDumper):
-    """YAML dumper without aliases. It quotes texts that `_Loader` would not read as texts."""
+    """YAML dumper without aliases.
+
+    It quotes texts that `_Loader` would otherwise read as other values.
+    """
 
     yaml_implicit_resolvers: dict[Any, Any] = {}
 
@@ -244,12 +250,12 @@ for _each in (_Loader, _Dumper):
         "tag:yaml.org,2002:bool": r"(true|True|TRUE|false|False|FALSE)\Z",
         "tag:yaml.org,2002:int": r"[-+]?(0|[1-9][0-9]*)\Z",
         "tag:yaml.org,2002:float": r"[-+]?((\.[0-9]+|[0-9]+\.[0-9]*)([eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+)\Z",  # noqa: E501
-        # Without the length limit, a long text of many dots would take quadratic time.
+        # The length is limited, because a long text of many dots would take quadratic time.
         _RANGE_TAG: rf"(?=.{{4,{MAX_NAME}}}\Z)" + _RANGE.pattern + r"\Z",
     }.items():
         _each.add_implicit_resolver(_tag, re.compile(_pattern), None)
 _Loader.add_constructor(_RANGE_TAG, lambda _, node: NameRange(node.value))
-# PyYAML 6 writes a next-line character in single quotes, and then reads it back as spaces.
+# PyYAML 6 writes a next-line character in single quotes, but then reads it as spaces.
 _Dumper.add_representer(
     str,
     lambda dumper, text: dumper.represent_scalar(
@@ -262,7 +268,7 @@ _Dumper.add_representer(
 
 
 def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
-    """Return the plain value of a node, adding the lines of its parts to `lines`."""
+    """Return the plain value of a node. Add the lines of its parts to `lines`."""
     if isinstance(node, yaml.SequenceNode):
         found = []
         for number, each in enumerate(node.value):

@@ -1,8 +1,8 @@
 """Conversion of a user's file to a `Recommender` and back.
 
-An error names line, path, value and what was expected. The classes of the sections have their own
-rules (`config.sections`), and `document` reads YAML. `compare` lists the differences between two
-descriptions by key.
+An error names the line, the path, the value, and the expected value. The classes of the sections
+check their own settings (`config.sections`), and `document` reads YAML. `compare` lists the
+differences between two descriptions by key.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from evergreen.recommender_file.document import (
 from evergreen.runtime.errors import ContractError
 
 FORMAT = "evergreen/recommender/1"
-"""Value of the key `format`: the version of the file format."""
+"""Version of the file format: the value of the key `format`."""
 FILL_IN = "FILL IN"
 """Placeholder in a drafted file for a value that only the user knows. A file with a placeholder is
 refused."""
@@ -45,13 +45,13 @@ OPTIONS: dict[str, type[Any]] = {
     "categorical": CategoricalOptions,
     "lists": ListOptions,
 }
-"""Class of a column's options, by kind of column."""
+"""Class of the options of a column, by kind of column."""
 FIELDS = {
     "numeric": "numeric_options",
     "categorical": "categorical_options",
     "lists": "list_options",
 }
-"""Field of `Features` with the options, by kind of column."""
+"""Name of the field of `Features` with the options, by kind of column."""
 KINDS = tuple(OPTIONS)
 
 
@@ -115,7 +115,10 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
 
 
 def format_recommender(recommender: Recommender) -> str:
-    """Return the file that describes `recommender`. Settings with their defaults are left out."""
+    """Return the text of a file that describes `recommender`.
+
+    Settings that have their defaults are left out.
+    """
     features = {kind: _written_columns(recommender.features, kind) for kind in KINDS}
     named = {kind: columns for kind, columns in features.items() if columns}
     own = non_defaults(recommender.data)
@@ -132,7 +135,7 @@ def format_recommender(recommender: Recommender) -> str:
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield each text among plain values, with its path."""
+    """Yield each text in a tree of plain values, with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
@@ -144,7 +147,10 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
-    """Return the columns of a kind as a file lists them, with options if a column has some."""
+    """Return the columns of a kind as a file lists them.
+
+    They have options if at least one column of the kind has options.
+    """
     names = getattr(features, kind)
     options = getattr(features, FIELDS[kind])
     if not options:
@@ -153,7 +159,7 @@ def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any
 
 
 def non_defaults(options: Any) -> dict[str, Any]:
-    """Return the fields of an object that differ from their defaults, as a file writes them."""
+    """Return the fields of an object that differ from their defaults, in the form of a file."""
     values, usual = dataclasses.asdict(options), dataclasses.asdict(type(options)())
     said = {name: value for name, value in values.items() if value != usual[name]}
     return {
@@ -188,9 +194,9 @@ def _features(document: Document, value: Any, data: ColumnNames) -> Features:
 
 
 def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, str, Any]]:
-    """Yield the path, the name and the options (or None) of each column of a kind.
+    """Yield the path, the name and the options of each column of a kind.
 
-    Ranges are expanded.
+    Options are None if the file gives none. Ranges are expanded.
     """
     path = f"features.{kind}"
     if isinstance(value, dict):
@@ -216,8 +222,8 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
             expanded = expand_range(name) if isinstance(name, NameRange) else [name]
         except ContractError as error:
             raise document.refusal(inner, f"{inner} is {error}") from error
-        # The limit is checked before the names are created, because a single line may be a range of
-        # thousands.
+        # The limit is checked before the names are created, because a range in a single line may
+        # have thousands of names.
         total += len(expanded)
         if total > MAX_COLUMNS:
             problem = f"{inner} makes {total:,} columns of {path}, expected at most {MAX_COLUMNS:,}"
@@ -236,7 +242,10 @@ def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:
 def _mapping(
     document: Document, path: str, value: Any, *, keys: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return `value` after checking that it is a mapping, and has only `keys` if any are given."""
+    """Return `value` after checking that it is a mapping.
+
+    If `keys` are given, no other key is allowed.
+    """
     if not isinstance(value, dict):
         found = "empty" if value is None else repr(value)
         raise document.refusal(path, f"{path or 'the file'} is {found}, expected keys with values")
@@ -248,7 +257,7 @@ def _mapping(
 
 
 def compare(old: Recommender, new: Recommender) -> list[str]:
-    """Return every difference in one line, in the order of the file's keys.
+    """Return the differences, each as one line, in the order of the file's keys.
 
     >>> from evergreen.config.features import Features
     >>> features = Features(numeric=("price",), categorical=("item",))

@@ -1,7 +1,8 @@
 """The probable role of each column of a click log with the reason, and questions to the user.
 
-A role is guessed if name and values agree. If they disagree, or two columns are equally likely, the
-drafted file asks a question. `check` refuses the file until it is answered.
+A role is guessed if the column's name and values agree. If they disagree, or if two columns are
+equally likely, the drafted file asks a question. `check` refuses the file until the question is
+answered.
 """
 
 import time
@@ -49,37 +50,39 @@ WEIGHT, USER, ITEM = "weight", "user", "item"
 MAX_ELEMENTS = 50
 """Maximum length of a list (`max`) that a draft proposes."""
 MAX_FEW = 50
-"""Maximum distinct values of an integer column that looks like categories."""
+"""Maximum distinct values of an integer column that is treated as categories."""
 MANY = 20_000
-"""Distinct values in a sample from which a column of categories may need more memory than a server
-has."""
+"""Number of distinct values in a sample from which a column of categories may need more memory than
+a server has."""
 _MOST_LABELS = 20_000
-"""Maximum distinct values of a label column, whatever share of its rows is 0 or 1."""
+"""Maximum distinct values of a label column, even if nearly all of its rows are 0 or 1."""
 _MIN_EACH = 5
-"""Minimum rows of each label for concluding that a column is equal to the label or its
-complement."""
+"""Minimum rows of each label. With fewer rows, a column may be equal to the label or its complement
+by chance."""
 _MIN_ENTITIES = 5
-"""Minimum distinct users, or items. Fewer values are probably groups of them."""
+"""Minimum distinct values of a column of users or items. A column with fewer values probably has
+groups of users or items."""
 _MAX_ENTITY_SHARE = 0.5
-"""Maximum share of rows of one user, or item. A value with a larger share probably means an unknown
-one."""
+"""Maximum share of rows of a single user or item. A value with a larger share probably means
+"unknown"."""
 _MAX_REQUEST_ROWS = 10_000
 _FROM_ROWS = 100
-"""Minimum rows for concluding that a column with a different value in each row identifies rows."""
+"""Minimum rows to conclude that a column identifies rows because each row has a different value."""
 _MAX_WORDS = 5
-"""Maximum distinct texts among numbers that are taken as texts for a missing number."""
+"""Maximum distinct texts in a column of numbers that are assumed to mean a missing number."""
 _WIDE = 10**9
-"""Whole numbers from here on are ids, unless the column's name is one of a quantity."""
+"""Smallest whole number that is treated as an id, unless the column's name is that of a
+quantity."""
 
 
 class Guess(NamedTuple):
     """Probable role of a column."""
 
     role: str
-    """A field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
+    """Name of a field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
     why: str
     options: str = ""
-    """Options of the feature as they are written after its name."""
+    """Options of the feature, as the file writes them after the name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +92,11 @@ class Guesses:
     columns: list[tuple[SampledColumn, Guess]]
     """Columns and guesses in file order."""
     questions: dict[str, str]
-    """Questions that only the user can answer, by field of `ColumnNames`."""
+    """Questions that only the user can answer, by the field of `ColumnNames` that is unknown."""
     time_format: str | None = None
     """`ColumnNames.time_format`, if the times are not ISO 8601."""
     entities: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Feature that identifies the user or the item, and the reason, by `user` and `item`."""
+    """Features that identify the user and the item, each with the reason, by `user` and `item`."""
 
 
 def guess_roles(
@@ -108,7 +111,7 @@ def guess_all(sample: ColumnSample, *, now: float | None = None) -> Guesses:
 
     Args:
         sample: First rows of the file.
-        now: Current time in seconds since 1970. A time may be at most a day later. None = the
+        now: Current time in seconds since 1970. No time may be more than a day after it. None = the
             machine's clock.
     """
     return _Guesser(sample, time.time() if now is None else now).guess()
@@ -151,7 +154,10 @@ class _Guesser:
     # -- the label
 
     def _guess_label(self) -> SampledColumn | None:
-        """Find the label, or ask for it. Other columns that look like labels are left out."""
+        """Find the label, or add a question about it.
+
+        Leave out other columns that look like labels.
+        """
         candidates = [column for column in self._sample.columns if _is_label(column)]
         ranked = sorted(candidates, key=_label_tier)
         best = [column for column in ranked if _label_tier(column) == _label_tier(ranked[0])]
@@ -207,7 +213,7 @@ class _Guesser:
     # -- times
 
     def _guess_times(self) -> None:
-        """Find the column with the times when rows were shown. Other times are left out."""
+        """Find the column with the times when rows were shown. Leave out other columns of times."""
         for column in self._free:
             if _may_be_time(column):
                 self._times[column.name] = read_times(column, now=self._now)
@@ -416,7 +422,7 @@ class _Guesser:
     # -- features
 
     def _guess_row_name(self, column: SampledColumn) -> Guess | None:
-        """Return a guess that leaves out a column that numbers or names the rows.
+        """Return a guess that leaves out a column, if the column numbers or names the rows.
 
         Returns None for any other column.
         """
@@ -535,7 +541,7 @@ class _Guesser:
 
 
 _UNNAMED = 4
-"""Tier of a column of labels whose name is not a label's."""
+"""Tier of a column whose values are labels, but whose name is not that of a label."""
 
 
 def _label_tier(column: SampledColumn) -> int:
@@ -556,7 +562,7 @@ def _has_few(column: SampledColumn) -> bool:
 
 
 def _is_label(column: SampledColumn) -> bool:
-    """Return whether a column has both labels and hardly any other value."""
+    """Return whether a column has both labels and hardly any other values."""
     if not _has_few(column) or column.is_list or not column.num_present:
         return False
     is_named = _label_tier(column) < _UNNAMED
@@ -570,13 +576,13 @@ def _is_label(column: SampledColumn) -> bool:
     ):
         return False
     has = [column.rows_with(column.labels == label) > 0 for label in (0, 1)]
-    # A named column with only one label is still a label. A column of 1 and nothing is not, because
-    # nothing may not mean 0.
+    # A column with the name of a label may have only one label. A column with 1 and missing values
+    # is not a label, because a missing value may not mean 0.
     return all(has) or (is_named and any(has) and not num_missing)
 
 
 def _has_both(label: SampledColumn) -> bool:
-    """Return whether each label has enough rows for concluding that an equal column is the same."""
+    """Return whether each label has enough rows to conclude that an equal column is a copy."""
     return min(label.rows_with(label.labels == each) for each in (0, 1)) >= _MIN_EACH
 
 
@@ -640,9 +646,10 @@ def _is_dated(column: SampledColumn) -> bool:
 
 
 def _is_surely_time(column: SampledColumn) -> bool:
-    """Return whether a column's name is surely one of times, or probably, with values that fit.
+    """Return whether a column surely has times.
 
-    Small numbers do not fit.
+    Its name must be one that only columns of times have, or a common name of times with suitable
+    values. Small numbers are not suitable.
     """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True
@@ -664,7 +671,8 @@ def _may_be_time(column: SampledColumn) -> bool:
         return (
             any(mark in column.example[4:5] for mark in _ISO_LIKE) and column.example[:4].isdigit()
         )
-    # Without a name of times, numbers are times only if they never decrease from row to row.
+    # If the column's name is not one of times, numbers are times only if they never decrease from
+    # row to row.
     if (
         column.kind not in (INTEGER, FLOAT)
         or names.is_id(column.name)
@@ -683,7 +691,7 @@ def _is_place(column: SampledColumn) -> bool:
 
 
 def _are_groups(column: SampledColumn) -> bool:
-    """Return whether the rows of each value may be one request."""
+    """Return whether the rows with the same value may be one request."""
     most = int(column.counts[column.is_present].max(initial=0))
     return column.distinct > 1 and most <= _MAX_REQUEST_ROWS and most <= column.num_rows / 2
 
@@ -705,7 +713,7 @@ def _listed(found: Sequence[str]) -> str:
 
 
 def _size(num_categories: int) -> str:
-    """Return a remark on the memory of a feature with very many categories, or ""."""
+    """Return a remark about the memory of a feature with many categories, else ""."""
     if num_categories < MANY:
         return ""
     return "; each of them has a vector (docs/scale.md has the memory)"
@@ -726,7 +734,7 @@ def _is_name(name: str) -> bool:
 
 
 def _words_among_numbers(column: SampledColumn) -> str:
-    """Return the few texts of a column that otherwise has numbers, or "" for any other column."""
+    """Return the few texts in a column of numbers as one text, or "" for any other column."""
     is_number = np.isfinite(column.numbers)
     odd = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
     is_one = 0 < len(odd) <= _MAX_WORDS and column.rows_with(is_number) >= 0.5 * column.num_present
@@ -740,7 +748,7 @@ def _words_among_numbers(column: SampledColumn) -> str:
 
 
 def _unfit(column: SampledColumn) -> str:
-    """Return a remark on values of another kind than the column's, or ""."""
+    """Return a remark about values that are not of the column's kind, or "" if there are none."""
     num_unfit = column.num_unfit(column.is_fitting)
     return (
         f"; {counted(num_unfit, 'row')} with another value, such as {column.unfit_example!r}: "

@@ -1,7 +1,8 @@
 """JSON Schema of a recommender's file, for editors: docs/recommender.schema.json.
 
-`make golden` writes it. It has keys, types, defaults and descriptions. `evergreen recommender
-check` finds all other errors: ranges, repeated columns, settings of another network.
+`make golden` writes it. It has keys, types, defaults and descriptions. It cannot detect wrong
+ranges, repeated columns, or settings of another network. `evergreen recommender check` detects
+these errors.
 """
 
 import json
@@ -52,7 +53,7 @@ def _columns(kind: str) -> dict[str, Any]:
 
 
 def _object(kinds: list[type[Any]]) -> dict[str, Any]:
-    """Return the schema of the fields of all these dataclasses as one mapping of optional keys."""
+    """Return one schema for the fields of several dataclasses: a mapping of optional keys."""
     found: dict[str, Any] = {}
     for kind in kinds:
         _, components = msgspec.json.schema_components([kind], ref_template="{name}")

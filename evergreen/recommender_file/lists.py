@@ -18,22 +18,24 @@ from evergreen.recommender_file.columns import (
 from evergreen.rows.values import CATEGORIES, NUMBERS, WORDS, ListRule
 
 BRACKETS = "[]"
-"""Marks lists in JSON's or Python's brackets, and Parquet lists. They need no separator."""
+"""Value of `separator` for Parquet lists and for lists in JSON's or Python's brackets. They need no
+separator."""
 OBJECTS, DECIMAL_COMMA = "objects", "decimal comma"
-"""Problems that make texts unusable."""
+"""Reasons why texts cannot be used as lists."""
 _MOST_LOOKED_AT = 20_000
 _SEPARATED_SHARE = 0.25
-"""Minimum share of a column's distinct texts with a separator inside, to look like lists."""
+"""Minimum share of a column's distinct texts that contain a separator, for the column to look like
+lists."""
 _MIN_REPEATS = 3.0
-"""Minimum mean number of texts with the same element. Texts with a separator are then lists,
-whatever the column's name is."""
+"""Minimum mean number of texts that share an element. From this number on, texts with a separator
+are lists, whatever the column's name is."""
 _MOST_LETTERS = 40
-"""Maximum letters of an element. Longer ones are sentences."""
+"""Maximum letters of an element. Longer texts are sentences."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListLooks:
-    """Result for a column of texts."""
+    """Result of the detection of lists in a column of texts."""
 
     separator: str | None = None
     """Separator of the elements, `BRACKETS`, or None if the texts are not lists."""
@@ -42,14 +44,14 @@ class ListLooks:
     num_elements: int = 0
     """Number of distinct elements."""
     longest: int = 1
-    """Maximum elements of a row."""
+    """Number of elements of the longest list."""
     problem: str | None = None
     remark: str = ""
-    """Remark on texts that might be lists."""
+    """Remark about texts that may be lists."""
 
 
 def look_at_lists(column: SampledColumn) -> ListLooks:
-    """Return whether a column's texts or Parquet lists are lists, and their kind of elements."""
+    """Return whether a column's values are lists, and the kind of their elements."""
     texts = column.values.filter(pa.array(column.is_present)).cast(pa.string())
     if column.is_list:
         return _looks(texts, ELEMENT_END, shown=BRACKETS)

@@ -23,7 +23,7 @@ LABELS = (
     "iclick",
     "ctrlabel",
 )
-"""Names of clicks, only letters and digits, the most likely ones first."""
+"""Names of click columns, reduced to letters and digits, with the most likely names first."""
 TARGETS = (
     "label",
     "target",
@@ -35,7 +35,7 @@ TARGETS = (
     "islabel",
     "isclickedlabel",
 )
-"""Names of labels that do not name the event."""
+"""Names of label columns that do not name the event."""
 CONVERSIONS = (
     "converted",
     "conversion",
@@ -111,7 +111,7 @@ REACTIONS = (
     "readcomment",
     "clickavatar",
 )
-"""Names of other reactions of a person to an item shown."""
+"""Names of other reactions of a user to an item shown."""
 OUTCOMES = re.compile(
     r"(^|_)dwell(_|$)|(^|_)time_spent(_|$)"
     r"|(^|_)(watch|watched|play|played|view|viewing|read|reading|stay|listen|browse)_"
@@ -121,8 +121,8 @@ OUTCOMES = re.compile(
     r"|(^|_)(revenue|payout|gmv|gross_bookings?|sales_amount|click_time|click_timestamp|click_ts|clicked_at"
     r"|converted_at|purchased_at)(_|$)"
 )
-"""Names of numbers and times that are known only after the row was shown, with underscores between
-words."""
+"""Names of numbers and times that are known only after the row was shown. Their words are separated
+by underscores."""
 TIMES = (
     "eventtime",
     "timestamp",
@@ -169,7 +169,8 @@ TIMES = (
 )
 """Names of the time when a row was shown, the most likely ones first."""
 CERTAIN_TIMES = frozenset(TIMES[: TIMES.index("sessiontime")]) - {"time", "showtime"}
-"""Names that no other column has. If such a column has no valid times, the user is asked."""
+"""Names that only columns of times have. If such a column has no valid times, the drafted file asks
+the user."""
 REQUESTS = (
     "requestid",
     "request",
@@ -233,8 +234,8 @@ USERS = (
     "anonymous",
     "device",
 )
-"""Words for the person who sees a row, the most likely ones first. A name is such a word alone, or
-with one of `_ID_ENDS` after it."""
+"""Words for the person who sees a row, the most likely ones first. A column's name is such a word
+alone, or such a word followed by one of `_ID_ENDS`."""
 ITEMS = (
     "item",
     "product",
@@ -296,7 +297,7 @@ _ID_ENDS = frozenset(
 _ONLY_WITH_ID = frozenset(
     {"device", "client", "account", "profile", "player", "person", "anonymous"}
 )
-"""Words that mean a type if they are alone."""
+"""Words that name a user only if an ending such as `id` follows. Alone, they name a type."""
 _ENTITY_WORDS = frozenset(
     {
         "pseudo",
@@ -493,7 +494,7 @@ _SUFFIX = re.compile(r":(token|float|token_seq|float_seq)$")
 
 
 def suffix_of(name: str) -> str | None:
-    """Return the type after a colon in RecBole's column names, or None.
+    """Return the type that RecBole's column names have after a colon, or None.
 
     >>> suffix_of("user_id:token"), suffix_of("user_id")
     ('token', None)
@@ -524,7 +525,7 @@ def words(name: str) -> list[str]:
 
 
 def is_negated_label(name: str) -> bool:
-    """Return whether a column's name is the opposite of a click.
+    """Return whether a column's name means the opposite of a click.
 
     >>> is_negated_label("nonclk"), is_negated_label("not_clicked"), is_negated_label("click")
     (True, True, False)
@@ -537,7 +538,9 @@ def is_negated_label(name: str) -> bool:
 
 
 def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
-    """Return the word that a name consists of, alone or followed by `id` or the like, or None.
+    """Return the word of `entities` that is the column's name, or None.
+
+    The word may be followed by an ending such as `id`.
 
     >>> is_named_as("userid", USERS), is_named_as("customer_no", USERS)
     ('user', 'customer')
@@ -560,7 +563,7 @@ def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
 
 
 def is_id(name: str) -> bool:
-    """Return whether a column's name is one of ids or other categories.
+    """Return whether a column's name is typical of ids or other categories.
 
     >>> is_id("itemID"), is_id("adgroupid"), is_id("paid"), is_id("shop_code")
     (True, True, False, True)
@@ -575,12 +578,12 @@ def is_id(name: str) -> bool:
 
 
 def is_number(name: str) -> bool:
-    """Return whether a column's name is one of a quantity."""
+    """Return whether a column's name is typical of a quantity."""
     return any(part in _OF_NUMBERS for part in words(name))
 
 
 def is_list(name: str) -> bool:
-    """Return whether a column's name is one of a list: a plural, or a word for a list.
+    """Return whether a column's name is typical of a list: a plural, or a word for a list.
 
     >>> is_list("genres"), is_list("last_items"), is_list("status"), is_list("title")
     (True, True, False, False)
@@ -595,10 +598,10 @@ def is_list(name: str) -> bool:
 
 
 def is_prose(name: str) -> bool:
-    """Return whether a column's name is one of a text of several words."""
+    """Return whether a column's name is typical of a text of several words."""
     return any(part in _PROSE for part in words(name))
 
 
 def is_outcome(name: str) -> bool:
-    """Return whether a column's name is one of a value known only after the row was shown."""
+    """Return whether a column's name is typical of a value known only after the row was shown."""
     return OUTCOMES.search("_".join(words(name))) is not None

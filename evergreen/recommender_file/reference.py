@@ -18,7 +18,8 @@ from evergreen.contracts.values import MISSING_WORDS
 from evergreen.recommender_file.form import FORMAT, OPTIONS
 
 OF_FEATURES = ("num_dense", "num_categorical", "widths")
-"""Fields of a network that follow from the features. They are not settings."""
+"""Fields of a network's configuration that are computed from the features. They are not
+settings."""
 _MISSING_WORDS = ", ".join(f"`{word}`" for word in sorted(MISSING_WORDS - {""}))
 _HEAD = f"""# The recommender's file
 

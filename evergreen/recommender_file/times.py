@@ -1,4 +1,4 @@
-"""Times of a sampled column: their format, and the resulting days."""
+"""Detection of times in a sampled column: their format, and the days that they span."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,8 @@ from evergreen.runtime.errors import ContractError
 
 _YEAR_9999 = 253_402_300_799_000_000
 _MOST_LOOKED_AT = 10_000
-"""Maximum distinct values for detecting the format, spread over all values."""
+"""Maximum number of distinct values from which the format is detected. They are spread evenly over
+all values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +56,17 @@ class NoTimes:
 
     why: str
     forms: tuple[str, ...] = ()
-    """Formats that fit, if several do."""
+    """Formats that fit, if there are several."""
     span: DaySpan | None = None
-    """Days that result if the values are read as seconds since 1970, or according to their type."""
+    """Days of the rows if the values are read as seconds since 1970, or as times of their type."""
 
 
 def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
-    """Return the format and the days of a column of times, or the reason if they are unknown.
+    """Return the format and the days of a column of times, or the reason why they are unknown.
 
     Args:
         column: Any column.
-        now: Current time in seconds since 1970. A time may be at most a day later.
+        now: Current time in seconds since 1970. No time may be more than a day after it.
     """
     present = np.flatnonzero(column.is_present & (column.counts > 0))
     if not len(present) or column.is_list:
@@ -96,7 +97,7 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
 
 
 def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTimes:
-    """Return why a column has no time format, or more than one.
+    """Return why a column has no time format, or why more than one format fits.
 
     Args:
         column: The column.
@@ -127,7 +128,10 @@ def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTim
 def _read(
     column: SampledColumn, form: str, *, now: float, earliest: int
 ) -> tuple[Any, DaySpan | None]:
-    """Return the times of `values` in microseconds (-1 = none), and the days of those in range."""
+    """Return the times of `values` in microseconds, and the days of the times in range.
+
+    A value that is not a time is -1.
+    """
     found = (
         TimeRule(form=form).parse(column.values).values.cast(pa.int64()).fill_null(-1).to_numpy()
     )

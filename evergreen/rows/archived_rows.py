@@ -1,13 +1,13 @@
 """The Parquet files of an archive or a lake: listing those with served rows, and opening them.
 
-`reading_parquet` reports a file that is not readable Parquet, and `open_parquet` one that would
-fill the memory.
+`reading_parquet` reports files that are not readable Parquet. `open_parquet` also refuses files
+that would fill the memory.
 
 Every reader of archived rows uses this module: the backtest, the canary's evidence, the
 verification of a version and validation's skew. `monitoring.state.archive` writes the files, and
 its uploader moves them. They are `day=YYYY-MM-DD/*.parquet` with the types of `contracts.raw_rows`,
-in a folder or a bucket. A later version of a day (`day=D/version=N/`) corrects the served rows and
-is left out. The callers decide what they read of a file.
+in a folder or a bucket. A back-filled version of a day (`day=D/version=N/`) is left out, because it
+corrects the served rows. The callers decide which parts of a file they read.
 """
 
 import stat
@@ -28,21 +28,21 @@ from evergreen.storage.objects import ObjectInfo, Objects, local_copy
 
 @contextmanager
 def reading_parquet(name: object) -> Iterator[None]:
-    """Convert the errors of reading the Parquet file `name` to `ContractError`."""
+    """Convert errors while the Parquet file `name` is read to `ContractError`."""
     try:
         yield
     except (
         pa.ArrowException,
         OSError,
         UnicodeDecodeError,
-    ) as error:  # the last one: a column's name is not UTF-8
+    ) as error:  # UnicodeDecodeError: a column's name is not UTF-8
         raise ContractError(
             f"{name} is not a readable Parquet file: {first_line(error)}"
         ) from error
 
 
 def _supports_checksums() -> bool:
-    """Return whether this pyarrow supports page checksums.
+    """Return whether this version of pyarrow supports page checksums.
 
     Preprocessing has an older version, because NVTabular requires it.
     """
@@ -54,7 +54,7 @@ _CHECKED = {"write_page_checksum": True} if _supports_checksums() else {}
 
 
 def parquet_file(source: Any, **options: Any) -> pq.ParquetFile:
-    """Open a Parquet file and verify its pages by their checksums during reading.
+    """Open a Parquet file whose pages are verified by their checksums while they are read.
 
     Files of other writers may have no checksums. Errors are pyarrow's (see `reading_parquet`).
     """
@@ -72,9 +72,10 @@ def write_parquet(table: Any, target: Any, **options: Any) -> None:
 
 
 MAX_ROWS_PER_BYTE = 100
-"""Maximum rows per byte of a file. A row with its own key and time takes more than 1/100 byte."""
+"""Maximum rows per byte of a file. Each row has its own key and time, which take more than 1/100
+byte."""
 FREE_ROWS = 65_536
-"""Rows that a file of any size may have in addition."""
+"""Rows that a file of any size may have in addition to `MAX_ROWS_PER_BYTE`."""
 MAX_GROUP_ROWS = 1 << 24
 MAX_GROUP_BYTES = 4 << 30
 """Maximum bytes of a row group before compression."""
@@ -125,7 +126,7 @@ def bounded_batches(
     """Read some columns of one row group in batches of bounded size.
 
     A batch has at most `MAX_TEXT_BYTES` of text in a column. Texts that are dictionary-encoded in
-    the file stay so: one long text of many rows is one text in memory.
+    the file remain encoded, so that a long text that many rows share is in memory once.
 
     Args:
         path: File that `open_parquet` accepted.
@@ -134,7 +135,7 @@ def bounded_batches(
         batch_rows: Maximum rows of a batch.
 
     Raises:
-        ContractError: a batch has more text.
+        ContractError: a batch has more than `MAX_TEXT_BYTES` of text.
         pa.ArrowException: the file is corrupt.
     """
     metadata = pq.read_metadata(path)
@@ -182,7 +183,10 @@ def _has_lengths(found: pa.DataType) -> bool:
 
 
 class MovedAway(TemporaryError):
-    """The listed file is absent: the uploader has moved it, or an operator has removed it."""
+    """Error about a listed file that is now absent.
+
+    The uploader has moved the file, or an operator has removed it.
+    """
 
 
 @dataclass(frozen=True)
@@ -194,7 +198,7 @@ class ArchivedFile:
 
     @property
     def name(self) -> str:
-        """Return the name relative to the archive: `day=YYYY-MM-DD/part.parquet`."""
+        """Return the file's name relative to the archive: `day=YYYY-MM-DD/part.parquet`."""
         return self.info.name
 
     @property
@@ -204,7 +208,7 @@ class ArchivedFile:
 
     @property
     def uri(self) -> str:
-        """Return its full address, for messages."""
+        """Return the full address of the file, for messages."""
         return f"{self.archive.uri}/{self.info.name}"
 
     @contextmanager
@@ -216,7 +220,7 @@ class ArchivedFile:
         Raises:
             MovedAway: the file is no longer in the folder.
             ContractError: the file is not Parquet, is corrupt, or lacks data that the caller reads.
-                The message names it.
+                The message names the file.
             TemporaryError, PermanentError: the file cannot be downloaded.
         """
         with local_copy(self.archive, self.info.name) as path, reading_parquet(self.uri):
@@ -234,7 +238,7 @@ def archived_files(
 
     Args:
         archive: The archive.
-        days: UTC days, YYYY-MM-DD, each of which is listed separately. None = all days.
+        days: UTC days to list, YYYY-MM-DD. Each day is listed separately. None = all days.
         first_day: First day to return. None = no limit.
 
     Raises:
@@ -277,7 +281,7 @@ def _holds_served_rows(name: str) -> bool:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Return the day of a file's folder, and the rest of the name."""
+    """Return the day in the name of a file's folder, and the rest of the file's name."""
     folder, _, file = name.partition("/")
     return folder.removeprefix(DAY_PARTITION.format(day="")), file
 

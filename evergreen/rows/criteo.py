@@ -1,7 +1,7 @@
 """Criteo's text files: TSV without a header (1TB, Kaggle), CSV or TSV with a header (re-issues).
 
-Rows have a label, 13 integers and 26 categories of up to 8 hex digits, but no times. Only a
-recommender with exactly these features can read them.
+Rows have a label, 13 integers and 26 categories of up to 8 hex digits, but no times. These files
+can be read only for a recommender with exactly these features.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,14 +23,17 @@ from evergreen.runtime.errors import ContractError
 COLUMNS = (LABEL, *CRITEO.names)
 """Criteo's columns, in the order of its files without a header."""
 INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
-"""Pattern of an integer as text. pandas writes `.0` in an integer column with missing values. 18
-digits fit an int64."""
+"""Pattern of an integer as text. The suffix `.0` is accepted, because pandas writes it in an
+integer column with missing values. The limit is 18 digits, which fit an int64."""
 HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
 """Pattern of a category as text."""
 
 
 def are_its(features: Features) -> bool:
-    """Return whether these are Criteo's features. Only then its formats are read."""
+    """Return whether these are Criteo's features.
+
+    Criteo's formats are read only for recommenders with these features.
+    """
     return features == CRITEO
 
 
@@ -40,7 +43,7 @@ class CriteoRows:
 
     rows: TextRows
     columns: dict[str, str]
-    """Column name in the file of each raw column."""
+    """Name in the file of each raw column."""
 
     @property
     def path(self) -> Path:

@@ -1,8 +1,8 @@
 """The files of rows in a folder, their formats, and their rows in a recommender's raw schema.
 
 A file is Parquet, text with a header, JSON lines, or Criteo's text. `ColumnNames` has the names of
-its columns. The values of every format are parsed by the same rules (`values`, `time_forms`).
-Columns without a name in the recommender are not read.
+the file's columns. The values of every format are parsed by the same rules (`values`,
+`time_forms`). Columns that the recommender does not name are not read.
 """
 
 import logging
@@ -68,9 +68,9 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 _COMPANION = re.compile(r"(readme|license)\b.*", re.IGNORECASE)
-"""Criteo's archives have these files beside the rows."""
+"""Files that Criteo's archives contain in addition to the rows."""
 _TRAIN, _TEST = (re.compile(rf"{name}\.txt(\.gz)?", re.IGNORECASE) for name in ("train", "test"))
-"""Kaggle's archive has one file with labels and one without."""
+"""Files of Kaggle's archive: rows with labels, and rows without labels."""
 
 
 class FileRows(Protocol):
@@ -82,7 +82,7 @@ class FileRows(Protocol):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return its columns in file order. A column without a name is ""."""
+        """Return the columns of the file in file order. A column without a name is ""."""
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
         """Yield the wanted columns of all rows in file order, in bounded memory."""
@@ -103,13 +103,13 @@ class Reader(Protocol):
     def counts(self) -> LineCounts:
         """Return the counts of the lines read so far.
 
-        For Parquet only rows and rejected rows are counted.
+        In Parquet files, only rows and rejected rows are counted.
         """
 
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """Yield record batches in the lake's schema, in file order, in bounded memory.
 
-        Columns that the format does not have (request id, event time ...) are null.
+        Columns that the format does not have, such as request id or event time, are null.
 
         Args:
             malformed: Collects the malformed rows and counts every row read.
@@ -122,12 +122,13 @@ class Reader(Protocol):
 def click_log_files(path: Path) -> list[Path]:
     """Return the files to read: `path` itself, or the click logs directly in the folder `path`.
 
-    Click logs are recognised by their names. The order is natural: `day_2` comes before `day_10`.
-    Names that start with a dot or underscore are unfinished files or notes, and are skipped.
+    Click logs are recognised by their names. They are in natural order: `day_2` comes before
+    `day_10`. Names that start with a dot or underscore are skipped, because they mark unfinished
+    files or notes.
 
     Raises:
-        ContractError: no file is found, or a file is present both packed and unpacked, so that its
-            rows would be used twice.
+        ContractError: no file is found, or a file is present both packed and unpacked. Its rows
+            would be used twice.
     """
     if path.is_file():
         return [path]
@@ -210,10 +211,10 @@ def _is_parquet(path: Path) -> bool:
 
 
 def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
-    """Return the reader of a file whose rows are only scored.
+    """Return the reader of a file whose rows are scored only.
 
-    It reads the features, but not label, ids and times. A feature that is served with a fixed value
-    may be absent.
+    The reader reads the features, but not label, ids and times. The file may lack a feature that is
+    served with a fixed value.
 
     Raises:
         ContractError: The file has no known format, or lacks a column.
@@ -236,12 +237,12 @@ def find_reader(
 ) -> Reader:
     """Return the reader for the format of a file.
 
-    Criteo's text is read for a recommender with exactly Criteo's features. It has neither times nor
-    weights.
+    Criteo's text is read only for a recommender with exactly Criteo's features. Its rows have
+    neither times nor weights.
 
     Args:
         path: The file.
-        recommender: Recommender of its rows.
+        recommender: Recommender of the rows.
         with_times: Whether times are read. If not, they are null.
         now: Current time in seconds since the epoch, to find rows in the future. None = the
             machine's clock.
@@ -328,7 +329,7 @@ def _criteo_rows(path: Path, recommender: Recommender) -> "criteo.CriteoRows | N
 
 
 def _is_raw(path: Path, recommender: Recommender) -> bool:
-    """Return whether a Parquet file has the raw schema of a lake instead of a user's own."""
+    """Return whether a Parquet file has the raw schema of a lake, not a user's columns."""
     schema, features, weighted = (
         open_parquet(path).schema_arrow,
         recommender.features,
@@ -342,7 +343,7 @@ def _is_raw(path: Path, recommender: Recommender) -> bool:
 
 
 def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> dict[str, str]:
-    """Return the name in a file of each raw column that is read.
+    """Return the name in the file of each raw column that is read.
 
     Args:
         here: Columns of the file.
@@ -350,7 +351,7 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
         path: The file, for messages.
 
     Raises:
-        ContractError: The file lacks a column, or has it twice.
+        ContractError: The file lacks a column, or has a column twice.
     """
     features, names = recommender.features, recommender.data
     wanted = {LABEL: names.label, **{name: name for name in features.names}}
@@ -361,7 +362,7 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
         (ROW, names.row),
         (EVENT_TIME, names.event_time),
     ):
-        # A column whose name is not the default must be present.
+        # A column that the user named explicitly must be present.
         if name in here or name != raw:
             wanted[raw] = name
     return _present(here, wanted, recommender, path=path)
@@ -370,7 +371,7 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
 def _present(
     here: Sequence[str], wanted: dict[str, str], recommender: Recommender, *, path: Path
 ) -> dict[str, str]:
-    """Return the wanted columns after checking that the file has each of them once."""
+    """Return the wanted columns. Check that the file has each of them exactly once."""
     if missing := [name for name in wanted.values() if name not in here]:
         raise ContractError(
             f"{path} lacks the columns {missing} of recommender {recommender.name}, has "
@@ -390,7 +391,7 @@ _RULES: dict[str, ValueRule] = {
 
 
 def rule_of(raw: str, features: Features) -> ValueRule | ListRule:
-    """Return the rule for the values of a raw column that is not the time."""
+    """Return the parsing rule for a raw column other than the time."""
     if raw in features.lists:
         element = WORDS if raw in features.words else CATEGORIES
         return ListRule(element, features.list_options_of(raw).separator)
@@ -407,12 +408,12 @@ class NumberedRows(NamedTuple):
     numbers: NDArray[np.int64]
     """Line number of each row, or its row number in Parquet, from 1."""
     rejected: list[Rejected]
-    """Malformed rows and lines between them, ordered by line."""
+    """Malformed rows and lines between these rows, ordered by line."""
     features: frozenset[str]
     """Columns of the batch that the file has."""
 
     def first(self, num_rows: int) -> "NumberedRows":
-        """Return the first `num_rows` rows, counting malformed ones too."""
+        """Return the first `num_rows` rows. Malformed rows count too."""
         lines = sorted([*self.numbers.tolist(), *(each.line for each in self.rejected)])[:num_rows]
         num_kept = int(np.searchsorted(self.numbers, lines[-1], side="right")) if lines else 0
         rejected = [each for each in self.rejected if lines and each.line <= lines[-1]]
@@ -430,14 +431,14 @@ class FileReader:
     columns: Mapping[str, str]
     """Column names as in `columns_of`."""
     rules: Mapping[str, ValueRule | ListRule]
-    """Rule of each column except the time."""
+    """Parsing rule of each column except the time."""
     now: float
     """Current time in seconds since the epoch."""
     has_times: bool = False
     """See `Reader.has_times`."""
     counts: LineCounts = field(default_factory=LineCounts)
     num_ahead: int = 0
-    """Malformed rows whose time is in the future."""
+    """Number of malformed rows whose time is in the future."""
     span: tuple[int, int] | None = None
     """Times of the oldest and the newest row so far, in microseconds since the epoch. None without
     rows."""
@@ -462,7 +463,7 @@ class FileReader:
         self._say_span()
 
     def numbered(self) -> Iterator[NumberedRows]:
-        """Yield the well-formed rows with their line numbers, and the malformed ones, in order."""
+        """Yield the rows with their line numbers in file order, including malformed rows."""
         rules: dict[str, AnyRule] = dict(self.rules)
         wanted = list(dict.fromkeys(self.columns.values()))
         for chunk in self.rows.chunks(wanted):
@@ -491,9 +492,9 @@ class FileReader:
         return found
 
     def _read(self, chunk: Chunk, rules: Mapping[str, AnyRule]) -> tuple[Any, dict[int, str]]:
-        """Return the rows of a chunk in the lake's schema, and the reason of each malformed row.
+        """Return the rows of a chunk in the lake's schema, and why each malformed row is malformed.
 
-        Reasons are keyed by the position of the row.
+        The reasons are keyed by the position of the row.
         """
         reasons: dict[int, str] = {}
         columns: dict[str, Any] = {}
@@ -514,7 +515,7 @@ class FileReader:
         return raw_batch(columns, self._schema), reasons
 
     def _find_outside(self, times: Any, reasons: dict[int, str]) -> None:
-        """Add the rows whose time is in the future or too early for a click log to `reasons`."""
+        """Add rows whose time is in the future, or too early for a click log, to `reasons`."""
         latest = round((self.now + CLOCK_AHEAD_SECONDS) * 1e6)
         micros, name = times.cast(pa.int64()), self.columns[EVENT_TIME]
         for at in _positions(

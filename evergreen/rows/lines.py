@@ -1,8 +1,8 @@
 """Physical lines of a text file, and the records that they form.
 
-A record is one line, or several if a quoted field has line breaks. This module decides line by line
-which lines belong together, so that one unbalanced quote affects at most its own line. Every line
-of a file is counted once: as part of a record, rejected, blank, a comment, or the header
+A record is one line, or several lines if a quoted field has line breaks. This module decides line
+by line which lines belong together, so that an unbalanced quote affects at most its own line. Every
+line of a file is counted once: as part of a record, rejected, blank, a comment, or the header
 (`LineCounts`). DuckDB splits records into fields (`text`).
 """
 
@@ -28,11 +28,12 @@ BLOCK_BYTES = 4 << 20
 """Bytes of a block of lines, about 17,000 Criteo rows."""
 MAX_LINE_BYTES = 1 << 20
 MAX_RECORD_LINES = 100
-"""Maximum lines of one record. A quote that is not closed within as many lines is a stray one."""
+"""Maximum lines of one record. A quote that is not closed within this number of lines is treated as
+a stray quote."""
 _READ_BYTES = 256 << 10
 _HEAD_BYTES = 1 << 16
 _LEAST_HEAD = 16
-"""Minimum bytes of a file for detecting its encoding from zero bytes."""
+"""Minimum size of a file, in bytes, for detecting UTF-16 by its zero bytes."""
 _BOMS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -53,26 +54,27 @@ _INSIDE = {
     b"PAR1": "holds Parquet inside another packing, expected the Parquet file itself",
     **{begin: f"holds {said}" for begin, said in _OTHERS.items()},
 }
-"""First bytes of files that are not text, and the messages about them."""
+"""First bytes of formats that are not text, and the message about each format."""
 
 
 @dataclass
 class LineCounts:
     """Number of lines of a file by kind.
 
-    A record that spans lines counts its first line in `rows` or `rejected`, and the others in
-    `continued`.
+    The first line of a record is counted in `rows` or `rejected`. The other lines of the record are
+    counted in `continued`.
     """
 
     rows: int = 0
     """Records that became rows."""
     rejected: int = 0
-    """Records and single lines that did not become rows. The file of malformed rows has the number
-    and reason of each."""
+    """Records and single lines that did not become rows. The file of malformed rows has the line
+    number and reason of each."""
     continued: int = 0
-    """Lines, except the first, of rows and rejected records that span several lines."""
+    """Lines of rows and rejected records that span several lines, without the first line of
+    each."""
     header: int = 0
-    """Lines with the names of the columns. There may be several if files with headers were
+    """Lines with the names of the columns. There are several if files with headers were
     concatenated."""
     blank: int = 0
     comments: int = 0
@@ -93,10 +95,10 @@ class Rejected(NamedTuple):
     """A line, or a record of several lines, that is not a row."""
 
     line: int
-    """Number of its first line, from 1."""
+    """Number of the first line, from 1."""
     reason: str
     text: str
-    """First 2,000 characters as they are in the file."""
+    """First 2,000 characters of the text, as in the file."""
 
 
 class Block(NamedTuple):
@@ -110,7 +112,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Dialect:
-    """Division of a text file's lines into fields."""
+    """Rules by which the lines of a text file are divided into fields."""
 
     delimiter: str
     """Delimiter, one character."""
@@ -135,7 +137,7 @@ class Dialect:
 
     @cached_property
     def plain_pattern(self) -> str:
-        """Return the RE2 pattern of a complete record whose quotes enclose whole fields only."""
+        """Return the RE2 pattern of a complete record in which quotes only enclose whole fields."""
         other = re.escape(self.delimiter)
         plain = self._field.replace(rf'[^"{other}\n][^{other}\n]*', rf'[^"{other}\n]+')
         return rf"^{plain}(?:{other}{plain}){{{self.num_fields - 1}}}\n\z"
@@ -168,9 +170,9 @@ class Dialect:
         return found
 
     def literal(self, text: str) -> str | None:
-        """Return the line as a record whose quotes are plain characters.
+        """Return the line as a record, treating its quotes as plain characters.
 
-        Returns None if the line then has another number of fields.
+        Returns None if the number of fields is then wrong.
         """
         parts = text.removesuffix("\n").split(self.delimiter)
         if len(parts) != self.num_fields:
@@ -178,7 +180,7 @@ class Dialect:
         return self.delimiter.join(map(self._quoted, parts)) + "\n"
 
     def plain(self, fields: list[str]) -> str:
-        """Return raw fields as a record whose quotes enclose whole fields only."""
+        """Return raw fields as a record in which quotes only enclose whole fields."""
         if not self.has_quotes:
             return self.delimiter.join(fields) + "\n"
         return (
@@ -200,21 +202,21 @@ class Records(NamedTuple):
     """The records of a block."""
 
     content: bytes
-    """Bytes of the records only. Each has all fields of the dialect."""
+    """Bytes of the records only. Each record has all fields of the dialect."""
     numbers: NDArray[np.int64]
-    """Number in the file of each record's first line."""
+    """Line number, in the file, of each record's first line."""
     rejected: list[Rejected]
     counts: LineCounts
-    """Counts of the block. `rows` are the records."""
+    """Counts of the block's lines. `rows` is the number of records."""
     texts: "LineTexts"
     rest: Block | None
-    """Lines at the end of the block whose record may continue in the next block. None = no such
-    lines."""
+    """Lines at the end of the block whose record may continue in the next block. None if there are
+    no such lines."""
 
 
 @dataclass(frozen=True)
 class LineTexts:
-    """Lines of a block, which can be found by their number."""
+    """Lines of a block, to be found by their number."""
 
     first_line: int
     lines: Any = field(repr=False)
@@ -250,7 +252,7 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
     """
     decoder, first_line, pending = _Decoder(path), 1, bytearray()
     with _opened(path) as file:
-        # For a truncated gzip file, `read1` returns the complete data before it fails.
+        # For a truncated gzip file, `read1` returns the readable data before it raises an error.
         read = getattr(file, "read1", file.read)
         while True:
             try:
@@ -321,7 +323,7 @@ class _Decoder:
         self._held = b""
 
     def decode(self, chunk: bytes) -> bytes:
-        """Return the next bytes. An empty chunk ends the file."""
+        """Return the next bytes as UTF-8. An empty chunk marks the end of the file."""
         if not self._begun and chunk:
             self._begin(chunk)
         if not chunk and self._held:
@@ -367,7 +369,7 @@ def split_records(block: Block, dialect: Dialect) -> Records:
     """Return the records of a block, and the kinds of its other lines.
 
     Raises:
-        ContractError: A line has the columns' names in another order than the header.
+        ContractError: A line has the names of the columns, but in another order than the header.
     """
     return _Splitter(block, dialect, _lines_of(block.content)).split()
 
@@ -399,15 +401,15 @@ class _Splitter:
         self._block, self._dialect, self._lines = block, dialect, lines
         self._counts, self._rejected = LineCounts(), list[Rejected]()
         self._alone: dict[int, bool] = {}
-        """Cached results: whether a line is a complete record by itself."""
+        """Cache: whether a line is a complete record by itself."""
         self._changed: dict[int, bytes] = {}
-        """Records that were rewritten, by line."""
+        """New texts of rewritten records, by line."""
         self._is_header = self._headers()
-        """Whether a line is a header."""
+        """Mask: whether each line is a header."""
         self._is_record = np.zeros(len(lines), bool)
-        """Whether a line is the first of a record."""
+        """Mask: whether each line is the first line of a record."""
         self._is_kept = np.zeros(len(lines), bool)
-        """Whether a line is part of a record."""
+        """Mask: whether each line is part of a record."""
 
     def split(self) -> Records:
         regular, lines = self._regular(), self._without_last_delimiter()
@@ -451,7 +453,7 @@ class _Splitter:
         )
 
     def _regular(self) -> NDArray[np.bool_]:
-        """Return which lines are unmodified records, using operations on the whole block."""
+        """Return which lines are records without any change. The whole block is checked at once."""
         lines, content, dialect = self._lines, self._block.content, self._dialect
         num_fields = pc.add(pc.count_substring(lines, dialect.delimiter), 1).to_numpy()
         regular: NDArray[np.bool_] = num_fields == dialect.num_fields
@@ -478,7 +480,7 @@ class _Splitter:
         matter.
 
         Raises:
-            ContractError: A line names the columns in another order.
+            ContractError: A line names the columns, but in another order.
         """
         found, header = np.zeros(len(self._lines), bool), self._dialect.header
         if header is None:
@@ -505,10 +507,11 @@ class _Splitter:
         return [part.strip().strip('"').strip() for part in text.split(self._dialect.delimiter)]
 
     def _without_last_delimiter(self) -> Any:
-        """Return the lines after removing one extra delimiter at their end.
+        """Return the lines without an extra delimiter at their end.
 
-        Lines with one empty field too many at the end become records. This is done for the whole
-        block, because files whose rows all end in a delimiter would be slow line by line.
+        A line that only has one empty field too many at its end becomes a record. The whole block
+        is processed at once. If every row of a file ends in a delimiter, processing it line by line
+        would be slow.
         """
         lines, dialect = self._lines, self._dialect
         mark = dialect.delimiter.encode()
@@ -559,7 +562,7 @@ class _Splitter:
             self._counts.comments += 1
             return line
         if fields is not None:
-            if len(fields) == dialect.num_fields:  # a quote is inside a field
+            if len(fields) == dialect.num_fields:  # a field contains a quote
                 return self._take(line, dialect.plain(fields))
             return self._reject(
                 line, line, f"{len(fields)} columns, expected {dialect.num_fields}{self._as_header}"
@@ -568,7 +571,7 @@ class _Splitter:
 
     def _is_comment(self, line: int, text: str) -> bool:
         is_first = self._block.first_line + line == 1
-        if is_first and re.fullmatch(r"sep=.\r?\n", text):  # Excel writes this line for itself
+        if is_first and re.fullmatch(r"sep=.\r?\n", text):  # written by Excel
             return True
         dialect = self._dialect
         return text.startswith("#") and (
@@ -577,14 +580,14 @@ class _Splitter:
 
     @property
     def _as_header(self) -> str:
-        """Return the header for the message about a line with another number of fields."""
+        """Return the header as part of the message about a line with a wrong number of fields."""
         header = self._dialect.header
         return "" if header is None else f", as in the header {shown(header)[:80]!r}"
 
     def _without_trailing(self, text: str) -> str | None:
-        """Return a line without empty fields after the last column.
+        """Return a line without the empty fields after the last column.
 
-        Returns None if there are none, or if the line is then not a record.
+        Returns None if there are no such fields, or if the line without them is not a record.
         """
         mark = self._dialect.delimiter
         body = text.rstrip("\r\n")
@@ -597,7 +600,7 @@ class _Splitter:
     def _open_quote(self, line: int, text: str) -> int | None:
         """Classify a line with unbalanced quotes.
 
-        It either begins a record of several lines, or has a stray quote.
+        Such a line either begins a record of several lines, or has a stray quote.
         """
         dialect, last = self._dialect, min(line + MAX_RECORD_LINES, len(self._lines)) - 1
         joined, alone, end = text, list[bool](), None

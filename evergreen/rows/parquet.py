@@ -52,20 +52,20 @@ class RawParquet:
     path: Path
     features: Features
     span: TimeSpan = TimeSpan()
-    """Span of the rows to read."""
+    """Time span of the rows to read."""
     day: TimeSpan = TimeSpan()
-    """Day of the file. Rows outside it are malformed, because the order of days must be the order
-    of rows."""
+    """Day of the file. Rows of another day are malformed, because rows must be in the order of
+    days."""
     with_strays: bool = True
-    """Whether this reader records rows without a time or of another day as malformed. Exactly one
-    reader of a day does."""
+    """Whether this reader reports rows without a time and rows of another day as malformed. Exactly
+    one reader of each day does."""
     unread: frozenset[str] = frozenset()
-    """Features that are not read and become null. The file may lack them."""
+    """Features that are not read and are null in the rows. The file may lack them."""
     weighted: bool = False
     """Whether rows have weights. In a file without the column each row has weight 1."""
     with_words: bool = False
-    """Whether rows keep strings and integers as in a lake. If not, they are converted to
-    categories."""
+    """Whether strings and integers are returned as they are in the lake. If not, they are converted
+    to categories."""
     words: WordCounts | None = None
     """Counter of the texts read. None = texts are not counted."""
     has_times: bool = True
@@ -74,7 +74,7 @@ class RawParquet:
     def batches(self, malformed: MalformedRows) -> Iterator[Any]:
         """See `Reader.batches`."""
         file = open_parquet(self.path)
-        schema = file.schema_arrow  # pyarrow computes it again at each access
+        schema = file.schema_arrow  # pyarrow computes the property again at each access
         not_asked = {*schema.names, *SERVED_BY, WEIGHT}
         absent = [name for name in self._names if name not in not_asked]
         if missing := [name for name in absent if name not in self.features.names]:
@@ -160,7 +160,7 @@ class RawParquet:
         """Convert the values of a column, or the elements of a list, to the type `wanted`."""
         if pa.types.is_floating(
             values.type
-        ):  # also for categories, because pandas has no other null for them
+        ):  # also for categories, because pandas uses NaN as their null
             values = nan_to_null(values)
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
@@ -168,7 +168,8 @@ class RawParquet:
             if name in self.features.numeric and is_text(values.type):
                 values = without_missing_words(values)
             return values.cast(wanted) if values.type != wanted else values
-        # A text that looks like a whole number is accepted as one, and reported (`columns`).
+        # A text that represents a whole number is accepted as this number, and the column is
+        # reported (`columns`).
         holds_words = name in self.features.words
         if self.words and holds_words and not pa.types.is_integer(values.type):
             self.words.add(name, texts(values))
@@ -177,9 +178,9 @@ class RawParquet:
         return texts(values) if holds_words else whole_numbers(values)
 
     def _may_hold(self, group: Any) -> bool:
-        """Return whether a row group may have rows to read, by its statistics.
+        """Return whether a row group may have rows to read, according to its statistics.
 
-        Returns True if there are no statistics.
+        Returns True if the row group has no statistics.
         """
         times = group_times(group)
         if times is None:
@@ -210,7 +211,10 @@ def group_times(group: Any) -> GroupTimes | None:
         return None
     try:
         first, last = statistics.min, statistics.max
-    except (OverflowError, ValueError):  # the years are outside the range of Python's dates
+    except (
+        OverflowError,
+        ValueError,
+    ):  # the statistics have years that Python's dates do not support
         return None
     if not isinstance(first, datetime) or not isinstance(last, datetime):
         return None
@@ -218,7 +222,7 @@ def group_times(group: Any) -> GroupTimes | None:
 
 
 def within(times: Any, span: TimeSpan) -> Any:
-    """Return whether each time is in the span, or False for null.
+    """Return whether each time is in the span. The result for a null time is False.
 
     Args:
         times: Array of timestamps in microseconds.

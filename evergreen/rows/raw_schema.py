@@ -2,18 +2,19 @@
 
 `contracts.raw_rows` defines the columns. `RawDataset.excluded_columns` names the features that the
 run excludes. Preprocessing treats them as missing, and validation ignores them. They are not read
-from the lake, and are null in the rows, unless the champion uses them. The gate scores candidate
-and champion on the same held-out rows, and a champion without one of its features would lose to any
+from the lake and are null in the rows, unless the champion uses them. The gate scores candidate and
+champion on the same held-out rows, and a champion without one of its features would lose to any
 candidate.
 
-Extraction writes rows in the raw schema. A feature that became text is cast if possible, and an
-unknown column is not read. The next step cannot see this, so `RawDataset.schema_mismatches` reports
-it. A column that is absent or cannot be cast stops the step (`rows.parquet`).
+Extraction writes rows in the raw schema. A feature whose type became text is cast if possible, and
+an unknown column is not read. The next step cannot see such changes, so
+`RawDataset.schema_mismatches` reports them. A column that is absent or cannot be cast stops the
+step (`rows.parquet`).
 
-Malformed rows are stored with their reason and counted, and the step stops if a file has too many.
-A reader records each row that it cannot use, and counts all rows that it has read. Each malformed
-row is a line of a JSONL file: `file`, `line` (from 1; the row's number in a Parquet file),
-`reason`, `text` (the original).
+Malformed rows are counted and stored with their reason. The step stops if a file has too many. A
+reader records each row that it cannot use, and counts all rows that it has read. Each malformed row
+is a line of a JSONL file: `file`, `line` (from 1; the row's number in a Parquet file), `reason`,
+`text` (the original).
 
 The order of written files is the order of rows. The caller publishes a folder as a whole.
 """
@@ -54,13 +55,13 @@ from evergreen.runtime.errors import ContractError
 
 
 def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
-    """Return those of `features` that `columns` does not name, in the order of files.
+    """Return the features that `columns` does not name, in the order of files.
 
-    Without `columns` nothing is excluded.
+    If `columns` is empty, nothing is excluded.
 
     Raises:
         ContractError: a name is not a feature or occurs twice, or a list is named without the
-            feature of its table.
+            feature whose table it uses.
 
     >>> features = Features(numeric=("price", "age"), categorical=("item",))
     >>> excluded_columns(["item", "price"], features)
@@ -81,7 +82,10 @@ def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
 
 
 def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
-    """Return the excluded features that the champion does not use, or all without a champion.
+    """Return the excluded features that need not be read.
+
+    These are the excluded features that the champion does not use. Without a champion, they are all
+    excluded features.
 
     Raises:
         ContractError: the champion's workflow is corrupt.
@@ -97,9 +101,9 @@ class SchemaMismatch(NamedTuple):
 
     column: str
     arrow_type: str
-    """Type in the file."""
+    """Arrow type of the column in the file."""
     expected: str | None
-    """Type in the raw schema. None for a column that is not part of it."""
+    """Type of the column in the raw schema. None if the raw schema has no such column."""
     file: str
     """First file in which the column has this type."""
 
@@ -112,9 +116,9 @@ def find_schema_mismatches(
     unread: Container[str] = (),
     weighted: bool = False,
 ) -> list[SchemaMismatch]:
-    """Return the unexpected columns of a file, in its order.
+    """Return the unexpected columns of a file, in file order.
 
-    Numbers of another width, whole numbers among floats and a boolean label are accepted.
+    Numbers of another width, whole numbers in a column of floats, and a boolean label are accepted.
 
     Args:
         schema: Arrow schema of the file.
@@ -148,7 +152,7 @@ def find_schema_mismatches(
 
 
 def is_text(found: Any) -> bool:
-    """Return whether an Arrow type is text or bytes, also with a dictionary."""
+    """Return whether an Arrow type is text or bytes, possibly dictionary-encoded."""
     values = found.value_type if pa.types.is_dictionary(found) else found
     types = pa.types
     kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
@@ -157,7 +161,7 @@ def is_text(found: Any) -> bool:
 
 def _is_number(found: Any) -> bool:
     values = found.value_type if pa.types.is_dictionary(found) else found
-    # pandas writes a column without any value as null, which is not a change of type.
+    # pandas gives a column without any value the type null. This is not a change of type.
     kinds = (
         pa.types.is_integer,
         pa.types.is_floating,
@@ -171,8 +175,8 @@ def _is_number(found: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 CHECKED_FROM_ROWS = 10_000
-"""Minimum rows for checking a file while it is read, so that a bad file stops the step early. Every
-file is also checked at its end."""
+"""Minimum rows of a file to check it while it is read. A file with too many malformed rows then
+stops the step early. Every file is also checked at its end."""
 NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
 """Function that returns the displayed name of a file."""
@@ -196,7 +200,7 @@ class MalformedRows:
         max_fraction: Maximum share of malformed rows in a file, in [0, 1].
         named: Returns the published name of a file: its path, or the source from which it was
             copied.
-        collects_unfit: Whether `judge` reports all unfit files together. If not, the first one
+        collects_unfit: Whether all unfit files are reported together. If not, the first unfit file
             stops the reading.
     """
 
@@ -218,7 +222,7 @@ class MalformedRows:
         self._counts: dict[Path, _FileCounts] = {}
         self._mismatches: dict[str, SchemaMismatch] = {}
         self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
-        """Start of each file's day, and the features that the file lacks."""
+        """The features that each file lacks, and the start of the file's day."""
         self._file: IO[str] | None = None
 
     def __enter__(self) -> "MalformedRows":
@@ -234,9 +238,9 @@ class MalformedRows:
             self._file.close()
 
     def of_part(self, number: int) -> "MalformedRows":
-        """Return a collector for part of the rows, which another process may read.
+        """Return a collector for a part of the rows. Another process may read this part.
 
-        Merge it into this one afterwards.
+        Merge the returned collector into this one afterwards.
         """
         path = self.path.with_name(f"{self.path.name}.{number}")
         return MalformedRows(
@@ -247,11 +251,14 @@ class MalformedRows:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state needed for merging, without the open file and the lake's names."""
+        """Return the state needed for merging.
+
+        The open file and the function for displayed names are left out.
+        """
         return {**self.__dict__, "_file": None, "_named": str}
 
     def merge(self, part: "MalformedRows") -> None:
-        """Add the rows of a part, which must be closed. Its file is deleted."""
+        """Add the rows of another collector, which must be closed. Its file is deleted."""
         if part.num_rows:
             self._opened().write(part.path.read_text(encoding="utf-8"))
             part.path.unlink()
@@ -271,7 +278,7 @@ class MalformedRows:
         return self._file
 
     def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
-        """Record one malformed row. `count` must count it as well."""
+        """Record one malformed row. The caller must also count it with `count`."""
         described = {"file": self._named(path), "line": line, "reason": reason, "text": text}
         self._opened().write(json.dumps(described) + "\n")
         self.num_rows += 1
@@ -284,7 +291,7 @@ class MalformedRows:
         """Record a file whose rows cannot be read.
 
         Raises:
-            ContractError: `error`, if unfit files are not collected.
+            ContractError: `error` itself, if unfit files are not collected.
         """
         if not self.collects_unfit:
             raise error
@@ -295,12 +302,18 @@ class MalformedRows:
         self._unfit |= other._unfit
 
     def add_mismatches(self, columns: Iterable[SchemaMismatch]) -> None:
-        """Record schema mismatches of a file, the first one of each column."""
+        """Record schema mismatches of a file.
+
+        Only the first mismatch of each column is recorded.
+        """
         for each in columns:
             self._mismatches.setdefault(each.column, each)
 
     def add_absent(self, path: Path, features: Iterable[str], *, day: TimeSpan) -> None:
-        """Record the features that a file of that day lacks. They count as missing in its rows."""
+        """Record the features that a file of a day lacks.
+
+        They count as missing in the rows of the file.
+        """
         self._absent[path] = (day.start or 0, frozenset(features))
 
     @property
@@ -325,8 +338,8 @@ class MalformedRows:
     def check(self) -> None:
         """Check every file that was read.
 
-        A feature that a recommender got later is absent from the files of earlier days. A file may
-        therefore lack a feature if some other file has it, but no file of an earlier day has it.
+        If a feature was added to a recommender, the files of earlier days lack it. A file may
+        therefore lack a feature that other files have, unless a file of an earlier day has it.
 
         Raises:
             ContractError: too many of a file's rows are malformed, or a file lacks a feature that
@@ -392,16 +405,16 @@ class MalformedRows:
 
 
 BATCH_ROWS = 65_536
-"""Rows of a batch in memory, and of a row group on disk."""
+"""Number of rows of a batch in memory, and of a row group on disk."""
 
 
 KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 """Arrow type of `event_time`."""
 EXPECTED_WEIGHT = "a finite number of at least 0"
-"""Rule for a sample weight, for messages."""
+"""Requirement for a sample weight, quoted in messages."""
 BYTES = (pa.types.is_binary, pa.types.is_large_binary)
-"""Checks for the Arrow types of bytes, as which some writers store texts."""
+"""Checks for Arrow's types of bytes. Some writers store texts as bytes."""
 
 
 def raw_schema(features: Features, *, weighted: bool = False) -> Any:
@@ -410,12 +423,12 @@ def raw_schema(features: Features, *, weighted: bool = False) -> Any:
 
 
 def lake_schema(features: Features, *, weighted: bool = False) -> Any:
-    """Return the schema of rows that a person's files add to a lake."""
+    """Return the schema of rows that a user's files add to a lake."""
     return arrow_schema(raw_rows.lake_types(features, weighted=weighted))
 
 
 def click_columns(features: Features, *, weighted: bool = False) -> list[str]:
-    """Return the columns of a row's own content, without those about its origin."""
+    """Return the columns with a row's own content, without the columns about its origin."""
     return [raw_rows.LABEL, *features.names, *(raw_rows.WEIGHT_TYPES if weighted else ())]
 
 
@@ -423,7 +436,7 @@ def open_parquet(path: Path) -> Any:
     """Open the Parquet file at `path` and read its footer.
 
     Raises:
-        ContractError: the file is not a complete Parquet file, or not one of rows
+        ContractError: the file is not a complete Parquet file, or cannot be a file of rows
             (`archived_rows.open_parquet`).
     """
     with reading_parquet(path):
@@ -433,7 +446,7 @@ def open_parquet(path: Path) -> Any:
 def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
     """Return a record batch in the raw schema `schema` from some of its columns.
 
-    The others are null.
+    The other columns are null.
     """
     num_rows = len(next(iter(columns.values())))
     arrays = [columns.get(f.name) for f in schema]
@@ -451,7 +464,7 @@ def texts(values: Any, *, holds_words: bool = True) -> Any:
         holds_words: Whether the feature's type is `string`.
 
     Raises:
-        pa.ArrowException: A value is not a category, or bytes are not UTF-8.
+        pa.ArrowException: A value is not a category, or is bytes that are not UTF-8.
     """
     kind = values.type
     if is_text(kind):
@@ -474,7 +487,7 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
     if pa.types.is_integer(values.type) or pa.types.is_null(values.type):
         signed = values.cast(
             pa.int64(), safe=False
-        )  # numbers that need 64 unsigned bits become negative
+        )  # unsigned numbers of 2^63 or more become negative
         is_own = pc.and_(pc.greater_equal(signed, 0), pc.less_equal(signed, MAX_CATEGORY))
         if pc.all(is_own).as_py() is not False:
             return signed
@@ -514,7 +527,8 @@ def exact_whole(values: Any) -> Any:
     """Return floats (Arrow) that are exactly whole numbers as int64. NaN becomes null.
 
     Raises:
-        pa.ArrowException: A value is not whole, or so large that its neighbour has the same float.
+        pa.ArrowException: A value is not whole, or is so large that the next whole number is the
+            same float.
     """
     exact_below = EXACT_BELOW[str(values.type)]
     values = nan_to_null(values.cast(pa.float64()))
@@ -530,7 +544,7 @@ def exact_whole(values: Any) -> Any:
 def _of_distinct(
     values: Any, convert: Callable[[str], Any], kind: Any, *, holds_words: bool
 ) -> Any:
-    """Apply `convert` to the canonical form of each text, once for each distinct one.
+    """Apply `convert` to the canonical form of each text. Equal texts are converted once.
 
     The result has the Arrow type `kind`. Missing texts become null.
     """
@@ -546,12 +560,12 @@ def _of_distinct(
 
 
 def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return lists (Arrow) after applying `convert` to all their elements at once.
+    """Apply `convert` to all elements of lists (Arrow) at once, and return the lists.
 
     Elements that are null are dropped, and an empty list becomes null.
 
     Raises:
-        pa.ArrowException: the values are not lists, or as in `convert`.
+        pa.ArrowException: the values are not lists, or `convert` fails.
     """
     if pa.types.is_null(values.type):
         values = values.cast(pa.list_(pa.int64()))
@@ -570,12 +584,12 @@ def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def nan_to_null(values: Any) -> Any:
-    """Return floats with null for NaN, which is the missing value of tensors."""
+    """Return floats (Arrow) in which null replaces NaN."""
     return pc.if_else(pc.is_nan(values), pa.scalar(None, values.type), values)
 
 
 def without_missing_words(values: Any) -> Any:
-    """Return texts (Arrow) of a numeric column with null for those that mean "no value"."""
+    """Return texts (Arrow) of a numeric column. Texts that mean "no value" become null."""
     encoded = values.dictionary_encode()
     is_missing = pa.array(
         [is_missing_word(text) for text in encoded.dictionary.to_pylist()], pa.bool_()
@@ -590,13 +604,13 @@ def find_malformed(
     keys: Collection[str] = (),
     names: Mapping[str, str] | None = None,
 ) -> dict[int, str]:
-    """Return the first reason why each malformed row of a raw batch breaks the contract.
+    """Return the first reason why each malformed row of a raw batch is malformed.
 
     Args:
-        batch: The rows. A weight is checked if there is the column.
+        batch: The rows. Weights are checked if the batch has the column.
         features: Features of the recommender.
         keys: Columns of `KEY_COLUMNS` that must also have a value.
-        names: Names of columns in the file, where they differ.
+        names: Names of columns in the file that differ from the raw names.
 
     Returns:
         The reasons by row position.
@@ -604,8 +618,8 @@ def find_malformed(
     reasons: dict[int, str] = {}
 
     def note(wrong: Any, name: str, expected: str) -> None:
-        # Null means missing, which is allowed except in required columns. The mask of these is
-        # never null.
+        # Null means missing, which is allowed except in required columns. The mask of required
+        # columns is never null.
         if pc.any(wrong).as_py():
             for at in np.flatnonzero(wrong.fill_null(False).to_numpy(zero_copy_only=False)):
                 value = batch.column(name)[int(at)].as_py()
@@ -653,7 +667,10 @@ def record_malformed(
 
 
 def plain_value(value: Any) -> Any:
-    """Return an Arrow scalar as a Python value, or as text if Python has no such year."""
+    """Return an Arrow scalar as a Python value.
+
+    A time that Python does not support is returned as text.
+    """
     try:
         return value.as_py()
     except (OverflowError, ValueError):
@@ -668,12 +685,13 @@ def without_rows(batch: Any, positions: Iterable[int]) -> Any:
 
 
 FILE_ROWS = 4 * BATCH_ROWS
-"""Rows per file: 262,144, about 40 MB, so that later steps can stream and distribute files. It is a
-multiple of the row group."""
+"""Rows per file: 262,144, about 40 MB. Later steps can then stream and distribute the files. The
+number is a multiple of the row group's size."""
 _DICTIONARY_BYTES = 128 << 10
-"""Maximum dictionary of a column in a row group: 16,384 categories. A column of more distinct
-values is written plainly from there on. That takes a sixth less processor time and equally many
-bytes. A row group of 65,536 rows never reaches pyarrow's default of 1 MiB."""
+"""Maximum size of a column's dictionary in a row group: 16,384 categories. A column with more
+distinct values is written without a dictionary from there on. That takes a sixth less processor
+time and needs equally many bytes. pyarrow's default of 1 MiB would have no effect, because a row
+group of 65,536 rows never reaches it."""
 
 
 class PartFile(NamedTuple):
@@ -686,7 +704,7 @@ class PartFile(NamedTuple):
 class PartWriter:
     """Writer of raw rows to files `<prefix>-00000.parquet` ... in a folder, which it creates.
 
-    All row groups but the last are full.
+    All row groups are full except the last one.
     """
 
     def __init__(self, folder: Path, *, prefix: str = "part", first_number: int = 0) -> None:
@@ -723,8 +741,8 @@ class PartWriter:
         pending = pa.Table.from_batches(self._pending)
         if self._writer is None:
             path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
-            # The file is written atomically, because a worker that was presumed dead may still
-            # write the same rows.
+            # The file is written atomically. A worker that was presumed dead may still write the
+            # same rows.
             file = self._open_file.enter_context(whole_file(path))
             options = {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
             self._writer = self._open_file.enter_context(
@@ -750,8 +768,8 @@ class PartWriter:
 def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
     """Move the rows of `parts` into the folders `older` and `newest`.
 
-    The last `num_newest` rows are the newest. A file on one side of the cut is renamed, and the
-    file across the cut is rewritten as two.
+    The last `num_newest` rows go to `newest`. A file with rows of both kinds is rewritten as two
+    files. All other files are renamed.
     """
     num_older = sum(part.num_rows for part in parts) - num_newest
     assert num_older >= 0

@@ -1,8 +1,8 @@
 """Files of delimited text and of JSON lines, split into columns by DuckDB.
 
 `lines` first decides which lines form a record, so that DuckDB gets only complete records. If
-DuckDB returns another number of rows, an error is raised. A column of JSON lines is text too: a
-number as it is written, a list in brackets.
+DuckDB returns another number of rows, an error is raised. The columns of JSON lines are texts too.
+A number is returned as it is written, and a list as its text in brackets.
 """
 
 import csv
@@ -39,11 +39,12 @@ DELIMITERS = (",", "\t", ";", "|")
 _HEAD_BYTES = 1 << 20
 _HEAD_LINES = 5_000
 _JSON = Dialect(delimiter="\x01", num_fields=1, has_quotes=False)
-"""Dialect of JSON lines: each line is a record. JSON has no control characters."""
+"""Dialect of JSON lines, in which each line is a record. Its delimiter is a control character,
+because JSON contains none."""
 
 
 _IS_OBJECT = "coalesce(try(json_type(line)) = 'OBJECT', false)"
-"""SQL condition that the text `line` is a JSON object."""
+"""SQL condition: the text `line` is a JSON object."""
 
 
 class Chunk(NamedTuple):
@@ -55,7 +56,7 @@ class Chunk(NamedTuple):
     numbers: NDArray[np.int64]
     """Line number of each row in the file, or its row number in Parquet, from 1."""
     rejected: list[Rejected]
-    """Lines between these rows that are not rows."""
+    """Lines between these rows that were rejected."""
     counts: LineCounts
     texts: "Texts"
 
@@ -73,7 +74,7 @@ class Texts(Protocol):
 
 
 class _Lines:
-    """Texts of rows that are lines (see `Texts`)."""
+    """Texts of rows, each of which is a line (see `Texts`)."""
 
     def __init__(self, lines: LineTexts) -> None:
         self._lines = lines
@@ -212,7 +213,7 @@ class _Parser:
     @property
     def _connection(self) -> duckdb.DuckDBPyConnection:
         if not hasattr(self._local, "connection"):
-            # Each block uses one thread, because several blocks are parsed in parallel.
+            # DuckDB uses one thread per block, because several blocks are parsed in parallel.
             self._local.connection = duckdb.connect(config={"threads": 1})
         return self._local.connection  # type: ignore[no-any-return]
 
@@ -223,7 +224,7 @@ def sql_text(text: str) -> str:
 
 
 def sql_path(path: Path) -> str:
-    """Return a file's path as an SQL literal, escaping the characters of path patterns."""
+    """Return a file's path as an SQL literal, escaping glob characters."""
     return sql_text(re.sub(r"[\[*?]", r"[\g<0>]", str(path)))
 
 
@@ -240,7 +241,7 @@ class Head(NamedTuple):
     lines: list[str]
     """First lines of the file that are not blank, at most `_HEAD_LINES`, each with a line feed."""
     num_skipped: int
-    """Number of comments at the start."""
+    """Number of comments at the start of the file."""
 
 
 def read_head(path: Path) -> Head:
@@ -264,7 +265,7 @@ def read_head(path: Path) -> Head:
 def text_rows(path: Path, head: Head) -> TextRows:
     """Return the rows of a file of delimited text with a header.
 
-    The dialect is the one that fits most of the first lines.
+    The dialect that fits most of the first lines is used.
     """
     lines = _without_comments(head)
     delimiter = max(DELIMITERS, key=lambda each: _fit(lines, each))
@@ -275,7 +276,7 @@ def text_rows(path: Path, head: Head) -> TextRows:
         and not names[-1]
         and _usual_length(lines[1:], delimiter, len(names)) < len(names)
     ):
-        names.pop()  # only the header has a delimiter after the last name
+        names.pop()  # the header has a delimiter after the last name, but the rows have none
     quoted = [line for line in lines[1:] if '"' in line]
     plain = Dialect(
         delimiter=delimiter,
@@ -334,7 +335,7 @@ def _split(line: str, delimiter: str) -> list[str]:
 
 
 def _fit(lines: list[str], delimiter: str) -> tuple[float, int]:
-    """Return the share of lines with as many fields as the header, and that number of fields."""
+    """Return the share of lines with as many fields as the header, and this number."""
     num_fields = len(_split(lines[0], delimiter))
     if num_fields == 1:
         return 0.0, 1

@@ -1,9 +1,9 @@
 """Formats of times in files, and the detection of a column's format.
 
-A single number does not identify its format: 26030100 is an hour of 2026 or a second of 1970. The
-format is therefore detected from many values of a column. It is the one in which all values are
-times between `EARLIEST` and a day from now. If two formats fit, or none, the user must set
-`data.time_format`.
+A single number does not identify its format. For example, 26030100 is an hour of 2026 or a second
+of 1970. The format is therefore detected from many values of a column. A format fits if all values
+are times between `EARLIEST` and a day from now. If no format fits, or more than one, the user must
+set `data.time_format`.
 """
 
 import re
@@ -28,10 +28,10 @@ _END_OF_TIME = to_micros(datetime(9999, 12, 31))
 EARLIEST = to_micros(datetime(1990, 1, 1))
 """Earliest time of a click log, in microseconds since the epoch. Smaller numbers are not times."""
 USUAL = to_micros(datetime(2000, 1, 1))
-"""Earlier times are read, with a warning."""
+"""Start of the usual times. Earlier times are read with a warning."""
 _SURE_HUNDREDS = 24
-"""Minimum distinct values of a column, without their last two digits, for valid digits not to be a
-coincidence."""
+"""Minimum number of distinct values, without their last two digits, for certainty that a column has
+calendar digits. With fewer values, they may look like calendar digits by chance."""
 FITTING_SHARE = 0.9
 """Minimum share of a column's distinct values that a format must parse. The other values are
 malformed."""
@@ -50,7 +50,7 @@ _SCIENTIFIC = re.compile(r"\d(?:\.\d{1,18})?[eE]\+?\d{1,2}", re.ASCII)
 def iso_micros(text: str) -> int | None:
     """Return the microseconds since the epoch of an ISO 8601 date or time.
 
-    Without a zone it is UTC. Returns None if the text is not a date or time.
+    A time without a zone is UTC. Returns None if the text is not a date or time.
 
     >>> iso_micros("1970-01-01 00:00:01.5 UTC"), iso_micros("1970-01-02"), iso_micros("1970-13-01")
     (1500000, 86400000000, None)
@@ -88,7 +88,7 @@ def _counted(per_second: int) -> Callable[[int, float], int | None]:
 
 
 def _digits(pattern: str) -> Callable[[int, float], int | None]:
-    """Return a parser of numbers as the digits of a calendar time, such as YYYYMMDD."""
+    """Return a parser of numbers whose digits are a calendar time, such as YYYYMMDD."""
     widths = [len(part) for part in re.findall(r"Y+|M+|D+|h+|m+|s+", pattern)]
     length = sum(widths)
 
@@ -122,8 +122,8 @@ FORMS: dict[str, Callable[[int, float], int | None]] = {
     "microseconds": _counted(1_000_000),
     "nanoseconds": _counted(1_000_000_000),
 }
-"""Formats of numbers, by their names in a recommender's file. Counts are since 1970. Calendar
-digits come first, because few numbers are valid in them by chance."""
+"""Formats of numbers, by their names in a recommender's file. Counts of time units start in 1970.
+Formats of calendar digits come first, because few numbers fit them by chance."""
 NAMES = (ISO, *FORMS)
 """Valid values of `data.time_format`."""
 
@@ -133,7 +133,7 @@ def find_form(column: Any, *, now: float, name: str) -> str:
 
     Args:
         column: Arrow array of any type, of a complete file or its first part.
-        now: Seconds since the epoch. No time may be more than a day later.
+        now: Seconds since the epoch. No time may be more than a day after it.
         name: Name of the column, for messages.
 
     Raises:
@@ -166,8 +166,8 @@ def find_form(column: Any, *, now: float, name: str) -> str:
         form for form, num in num_fitting.items() if num == most >= FITTING_SHARE * len(numbers)
     ]
     digits = [form for form in fitting if form.startswith("Y")]
-    # Counts are valid digits by chance: often if they span a minute, hardly ever if they span a
-    # day.
+    # Counts of time units may look like calendar digits by chance. This is common if the counts
+    # span a minute, and very rare if they span a day.
     is_sure = len({number[0] // 100 for number in numbers if number is not None}) >= _SURE_HUNDREDS
     if len(digits) == 1 and (is_sure or len(fitting) == 1):
         return digits[0]
@@ -207,7 +207,7 @@ def _plain_text(value: object) -> str:
 def _number(text: str) -> tuple[int, float] | None:
     if _SCIENTIFIC.fullmatch(text):
         digits, number = text.lower().partition("e")[0].replace(".", ""), Decimal(text)
-        # A spreadsheet that shows fewer digits than the number has is rounding it.
+        # A spreadsheet rounds a number if it shows fewer digits than the number has.
         return (
             (int(number), 0.0)
             if number == int(number) and len(digits) >= len(str(int(number)))
@@ -221,7 +221,7 @@ def _number(text: str) -> tuple[int, float] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeRule:
-    """Rule for the times of a column (see `values.ValueRule`)."""
+    """Parsing rule for the times of a column (see `values.ValueRule`)."""
 
     form: str
     type = TIME_TYPE
@@ -241,7 +241,7 @@ class TimeRule:
         if pa.types.is_nested(column.type) or str(column.type) in ("float", "halffloat"):
             return Parsed(
                 pa.nulls(len(column), TIME_TYPE), column.is_null(), column.is_valid()
-            )  # not exact
+            )  # 32-bit floats are too inexact for times
         if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
             found = _in_micros(column)
             return Parsed(found, column.is_null(), pc.and_not(found.is_null(), column.is_null()))
@@ -292,12 +292,15 @@ def _usual_times(texts: Any) -> Any:
     usual = pc.if_else(has_zone, usual, pc.binary_join_element_wise(usual, "Z", ""))
     try:
         return usual.cast(pa.timestamp("ns", tz="UTC")).cast(TIME_TYPE, safe=False)
-    except pa.ArrowInvalid:  # one is invalid, such as the 31st of February
+    except pa.ArrowInvalid:  # a text is not a valid date, such as the 31st of February
         return pa.nulls(len(texts), TIME_TYPE)
 
 
 def _in_micros(column: Any) -> Any:
-    """Return timestamps or dates in microseconds, or null where the type cannot represent them."""
+    """Return timestamps or dates in microseconds.
+
+    A time that microseconds cannot represent becomes null.
+    """
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("ms"))
     try:

@@ -11,7 +11,7 @@ DAY_MICROS = 86_400_000_000
 
 
 def to_micros(time: datetime) -> int:
-    """Return microseconds since the epoch. A time without a zone is UTC."""
+    """Return the microseconds since the epoch of a time. A time without a zone is UTC."""
     return ((time if time.tzinfo else time.replace(tzinfo=timezone.utc)) - _EPOCH) // MICROSECOND
 
 
@@ -25,7 +25,9 @@ def to_iso(micros: int) -> str:
 
 
 def parse_time(name: str, text: str) -> int:
-    """Return the microseconds of an ISO 8601 date or time. Without a zone it is UTC.
+    """Return the microseconds since the epoch of an ISO 8601 date or time.
+
+    A time without a zone is UTC.
 
     Args:
         name: Name of the value, for the error.
@@ -38,7 +40,7 @@ def parse_time(name: str, text: str) -> int:
     (86400000000, 86400000000)
     """
     try:
-        # Python 3.10 does not support the Z.
+        # Python 3.10 does not parse the suffix Z.
         return to_micros(
             datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
         )
@@ -63,7 +65,7 @@ class TimeSpan:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the span has no time."""
+        """Return whether the span contains no time."""
         return self.start is not None and self.end is not None and self.start >= self.end
 
     def holds(self, micros: int) -> bool:
@@ -103,7 +105,7 @@ def parse_day(name: str, text: str) -> date:
         found = datetime.strptime(text, "%Y-%m-%d").date()
     except ValueError as error:
         raise ContractError(f"{name} is {text!r}, expected a date YYYY-MM-DD") from error
-    if str(found) != text or found.year == MAXYEAR:  # some times of the last year cannot be written
+    if str(found) != text or found.year == MAXYEAR:  # some times of that year cannot be written
         raise ContractError(
             f"{name} is {text!r}, expected a date YYYY-MM-DD before the year {MAXYEAR}"
         )

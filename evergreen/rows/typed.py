@@ -18,7 +18,7 @@ from evergreen.runtime.forked import available_cores
 
 CHUNK_ROWS = 65_536
 _MEMORY = "2GB"
-"""Memory limit of DuckDB for a file. Pages that unpack to more are refused."""
+"""Memory limit of DuckDB for one file. Larger pages are refused."""
 
 
 class _RowTexts:

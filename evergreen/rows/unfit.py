@@ -1,8 +1,8 @@
 """Lake files whose rows cannot be read. A run leaves them out and names them.
 
 A file is unfit if it is corrupt, lacks a column, has a column of another type, or has too many
-malformed rows. A reader of several files reports all unfit ones at once, so that few passes over
-the others are needed.
+malformed rows. A reader of several files reports all unfit files at once. The remaining files must
+then be read again only a few times.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ NUM_NAMED = 5
 
 
 class UnfitFiles(ContractError):
-    """Files whose rows cannot be read, each with its reason."""
+    """Error about files whose rows cannot be read, with the reason for each."""
 
     def __init__(self, reasons: Mapping[Path, str]) -> None:
         first = next(iter(reasons.values()))
@@ -35,7 +35,7 @@ class QuarantinedFile(NamedTuple):
     file: str
     """Name relative to the lake."""
     num_rows: int | None
-    """Number of rows in its footer. None if the footer is not readable."""
+    """Number of rows according to the file's footer. None if the footer is not readable."""
     reason: str
 
     @classmethod
@@ -61,7 +61,7 @@ def expect_few(
         max_fraction: Maximum share of unfit files, in [0, 1].
 
     Raises:
-        ContractError: more files are unfit. The message names the first of them.
+        ContractError: the share of unfit files is larger. The message names the first unfit files.
     """
     num_files = len(unfit) + num_fit
     if len(unfit) > max_fraction * num_files:
@@ -78,7 +78,8 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[T]:
     """Return the results of `read` for each file, in order.
 
     Raises:
-        UnfitFiles: `read` raised a `ContractError` for at least one file. All of these are named.
+        UnfitFiles: `read` raised a `ContractError` for at least one file. The error names all such
+            files.
     """
     found: list[T] = []
     unfit: dict[Path, str] = {}

@@ -1,7 +1,7 @@
 """Parsing rules for the values of users' files, shared by text, JSON lines and Parquet.
 
-There is a rule for each kind of column. It converts an Arrow array of any type to the raw type,
-with null for a missing or malformed value, and marks the malformed ones. Texts are parsed once for
+Each kind of column has a rule. The rule converts an Arrow array of any type to the raw type. A
+missing or malformed value becomes null, and malformed values are marked. Texts are parsed once for
 each distinct value. `contracts.values` defines missing texts and truth values, and `time_forms`
 defines times.
 """
@@ -50,9 +50,9 @@ class ValueRule:
     """Description of a valid value, for messages."""
     of_text: Callable[[Any], Any]
     """Converts an array of distinct texts, none of them missing, to an array of `type`. A malformed
-    one becomes null."""
+    text becomes null."""
     of_typed: Callable[[Any], Any]
-    """Converts an array of numbers, truth values or times to an array of `type`. A malformed one
+    """Converts an array of numbers, truth values or times to an array of `type`. A malformed value
     becomes null."""
     is_required: bool = False
     """Whether a missing value makes the row malformed."""
@@ -112,8 +112,8 @@ def plain(column: Any) -> Any:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    # A byte that is not UTF-8 must make its row malformed, but not the file. No rule accepts the
-    # replacement character.
+    # A byte that is not UTF-8 makes its row malformed, but not the whole file. It becomes the
+    # replacement character, which no rule accepts.
     return None if value is None else value.decode(errors="replace")
 
 
@@ -129,7 +129,7 @@ def _one_by_one(column: Any, convert: Callable[[Any], Any], wanted: Any) -> Any:
 
 
 def is_bytes(found: Any) -> bool:
-    """Return whether an Arrow type is bytes, as which some writers store texts."""
+    """Return whether an Arrow type is bytes. Some writers store texts as bytes."""
     return any(is_type(found) for is_type in BYTES)
 
 
@@ -142,7 +142,7 @@ def is_text(found: Any) -> bool:
 
 
 def _mixed(texts: Any, usual: Any, convert: Callable[[str], Any]) -> Any:
-    """Fill the null values of `usual` by applying `convert` to their texts."""
+    """Fill the null values of `usual` with the results of `convert` for their texts."""
     at = np.flatnonzero(pc.and_(usual.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False))
     if not len(at):
         return usual
@@ -259,7 +259,7 @@ PLACES = ValueRule(
 def _whole_of_text(text: str) -> int | None:
     """Return the whole number that a text represents exactly, or None.
 
-    "007" gives None, because it differs from "7" as a text.
+    The result for "007" is None, because "007" and "7" are different texts.
     """
     if not (found := _WHOLE.fullmatch(text.strip())):
         return None
@@ -289,7 +289,10 @@ def _categories_of_text(texts: Any) -> Any:
 
 
 def _whole_numbers(column: Any) -> Any:
-    """Return numbers as whole numbers, or null for a fraction or a float too large to be exact."""
+    """Return numbers as whole numbers.
+
+    A fraction becomes null, and so does a float that is too large to be exact.
+    """
     if pa.types.is_floating(column.type):
         exact = meanings.EXACT_BELOW[str(column.type)]
         is_whole = pc.and_(pc.equal(column, pc.floor(column)), pc.less(pc.abs(column), exact))
@@ -388,7 +391,7 @@ REQUEST_IDS = ValueRule(
 
 @dataclass(frozen=True)
 class ListRule:
-    """Parsing rule of lists. In text they are in brackets or have a separator."""
+    """Parsing rule of lists. A list in text has brackets or a separator."""
 
     element: ValueRule
     separator: str
@@ -463,13 +466,13 @@ class ListRule:
 
 _TEXTS = pa.list_(pa.string())
 _NO_LIST: list[str | None] = ["\ufffd"]
-"""Elements of a text in brackets that is not a list. No rule accepts this character, so the row is
+"""Result for a text in brackets that is not a list. No rule accepts this character, so the row is
 malformed."""
 _NUMPY = re.compile(r"\[\s*(?:[^\s\[\]',\"]+(?:\s+[^\s\[\]',\"]+)*)?\s*\]")
 
 
 def _python_list(text: str) -> list[str | None]:
-    """Return the elements of a list as Python, pandas or NumPy print it: `['a', 'b']`, `[1 2]`."""
+    """Return the elements of a list printed by Python, pandas or NumPy: `['a', 'b']`, `[1 2]`."""
     if _NUMPY.fullmatch(text) and "..." not in text:
         return list(text[1:-1].split())
     try:
@@ -483,5 +486,5 @@ def _json_element(element: object) -> str | None:
     if element is None or isinstance(element, str):
         return element
     if not isinstance(element, int | float):
-        return "\ufffd"  # nested lists are not supported: the row is malformed
+        return "\ufffd"  # nested lists are not supported, and make the row malformed
     return json.dumps(element)

@@ -1,16 +1,17 @@
 """Profiles of a table's columns: counts of their values, and the correlation within requests.
 
 Validation profiles the rows of a run, and the monitor profiles the served rows. Profiles of
-disjoint rows are merged by addition, without the rows. `comparison` compares two profiles.
+disjoint rows are merged by addition, without access to the rows. `comparison` compares two
+profiles.
 
 A profile counts rows in cells: the buckets of a numeric column, or the listed values of a
 categorical column. Each cell also has sums over requests, because rows of one request are not
-independent. A list is two columns: its elements under the list's name, each counted as a row, and
-the number of elements per row under another name (`features.LENGTH`).
+independent. A list has two columns in the profile. The first has the list's name and counts each
+element as a row. The second is the number of elements per row (`features.LENGTH`).
 
-A categorical column lists at most `LISTED` values, and the others share one cell. A value that is
-not listed has at most `floor` rows, and a listed count may be too low by as many. Merging adds the
-floors.
+A categorical column lists at most `LISTED` values, and all other values share one cell. `floor` is
+the possible error of the counts: an unlisted value has at most `floor` rows, and a listed count may
+be too low by at most `floor`. Merging adds the floors.
 """
 
 from dataclasses import dataclass, replace
@@ -38,12 +39,13 @@ def _make_score_edges() -> NDArray[np.float64]:
 
 
 DENSE_EDGES = _make_dense_edges()
-"""Edges of one bucket per integer from -3 to 10, then of buckets that grow by 30 %. The first and
-the last bucket include all values beyond, even infinity."""
+"""Edges of the buckets of numeric columns. There is one bucket per integer from -3 to 10. Beyond 10
+each bucket is 30 % wider than the previous one. The first and the last bucket include all values
+beyond the edges, even infinity."""
 NUM_BUCKETS = len(DENSE_EDGES) - 1
 SCORE_EDGES = _make_score_edges()
-"""Edges in steps of a quarter in the logit, from -10 to 10. At a click rate of 0.1 % scores differ
-by factors rather than by amounts."""
+"""Edges of the buckets of scores, in steps of a quarter in the logit, from -10 to 10. The logit is
+used because at a click rate of 0.1 % scores differ by factors rather than by amounts."""
 
 
 def count_between(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
@@ -69,13 +71,13 @@ def bucket_of(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
 
 
 class RowTotal(NamedTuple):
-    """Number of rows of a kind, and their distribution over requests."""
+    """Number of rows with some property, and their distribution over requests."""
 
     rows: int = 0
     squares: int = 0
-    """Sum over requests of the squared number of rows of the kind."""
+    """Sum over requests of the squared number of rows with the property."""
     products: int = 0
-    """Sum over requests of the number of rows of the kind times the number of all rows."""
+    """Sum over requests of the number of rows with the property times the number of all rows."""
 
     def __add__(self, other: "RowTotal") -> "RowTotal":  # type: ignore[override]
         return RowTotal(*(mine + theirs for mine, theirs in zip(self, other)))
@@ -97,7 +99,7 @@ def cell_sums(cells: Ints, requests: Ints, *, totals: Ints, column_of: Ints) -> 
     Args:
         cells: Cell of each value, [n].
         requests: Number of each value's request, [n].
-        totals: Values of each request in each column, [g, c].
+        totals: Number of values of each request in each column, [g, c].
         column_of: Column of each cell, [k].
     """
     num_cells = len(column_of)
@@ -105,7 +107,7 @@ def cell_sums(cells: Ints, requests: Ints, *, totals: Ints, column_of: Ints) -> 
     keys, rows = np.unique(requests * num_cells + cells, return_counts=True)
     of_request, of_cell = np.divmod(keys, num_cells)
     parts = (rows, rows * rows, rows * totals[of_request, column_of[of_cell]])
-    # Float sums are exact up to 2^53.
+    # Sums of floats are exact up to 2^53.
     return np.stack([np.bincount(of_cell, part, num_cells) for part in parts], axis=1).astype(
         np.int64
     )
@@ -122,29 +124,31 @@ class ColumnProfile:
     """
 
     values: Ints | None
-    """[k] distinct listed values. None for a numeric column."""
+    """[k] listed values, which are distinct. None for a numeric column."""
     sums: Ints
-    """[k, 3] for each cell: its rows, the sum over requests of its squared rows, and the sum over
-    requests of its rows times the request's rows that have a value."""
+    """[k, 3] three sums for each cell. The first is the number of its rows. The second is the sum
+    over requests of the squared number of its rows. The third is the sum over requests of the
+    number of its rows times the number of all rows with a value."""
     present: int
-    """Rows with a value. Some of them may be in no cell."""
+    """Number of rows with a value. Some of them may be in no cell."""
     present_sizes: int
     """Sum over requests of the squared number of rows with a value."""
     present_requests: int
-    """Requests with a value. 0 = unknown."""
+    """Number of requests with a value. 0 = unknown."""
     missing: RowTotal
     place_squares: int = 0
-    """Sum over requests of the squared sum of bucket numbers. 0 if no mean is compared."""
+    """Sum over requests of the square of the sum of bucket numbers. 0 if no mean is compared."""
     place_products: int = 0
-    """Sum over requests of the sum of bucket numbers times the rows with a value."""
+    """Sum over requests of two factors: the sum of bucket numbers, and the number of rows with a
+    value."""
     floor: int = 0
-    """Maximum rows of a value that is not listed, and maximum rows missing from a listed count."""
+    """Maximum rows of an unlisted value. A listed count may be too low by at most this number."""
 
     @property
     def rows(self) -> int:
-        """Return the number of rows that have the column.
+        """Return the number of rows of the tables that have the column.
 
-        It is less than the rows of a merged table if one of its parts lacks the column.
+        A merged table has more rows than this if one of its parts lacks the column.
         """
         return self.present + self.missing.rows
 
@@ -178,7 +182,7 @@ class ColumnProfile:
 
 
 def histogram_profile(counts: Ints) -> ColumnProfile:
-    """Return the profile of a histogram [k] without data about requests."""
+    """Return the profile of a histogram [k]. It has no data about requests."""
     sums = np.zeros((len(counts), 3), np.int64)
     sums[:, 0] = counts
     present = int(counts.sum())
@@ -193,12 +197,14 @@ def histogram_profile(counts: Ints) -> ColumnProfile:
 
 
 def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
-    """Return the sums of the wanted values, or zeros for values that are not listed, [n, 3].
+    """Return the sums of the wanted values, [n, 3].
+
+    The sums of an unlisted value are zeros.
 
     Args:
         wanted: Values to find, [n].
-        values: Distinct listed values, [k].
-        sums: Their sums, [k, 3].
+        values: Listed values, distinct, [k].
+        sums: Sums of the listed values, [k, 3].
     """
     found = np.zeros((len(wanted), 3), np.int64)
     _, at_wanted, at_values = np.intersect1d(
@@ -209,7 +215,9 @@ def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
 
 
 def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int]:
-    """Return the most frequent values with their sums, and the rows of the first dropped value.
+    """Return the most frequent values, their sums, and the row count of the first dropped value.
+
+    The count is 0 if no value is dropped.
 
     Args:
         values: Distinct values, [n].
@@ -226,24 +234,24 @@ class TableProfile:
     """Profile of the rows of one sample, or of several merged samples."""
 
     digest: str = ""
-    """Digest of the newest part's rows (`manifests.RawDataset.digest`). "" = unknown, as in the
-    times."""
+    """Digest of the newest part's rows (`manifests.RawDataset.digest`). Digest and times are empty
+    if they are unknown."""
     first_event_time: str = ""
     last_event_time: str = ""
     rows: int
     requests: int
-    """Requests of these rows."""
+    """Number of requests to which these rows belong."""
     sizes: int
     """Sum over requests of the squared number of rows."""
     clicks: RowTotal = RowTotal()
     columns: dict[str, ColumnProfile]
-    """Profiles by column. A column that was left out is absent. A list has two: its elements and
-    their number per row (`features.LENGTH`)."""
+    """Profiles by column. A column that was left out is absent. A list has two profiles: its
+    elements, and the number of elements per row (`features.LENGTH`)."""
 
     def __add__(self, newer: "TableProfile") -> "TableProfile":
-        """Return the profile of the rows of both.
+        """Return the profile of the rows of both tables.
 
-        A column that only one of them has is copied unchanged.
+        A column that only one of the tables has is copied unchanged.
         """
         both = {
             name: self.columns[name] + newer.columns[name]

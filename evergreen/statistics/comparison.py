@@ -1,23 +1,24 @@
 """The comparison of two table profiles by column: effects, intervals, p-values and drift.
 
 Validation compares a run's rows with the training rows of the champion's lineage. The monitor
-compares served rows with the model's training rows. Each column of both is tested by its values and
-its missing share, and also by its mean and its outliers if the caller asks for it. The p-values of
-the hypothesis of no change are corrected for dependent rows of a request. The effects have 95 %
-intervals.
+compares served rows with the model's training rows. Each column that both tables have is tested for
+a change of its values and of its missing share. If the caller asks for it, its mean and its
+outliers are tested too. The p-values of the hypothesis of no change are corrected for dependent
+rows of a request. The effects have 95 % intervals.
 
-All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure, so that
-the expected share of false alarms among the drifted columns is at most `false_discovery_rate`. If
-nothing has changed, the rate is the probability of any alarm. A column has drifted if a test is
-significant and its effect reaches the setting. The significance avoids alarms on noise in small
-samples, and the effect size avoids alarms on negligible changes in large ones. `detectable` is the
-smallest effect that a sample of this size can show.
+All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure. The
+expected share of false alarms among the drifted columns is then at most `false_discovery_rate`. If
+nothing has changed, this rate is the probability of any alarm. A column has drifted if a test is
+significant and its effect reaches the threshold in the settings. The significance avoids alarms on
+noise in small samples, and the effect size avoids alarms on negligible changes in large ones.
+`detectable` is the smallest effect that a sample of this size can detect.
 
-The cells are chosen by both samples' rows together, or by rows of neither (`reference`). If one
-sample chose the cells, its noise would look like a change of the other sample. Means are of bucket
-numbers, which are linear up to 10 and logarithmic beyond, so that no tail dominates. Rows of one
-user in several requests, of one hour or of one day count as independent. If they are not, false
-alarms are more frequent than the rate.
+The cells are chosen from the rows of both samples together, or from rows of neither (`reference`).
+If the rows of one sample alone determined the cells, the noise of that sample would look like a
+change of the other sample. Means are computed from bucket numbers, which are linear up to 10 and
+logarithmic beyond, so that no tail dominates. Rows of one user in several requests count as
+independent, and so do rows of one hour or of one day. If they are dependent, false alarms are more
+frequent than the rate.
 """
 
 import math
@@ -58,18 +59,19 @@ from evergreen.statistics.two_sample import (
 )
 
 LEAST_SHARE_CHANGE = 0.002
-"""Minimum change of one category's share that counts, however rare the category was."""
+"""Minimum change of a category's share that counts, even for a very rare category."""
 KNOWN_FACTOR = 4
-"""Minimum ratio of a value's rows to the rows that the profiles may be missing, for its own
-cell."""
+"""Minimum ratio of a value's rows to the possible error of its count (`floor`) for the value to get
+its own cell."""
 CERTAIN_ROWS = 10
-"""Expected independent rows above which absence is not due to chance (probability e^-10)."""
+"""Expected number of independent rows above which a value is certainly new if it was absent. Chance
+explains the absence with probability e^-10."""
 OTHERS = "other values"
-"""Display name of the cell of all values without their own cell."""
+"""Display name of the cell for all values without their own cell."""
 VALUES, MEAN, MISSING, OUTLIERS = "values", "mean", "missing", "outliers"
 """Names of the tests."""
 _LEAST_FLOOR = 1e-12
-"""Minimum floor. With a setting of 0 any significant change counts."""
+"""Minimum of every threshold. A setting of 0 therefore means that any significant change counts."""
 
 Floats = NDArray[np.float64]
 
@@ -77,7 +79,7 @@ Floats = NDArray[np.float64]
 class DriftThresholds(Protocol):
     """Minimum effects that count as drift.
 
-    The settings of validation and of the monitor both have these fields.
+    The settings of validation and the settings of the monitor both implement this protocol.
     """
 
     @property
@@ -111,7 +113,8 @@ class Outliers(NamedTuple):
     """
 
     bounds: Mapping[str, tuple[int, int]]
-    """Buckets without outliers, by column: the first one, and the first one after them."""
+    """Range of buckets without outliers, by column: the first bucket of the range, and the first
+    bucket after it."""
     floor: float
     """Minimum increase of the share of outliers that counts."""
 
@@ -136,48 +139,49 @@ class ColumnDrift:
     feature: str
     """Feature, length of a list (`features.LENGTH`), or score."""
     drifted: bool
-    """Whether a test of values, mean or missing share is significant with a relevant effect, unless
-    the change was already in the training rows."""
+    """Whether the column has drifted: a test of values, mean or missing share is significant with a
+    relevant effect. False if the model was already trained on the change (`learned`)."""
     outlying: bool
     """Whether the share of outliers increased. The usual cause is a broken unit, sensor or join."""
     learned: bool = False
-    """Whether the champion's newest window shows the same changes."""
+    """Whether the champion's newest training window already has the same changes."""
     changes: tuple[str, ...]
-    """Tests (`values`, `mean`, `missing`, `outliers`) that are significant with a relevant
-    effect."""
+    """Names of the tests (`values`, `mean`, `missing`, `outliers`) that are significant with a
+    relevant effect."""
     effect: float | None
-    """Effect. Of a categorical column it is the change of the share that changed most relative to
-    its threshold. Of a numeric column it is the Jensen-Shannon divergence in bits, minus what
-    chance adds."""
+    """Effect on the values. For a categorical column, it is the change of the share that changed
+    most relative to its threshold. For a numeric column, it is the Jensen-Shannon divergence in
+    bits, minus the divergence that chance adds."""
     effect_low: float | None
     effect_high: float | None
-    """Upper end of the 95 % interval."""
+    """Upper end of the effect's 95 % interval."""
     threshold: float | None
     """Minimum relevant effect."""
     detectable: float | None
-    """Smallest effect that these rows would probably have shown."""
+    """Smallest effect that a test of these rows would probably have detected."""
     design_effect: float | None
     """Number of rows that are equivalent to one independent row."""
     excess: float
-    """Largest ratio of an effect in `changes` to its minimum relevant effect, 0 without one.
-    Columns are sorted by it."""
+    """Largest ratio of an effect in `changes` to its minimum relevant effect. 0 if `changes` is
+    empty. Columns are sorted by it."""
     p_value: float | None
     q_value: float | None
     """q-value of the decisive test, adjusted for all tests of the comparison."""
     divergence: float | None
     mean_shift: float | None
-    """Shift in standard deviations. None if no mean is compared."""
+    """Shift of the mean in standard deviations. None if no mean is compared."""
     moved_value: MovedValue | None
     new_value_share: float | None
-    """Share of the rows with a value whose category is certainly new. None for a numeric column."""
+    """Share of rows whose category is certainly new, among the rows with a value. None for a
+    numeric column."""
     missing_now: float | None
     missing_before: float | None
     outliers_now: float | None
-    """Share of the values. None for categories, or if outliers are not separated."""
+    """Share of outliers among the values. None for categories, or if outliers are not separated."""
     outliers_before: float | None
     num_rows_now: int
     num_rows_before: int
-    """Rows with a value. For the elements of a list it is the number of elements."""
+    """Number of rows with a value. For the elements of a list, it is the number of elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,18 +190,18 @@ class ColumnTest:
 
     name: str
     p_value: float | None
-    """None if a side has too few rows."""
+    """p-value of the hypothesis of no change. None if one of the samples has too few rows."""
     effect: Effect
-    """Effect of the test. For `values` of a categorical column: the absolute change of the share
-    that changed most relative to its threshold. For `values` of a numeric column: the
-    Jensen-Shannon divergence in bits. For `mean`: its shift in standard deviations. For `missing`
-    and `outliers`: the change of the share."""
+    """Effect of the test. For `values` of a categorical column, it is the absolute change of the
+    share that changed most relative to its threshold. For `values` of a numeric column, it is the
+    Jensen-Shannon divergence in bits. For `mean`, it is the shift in standard deviations. For
+    `missing` and `outliers`, it is the change of the share."""
     floor: float
     """Minimum relevant effect."""
     matters: bool
     """Whether the effect reaches `floor`."""
     detectable: float
-    """Smallest effect that would probably have been found (`two_sample.POWER`)."""
+    """Smallest effect that the test would probably have detected (`two_sample.POWER`)."""
     design: float
     """Design effect of the comparison: the number of rows equivalent to one independent row."""
 
@@ -207,14 +211,15 @@ class ColumnTests(NamedTuple):
 
     tests: tuple[ColumnTest, ...]
     divergence: float | None = None
-    """Jensen-Shannon divergence in bits minus what chance adds. None if a side has no values."""
+    """Jensen-Shannon divergence in bits, minus the divergence that chance adds. None if one of the
+    samples has no values."""
     moved: MovedValue | None = None
     new_share: float | None = None
     outliers: tuple[float, float] | None = None
-    """Share of outliers among the values, now and before."""
+    """Shares of outliers among the values: now, and before."""
 
     def find(self, name: str) -> ColumnTest | None:
-        """Return the test of that name, or None if it was not made."""
+        """Return the test with this name, or None if it was not made."""
         return next((test for test in self.tests if test.name == name), None)
 
 
@@ -226,12 +231,19 @@ class ComparedColumn:
     before: ColumnProfile
     tests: ColumnTests
     q_values: dict[str, float]
-    """Adjusted p-values by test, of the tests that could be made."""
+    """Adjusted p-values by test. A test that could not be made is absent."""
     changes: tuple[str, ...]
-    """Tests that are significant with a relevant effect."""
+    """Names of the tests that are significant with a relevant effect."""
 
     def learned_by(self, newest: "ComparedColumn") -> bool:
-        """Return whether the newest window has no change although it would have shown every one."""
+        """Return whether the newest training window already has the changes of this column.
+
+        This is the case if these rows do not differ from the newest window, although the window is
+        large enough to detect each change.
+
+        Args:
+            newest: Comparison of the same rows with the newest training window.
+        """
         if not self.changes or newest.changes:
             return False
         pairs = [(self.tests.find(name), newest.tests.find(name)) for name in self.changes]
@@ -326,7 +338,7 @@ def compare_tables(
             before=before.columns[name],
             tables=(now, before),
             thresholds=thresholds,
-            # The detectable effect assumes that nothing else changed, so that the first rejection
+            # The detectable effect assumes that nothing else changed. The first rejection then
             # needs Bonferroni's level.
             level=rate / max(num_tests, 1),
             mean_drift=mean_drift,
@@ -358,7 +370,7 @@ def compare_tables(
 
 
 def _hide(value: int) -> None:
-    """Return None, so that no category is shown."""
+    """Return None for every category, so that no category is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,14 +417,14 @@ class _Comparison:
         detectable: float,
         design: float,
     ) -> ColumnTest:
-        """Return a test.
+        """Return a test of one hypothesis.
 
-        Its degrees of freedom are the smaller sample's independent rows minus one.
+        Its degrees of freedom are the number of independent rows of the smaller sample, minus one.
         """
         n, m = (
             column.rows if name == MISSING else column.present for column in (self.now, self.before)
         )
-        # A decrease of outliers is not a fault.
+        # Fewer outliers are not a fault.
         size = effect.value if name == OUTLIERS else abs(effect.value)
         return ColumnTest(
             name=name,
@@ -463,7 +475,7 @@ class _Comparison:
     ) -> tuple[ColumnTest, tuple[float, float]]:
         """Test the share of values outside the inner buckets.
 
-        The design effect is the largest of the outer buckets.
+        The largest design effect of the outer buckets is used.
         """
         n, m = self.now.present, self.before.present
         a, b = n - int(self.now.counts[inner].sum()), m - int(self.before.counts[inner].sum())
@@ -531,8 +543,8 @@ class _Comparison:
             self.thresholds.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE
         )
         floors = np.minimum(self.thresholds.categorical_drift, relative)
-        # The last cell has all other values, so that a relative change of it is no change of one
-        # value.
+        # The last cell contains all other values. A relative change of this cell is not the change
+        # of one value.
         floors[-1] = self.thresholds.categorical_drift
         floors = np.maximum(floors, _LEAST_FLOOR)
         ratios = np.where(
@@ -562,7 +574,10 @@ class _Comparison:
 
 
 def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfile:
-    """Return the part of the table that has the column. Requests are assumed to be alike."""
+    """Return the part of the table that has the column.
+
+    All requests are assumed to be alike.
+    """
     if column.rows == table.rows:
         return table
     share = column.rows / max(table.rows, 1)
@@ -585,7 +600,8 @@ def design_of_totals(
         )
         for total, table in zip((now, before), tables)
     ]
-    # Shares of 0 and 1 do not show their correlation. The worst case is assumed: complete requests.
+    # The correlation cannot be estimated from shares of 0 and 1. Assume the worst case, in which
+    # the rows of a request are all equal.
     correlation, _ = correlations((samples[0], samples[1]))
     return float(comparison_design(correlation, samples[0], samples[1])[0])
 
@@ -593,16 +609,16 @@ def design_of_totals(
 def _choose_cells(
     now: ColumnProfile, before: ColumnProfile
 ) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
-    """Return the cells of the comparison, both samples in them, and which values are frequent.
+    """Return the cells of the comparison, both samples' rows in them, and the frequent values.
 
-    Only values with reliable counts have a cell. Both samples have a last cell for the other
-    values.
+    A value has its own cell only if its counts are reliable. Both samples have a last cell for all
+    other values.
 
-    Frequent values come first, the most frequent at the start. Rare values follow in the order of
-    the values, and the tests group them. An order by rows would sort them by sample: a value of a
-    single request has the rows of that request, and the requests of the two samples may differ in
-    size. In a measurement, requests of 64 rows compared with requests of 40 to 64 were reported as
-    drift in six columns of unchanged traffic.
+    Frequent values come first, in descending order of frequency. Rare values follow in the order of
+    the values, and the tests group them. Sorting rare values by their number of rows would sort
+    them by sample: a value of a single request has the rows of that request, and the requests of
+    the two samples may differ in size. In a measurement, requests of 64 rows were compared with
+    requests of 40 to 64. Six columns of unchanged traffic were then reported as drift.
     """
     assert now.values is not None
     assert before.values is not None
@@ -620,9 +636,9 @@ def _choose_cells(
 
 
 def _are_frequent(now: Clustered, before: Clustered) -> tuple[NDArray[np.bool_], Floats]:
-    """Return which cells expect `MIN_EXPECTED` independent rows in the smaller sample.
+    """Return which cells are frequent, and the expected independent rows of each cell.
 
-    Also returns how many each cell expects.
+    A cell is frequent if it expects at least `MIN_EXPECTED` independent rows in the smaller sample.
     """
     correlation, _ = correlations((now, before))
     own = own_designs(correlation, now, before)
@@ -641,8 +657,8 @@ def _without_sign(effect: Effect) -> Effect:
 def _count_new(now: Ints, before: Ints, designs: Floats, *, ratio: float, floor: int) -> float:
     """Count the rows of categories that are certainly new.
 
-    A category is certainly new if it was absent before, although its rows now, minus 4 standard
-    errors, predict at least `CERTAIN_ROWS` rows there.
+    A category is certainly new if it was absent before, although at least `CERTAIN_ROWS` rows were
+    expected. The expectation is computed from its rows now, minus 4 standard errors.
     """
     needed = (CERTAIN_ROWS * designs + 2 * floor) * ratio
     certain = (before == 0) & (now - 4 * np.sqrt(now * designs) >= needed)
@@ -650,12 +666,12 @@ def _count_new(now: Ints, before: Ints, designs: Floats, *, ratio: float, floor:
 
 
 def _cells_of(column: ColumnProfile, sums: Ints, *, others: int = 0) -> Clustered:
-    """Return the column's rows in cells, with `others` (0 or 1) more cells for the other rows.
+    """Return the column's rows in cells. If `others` is 1, a last cell has all other rows.
 
     Args:
         column: The column.
         sums: Sums of the cells, [k, 3].
-        others: Number of additional cells.
+        others: Number of additional cells, 0 or 1.
     """
     rest = np.full(others, column.present - int(sums[:, 0].sum()))
     unknown = np.full(others, np.nan)
@@ -670,7 +686,7 @@ def _cells_of(column: ColumnProfile, sums: Ints, *, others: int = 0) -> Clustere
 
 
 def _cell_designs(now: Clustered, before: Clustered) -> tuple[Floats, float]:
-    """Return the design effect of each cell, and their mean."""
+    """Return the design effect of each cell, and the mean of these design effects."""
     correlation, _ = correlations((now, before))
     designs = comparison_design(correlation, now, before)
     both = now.counts + before.counts

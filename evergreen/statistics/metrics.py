@@ -1,8 +1,8 @@
 """Metric definitions: AUC and its uncertainty, log loss, calibration, rankings, score spread.
 
 Evaluation's gate, the progressive validation of training, the simulator's Bayes-optimal AUC and the
-monitor use these definitions, so that their numbers are comparable. A number that does not exist is
-`None`, never 0.5 or 0.
+monitor use these definitions, so that their numbers are comparable. An undefined number is `None`,
+never 0.5 or 0.
 """
 
 import math
@@ -16,11 +16,11 @@ from evergreen.runtime.errors import ContractError
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 MIN_DEGREES = 3
-"""Minimum degrees of freedom of an interval. With 2 the standard error itself may be wrong by a
-large factor."""
+"""Minimum degrees of freedom of an interval. With only 2, the standard error itself may be wrong by
+a large factor."""
 ECE_BINS = 15
 _NO_RATE = 1e-12
-"""Tolerance for click rates of 0 and 1 after the rounding of weights."""
+"""Tolerance for recognising click rates of 0 and 1, because weights are rounded."""
 
 
 class AucEstimate(NamedTuple):
@@ -64,9 +64,9 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
 
 
 def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return for each of `values` [n] how many of `against` [m] are smaller.
+    """Return for each of `values` [n] how many numbers of `against` [m] are smaller.
 
-    Equal ones count half.
+    An equal number counts half.
     """
     ordered = np.sort(against)
     wins: NDArray[np.float64] = (
@@ -76,10 +76,10 @@ def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[
 
 
 def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
-    """Return the exact area under the ROC curve, with ties counted half, or None with one class.
+    """Return the exact area under the ROC curve, or None if all rows have the same label.
 
-    It is the share of (click, other) pairs in which the click has the higher score (Mann-Whitney
-    form).
+    It is the share of pairs of a click and a non-click in which the click has the higher score
+    (Mann-Whitney form). Ties count half.
 
     Args:
         labels: 0 or 1, [n].
@@ -104,9 +104,12 @@ def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
 def _placements(
     click: NDArray[np.bool_], score: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
-    """Return each click's share of non-clicks below it, and vice versa for each non-click."""
+    """Return the placements of clicks and non-clicks.
+
+    A click's placement is the share of non-clicks below it, and vice versa.
+    """
     num_clicks, num_others = int(click.sum()), int((~click).sum())
-    # One sort is enough. Tied scores get equal numbers: half of the tied rows count.
+    # One sort is enough. Tied scores get equal numbers, for which half of the tied rows count.
     order, firsts = _runs(score)
     sizes = np.diff(firsts, append=len(score))
     clicks_in = np.add.reduceat(click[order].astype(np.int64), firsts)
@@ -119,7 +122,10 @@ def _placements(
 
 
 def _runs(score: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the order of at least one score, and the start of each run of equal scores in it."""
+    """Return the sort order of the scores, and the start of each run of equal scores in that order.
+
+    There must be at least one score.
+    """
     order = np.argsort(score)
     ordered = score[order]
     return order, np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
@@ -140,19 +146,20 @@ class Deviation(NamedTuple):
 
 
 def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -> Deviation | None:
-    """Return the deviation of the sum of the samples' means for values that depend on their group.
+    """Return the deviation of the sum of the samples' means, for values that depend on their group.
 
     Values of one group depend on each other, also across samples. The contribution of a group to
-    each mean is divided by the root of the share of the sample that is in other groups. Without
-    this, few or uneven groups would make the error too small (the CR2 form of Bell and McCaffrey
-    2002). If every value is its own group, the result is the usual standard error of a mean. The
-    degrees of freedom are Satterthwaite's (1946) for the squares of the groups' parts, and at most
-    one less than the groups of any sample. docs/evaluation.md has the coverage.
+    each mean is divided by the square root of a share: the part of the sample that is in other
+    groups. Without this, few or uneven groups would make the error too small (the CR2 form of Bell
+    and McCaffrey 2002). If every value is its own group, the result is the usual standard error of
+    a mean. The degrees of freedom are Satterthwaite's (1946) for the squares of the groups' parts,
+    and are limited to the number of groups of each sample minus one. docs/evaluation.md reports the
+    measured coverage of the intervals.
 
     Returns None with fewer than `MIN_DEGREES` degrees of freedom.
 
     Args:
-        samples: Each has values [n], and the group of each value, an integer from 0, [n].
+        samples: The values [n] of each sample, and the group of each value, an integer from 0, [n].
     """
     parts = np.zeros(max((int(group.max()) + 1 for _, group in samples if len(group)), default=0))
     fewest = len(parts)
@@ -173,8 +180,8 @@ def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -
 
 def student_p_value(t: float, degrees: float) -> float:
     """Return the two-sided probability of Student's t being further from 0 than `t`."""
-    # SciPy is imported locally, because the inference client uses the AUC of this module without
-    # SciPy.
+    # SciPy is imported locally. The inference client uses `roc_auc` of this module, and does not
+    # have SciPy.
     from scipy.special import stdtr
 
     return float(2.0 * stdtr(degrees, -abs(t)))
@@ -229,8 +236,8 @@ def auc_difference(
     """Return the AUC of `scores` minus the AUC of `reference` on the same rows, by paired DeLong.
 
     Arguments are as in `auc_estimate`. Scores with the same order differ by exactly 0 with a
-    p-value of 1. Returns None if there is no interval (see `grouped_deviation`), or if a difference
-    has no spread, as between a perfect and a constant model.
+    p-value of 1. Returns None if there is no interval (see `grouped_deviation`), or if the
+    difference has no variance, as between a perfect and a constant model.
     """
     click, score = _checked(labels, scores)
     _, other = _checked(labels, reference)
@@ -267,10 +274,10 @@ def row_log_losses(labels: ArrayLike, scores: ArrayLike) -> NDArray[np.float64]:
 def row_weighted(values: NDArray[np.float64], weights: ArrayLike | None) -> NDArray[np.float64]:
     """Return the values [n] rescaled so that their plain mean is the weighted mean.
 
-    The distance of each value from the mean is multiplied by its weight over the mean weight.
-    `grouped_deviation` of the result is then that of the weighted mean, which is a ratio of sums.
-    Without weights the values are unchanged. If all weights are 0 there is no mean, and the result
-    is empty.
+    The distance of each value from the weighted mean is multiplied by the value's weight and
+    divided by the mean weight. The `grouped_deviation` of the result is then that of the weighted
+    mean, which is a ratio of sums. Without weights the values are unchanged. If all weights are 0,
+    the mean is undefined, and the result is empty.
     """
     if weights is None:
         return values
@@ -285,13 +292,19 @@ def row_weighted(values: NDArray[np.float64], weights: ArrayLike | None) -> NDAr
 def log_loss(
     labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None
 ) -> float | None:
-    """Return the weighted mean of `row_log_losses`, or None without rows or weights above 0."""
+    """Return the weighted mean of `row_log_losses`.
+
+    Returns None if there are no rows, or if all weights are 0.
+    """
     losses = row_weighted(row_log_losses(labels, scores), weights)
     return float(losses.mean()) if len(losses) else None
 
 
 def click_rate(labels: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
-    """Return the weighted share of clicks, or None without rows or weights above 0."""
+    """Return the weighted share of clicks.
+
+    Returns None if there are no rows, or if all weights are 0.
+    """
     clicks = row_weighted(np.asarray(labels, np.float64), weights)
     return float(clicks.mean()) if len(clicks) else None
 
@@ -299,9 +312,9 @@ def click_rate(labels: ArrayLike, *, weights: ArrayLike | None = None) -> float 
 def normalized_entropy(
     labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None
 ) -> float | None:
-    """Return the log loss divided by the entropy of the click rate, or None with one class.
+    """Return the log loss divided by the entropy of the click rate (He et al. 2014).
 
-    See He et al. 2014.
+    Returns None if all rows have the same label.
     """
     rate, loss = click_rate(labels, weights=weights), log_loss(labels, scores, weights=weights)
     if rate is None or loss is None or not _NO_RATE < rate < 1 - _NO_RATE:
@@ -312,9 +325,9 @@ def normalized_entropy(
 def calibration(
     labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None
 ) -> float | None:
-    """Return predicted clicks divided by observed clicks, both weighted, or None without a click.
+    """Return predicted clicks divided by observed clicks, both weighted.
 
-    A calibrated model has 1.
+    A calibrated model has a value of 1. Returns None without a click.
     """
     click, score = _checked(labels, scores)
     if weights is not None:
@@ -333,8 +346,8 @@ def expected_calibration_error(
     It is the sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et al.
     2015). The bins split the rows by rank (Nixon et al. 2019), because bins of equal width would
     leave all but one empty at click rates of a few percent. Rows of one score share their click
-    rate, so that their order does not matter at the edge of a bin. Calibrated scores do not give 0:
-    noise alone adds about sqrt(2 bins rate / (pi rows)).
+    rate, so that their order does not matter at the edge of a bin. Even calibrated scores have an
+    error above 0, because noise alone adds about sqrt(2 bins rate / (pi rows)).
 
     Returns None with fewer rows than bins.
 
@@ -367,13 +380,14 @@ class UserQuality(NamedTuple):
     gauc: float | None = None
     """Mean of the users' AUCs, weighted by their rows (Zhu et al. 2017, arXiv 1706.06978)."""
     ndcg: float | None = None
-    """Mean of the users' NDCGs over all their rows, ordered by score. Each user counts once."""
+    """Mean of the users' NDCGs over all their rows, ordered by score. Each user has the same
+    weight."""
 
 
 def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> UserQuality:
-    """Return GAUC and NDCG over users who have both a click and a row without one.
+    """Return GAUC and NDCG over the users who have both a click and a row without a click.
 
-    Rows of one user with equal scores share the discounts of their positions.
+    If rows of one user have equal scores, each gets the mean discount of their positions.
 
     Args:
         labels: 0 or 1, [n].
@@ -403,7 +417,8 @@ def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> U
     middle = np.repeat(place[ties] + (tie_sizes - 1) / 2.0, tie_sizes)
     discount = 1.0 / np.log2(place + 2.0)
     shared = np.repeat(np.add.reduceat(discount, ties) / tie_sizes, tie_sizes)
-    # With u clicks first among n rows, their positions from 0 sum to u (u - 1) / 2.
+    # If u clicks come first among n rows, the sum of their positions, counted from 0, is u (u - 1)
+    # / 2.
     lost = np.bincount(user, middle * click) - clicks * (clicks - 1) / 2.0
     aucs = 1.0 - lost / (clicks * (sizes - clicks))
     ideal = np.cumsum(1.0 / np.log2(np.arange(clicks.max()) + 2.0))[clicks - 1]
@@ -412,11 +427,11 @@ def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> U
 
 
 def hit_at_k(positions_of_clicks: ArrayLike, *, k: int) -> bool:
-    """Return whether one of a list's clicks has a position up to `k`, counted from 1.
+    """Return whether at least one click of a list has a position up to `k`, counted from 1.
 
-    The hit rate@k is its mean over all lists. A list without a click counts as a miss, because rows
-    that were shown and not clicked are the failure that it measures. If they were left out, every
-    list of at most k rows would be a hit.
+    The mean over all lists is the hit rate@k. A list without a click counts as a miss, because the
+    metric measures how often users find nothing to click. If such lists were left out, every list
+    of at most k rows would be a hit.
     """
     return bool((_places(positions_of_clicks, k) <= k).any())
 
@@ -426,8 +441,8 @@ def ndcg_at_k(positions_of_clicks: ArrayLike, *, k: int) -> float | None:
 
     The gain of a click is 1. DCG@k is the sum of 1 / log2(1 + position) over clicks at positions up
     to k (Jarvelin and Kekalainen 2002). It is divided by the DCG of the same number of clicks at
-    the first positions. A list without a click says nothing about the order, and a mean over lists
-    leaves it out.
+    the first positions. A list without a click contains no information about the order. A mean over
+    lists should leave it out.
 
     Args:
         positions_of_clicks: Positions of the clicked rows in their list, from 1, each once, in any
@@ -456,14 +471,14 @@ def _places(positions: ArrayLike, k: int) -> NDArray[np.float64]:
 def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
     """Return the p-value of the hypothesis that the failure rate is at most `allowed`.
 
-    It is valid at every look. The mean of likelihood ratios of higher rates is a nonnegative
-    martingale under the allowed rate. It therefore ever exceeds 1 / p with a probability of at most
-    p (Ville 1939).
+    The p-value stays valid if it is computed repeatedly while requests arrive. The mean of
+    likelihood ratios of higher rates is a nonnegative martingale under the allowed rate. The
+    probability that it ever exceeds 1 / p is therefore at most p (Ville 1939).
 
     Args:
         failures: Failed requests.
         requests: All requests.
-        allowed: Allowed rate of failures, which is taken as known.
+        allowed: Allowed rate of failures, which is assumed to be known exactly.
 
     >>> sequential_binomial(0, 1000, 0.01), sequential_binomial(1000, 1000, 1.0)
     (1.0, 1.0)
@@ -474,7 +489,7 @@ def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
         return 1.0
     logs = []
     for halvings in range(11):
-        # From almost 1 down to just above the allowed rate.
+        # The rates descend from almost 1 to just above the allowed rate.
         rate = min(allowed + (1 - allowed) * 0.5**halvings, 0.999)
         logs.append(
             failures * math.log(rate / allowed)

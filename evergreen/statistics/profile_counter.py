@@ -1,15 +1,15 @@
 """Counters of a table's rows, from which its profile and a model's training reference are built.
 
-Counters of parts are merged by addition, without the rows. Categories are counted exactly up to a
-bound. Beyond it the least frequent ones are dropped as in a Misra-Gries summary (Agarwal et al.,
-Mergeable summaries, 2013), so that a count is too low by at most 1/131,072 of the rows. TFDV's
-counts are not exact enough. For a column with more than 1024 distinct values, it uses a sketch of
-1024 counters, whose counts may be too low by 1/1024 of all rows. This is more than the threshold of
-drift.
+Counters of parts are merged by addition, without access to the rows. Categories are counted exactly
+up to a maximum number. Beyond it the least frequent ones are dropped as in a Misra-Gries summary
+(Agarwal et al., Mergeable summaries, 2013), so that a count is too low by at most 1/131,072 of the
+rows. TFDV's counts are not used, because they are not exact enough. For a column with more than
+1024 distinct values, TFDV uses a sketch of 1024 counters, whose counts may be too low by 1/1024 of
+all rows. This error is larger than the threshold of drift.
 
 Rows are counted in two halves, block by block (see `reference`). A request that spans two batches
-or blocks counts as two, which lowers the measured correlation slightly (measured: 2 % of requests
-of 64 rows span two blocks).
+or blocks counts as two requests. This lowers the measured correlation slightly (measured: 2 % of
+requests of 64 rows span two blocks).
 """
 
 import io
@@ -43,10 +43,11 @@ from evergreen.statistics.reference import LISTED_VALUES, TrainingReference, inn
 BLOCK_ROWS = 1024
 """Number of consecutive rows that belong to the same half."""
 MAX_DISTINCT = 131_072
-"""Maximum categories per column and half with counts in memory. Each takes 32 bytes."""
+"""Maximum categories per column and half that are counted in memory. Each category takes 32
+bytes."""
 CHOOSING, FAIR = 0, 1
-"""Numbers of the halves. The first one chooses the cells, and the other is a fair sample of
-them."""
+"""Numbers of the halves. The choosing half determines the cells, and the fair half is an unbiased
+sample of them."""
 
 
 class ValueCounts:
@@ -63,11 +64,12 @@ class ValueCounts:
         self.values: Ints = np.zeros(0, np.int64)
         """[k] distinct values, ascending."""
         self.sums: Ints = np.zeros((0, 3), np.int64)
-        """[k, 3] as in `ColumnProfile.sums`. The rows are too low by at most `lost`, and the other
-        two are exact."""
+        """[k, 3] as in `ColumnProfile.sums`. The numbers of rows may be too low by at most `lost`.
+        The other two sums are exact."""
         self.lost = 0
-        """Maximum rows missing from a count, and maximum rows of a value without a count. It is at
-        most the rows added divided by `capacity` + 1."""
+        """Maximum number of rows missing from a count, which is also the maximum number of rows of
+        a value without a count. It is at most the number of added rows divided by `capacity` + 1.
+        """
 
     @property
     def counts(self) -> Ints:
@@ -81,8 +83,8 @@ class ValueCounts:
             values: Distinct values, ascending, [n].
             sums: Their sums, none negative, [n, 3].
         """
-        # Both sides are sorted. Inserting the new values takes a third of the time of sorting all
-        # again.
+        # Both arrays are sorted. Inserting the new values takes a third of the time of sorting all
+        # values again.
         places = np.searchsorted(self.values, values)
         known = np.zeros(len(values), np.bool_)
         inside = places < len(self.values)
@@ -97,7 +99,7 @@ class ValueCounts:
     def _drop_rarest(self) -> None:
         """Drop the least frequent values beyond the capacity.
 
-        Every other count is lowered by the same number.
+        The counts of all other values are lowered by the same number.
         """
         least = np.partition(self.counts, -self._capacity - 1)[-self._capacity - 1]
         held = self.counts > least
@@ -118,8 +120,8 @@ class BatchRequests:
         """Sort the rows of a batch.
 
         Args:
-            batch: At least one row.
-            first_row: Number of its first row in the table.
+            batch: The batch, with at least one row.
+            first_row: Number of the batch's first row in the table.
         """
         column = batch.column(raw_rows.REQUEST_ID)
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
@@ -137,7 +139,7 @@ class BatchRequests:
         """[n] request of each row, ascending."""
         second = int((blocks[self.order[self.starts]] % 2 == CHOOSING).sum())
         self.halves = (slice(0, second), slice(second, len(self.sizes)))
-        """Requests of each half."""
+        """Ranges of the requests of each half."""
 
     def sums(self, rows: NDArray[Any]) -> Ints:
         """Return the sums over each request, [g, ...].
@@ -154,7 +156,7 @@ class ProfileCounter:
     def __init__(self, features: Features, excluded: Sequence[str] = ()) -> None:
         """Create an empty counter.
 
-        The `excluded` ones of `features` are neither read nor counted.
+        Features in `excluded` are neither read nor counted.
         """
         self.features = features
         self._excluded = tuple(name for name in features.names if name in excluded)
@@ -167,12 +169,14 @@ class ProfileCounter:
         self._names = self._dense + self._categorical
         columns, num_dense = len(self._names), len(self._dense)
         self._column_of = np.repeat(np.arange(num_dense), NUM_BUCKETS)
-        # All sums have one part per half.
+        # Each sum is an array with one part per half.
         self._values = {name: (ValueCounts(), ValueCounts()) for name in self._categorical}
         self._sums = {
-            "rows": np.zeros((2, 3), np.int64),  # rows, requests, sum of squared rows over requests
+            "rows": np.zeros((2, 3), np.int64),  # rows, requests, sum over requests of squared rows
             "clicks": np.zeros((2, 1, 3), np.int64),
-            "present": np.zeros((2, columns, 3), np.int64),  # rows, squared over requests, requests
+            "present": np.zeros(
+                (2, columns, 3), np.int64
+            ),  # rows, sum over requests of squared rows, requests
             "missing": np.zeros((2, columns, 3), np.int64),
             "buckets": np.zeros((2, num_dense * NUM_BUCKETS, 3), np.int64),
             "places": np.zeros((2, num_dense, 3), np.int64),
@@ -193,8 +197,8 @@ class ProfileCounter:
         """
         if not batch.num_rows:
             return
-        # The halves are split by block. Rows of one request are adjacent and correlated, and a
-        # split within requests would make the halves dependent.
+        # The halves are split by block, not by row. Rows of one request are adjacent and
+        # correlated. A split within requests would make the halves dependent.
         requests = BatchRequests(batch, self.rows if first_row is None else first_row)
         numeric = raw_rows.feature_matrix(batch, self._numeric, "float32", missing=np.nan)
         plain = raw_rows.feature_matrix(batch, self._plain, "int64", missing=MISSING_CATEGORY)[
@@ -209,7 +213,7 @@ class ProfileCounter:
         lengths = [(each != MISSING_CATEGORY).sum(axis=1, keepdims=True) for each in lists]
         dense = np.concatenate([numeric[requests.order], *lengths], axis=1, dtype=np.float32)
         categorical = [*plain.T, *lists]
-        # A row has as many values of a list as elements. An empty list is not missing.
+        # A list contributes one value per element. An empty list is not missing.
         num_values = np.concatenate([~np.isnan(dense), plain != MISSING_CATEGORY, *lengths], axis=1)
         misses = num_values == 0
         misses[:, len(self._dense) + len(self._plain) :] = False
@@ -272,17 +276,17 @@ class ProfileCounter:
             name: The column.
             values: Values, [n].
             requests: Request of each value, [n].
-            with_value: Values of each request, [g].
-            halves: Requests of each half.
+            with_value: Number of values of each request, [g].
+            halves: Ranges of the requests of each half.
         """
         if not len(values):
             return
         bits = len(with_value).bit_length()
         distinct = None
-        if int(values.max()).bit_length() + bits > 63:  # too long for the key
+        if int(values.max()).bit_length() + bits > 63:  # the key would need more than 63 bits
             distinct, values = np.unique(values, return_inverse=True)
-        # One sort is enough. A value's rows in a request are adjacent, and so are its requests of
-        # one half.
+        # One sort is enough. It makes a value's rows in a request adjacent, and also the value's
+        # requests of one half.
         keys = np.sort((values << bits) | requests)
         starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
@@ -308,17 +312,17 @@ class ProfileCounter:
     def dumps(self) -> bytes:
         """Return the counts as NumPy's .npz.
 
-        It has only numbers, so that reading it runs no code.
+        The file has only numbers, so that reading it runs no code.
         """
         content = io.BytesIO()
         np.savez(content, **self._arrays())
         return content.getvalue()
 
     def merge_dumped(self, content: bytes) -> None:
-        """Add the counts that `dumps` of a counter of the same columns wrote.
+        """Add counts that `dumps` wrote for a counter with the same columns.
 
         Raises:
-            ContractError: The content does not have such counts.
+            ContractError: The content is not such counts.
         """
         other = ProfileCounter(self.features, self._excluded)
         expected = other._arrays()
@@ -327,7 +331,7 @@ class ProfileCounter:
                 found = {name: arrays[name] for name in expected}
         except (
             Exception
-        ) as error:  # NumPy, zipfile and zlib report a corrupt archive by a dozen types.
+        ) as error:  # NumPy, zipfile and zlib raise many types of errors for a corrupt archive
             raise ContractError(
                 f"counts of a worker cannot be read: {first_line(error)}"
             ) from error
@@ -359,7 +363,10 @@ class ProfileCounter:
     def profile(
         self, *, digest: str = "", first_event_time: str = "", last_event_time: str = ""
     ) -> TableProfile:
-        """Return the profile of all rows. The arguments are those of the rows' `RawDataset`."""
+        """Return the profile of all rows.
+
+        The arguments have the same meaning as in the rows' `RawDataset`.
+        """
         listed = {}
         for name, halves in self._values.items():
             both = ValueCounts()
@@ -373,7 +380,10 @@ class ProfileCounter:
         )
 
     def reference(self) -> TrainingReference:
-        """Return the reference for served rows: the fair half in the cells of the choosing half."""
+        """Return the reference for served rows.
+
+        It has the counts of the fair half in the cells that the choosing half determines.
+        """
         listed = {}
         for name, (choosing, fair) in self._values.items():
             values, _, _ = most_frequent(choosing.values, choosing.sums, LISTED_VALUES)
@@ -395,7 +405,8 @@ class ProfileCounter:
 
         Args:
             halves: The halves.
-            listed: Listed values of each column, their sums and the floor.
+            listed: Listed values of each column, the sums of these values, and the floor of the
+                column.
         """
         sums = {name: found[halves].sum(axis=0) for name, found in self._sums.items()}
         columns = {}
@@ -425,7 +436,7 @@ class ProfileCounter:
 
 
 def _counts_like(found: NDArray[Any], name: str, shape: tuple[int | None, ...]) -> Ints:
-    """Return the array after checking its shape, in which None stands for any length.
+    """Return the array after checking its shape. None in `shape` stands for any length.
 
     Raises:
         ContractError: The array does not have whole numbers in this shape.

@@ -32,10 +32,10 @@ def write_profiles(
 
     Args:
         path: The file.
-        profiles: Profiles in the order of reading.
+        profiles: Profiles, which are read back in the same order.
         kind: Kind of the file.
         version: Format version of the kind.
-        more: Further JSON values of the kind.
+        more: Additional JSON values, which depend on the kind.
     """
     head = {
         "kind": kind,
@@ -58,7 +58,7 @@ def write_profiles(
 
 
 def _plain_fields(profile: ColumnProfile | TableProfile) -> dict[str, Any]:
-    """Return the fields that JSON can represent directly."""
+    """Return the fields that are plain JSON values."""
     names = [
         field.name for field in fields(profile) if field.name not in ("columns", "values", "sums")
     ]
@@ -68,7 +68,7 @@ def _plain_fields(profile: ColumnProfile | TableProfile) -> dict[str, Any]:
 def read_profiles(
     path: Path, *, kind: str, version: int
 ) -> tuple[tuple[TableProfile, ...], dict[str, Any]]:
-    """Return the profiles in a file, and its head.
+    """Return the profiles in a file, and the file's JSON head.
 
     Raises:
         ContractError: The file is absent or corrupt, or has another kind, version or bucket edges.
@@ -83,7 +83,7 @@ def read_profiles(
                 f"version {version}"
             )
         edges = np.array(head["dense_edges"])
-        # Versions of NumPy compute powers with different last digits.
+        # The last digits of powers differ between versions of NumPy.
         if edges.shape != DENSE_EDGES.shape or not np.allclose(edges, DENSE_EDGES, rtol=1e-9):
             raise ContractError(
                 f"{path} counts numeric columns between other edges than this version's"

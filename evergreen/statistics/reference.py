@@ -1,20 +1,20 @@
 """The training profile with which a model's served rows are compared, and its score histogram.
 
-Validation profiles the training rows, and evaluation counts the candidate's scores of the held-out
+Validation profiles the training rows. Evaluation counts the candidate's scores of the held-out
 rows. The monitor reads both files, which it finds by the model's id:
 `<model>/statistics/reference.npz` (`manifests.Model.REFERENCE`) and
 `<store>/verdicts/<model>/scores.json`.
 
-The profile of an incremental run has only its own rows and is not merged with its parent's. A
-merged profile would include every earlier distribution, and would raise an alarm about changes on
-which the model is already trained.
+The profile of an incremental run describes only the rows of that run. It is not merged with the
+parent's profile. A merged profile would include every earlier distribution, and would raise an
+alarm about changes on which the model is already trained.
 
-The training rows are split into two halves, block by block. One half chooses the listed values and
-the bounds of outliers. Only the other half is profiled, because it is a fair sample of the chosen
-cells. In the choosing half the listed values are more frequent by chance, and the others less
-frequent. In a measurement, 20,000 rows did both. A chi-square test at 5 % then reported drift in 73
-% of the stationary buckets of a column with 20,000 values, and in all of them in a column with
-1,500.
+The training rows are split into two halves, block by block. The choosing half determines the listed
+values and the bounds of outliers. Only the fair half is profiled, because it is an unbiased sample
+of the chosen cells. In the choosing half the listed values are more frequent by chance, and the
+unlisted values are less frequent. In a measurement, the same 20,000 rows were used for both. A
+chi-square test at 5 % then reported drift in 73 % of the stationary buckets of a column with 20,000
+values, and in all of them in a column with 1,500.
 """
 
 import json
@@ -33,19 +33,21 @@ from evergreen.statistics.column_profile import SCORE_EDGES, Ints, TableProfile,
 from evergreen.statistics.profile_files import read_profiles, write_profiles
 
 LISTED_VALUES = 1000
-"""Maximum values listed of a categorical column, as in TFDV's rank histogram in validation."""
+"""Maximum number of listed values of a categorical column. TFDV's rank histogram in validation has
+the same limit."""
 OUTLIER_SHARE = 0.001
-"""Maximum share of a column's values that are outliers at each end, in the choosing half."""
+"""Share of a column's values, at each end of the distribution, that count as outliers at most. It
+refers to the choosing half."""
 _KIND, _VERSION = "TrainingReference", 1
 _SCORES, _SCORES_VERSION = "ScoreHistogram", 2
 
 Bounds = tuple[int, int]
-"""First bucket without outliers, and the first one after these buckets. Both are equal if there are
-no values."""
+"""Range of buckets without outliers: the first bucket of the range, and the first bucket after it.
+Both are equal if there are no values."""
 
 
 def inner_buckets(choosing: Ints) -> Bounds:
-    """Return the buckets between the outliers of a histogram [k].
+    """Return the range of buckets between the outliers of a histogram [k].
 
     Outliers are up to `OUTLIER_SHARE` of the values at either end.
     """
@@ -83,23 +85,24 @@ class TrainingReference:
     rows: int
     """Number of training rows in both halves."""
     profile: TableProfile
-    """Profile of the fair half, with the columns that the model uses."""
+    """Profile of the fair half. It has the columns that the model uses."""
     bounds: dict[str, Bounds]
     """Bounds of outliers of each numeric column of the profile."""
     numeric: tuple[str, ...]
-    """Numeric features of the training rows in their order, including those that the model does not
+    """Numeric features of the training rows in file order, including those that the model does not
     use."""
     categorical: tuple[str, ...]
     lists: dict[str, int] = field(default_factory=dict)
-    """Number of positions of each list in a row of categories, in their order."""
+    """Number of positions of each list in a row of categories, in the order of the lists."""
     scores: ScoreHistogram | None = None
-    """None if evaluation stored no scores, because the model was never evaluated."""
+    """Histogram of scores. None if evaluation stored none, because the model was never
+    evaluated."""
 
     @property
     def features(self) -> Features:
         """Return the features of the training rows.
 
-        Of their options only the list lengths are set.
+        Only the lengths of lists are set among their options.
         """
         return Features(
             numeric=self.numeric,
@@ -139,11 +142,11 @@ def read_reference(path: Path, *, scores: Path | None = None) -> TrainingReferen
 
     Args:
         path: File of the profile.
-        scores: File of the histogram. None, or an absent file = no histogram.
+        scores: File of the histogram. If it is None or absent, there is no histogram.
 
     Raises:
-        ContractError: A file cannot be read, is of another kind or version, or its parts are
-            inconsistent.
+        ContractError: A file cannot be read or is of another kind or version, or the profile's
+            parts are inconsistent.
     """
     profiles, head = read_profiles(path, kind=_KIND, version=_VERSION)
     try:
@@ -172,7 +175,7 @@ def _check_columns(found: TrainingReference) -> None:
     """Check that each column is a feature and has the expected rows and bounds.
 
     Raises:
-        ValueError: The check failed.
+        ValueError: A column does not.
     """
     lengths = [LENGTH.format(name=name) for name in found.lists]
     numeric, categorical = (*found.numeric, *lengths), (*found.categorical, *found.lists)

@@ -1,15 +1,16 @@
 """Two-sample tests of counts: p-values, effects, and corrections for dependent rows of a request.
 
 The callers decide which effects are relevant. Only `scipy.special` is imported, because
-`scipy.stats` takes another 0.4 s and 70 MB, which the monitor would need only for Benjamini and
+`scipy.stats` takes another 0.4 s and 70 MB. The monitor would need it only for Benjamini and
 Hochberg's procedure.
 
-Rows of one request are correlated. The correlation of two rows of a request is estimated for each
-cell, from its rows and their sums of squares over requests. It gives the design effect of the
-comparison (Kish, Survey Sampling, 1965: 1 + (rows of a request - 1) x correlation), which the tests
-use. If 64 rows share their user, each has the weight of 1/64 of an independent row in the user's
-columns, and the full weight in the item's columns. Each sample's correlation is measured around its
-own shares, so that a difference between the samples does not increase it.
+Rows of one request are correlated. For each cell, the correlation of two rows of a request is
+estimated from the cell's rows and their sums of squares over requests. The correlation determines
+the design effect of the comparison (Kish, Survey Sampling, 1965: 1 + (rows of a request - 1) x
+correlation), which the tests use. For example, the 64 rows of a request share their user. In the
+user's columns each row then counts as 1/64 of an independent row, and in the item's columns as a
+complete one. Each sample's correlation is measured around its own shares, so that a difference
+between the samples does not increase it.
 
 The divergence is defined as in TFDV's comparator
 (`tensorflow_data_validation/anomalies/metrics.cc`). Shares are relative to the listed counts,
@@ -29,15 +30,17 @@ Counts = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 MIN_EXPECTED = 5.0
-"""Minimum expected rows of a cell (Cochran's rule). Neighbouring cells with fewer are merged."""
+"""Minimum expected rows of a cell (Cochran's rule). Neighbouring cells are merged until they reach
+it."""
 
 
 def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | None:
     """Return the p-value of the test that two samples have the same distribution.
 
-    It is twice the smaller of two p-values. Pearson's chi-square over all cells detects many small
-    changes. `proportion` of the cell that changed most, times the number of cells, detects one
-    change among many cells. Cells are merged first, in their order (`taken_together`).
+    It is twice the smaller of two p-values. The first is Pearson's chi-square over all cells, which
+    detects many small changes. The second is `proportion` of the cell that changed most, times the
+    number of cells, which detects one change among many cells. Before that, neighbouring cells are
+    merged (`taken_together`).
 
     If the cells have different design effects, the chi-square is divided by their mean. Its degrees
     of freedom are reduced according to their variation (Rao and Scott's second-order correction, by
@@ -48,8 +51,8 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     Args:
         now: Rows per cell, [k].
         before: Rows per cell, [k].
-        design: Design effect of all cells or of each, [k]: the number of clustered rows that are
-            equivalent to one independent row (Rao and Scott, 1981).
+        design: Design effect of all cells or of each cell, [k]: the number of clustered rows that
+            are equivalent to one independent row (Rao and Scott, 1981).
     """
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
@@ -70,7 +73,8 @@ def taken_together(
 ) -> tuple[Counts, Counts, Floats]:
     """Return both samples' rows and the design effects after merging neighbouring cells, each [g].
 
-    A merged cell expects `MIN_EXPECTED` rows in the smaller sample. Neither sample may be empty.
+    Each merged cell expects at least `MIN_EXPECTED` rows in the smaller sample. Neither sample may
+    be empty.
     """
     n, m = int(now.sum()), int(before.sum())
     designs = np.broadcast_to(np.asarray(design, np.float64), now.shape)
@@ -84,7 +88,7 @@ def taken_together(
 def mean_design(rows: Counts, designs: Floats) -> tuple[float, float]:
     """Return the mean design effect of at least two cells, and its squared variation coefficient.
 
-    Each cell is weighted by its part in a chi-square's expectation.
+    The weight of a cell is its part in the expectation of a chi-square.
 
     Args:
         rows: Rows of both samples, [k].
@@ -100,11 +104,11 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
     """Return the p-value of the test that `a` of `n` rows and `b` of `m` rows have the same share.
 
     It is the likelihood ratio test with Yates' correction for continuity (Contingency tables
-    involving small numbers, 1934), by half an independent row. The correction makes the tail
+    involving small numbers, 1934). The correction is half an independent row. It makes the tail
     accurate for a few rows. If 10 independent rows are all in one of two equal samples, the exact
-    test gives 0.0020, this one 0.0017, and the test without the correction 0.0002. Without the
-    correction, unchanged windows of 20,000 rows had 7 times too many p-values below 0.0005 in
-    columns of many rare categories (measured).
+    test gives 0.0020, this test gives 0.0017, and the test without the correction gives 0.0002.
+    Without the correction, unchanged windows of 20,000 rows had 7 times too many p-values below
+    0.0005 in columns of many rare categories (measured).
 
     Returns None if a sample is empty.
     """
@@ -118,7 +122,7 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
 
 
 def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) -> Floats:
-    """Return twice the log of the likelihood ratio of two shares against one, per cell.
+    """Return the likelihood ratio statistic of each cell: two shares against a common share.
 
     Both counts are first moved by half of `design` rows towards the common share.
     """
@@ -147,17 +151,17 @@ def _grouped(expected: NDArray[np.floating[Any]]) -> Counts:
             starts.append(cell)
             held = 0.0
         held += rows
-    # The cells at the end, if they are too few for a group, belong to the previous one.
+    # If the last cells are too few for a group, they are added to the previous group.
     return np.array(starts[:-1] if held < MIN_EXPECTED and len(starts) > 1 else starts)
 
 
 def adjusted(p_values: Sequence[float]) -> list[float]:
     """Return Benjamini and Hochberg's adjusted p-values.
 
-    If values up to a rate are rejected, the expected share of false discoveries among them is at
-    most that rate. If there are no changes, it is the probability of any discovery. The procedure
-    is valid for independent tests and for positively dependent ones, such as columns that have
-    missing values in the same rows.
+    If all hypotheses with adjusted values up to a rate are rejected, the expected share of false
+    discoveries among them is at most that rate. If there are no changes, the rate is the
+    probability of any discovery. The procedure is valid for independent tests and for positively
+    dependent tests, such as those of columns that have missing values in the same rows.
 
     >>> adjusted([0.01, 0.04, 0.03])
     [0.03, 0.04, 0.04]
@@ -180,29 +184,31 @@ class Clustered:
     counts: Counts
     """[k] rows of each cell."""
     squares: Floats
-    """[k] sum over requests of the squared rows of the cell. NaN = unknown."""
+    """[k] sum over requests of the squared number of rows in the cell. NaN = unknown."""
     products: Floats
-    """[k] sum over requests of the cell's rows times the request's rows. NaN = unknown."""
+    """[k] sum over requests of the number of rows in the cell times the number of all rows. NaN =
+    unknown."""
     rows: int
     """Rows of all cells."""
     sizes: int
-    """Sum over requests of the squared rows of the request."""
+    """Sum over requests of the squared number of rows of the request."""
     requests: int
     """Number of requests. 0 = unknown."""
 
     def mean_rows(self) -> float | None:
-        """Return the mean number of rows of the request of a random row, at least 1.
+        """Return the mean size, in rows, of the request of a random row.
 
-        Returns None if it is unknown.
+        It is at least 1. Returns None if it is unknown.
         """
         return max(self.sizes / self.rows, 1.0) if self.rows and self.requests else None
 
 
 def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
-    """Return the correlation of two rows of a request, of each cell [k] and of all cells together.
+    """Return the correlation of two rows of a request: of each cell [k], and of all cells together.
 
     Correlations are in [0, 1]. A cell's correlation is at least that of all cells together, because
-    a rare cell has too few requests for a precise estimate. Without data it is 1, the worst case.
+    a rare cell has too few requests for a precise estimate. Without data about requests it is 1,
+    the worst case.
     """
     beyond, possible = np.zeros(len(samples[0].counts)), np.zeros(len(samples[0].counts))
     for sample in samples:
@@ -215,9 +221,9 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
 
 
 def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
-    """Return the excess agreement of rows of a request on each cell, and its maximum, each [k].
+    """Return how much more rows of a request agree than by chance, per cell [k].
 
-    The excess is relative to chance.
+    Also returns the maximum of this excess, [k].
     """
     beyond, possible = np.zeros(len(sample.counts)), np.zeros(len(sample.counts))
     if sample.requests < 2 or not sample.rows:
@@ -235,9 +241,10 @@ def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
 def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple[Floats, Floats]:
     """Return the design effect of each sample's own shares, [k].
 
-    If the rows of one sample agree more over all cells than `correlation`, its own correlation is
-    used, because its requests may be more homogeneous. A sample without data about requests is
-    assumed to have the other's. If neither has data, the design effect is 1.
+    If the rows of a sample agree more over all cells than `correlation` says, the sample's own
+    correlation is used, because its requests may be more homogeneous. A sample without data about
+    requests is assumed to have the correlation of the other sample. If neither sample has data, the
+    design effect is 1.
 
     Args:
         correlation: Correlation of both samples together, [k].
@@ -261,8 +268,8 @@ def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple
 def comparison_design(correlation: Floats, now: Clustered, before: Clustered) -> Floats:
     """Return the design effect of the difference between two samples' shares, [k].
 
-    It is the mean of the samples' own design effects, weighted by their variances, or 1 if a sample
-    has no rows. Arguments are as in `own_designs`.
+    It is the mean of the samples' own design effects, weighted by their variances. It is 1 if a
+    sample has no rows. Arguments are as in `own_designs`.
     """
     if not now.rows or not before.rows:
         return np.ones(len(correlation))
@@ -271,12 +278,12 @@ def comparison_design(correlation: Floats, now: Clustered, before: Clustered) ->
 
 
 def with_few(p_value: float | None, freedom: float) -> float | None:
-    """Convert a normal p-value to that of Student's t, for a variance estimated from few rows.
+    """Convert a normal p-value to a p-value of Student's t, for a variance estimated from few rows.
 
     Args:
-        p_value: p-value by the normal distribution. None stays None.
-        freedom: Number of independent rows or requests behind the variance, minus 1. At least 1 is
-            assumed.
+        p_value: p-value by the normal distribution. If it is None, the result is None.
+        freedom: Number of independent rows or requests behind the variance, minus 1. Values below 1
+            are replaced by 1.
     """
     if p_value is None or p_value >= 1:
         return p_value
@@ -289,8 +296,8 @@ def with_few(p_value: float | None, freedom: float) -> float | None:
 POWER = 0.8
 """Probability of finding a detectable effect."""
 _BITS = 8 * math.log(2)
-"""Divisor for the Jensen-Shannon divergence of a small difference in bits: chi-square x (1/n + 1/m)
-/ this."""
+"""Constant for converting a chi-square to bits: the Jensen-Shannon divergence of a small difference
+is chi-square x (1/n + 1/m) / `_BITS`."""
 _Z = float(special.ndtri(0.975))
 
 
@@ -305,7 +312,7 @@ class Effect(NamedTuple):
 def jensen_shannon(a: NDArray[Any], b: NDArray[Any]) -> float | None:
     """Return the Jensen-Shannon divergence in bits (0 to 1) of counts [k] over the same buckets.
 
-    Returns None if a side is empty.
+    Returns None if one of the samples is empty.
 
     >>> jensen_shannon(np.array([1, 0]), np.array([0, 3]))
     1.0
@@ -325,10 +332,10 @@ def _relative_entropy(p: Floats, q: Floats) -> float:
 def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | None:
     """Return the Jensen-Shannon divergence in bits of two samples [k], minus what chance adds.
 
-    Chance alone adds (K - 1) s to the divergence of two samples of one distribution, by chi-square
-    asymptotics. Here s = design (1/n + 1/m) / (8 ln 2), and K is the number of cells after merging
-    as in the test. The divergence divided by s has a noncentral chi-square distribution, whose
-    variance gives the interval.
+    If both samples have the same distribution, chance alone adds (K - 1) s to the divergence, by
+    chi-square asymptotics. Here s = design (1/n + 1/m) / (8 ln 2), and K is the number of cells
+    after merging as in the test. The divergence divided by s has a noncentral chi-square
+    distribution. The interval is computed from the variance of this distribution.
 
     Returns None if a sample is empty.
     """
@@ -348,8 +355,8 @@ def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | 
 def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | None:
     """Return the change of a share from `b` of `m` rows to `a` of `n` rows.
 
-    The interval is Agresti and Caffo's (2000): one row of either kind is added to each sample,
-    counted in independent rows. Returns None if a sample is empty.
+    The interval is that of Agresti and Caffo (2000), which adds one independent row inside and one
+    outside the share to each sample. Returns None if a sample is empty.
     """
     if not n or not m:
         return None
@@ -364,7 +371,7 @@ def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | N
 
 
 def detectable_share(share: float, *, n: int, m: int, design: float, level: float) -> float:
-    """Return the smallest change of a share that a test at `level` finds with probability `POWER`.
+    """Return the smallest change of a share that a test detects with probability `POWER`.
 
     The result is at most 1.
 
