@@ -1,4 +1,4 @@
-"""The controller: changes what is served between runs.
+"""Controller of the served version between two pipeline runs.
 
 It runs canaries, baking, healing, rollback and promotion.
 """

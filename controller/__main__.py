@@ -37,22 +37,23 @@ MAX_INTERVAL_SECONDS = 3600.0
 
 @dataclass(kw_only=True)
 class ReleaseController:
-    """Rounds of one controller process.
+    """One controller process that repeats its checks in rounds.
 
-    `status` is written after each round, so a stale file shows a hanging process.
+    The file `status` is written after each round, so a file that is not updated shows a hanging
+    process.
     """
 
     watchdog: Watchdog
     baking: Baking
     inspection: Inspection
     status: Path | None = None
-    """JSON file about the last round: findings by server, their counts, the baking version,
-    replaced files, and errors. None = no file."""
+    """JSON file about the last round: findings by server, number of each finding, the baking
+    version, replaced files, and errors. None = no file is written."""
 
     def round(self) -> None:
-        """Probe, repair, evaluate and inspect.
+        """Probe the servers, repair them, evaluate the baking version and inspect the files.
 
-        If one part fails, its error is logged and the others run.
+        If one of these steps fails, its error is logged and the other steps run.
         """
         problems: list[str] = []
         findings = self._try(self.watchdog.look, problems) or {}

@@ -1,15 +1,16 @@
 """Evaluate the live version while it bakes, and roll it back if it exceeds a limit.
 
 After its release each version must stay within the limits of its recommender (`contracts.baking`).
-The module `baking` evaluates the servers' counters. Failures are tested sequentially, so that the
-test stays valid at any number of looks. Time in the model is compared with the version before by
-the ratios of means and of p99. The number of reloads by the watchdog has a limit too. Triton
-reports one p99 per server, and these cannot be combined. The p99 of all requests is between the
-servers' lowest and highest p99. The version's lowest p99 is therefore compared with the highest p99
-of the version before, each as a median over time. The monitor evaluates the live traffic, and this
-module reads its findings from the registry. A breach rolls back to the previous version and blocks
-the model. After that only a person can release the model again. Without a breach the version
-becomes `baked` after the required time and rows.
+The module `baking` evaluates the servers' counters. Failures are tested sequentially, so the test
+stays valid however often it is repeated. The time in the model is compared with that of the
+previous version by the ratio of means and the ratio of p99. The number of reloads by the watchdog
+has a limit too. Triton reports one p99 for each server, and the p99 of all servers together cannot
+be computed from these. It lies between the lowest and the highest p99 of the servers. The version's
+lowest p99 is therefore compared with the highest p99 of the previous version, each as a median over
+time. The monitor evaluates the live traffic, and this module reads its findings from the registry.
+A breach rolls back to the previous version and blocks the model. After that only a person can
+release the model again. Without a breach the version becomes `baked` after the required time and
+rows.
 
 All state is in the journal, the findings and `baking/counters.json`, so a lost round does no harm:
 the next round catches up. Two controllers may run at once. A controller rolls back or ends the
@@ -55,8 +56,8 @@ from evergreen.statistics.metrics import sequential_binomial
 logger = logging.getLogger(__name__)
 
 COUNTERS_FILE = "counters.json"
-"""File name, beside the findings, of the servers' counters for the last versions, and of each
-server's last reading."""
+"""Name of the file beside the findings. It has the servers' counters for the last versions, and the
+last reading of each server."""
 KEPT_VERSIONS = 4
 QUANTILE_SECONDS = 60.0
 """Time window of Triton's quantiles in seconds. A version's first window contains its slow
@@ -87,7 +88,7 @@ class BakingStep:
 
 @dataclass(kw_only=True)
 class Baking:
-    """Baking versions of one site. Call `step` once a round."""
+    """Evaluation of the baking version of one site. Call `step` once a round."""
 
     site: SiteSettings
     metrics: tuple[str, ...] = ()
@@ -204,11 +205,11 @@ class Baking:
                     }
         except TemporaryError as error:
             logger.warning("%s", error)
-            p99 = []  # if one server does not answer, the others' p99 are not bounds
+            p99 = []  # if one server does not answer, the p99 of the other servers are not bounds
         new_reloads = reloads.get(version, 0) - self._reloads_seen[version]
         counts[version] = self._with_p99(before.plus(growth, reloads=new_reloads), p99, live)
         counts = dict(list(counts.items())[-KEPT_VERSIONS:])
-        # Keep the last reading of a server that did not answer.
+        # If a server did not answer, its last reading is kept.
         seen = {
             **{key: last for key, last in kept.seen.items() if key.endswith(f" {version}")},
             **seen,
@@ -246,14 +247,15 @@ class VersionCounts(ArmCounts):
     servers in microseconds."""
 
     def plus(self, growth: Mapping[str, float], *, reloads: int) -> "VersionCounts":
-        """Return the counts plus the growth of the counters and of the reloads."""
+        """Return the counts after adding the growth of the counters and of the reloads."""
         counters = {name: getattr(self, name) + growth[name] for name in COUNTERS}
         return replace(self, **counters, reloads=self.reloads + reloads)
 
     def p99_ms(self, bound: int) -> float | None:
-        """Return the median of the readings' lowest (`bound` 1) or highest (2) p99 in milliseconds.
+        """Return the median over the readings of the lowest or highest p99, in milliseconds.
 
-        Returns None if there are too few readings.
+        The argument `bound` is 1 for the lowest p99 of each reading, and 2 for the highest. Returns
+        None if there are too few readings.
         """
         return (
             median(each[bound] for each in self.p99) / 1000
@@ -265,9 +267,9 @@ class VersionCounts(ArmCounts):
 def contradiction(found: Findings | None, version: VersionCounts) -> str | None:
     """Return why the servers' counters contradict the monitor's findings, or None if they do not.
 
-    The event log contains the requests without a usable score, but anyone with access to it can
-    publish forged requests. The servers' counters cannot be forged that way, so they must show at
-    least as many requests of the version.
+    The event log contains the requests without a usable score, but anyone with access to the log
+    can publish forged requests. The servers' counters cannot be forged that way, so they must count
+    at least that many requests of the version.
 
     >>> numbers = {UNUSABLE_REQUESTS: 50.0}
     >>> forged = Findings(version=2, state=BAD, reason="NaN", found_at="", numbers=numbers)
@@ -290,8 +292,8 @@ def check_counts(
 ) -> list[Check]:
     """Check the version's counters, compared with those of the version before.
 
-    If the version before has too few requests, failures are limited to the margin. A time in the
-    model is inconclusive if either version has too few requests.
+    If the version before has too few requests, the failure rate is compared with the margin alone.
+    The check of a time in the model is inconclusive if either version has too few requests.
 
     >>> slow = VersionCounts(success=2000, infer_us=9e6)
     >>> checks = check_counts(slow, VersionCounts(success=2000, infer_us=3e6), RolloutSettings())

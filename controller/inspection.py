@@ -1,10 +1,10 @@
 """Verify the stored files of all known versions by hash, at the start and once a day.
 
-The inspection is part of the release controller (`controller`). A disk can return wrong
-bytes without an error. Golden rows detect few of these errors: a flipped bit in an embedding row
-that no golden row uses changes no golden score. A corrupt file in Triton's repository is replaced
-by the model registry's copy, and a corrupt copy in the registry by the repository's. Servers then
-reload the graph.
+The inspection is part of the release controller (`controller`). A disk can return wrong bytes
+without an error. Golden rows detect few of these errors: a flipped bit in an embedding row that no
+golden row uses changes no golden score. A corrupt file in Triton's repository is replaced by the
+model registry's copy. A corrupt file in the registry is replaced by the repository's copy. Servers
+then reload the graph.
 """
 
 import logging
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 DAY_SECONDS = 86_400.0
 RETRY_SECONDS = 300.0
-"""Seconds until the next inspection after one that failed or found a file that it could not
+"""Seconds until the next inspection if the last inspection failed or found a file that it could not
 repair."""
 
 

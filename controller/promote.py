@@ -1,8 +1,8 @@
 """Release a stored model that the gate refused, or whose verdict is stale.
 
-`python -m controller.promote --store S --model-id M --override REASON` (`evergreen
-promote`). Only the gate's decision is overridden. The graph is built and its parity is checked with
-the rows and scores that evaluation stored, and every other check of a release is made.
+The command is `python -m controller.promote --store S --model-id M --override REASON`, or
+`evergreen promote`. Only the gate's decision is overridden. The graph is built and its parity is
+checked with the rows and scores that evaluation stored. Every other check of a release is made too.
 `promote_version` makes a canary the live version.
 """
 
@@ -53,7 +53,7 @@ def promote_model(settings: SiteSettings, model_id: str, *, override: str) -> Re
     """Release the stored model whatever its verdict is, and return its manifest.
 
     Raises:
-        ContractError: the model does not exist or was never evaluated, or `release` raises it.
+        ContractError: the model does not exist or was never evaluated. `release` raises it too.
     """
     evaluated = evaluated_model(settings.store, model_id)
     return release(

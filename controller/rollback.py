@@ -1,12 +1,12 @@
 """Make an earlier version live again, on every server and in the journal.
 
-`python -m controller.rollback --store S --reason "..."` (`evergreen rollback`). By
-default, the target is the version that the live one replaced. If a deployment was interrupted, the
-default only withdraws it and keeps the live version. A second command then rolls back further. Only
-the target version stays loaded. Newer versions stay on disk, and a later release gets a higher
-number than all of them. A version that is no longer in the repository is restored from the model
-registry. Every server must answer. To leave out a server that is gone permanently, pass the others
-with `--triton-urls`.
+The command is `python -m controller.rollback --store S --reason "..."`, or `evergreen rollback`. By
+default, the target is the version that the live version replaced. If a deployment was interrupted,
+the default only withdraws that deployment and keeps the live version. Run the command again to roll
+back further. Only the target version stays loaded. Newer versions stay on disk, and a later release
+gets a higher number than all of them. A version that is no longer in the repository is restored
+from the model registry. Every server must answer. To leave out a server that is gone permanently,
+pass the other servers with `--triton-urls`.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def rollback(
 ) -> Promotion:
     """Make an earlier version live, and return its journal entry.
 
-    If withdrawing a killed deployment was sufficient, the entry is an older one.
+    If a killed deployment only had to be withdrawn, the returned entry is that of the live version.
 
     Args:
         settings: Deployment target.
@@ -53,7 +53,7 @@ def rollback(
             model is then blocked from automatic releases.
 
     Raises:
-        Refused: another version than that of `of` is live by now.
+        Refused: the version of `of` is no longer live.
         ContractError: the version does not exist, its graph is corrupt, or no copy of it is left.
         TemporaryError: a server does not answer, or a deployment is running. The live version is
             unchanged.

@@ -56,12 +56,12 @@ from evergreen.storage.objects import Objects
 from evergreen.storage.uris import is_bucket_uri, open_objects, typed_folder
 
 DEFAULT_TOLERANCE = 1e-6
-"""Largest accepted difference of one probability. Sums may be in another order, because rows were
-served in other batches, possibly on a GPU."""
+"""Largest accepted difference of one probability. Sums may be added in another order, because rows
+were served in other batches, possibly on a GPU."""
 BATCH_ROWS = 16_384
 _SCORES = ((MODEL_VERSION, SCORE), (SHADOW_VERSION, SHADOW_SCORE))
-"""Columns of the version and the score of a row. The second pair exists only if the row also has a
-shadow score."""
+"""Pairs of columns with the version and the score of a row. The second pair exists only if the row
+also has a shadow score."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class HashCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreDifference:
-    """Logged row whose score differs from the recomputed one."""
+    """Logged row whose score differs from the recomputed score."""
 
     file: str
     position: int
@@ -84,7 +84,7 @@ class ScoreDifference:
     row: int
     """Row in the request."""
     logged: float | None
-    """Logged score, or None if the row was logged without one."""
+    """Logged score, or None if the row was logged without a score."""
     recomputed: float | None
     """Recomputed score, or None if the graph returned NaN or infinity."""
     values: dict[str, float | int | None]
@@ -99,7 +99,7 @@ class Verification:
     model_id: str
     checks: list[HashCheck]
     num_files: int
-    """Files with rows of the version, among those that were read."""
+    """Number of files that were read and contain rows of the version."""
     num_rows: int
     num_different: int
     tolerance: float
@@ -192,8 +192,8 @@ def _check_hashes(
     folder = model_folder(store, released.model_id).absolute()
 
     def hash_exported_again() -> str:
-        # Use this registry's files, because the registry may have been moved since it wrote its
-        # URIs.
+        # Use the files of this registry, because the stored URIs may still point to its former
+        # location.
         export(replace(Model.read(folder / Model.MANIFEST), uri=folder.as_uri()), scratch)
         return graph_sha256(scratch)
 
@@ -275,7 +275,7 @@ def _check_golden(session: Any, path: Path, expected: str | None) -> tuple[HashC
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoggedRows:
-    """Rows of one file that the version scored, at least one."""
+    """Rows of one file that the version scored. There is at least one row."""
 
     file: str
     """Path relative to the lake."""
@@ -284,8 +284,8 @@ class LoggedRows:
     log: Any
     """Arrow batch with the columns of the request id and the row in the request."""
     rows: GoldenRows
-    """Raw features, with the logged scores as the expected ones. NaN = the row was logged without a
-    score."""
+    """Raw features, with the logged scores as the expected scores. NaN = the row was logged without
+    a score."""
 
 
 def read_logged_rows(lake: Objects, version: int, features: Features) -> Iterator[LoggedRows]:
@@ -307,7 +307,7 @@ def _logged_rows_of(
     file: Any, archived: ArchivedFile, *, version: int, features: Features
 ) -> Iterator[LoggedRows]:
     names, needed, start = file.schema_arrow.names, (*features.names, REQUEST_ID, ROW), 0
-    # Rows that no model of ours served may lack the columns of the log.
+    # Rows that were not served by one of our models may lack the columns of the log.
     pairs = [pair for pair in _SCORES if set(pair) <= set(names)]
     columns = [*needed, *(name for pair in pairs for name in pair)]
     for number in range(file.num_row_groups):

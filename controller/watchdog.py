@@ -1,14 +1,13 @@
 """Probe every Triton with golden rows of the live version, and reload models that answer wrongly.
 
-The watchdog is part of the release controller (`controller`). A server's own readiness
-is not sufficient: with a dead Python stub, Triton (before 26.01) stays "ready" and rejects all
-requests. A replica that started unnoticed during a release also keeps serving the configuration
-that it read.
+The watchdog is part of the release controller (`controller`). Triton's own readiness is not
+sufficient. With a dead Python stub, Triton (before 26.01) stays "ready" and rejects all requests. A
+replica that started unnoticed during a release also keeps serving the configuration that it read.
 
-The watchdog reloads models under the deployment's lock and never waits for it. While a release is
-running, the release decides what is served. The watchdog rolls back a killed release
+The watchdog reloads models under the deployment's lock and never waits for the lock. While a
+release is running, the release decides what is served. The watchdog rolls back a killed release
 (`site.opened`), so that the configuration matches the journal again. A server that does not answer
-at all is left to its supervisor, and probed again in each round.
+at all is not repaired here, because its supervisor restarts it. It is probed again in each round.
 """
 
 import logging
@@ -50,17 +49,17 @@ _LEVELS = {
     **dict.fromkeys((GONE, ILL), logging.ERROR),
 }
 _DEAD_STUB = "not healthy"
-"""Part of the error message of every request to a model whose stub died. Such a model is reloaded
+"""Text in the error message of every request to a model whose stub died. Such a model is reloaded
 at the first error."""
 _STRIKES = 2
 """Consecutive wrong or missing answers before a model is reloaded. If a reload does not help, the
-next one comes after twice as many, because a model that is unloaded in each round serves no client.
-"""
+next reload comes after twice as many answers, because a model that is unloaded in each round serves
+no client."""
 
 _REQUESTS_PER_INSTANCE = 2
-"""Probe requests per instance if there are several. Instances take turns, but a thread that is late
-at the queue loses its turn. On a busy machine 2 of 300 requests went to the same instance as the
-request before (Triton 2.51, two instances)."""
+"""Probe requests per instance if there are several instances. Triton uses the instances in turn,
+but an instance that is late at the queue loses its turn. On a busy machine 2 of 300 requests went
+to the same instance as the request before (Triton 2.51, two instances)."""
 
 
 @dataclass(kw_only=True)
@@ -112,8 +111,8 @@ class Watchdog:
                 self.counts[finding] += 1
                 self._rounds[key] = self._rounds[key] + 1 if finding == self._last.get(key) else 1
                 self._last[key] = finding
-                # A pod that ends in a rolling update is gone in one round, and its address is no
-                # longer listed in the next.
+                # A pod that ends in a rolling update does not answer in one round, and its address
+                # is no longer listed in the next round.
                 if self._rounds[key] == (_STRIKES if finding == GONE else 1):
                     logger.log(
                         _LEVELS[finding], "triton %s, version %d: %s%s", key, version, finding, why
@@ -142,7 +141,7 @@ class Watchdog:
         return {name: entry.version for name, entry in lines.items() if entry is not None}
 
     def _recover(self) -> None:
-        """Roll back a killed deployment. A running one holds the lock and is left alone."""
+        """Roll back a killed deployment. A running deployment holds the lock and is left alone."""
         if promotion_journal.interrupted(self.site.store) is None:
             return
         patience = replace(self.site.patience, lock_seconds=0.0)
@@ -191,8 +190,8 @@ class Watchdog:
     def _check_answers(self, server: Triton, name: str, version: int) -> None:
         """Check that the model answers requests without a version correctly.
 
-        The rows are shuffled, so that no cache answers. A single instance can be dead, and
-        instances cannot be addressed, so there are more requests than instances.
+        The rows are shuffled, so that no cache answers. A single instance can be dead, and a
+        request cannot choose its instance, so more requests are sent than there are instances.
         """
         config = self._repository.read_config()
         try:
@@ -228,7 +227,7 @@ class Watchdog:
     ) -> str | None:
         """Return what is wrong with the model's answers, or None.
 
-        `unload` and `load` unload or load the model first.
+        If `unload` or `load` is set, the model is unloaded or loaded first.
         """
         try:
             if unload:

@@ -26,7 +26,7 @@ class ServerAccess:
     """Connection options of the server.
 
     Raises:
-        ContractError: a file has no effect without another option.
+        ContractError: an option has no effect without another option.
     """
 
     tls: bool = False

@@ -15,13 +15,13 @@ class ServerUnavailable(TemporaryError):
 
 
 class DeadlineExpired(TemporaryError):
-    """No answer within the deadline. The server may still be working on the request."""
+    """No answer arrived within the deadline. The server may still be working on the request."""
 
 
 class Overloaded(TemporaryError):
     """Too many requests are waiting for the server.
 
-    Nothing was sent. Send fewer, or retry later.
+    Nothing was sent. Send fewer requests, or retry later.
     """
 
 
@@ -30,7 +30,7 @@ class ServerFault(TemporaryError):
 
 
 class VersionsMixed(TemporaryError):
-    """Different versions repeatedly answered the parts of one large request."""
+    """Parts of one large request were repeatedly answered by different versions."""
 
 
 class ModelAbsent(PermanentError):

@@ -15,7 +15,7 @@ from evergreen.events.event_log import Publisher
 from evergreen.runtime.errors import ContractError
 
 RECORDS_PER_TURN = 16
-"""Number of records that are encoded without a pause, which takes half a millisecond."""
+"""Number of records that are encoded without a pause. Encoding them takes half a millisecond."""
 
 
 class Message(NamedTuple):
@@ -49,8 +49,8 @@ class Flush:
             except Exception as error:  # a retry would fail in the same way
                 self.refused.append((record, error))
             if number % RECORDS_PER_TURN == 0:
-                # Release the interpreter's lock, because the event loop would otherwise wait 5 ms
-                # for it at each wake-up.
+                # Release the interpreter's lock, because otherwise each wake-up of the event loop
+                # would wait 5 ms for the lock.
                 time.sleep(0)
         return encoded
 
@@ -58,7 +58,10 @@ class Flush:
         return Message(record, record_id(record), self.form.encode(record))
 
     def publish(self, log: Publisher) -> None:
-        """Publish all messages together, or in smaller groups if the event log rejects one."""
+        """Publish all messages together.
+
+        If the event log rejects a message, publish them in smaller groups.
+        """
         self._publish(log, list(self.messages))
 
     def _publish(self, log: Publisher, messages: list[Message]) -> None:
@@ -71,7 +74,7 @@ class Flush:
             if len(messages) == 1:
                 self._refuse(log, messages[0], error)
                 return
-        # Split the messages, so that one bad message does not block the others.
+        # Split the messages, so that one bad message does not block the other messages.
         middle = len(messages) // 2
         self._publish(log, messages[:middle])
         self._publish(log, messages[middle:])
@@ -92,7 +95,7 @@ class Flush:
 
 
 def _part(batch: OutcomeBatch, part: slice) -> OutcomeBatch:
-    """Return a part of a batch that is too large for the event log, with its own id."""
+    """Return a part of a batch that is too large for the event log. The part has its own id."""
     return replace(
         batch,
         batch_id=f"{batch.batch_id}/{part.start or 0}-{part.stop or len(batch)}",

@@ -4,9 +4,10 @@ Adding a record only appends it to a queue. Another thread encodes and publishes
 commits. Outcomes wait until they are due, and an outcome is never published before its prediction.
 A failed flush is repeated with the same ids, so that readers recognize duplicates.
 
-While the event log is unavailable, records wait here up to a limit. Beyond it the newest records
-are dropped and counted. Older records may already be half published, and dropping the newest leaves
-one gap in the log instead of many. Every change of state is logged in one line.
+While the event log is unavailable, records wait in memory up to a limit. When the limit is reached,
+the newest records are dropped and counted. Older records may already be half published, and
+dropping the newest records leaves one gap in the log instead of many. Every change of state is
+logged in one line.
 """
 
 import asyncio
@@ -41,8 +42,8 @@ from inference_client.timing import Timing
 logger = logging.getLogger(__name__)
 
 MAX_OUTCOMES_PER_MESSAGE = 2048
-"""Maximum outcomes per message. After an outage all of them are due at once, and each takes up to
-300 bytes of the 1 MB limit."""
+"""Maximum outcomes per message. After an outage all waiting outcomes are due at once, and each
+outcome takes up to 300 bytes of the 1 MB limit."""
 MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
 """Limits of one flush. An unlimited flush after an outage could exceed the log's timeout again and
 again."""
@@ -51,8 +52,8 @@ MAX_OUTCOMES_PER_FLUSH = 10_000
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
 """First and longest wait in seconds between failed flushes. The wait doubles after each failure."""
 MAX_AHEAD_SECONDS = 86_400.0
-"""Maximum seconds between now and an outcome's time. Later times are errors, such as
-milliseconds."""
+"""Maximum seconds between now and an outcome's time. A later time is an error, for example a time
+in milliseconds."""
 _RECORD_BYTES, _ARRAY_BYTES, _OUTCOME_BYTES = 975, 125, 325
 """Bytes of the Python objects for a record with three arrays, for each further array, and for an
 outcome in the queue."""
@@ -95,7 +96,7 @@ def _seconds_of(time: object) -> float:
     if not is_missing(time):
         if isinstance(time, np.datetime64) and not np.isnat(time):
             return float(time.astype("datetime64[us]").astype(np.int64)) / 1e6
-        # A time without a zone would depend on the zone of the machine.
+        # The meaning of a time without a zone would depend on the zone of the machine.
         if isinstance(time, datetime) and time.utcoffset() is not None:
             return time.timestamp()
     if isinstance(time, int | float | np.integer | np.floating) and not isinstance(time, bool):
@@ -133,7 +134,8 @@ class PublishingCounts:
     queued_outcomes: int = 0
     """Outcomes that wait in the queue, including those that are not due yet."""
     dropped_rows: int = 0
-    """Lost rows: the queue was full, the event log rejected the message, or the client closed."""
+    """Number of lost rows. Rows are lost if the queue is full, the event log rejects the message,
+    or the client closes."""
     dropped_outcomes: int = 0
     problem: str | None = None
     """Why the event log is unavailable, or None while it accepts records."""
@@ -150,7 +152,7 @@ _METRICS = (
     ("queued_rows", "", "Rows of predictions that wait for the event log."),
     ("queued_outcomes", "", "Outcomes that wait for their time or for the event log."),
 )
-"""Field of `PublishingCounts`, suffix of the metric's name, and help text."""
+"""Entries of a field of `PublishingCounts`, the suffix of its metric's name, and the help text."""
 
 
 def metrics_text(counts: Mapping[str, PublishingCounts]) -> str:
@@ -198,17 +200,17 @@ class PublisherSettings:
     """Flush interval and limits of the queue."""
 
     interval_seconds: float = 0.15
-    """Seconds between flushes, each of which is one commit. A shorter interval publishes sooner, a
-    longer one costs less."""
+    """Seconds between flushes, each of which is one commit. With a shorter interval records are
+    published sooner, and a longer interval costs less."""
     close_seconds: float = 30.0
     """Seconds that closing waits for an unavailable event log before it drops the queue."""
     max_queued: int = 500_000
     """Maximum number of queued rows, and of queued outcomes."""
     max_queued_bytes: int = 250_000_000
-    """Maximum memory of the queue in bytes, with its objects. Rows may use three quarters, which
-    leaves room for their outcomes. With 39 columns this is enough for 150,000 requests of one row,
-    or for all `max_queued` rows in requests of 64. During a flush the client needs about 40 MB
-    more."""
+    """Maximum memory of the queue in bytes, including its Python objects. Rows may use three
+    quarters of it, and the rest is for their outcomes. With 39 columns this is enough for 150,000
+    requests of one row, or for all `max_queued` rows in requests of 64. During a flush the client
+    needs about 40 MB more."""
 
     def __post_init__(self) -> None:
         names = ("interval_seconds", "close_seconds", "max_queued", "max_queued_bytes")
@@ -245,7 +247,7 @@ class RecordPublisher:
         self._log, self._form, self._source = log, RecordFormat(features), source
         self._settings, self._timing = settings or PublisherSettings(), timing or Timing()
         self.max_rows = min(MAX_ROWS_PER_RECORD, self._form.max_rows(MAX_MESSAGE_BYTES))
-        """Maximum rows of one prediction, whose record must fit one message."""
+        """Maximum rows of one prediction, because its record must fit into one message."""
         self._queued_bytes = 0
         self._max_flushed_rows = min(
             MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH // self._form.row_bytes
@@ -257,7 +259,7 @@ class RecordPublisher:
         outcomes."""
         self._numbers = itertools.count()
         self._pending: Flush | None = None
-        """Flush that is running, or that failed and is repeated first."""
+        """Flush that is running, or a failed flush that is repeated first."""
         self._flushing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1)
         """Separate thread, so that an unavailable event log does not occupy the executor of the
@@ -296,8 +298,8 @@ class RecordPublisher:
     def add_outcome(self, outcome: Outcome) -> bool:
         """Queue an outcome of a request, without waiting.
 
-        Any publisher of this event log may have published the request's prediction. Returns False
-        if the queue is full.
+        The request's prediction may have been published by any publisher of this event log. Returns
+        False if the queue is full.
 
         Raises:
             ContractError: its time is before 1970, or more than `MAX_AHEAD_SECONDS` in the future.
@@ -324,8 +326,9 @@ class RecordPublisher:
     async def flush(self) -> None:
         """Publish queued predictions, then the outcomes that are due, in one commit.
 
-        Messages of a failed flush are repeated first and alone. A flush contains at most
-        `MAX_ROWS_PER_FLUSH` rows and `MAX_BYTES_PER_FLUSH` bytes from the start of the queue.
+        If the last flush failed, its messages are repeated first, without other messages. A flush
+        contains at most `MAX_ROWS_PER_FLUSH` rows and `MAX_BYTES_PER_FLUSH` bytes from the start of
+        the queue.
 
         Raises:
             Exception: any error of the event log. The next flush repeats the same messages.
@@ -351,8 +354,8 @@ class RecordPublisher:
     async def drain(self) -> None:
         """Publish everything that is queued, and end `run`.
 
-        Outcomes that are due within `close_seconds` are published at their time, later ones at
-        once.
+        Outcomes that are due within `close_seconds` are published at their time. Later outcomes are
+        published at once.
 
         Raises:
             Unpublished: the event log rejected the records, or was unavailable for `close_seconds`.
@@ -437,7 +440,8 @@ class RecordPublisher:
         self._predictions = self._predictions[taken:]
         due: dict[str, list[Outcome]] = {}
         now, left = self._timing.clock(), MAX_OUTCOMES_PER_FLUSH
-        # Outcomes wait while predictions are queued, because theirs may be among them.
+        # While predictions are queued, no outcome is published, because an outcome may belong to a
+        # queued prediction.
         while not self._predictions and self._outcomes and self._outcomes[0][0] <= now and left:
             *_, outcome = heapq.heappop(self._outcomes)
             due.setdefault(outcome.event, []).append(outcome)
@@ -534,7 +538,7 @@ class PartitionedPublisher:
     """Publisher to a partitioned event log. `partition_of` maps a request to its partition.
 
     Each partition has its own `RecordPublisher` with the same methods. If one partition is
-    unavailable, the others continue.
+    unavailable, the other partitions continue.
     """
 
     def __init__(self, partitions: Sequence[RecordPublisher]) -> None:
@@ -547,7 +551,7 @@ class PartitionedPublisher:
 
     @property
     def counts(self) -> PublishingCounts:
-        """Sums over the partitions, with the first problem."""
+        """Sums over the partitions. The problem is that of the first partition with a problem."""
         first, *others = (partition.counts for partition in self._partitions)
         for counts in others:
             for name, *_ in _METRICS:

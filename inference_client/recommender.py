@@ -1,9 +1,9 @@
 """Score rows or rank candidates, log the predictions, and report the outcomes.
 
 `RecommenderClient` is for services with an event loop. `SyncRecommenderClient` offers the same
-methods to code without one. Prediction records are built only here. Requests never wait for the
-event log: a record is queued after the answer, and the publisher writes it in another thread.
-`scoring` and `routing` score the rows, and `publisher` publishes the records.
+methods to code without an event loop. Prediction records are built only here. Requests never wait
+for the event log: a record is queued after the answer, and the publisher writes it in another
+thread. `scoring` and `routing` score the rows, and `publisher` publishes the records.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SHADOW_WAIT_SECONDS = 2.0
-"""Seconds that a record waits for its shadow scores before it is logged without them. The caller
-does not wait."""
+"""Seconds that a record waits for its shadow scores. After this time the record is logged without
+them. The caller does not wait."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,18 +74,18 @@ class ScoredRows:
 class Ranking:
     """Best candidates in display order.
 
-    The best is first, except that exploration may swap two neighbours.
+    The best candidate is first, but exploration may swap two neighbours.
     """
 
     request_id: str
     """Request id of the outcomes. Row i is the candidate at position i + 1."""
     candidates: NDArray[np.int64]
-    """[k] row of each in the given candidates."""
+    """[k] position of each candidate in the given candidates."""
     scores: NDArray[np.float32]
     """[k] click probabilities."""
     propensities: NDArray[np.float64]
-    """[k] probability that each candidate is at its position (`contracts.exploration`), 1 without
-    exploration."""
+    """[k] probability that each candidate is at its position (`contracts.exploration`). It is 1
+    without exploration."""
     model_version: int
     canary: bool
     logged: bool
@@ -102,7 +102,10 @@ def positions_of(count: int) -> NDArray[np.int32]:
 
 
 def _check_key(key: object) -> None:
-    """Check that a key is a text, as a traffic plan requires, even if there is no plan yet."""
+    """Check that a key is a text.
+
+    A traffic plan requires a text, so the check is made even if there is no plan yet.
+    """
     if key is not None and not isinstance(key, str):
         raise ContractError(f"key is {key!r}, expected a text, or None")
 
@@ -126,10 +129,10 @@ def _candidate_rows(
 class RecommenderClient:
     """Client that scores and logs.
 
-    Enter it before use, in one event loop, and leave it to publish the queue.
+    Enter the client before use, in one event loop. Leaving it publishes the queue.
 
-    An unavailable event log fails no request, for however long. Records wait in memory up to a
-    limit (`PublisherSettings`). Then the newest are dropped and counted (`log_counts`).
+    An unavailable event log never makes a request fail. Records wait in memory up to a limit
+    (`PublisherSettings`). At the limit the newest records are dropped and counted (`log_counts`).
     """
 
     def __init__(
@@ -300,12 +303,12 @@ class RecommenderClient:
     ) -> Ranking:
         """Return and log the `k` candidates with the highest click probability.
 
-        Equal scores keep the given order. Only the k displayed rows are logged, with their
-        positions, because no other row can be clicked.
+        Candidates with equal scores stay in the given order. Only the k displayed rows are logged,
+        with their positions, because no other row can be clicked.
 
         Args:
             candidates: n rows, n >= 1. Columns that the context has may be absent.
-            k: Maximum number of results. With fewer candidates all are returned.
+            k: Maximum number of results. If there are fewer candidates, all are returned.
             context: One row, such as the user's features. Its values fill missing values of each
                 candidate.
             request_id: Unique id of the list in the event log. None = random.
@@ -372,7 +375,7 @@ class RecommenderClient:
     async def close(self) -> None:
         """Wait for requests in flight, publish the queue and close the connections.
 
-        Outcomes that are not due yet are waited for.
+        The call also waits for outcomes that are not due yet.
 
         Raises:
             Unpublished: the event log rejected the records, or was unavailable for
@@ -415,7 +418,7 @@ class RecommenderClient:
     ) -> Scored:
         """Score the rows. If some scores are unusable, the request is logged and fails.
 
-        The id of a logged request is reserved. The id of a request without a record is released.
+        The id of a logged request is reserved. The id is released again if no record was logged.
         """
         if self._scorer is None or not self._is_open:
             raise ContractError(
@@ -432,7 +435,7 @@ class RecommenderClient:
             is_logged = logs
             return scored
         except UnusableScores as error:
-            # Scores of a split request are known only for one part.
+            # If a request was split, the scores of only one part are known.
             if logs and len(error.scores) == len(features):
                 failed = Scored(error.scores, error.model_version)
                 self._record(features, failed, request_id=request_id, time=self._timing.clock())
@@ -456,8 +459,8 @@ class RecommenderClient:
     ) -> bool:
         """Queue the record of the displayed rows, and return whether it was queued.
 
-        `ranked` are their positions among the scored rows. A record whose shadow scores are pending
-        waits for them in the background, and its outcomes wait with it.
+        `ranked` has the positions of the displayed rows among the scored rows. If the shadow scores
+        of a record are pending, the record and its outcomes wait for them in the background.
         """
         assert self._publisher is not None
         publisher, selection = self._publisher, slice(None) if ranked is None else ranked
@@ -484,7 +487,9 @@ class RecommenderClient:
                 if (shadow := await shadow_of(scored, SHADOW_WAIT_SECONDS)) is not None:
                     version, scores = shadow.model_version, shadow.scores[selection]
                     complete = replace(record, shadow_version=version, shadow_scores=scores)
-            except Exception as error:  # served scores are logged, whatever the shadow raises
+            except (
+                Exception
+            ) as error:  # served scores are logged, even if the shadow request raises an error
                 logger.warning("request %s is logged without shadow scores: %r", request_id, error)
             publisher.add(complete, self._awaiting_shadow.pop(request_id))
 
@@ -497,11 +502,11 @@ class RecommenderClient:
 class SyncRecommenderClient:
     """`RecommenderClient` for code without an event loop.
 
-    Arguments and methods are the same, from any thread.
+    Its arguments and methods are the same. They can be used from any thread.
 
     The asynchronous client runs on an event loop in a separate thread, so that records are also
-    published between calls. The asynchronous client has the shorter name, because services that
-    score for many users need it.
+    published between calls. The asynchronous client has the shorter name, because it is the right
+    client for services that score for many users.
     """
 
     def __init__(

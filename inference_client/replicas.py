@@ -1,9 +1,10 @@
-"""Manage the replicas behind a server's name: addresses, connections, and which ones answer.
+"""Manage the replicas behind a server's name: addresses, connections, and which replicas answer.
 
-A replica is stalled if calls are waiting and nothing arrives, because it hangs or its connection is
-half open. A stalled replica gets a new connection, and no caller's request while another replica
-answers. From time to time the client sends it a copy of a request, and nobody waits for that
-answer. After the first answer the replica is used again. `transport` distributes the calls.
+A replica is stalled if calls are waiting and nothing arrives, because the replica hangs or its
+connection is half open. A stalled replica gets a new connection, but no caller's request while
+another replica answers. From time to time the client sends it a copy of a request, and nobody waits
+for the answer to the copy. After its first answer the replica is used again. `transport`
+distributes the calls.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 STALL_SECONDS, MAX_STALL_SECONDS = 2.0, 30.0
 """Seconds without any answer after which a connection with waiting calls is stalled. The limit
-starts with the first value and doubles after each consecutive stall up to the second. The limit is
-at least three times the slowest recent answer."""
+starts with `STALL_SECONDS` and doubles after each consecutive stall up to `MAX_STALL_SECONDS`. The
+limit is at least three times the time of the slowest recent answer."""
 DOWN_SECONDS = 1.0
 """Seconds during which a replica that refused its connection gets no caller's request, if there is
 another replica."""
@@ -89,12 +90,15 @@ class Replica:
         """Number of consecutive stalls."""
 
     def seconds_to_stall(self) -> float:
-        """Return the seconds until the connection counts as stalled. 0 or less = it is stalled."""
+        """Return the seconds until the connection counts as stalled.
+
+        If the result is 0 or less, it is stalled already.
+        """
         allowed = min(STALL_SECONDS * 2.0**self._stalls, MAX_STALL_SECONDS)
         return max(allowed, 3 * self.connection.slowest) - self.connection.silent_seconds()
 
     def replace_connection(self) -> Connection:
-        """Replace the connection of a stalled replica, and return the old one.
+        """Replace the connection of a stalled replica, and return the old connection.
 
         Callers' requests go to other replicas until this one answers again.
         """
@@ -118,7 +122,7 @@ class Replica:
         self._stop_using(DOWN_SECONDS)
 
     def mark_answering(self) -> None:
-        """Use a replica again that answers."""
+        """Use a replica again, because it has answered."""
         if self.is_out:
             logger.info("server %s answers again", self.address)
         self.is_out, self._stalls = False, 0

@@ -1,7 +1,7 @@
 """Reject request ids that this client has logged recently.
 
-The event log joins clicks to rows by request id. If two requests had the same id, for example a
-session's, a click on the second would be attributed to the first.
+The event log joins clicks to rows by request id. If a session's id were used for two requests, a
+click on the second request would be attributed to the first request.
 """
 
 from collections import OrderedDict
@@ -9,8 +9,8 @@ from collections import OrderedDict
 from evergreen.runtime.errors import ContractError
 
 REMEMBERED_IDS = 100_000
-"""Number of newest request ids that a client remembers, in about 25 MB. The monitor detects later
-duplicates and those of other clients (`records_total{outcome="reused_id"}`)."""
+"""Number of newest request ids that a client remembers. They take about 25 MB. The monitor detects
+later duplicates and duplicates of other clients (`records_total{outcome="reused_id"}`)."""
 
 
 class RequestIds:

@@ -3,9 +3,9 @@
 The plan never makes a request fail. Without a plan the stable model answers. If the plan cannot be
 read, the last good plan is used. If the canary does not answer, the stable arm answers within the
 same deadline. A shadow request starts after the served answer, uses a separate connection and is
-not retried. A shadow request is dropped and counted if too many of them are running, or if served
-requests are waiting. `registry.traffic_plan` defines the plan, and deployment evaluates the shadow
-scores.
+not retried. A shadow request is dropped and counted if too many shadow requests are running, or if
+served requests are waiting. `registry.traffic_plan` defines the plan, and deployment evaluates the
+shadow scores.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ MAX_SHADOWS = 4
 SHADOW_SECONDS = 5.0
 """Maximum deadline of a shadow request. A shorter deadline of served requests applies too."""
 FIRST_READ_SECONDS = 5.0
-"""Seconds that opening a client waits for the plan. Until the plan is read, the stable model
-answers."""
+"""Maximum seconds that opening a client waits for the plan. The stable model answers until the plan
+has been read."""
 
 
 def open_scorer(
@@ -92,8 +92,8 @@ class PlanFollower:
         """Last good plan. None = there is no plan, or none was read yet, so the stable model
         answers."""
         self.problem: str | None = None
-        """Error of the last read, after which `current` may be out of date. None = the last read
-        succeeded."""
+        """Error of the last read. If a read failed, `current` may be out of date. None = the last
+        read succeeded."""
         self._stopped = threading.Event()
 
     async def start(self) -> None:
@@ -263,9 +263,9 @@ class PlannedClient:
         dense: NDArray[np.float32],
         categorical: NDArray[np.int64],
     ) -> tuple[Scored, Arm]:
-        """Call the canary, and the stable arm if it fails.
+        """Call the canary. If it fails, call the stable arm.
 
-        Return the answer and the arm that gave it.
+        Returns the answer and the arm that gave it.
         """
         give_up_at = self._timer() + self._settings.deadline_seconds
         try:
@@ -274,8 +274,8 @@ class PlannedClient:
             )
             return scored._replace(canary=True), canary
         except (DeadlineExpired, Overloaded):
-            # Calling the other arm would not help, because the time is up or the client has no free
-            # slot.
+            # A call of the stable arm would not help, because the time is up or the client has no
+            # free slot.
             raise
         except (TemporaryError, PermanentError, ContractError) as error:
             # A canary's failure must not reach the user. An invalid request fails on the stable arm

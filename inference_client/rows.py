@@ -81,9 +81,9 @@ def feature_rows(
 ) -> FeatureRows:
     """Convert rows to new matrices, which later changes of the caller's arrays do not affect.
 
-    A numeric value is a number. A category is a whole number, a whole number as text, or a truth
-    value. A feature with string categories accepts any text. None, NaN, pandas' NA and texts such
-    as an empty one are missing values (`contracts.values`). A list is a list or an array of
+    A numeric value is a number. A category is a whole number, a whole number as text, or a boolean.
+    A feature with string categories accepts any text. None, NaN, pandas' NA and some texts, such as
+    the empty text, are missing values (`contracts.values`). A list is a list or an array of
     categories, and None is an empty list.
 
     Args:
@@ -94,7 +94,7 @@ def feature_rows(
 
     Raises:
         ContractError: a column is unknown or absent, columns differ in length, or a value is
-            invalid for its column. The message has column, row and value.
+            invalid for its column. The message contains column, row and value.
 
     >>> shop = Features(numeric=("price", "age"), categorical=("item",))
     >>> found = feature_rows({"price": [1.5, None], "item": ["255", 7]}, shop, may_lack_columns=True)
@@ -170,7 +170,7 @@ def numbers(name: str, values: Any) -> NDArray[np.float32]:
 def categories(
     name: str, values: Any, *, holds_words: bool = False, exact_below: int | None = None
 ) -> NDArray[np.int64]:
-    """Return the category ids [n] of a column's values, with -1 for missing ones.
+    """Return the category ids [n] of a column's values. Missing values are -1.
 
     `features.CategoricalOptions` describes the ids.
 
@@ -243,7 +243,10 @@ def _elements(
 
 
 def _plain_value(value: object) -> object:
-    """Convert NumPy's scalars to Python's. Times stay, because they would become integers."""
+    """Convert NumPy's scalars to Python's scalars.
+
+    Times stay unchanged, because they would become integers.
+    """
     if isinstance(value, np.datetime64 | np.timedelta64):
         return None if np.isnat(value) else value
     return value.item() if isinstance(value, np.generic) else value
@@ -285,7 +288,7 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
 
 
 _NO_COLUMNS = (str, bytes, bytearray, Mapping, set, frozenset)
-"""Types with a length but without one ordered value per row."""
+"""Types that have a length, but do not have one value per row in a fixed order."""
 
 
 def _type_name(values: Any) -> str:
@@ -298,7 +301,7 @@ def _type_name(values: Any) -> str:
 
 
 def _numpy_array(values: Any, *, missing: float) -> NDArray[Any] | None:
-    """Return the values [n] with `missing` instead of None, or None if NumPy has no type."""
+    """Return the values [n] with `missing` instead of None, or None if NumPy has no such type."""
     try:
         array = np.asarray(values)
         if array.dtype == object:

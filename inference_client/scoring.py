@@ -1,13 +1,13 @@
 """Score feature matrices on a Triton server: one connection, a queue of callers, and retries.
 
-A request that is too large is split. If different versions answered its parts because of a version
-switch, the parts of the older version are scored again until one version has answered all of them.
-A version's configuration lists its columns, and the rows are sent with those columns.
+A request that is too large is split. If a version switch made different versions answer its parts,
+the parts of the older version are scored again until one version has answered all parts. A
+version's configuration lists its columns, and the rows are sent with those columns.
 
-Scoring has no side effects, so a request may be repeated. Temporary failures are retried: an
+Scoring has no side effects, so a request may be repeated. These temporary failures are retried: an
 unreachable server, a full queue, a version switch (`ServerUnavailable`), and a model that answered
-earlier and is being loaded again. Failures that a retry would repeat are raised at once, and so is
-an expired deadline. `transport` makes the calls, `routing` chooses between models, and
+earlier and is being loaded again. All other failures and an expired deadline are raised at once,
+because a retry would not help. `transport` makes the calls, `routing` chooses between models, and
 `recommender` logs the answers.
 """
 
@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 _SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
 _MAX_COLUMNS = 3
-"""Maximum number of versions with different columns during one attempt, while servers switch."""
+"""Maximum number of versions with different columns that one attempt tries while servers switch."""
 _OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
@@ -65,7 +65,7 @@ class Scored(NamedTuple):
     """Whether the traffic plan's canary answered."""
     shadow: "asyncio.Future[Scored | None] | None" = None
     """Future with the other arm's scores of the same rows, which are only logged. Its result is
-    None if the shadow request failed. The future never raises, and nobody has to await it."""
+    None if the shadow request failed. The future never raises an error and need not be awaited."""
 
 
 class KeyedScorer(Protocol):
@@ -94,7 +94,7 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
     answer = (
         scored.shadow.result() if scored.shadow.done() and not scored.shadow.cancelled() else None
     )
-    # During a promotion both arms can have the same version, whose scores must not be compared with
+    # During a promotion both arms can have the same version. Its scores must not be compared with
     # themselves.
     return None if answer is None or answer.model_version == scored.model_version else answer
 
@@ -105,17 +105,18 @@ class ClientSettings:
 
     deadline_seconds: float = 30.0
     """Seconds for one request, including all attempts and waits. Within this time the caller gets
-    an answer or an error. A call on the wire continues (`transport`)."""
+    an answer or an error. A call that was already sent continues (`transport`)."""
     max_attempts: int = 8
     first_backoff_seconds: float = 0.05
     max_backoff_seconds: float = 1.0
-    """Longest wait in seconds between attempts. Waits double up to this value. With the defaults
-    they sum to 3.55 s, before jitter shortens them."""
+    """Longest wait in seconds between attempts. Each wait is twice as long as the wait before, up
+    to this value. With the defaults the waits sum to 3.55 s, before jitter shortens them."""
     max_in_flight: int = 16
     """Maximum concurrent requests to each replica whose callers wait. Up to four times as many
     calls may be on the wire, including those whose callers got `DeadlineExpired`."""
     max_waiting: int = 4096
-    """Maximum callers that wait for a free slot. Further callers get `Overloaded` at once."""
+    """Maximum number of callers that wait for a free slot. Further callers get `Overloaded` at
+    once."""
     close_seconds: float = 10.0
     """Seconds that `close` waits for calls in flight. Remaining calls are cancelled."""
     access: ServerAccess = field(default_factory=ServerAccess)
@@ -173,8 +174,8 @@ class ScoringClient:
             timing: Clocks and waits.
 
         Raises:
-            BadRequest: `server` has no port. gRPC would try port 443 and report an unreachable
-                server.
+            BadRequest: `server` has no port. Without this check gRPC would try port 443 and report
+                an unreachable server.
             ContractError: a file of `settings.access` cannot be read.
         """
         if not _SERVER.fullmatch(server):
@@ -187,14 +188,14 @@ class ScoringClient:
         )
         self._callers = 0
         self._answered: set[str] = set()
-        """Models that have answered before. If one of them is absent now, it is being loaded
-        again."""
+        """Models that have answered before. If one of these models is absent now, it is being
+        loaded again."""
         self._own_columns = columns
         self._columns: dict[tuple[str, int], ColumnMap] = {}
         """Columns of each known version of a model."""
         self._newest: dict[str, ColumnMap] = {}
-        """Columns of the version of each model that answered last, or whose configuration was read
-        since."""
+        """Columns of one version of each model. It is the version that answered last, or whose
+        configuration was read since."""
 
     async def __aenter__(self) -> "ScoringClient":
         return self
@@ -283,7 +284,7 @@ class ScoringClient:
     ) -> Scored:
         parts: dict[int, Scored] = {}
         """Answered parts by first row, in the order of their answers. After a rollback the newest
-        version is not the highest."""
+        version does not have the highest number."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 
@@ -298,8 +299,8 @@ class ScoringClient:
                 )
                 backoff = min(2 * backoff, self._settings.max_backoff_seconds)
             parts = {start: part for start, part in parts.items() if start not in stale}
-            # Wait for every part before the first error is raised, so that none is left without a
-            # caller.
+            # Wait for every part before the first error is raised. Otherwise a part would continue
+            # without a caller.
             for outcome in await asyncio.gather(*map(score_part, stale), return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -318,7 +319,10 @@ class ScoringClient:
     async def _score_part(
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
-        """Return the first answer. An unavailable server is called again after growing waits."""
+        """Return the first answer.
+
+        If the server is unavailable, it is called again after growing waits.
+        """
         backoff = self._settings.first_backoff_seconds
         for attempt in range(1, request.max_attempts + 1):
             try:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 def shortened(seconds: float) -> float:
-    """Reduce `seconds` by a random part up to a half, so that clients do not retry in step."""
+    """Reduce `seconds` by a random part up to a half, so that clients retry at different times."""
     return seconds * random.uniform(0.5, 1.0)
 
 
@@ -21,7 +21,7 @@ class Timing(NamedTuple):
     """Seconds from an arbitrary start, for deadlines, schedules and latencies."""
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
     jitter: Callable[[float], float] = shortened
-    """Returns the wait for a backoff."""
+    """Function that returns the wait for a backoff."""
     chance: Callable[[], float] = random.random
-    """Returns a uniform number in [0, 1), for exploration. Python's generator is reseeded after a
-    fork, unlike NumPy's."""
+    """Function that returns a uniform number in [0, 1), for exploration. Unlike NumPy's generator,
+    Python's generator is reseeded after a fork."""

@@ -2,10 +2,10 @@
 
 Triton before 2.68 (26.04) can crash when a gRPC call is cancelled or its deadline expires on the
 wire. Version 2.51, which runs on a laptop, crashed in 7 of 7 load tests with short deadlines
-(upstream fixes 7840, 8078, 8220, 8708). A call whose caller has given up therefore continues until
-it ends. The deadline on the wire is `WIRE_SECONDS`, which ends calls to a machine that is gone. An
-abandoned call frees its caller's slot, but a connection carries at most `CALLS_PER_SLOT` calls per
-slot. The limit protects a server that does not answer.
+(upstream fixes 7840, 8078, 8220, 8708). If a caller stops waiting, its call therefore continues
+until it ends. The deadline on the wire is `WIRE_SECONDS`, which ends calls to a machine that is
+gone. An abandoned call frees its caller's slot, but a connection carries at most `CALLS_PER_SLOT`
+calls per slot. This limit protects a server that does not answer.
 
 A call goes to the replica with the fewest calls on the wire. If the replica refuses the connection
 or stalls, the call is repeated on another replica or on a new connection. Repeating a call is safe,
@@ -40,9 +40,10 @@ logger = logging.getLogger(__name__)
 WIRE_SECONDS = 300.0
 """Deadline in seconds that is sent to the server, unless the caller's deadline is longer."""
 RESOLVE_SECONDS = 5.0
-"""Seconds after which a name is resolved again, concurrently with the calls."""
+"""Seconds after which a name is resolved again. Calls continue meanwhile."""
 _CHECK_SECONDS = 0.25
-"""Seconds between two checks, by a caller without a slot, for a replaced connection."""
+"""Seconds between two checks whether a connection was replaced, made by a caller that waits for a
+slot."""
 
 CHANNEL_OPTIONS = [
     *GRPC_OPTIONS,
@@ -126,12 +127,12 @@ class GrpcTransport:
             model: Name of the model.
             inputs: Input tensors.
             outputs: Requested outputs.
-            seconds: Time that the caller waits, which may be the rest of `deadline_seconds`.
+            seconds: Time that the caller waits. It may be the remaining part of `deadline_seconds`.
             deadline_seconds: Total deadline, for error messages.
 
         Raises:
-            DeadlineExpired: no reply within `seconds`.
-            Overloaded: no free slot within `seconds`. Nothing was sent.
+            DeadlineExpired: no reply arrived within `seconds`.
+            Overloaded: no slot was free within `seconds`. Nothing was sent.
             Others: see `errors`.
         """
         wire_seconds = max(WIRE_SECONDS, deadline_seconds)
@@ -285,7 +286,7 @@ class GrpcTransport:
     def pick(self, send_call: SendCall, *, avoid: Container[str] = ()) -> Replica | None:
         """Return the replica with the fewest calls that has a free slot, or None.
 
-        Replicas that answer are preferred. A failing replica that is due for a new attempt gets a
+        Replicas that answer are preferred. If a failing replica is due for a new attempt, it gets a
         copy of this call.
         """
         self._replace_stalled()
@@ -331,7 +332,7 @@ class GrpcTransport:
         self._freed.set()
         if call.cancelled():
             return
-        # Retrieve the exception of abandoned calls too, because asyncio would otherwise log it.
+        # Retrieve the exception of abandoned calls too, because otherwise asyncio would log it.
         if (error := call.exception()) is not None:
             logger.debug("call to server %s ended with: %s", replica.address, error)
         if connection is not replica.connection:
@@ -343,7 +344,7 @@ class GrpcTransport:
 
 
 class _Copies:
-    """Copies of one caller's call. There is a second one if a replica is down or stalled."""
+    """Copies of one caller's call. A second copy is sent if a replica is down or stalled."""
 
     def __init__(self, transport: GrpcTransport, send_call: SendCall) -> None:
         self._transport, self._send_call = transport, send_call
@@ -399,9 +400,9 @@ class _Copies:
         return min((each.seconds_to_stall() for each in here), default=float("inf"))
 
     def _send_elsewhere(self) -> bool:
-        """Send another copy if a connection without one has a free slot.
+        """Send another copy if a connection without a copy has a free slot.
 
-        Return whether it was sent.
+        Returns whether the copy was sent.
         """
         replica = self._transport.pick(self._send_call, avoid=self._down)
         if replica is None or any(replica.connection is each for _, each in self._calls.values()):

@@ -1,1 +1,1 @@
-"""Run a canary, a version with a growing share of the traffic until it is live or aborted."""
+"""Run a canary: a version whose share of the traffic grows until it is live or aborted."""

@@ -2,8 +2,8 @@
 
 A pair is a row that both the stable version and the canary scored. Pairs are read from the
 monitor's archive and the lake, which contain the matured rows. Either arm may have served the row,
-because requests are drawn for shadow scoring independently of the arm and of their rows. The
-serving arm chose the rows of ranked lists, so these have no shadow columns there
+because the draw of requests for shadow scoring depends neither on the arm nor on the rows. The rows
+of a ranked list were chosen by the serving arm, so ranked lists have no shadow columns
 (`monitoring.state.archive`). If all traffic is ranked, there are no pairs, and a person advances
 the canary.
 
@@ -12,9 +12,9 @@ are the differences to the plan's `baseline`. The differences are summed over th
 any division, which avoids a mean of means. The counters of a new or restarted server include its
 warm-up, which is slow (measured: 70 requests at three times the usual time). The warm-up weighs
 more in the smaller arm. Such a server is left out until a step has recorded its baseline
-(`uncounted`). When a server leaves, the counts of both arms lose its requests. A restarted server
-whose counters exceed its whole baseline at the next step is not detected. Both arms are then
-counted too low, but never negative.
+(`uncounted`). When a server leaves, the counts of both arms no longer include its requests. A
+restarted server whose counters exceed its whole baseline at the next step is not detected. Both
+arms are then counted too low, but never negative.
 
 Triton reports totals and no medians. Requests that are rejected before they reach a model are not
 counted. Requests that the response cache answers count as successful.
@@ -63,11 +63,12 @@ COUNTERS = {
 }
 """Triton's name of each counter. `infer_us` sums the time in the model of all computed requests."""
 QUANTILES = "nv_inference_compute_infer_summary_us"
-"""Triton's quantiles of the time in the model, for one server's requests of the last minute."""
+"""Triton's quantiles of the time in the model, computed over the requests of the last minute on one
+server."""
 READ_SECONDS = 10.0
 MAX_TEXT_BYTES = 32 << 20
-"""Size limit. Triton writes about 100 bytes per counter, and a few dozen counters per model and
-version."""
+"""Size limit of a metrics text in bytes. Triton writes about 100 bytes per counter, and a few dozen
+counters per model and version."""
 _MAX_COUNT = float(1 << 63)
 _NAMES = {name: short for short, name in COUNTERS.items()}
 
@@ -164,7 +165,7 @@ def _shadow_rows(archived: ArchivedFile, schema: Any) -> Any:
 def _paired(rows: Any, stable: int, user: str | None) -> Pairs:
     """Build the pairs from rows sorted by time.
 
-    The first of several rows with one identity counts.
+    If several rows have the same identity, only the first of them is used.
     """
     requests, codes = np.unique(
         rows[raw_rows.REQUEST_ID].to_numpy().astype(str), return_inverse=True
@@ -194,7 +195,8 @@ def fetch(address: str) -> str:
     """
     deadline, content = time.monotonic() + READ_SECONDS, bytearray()
     try:
-        # Bypass any proxy in the environment: the server is on this machine or in this cluster.
+        # Bypass any proxy in the environment, because the server is on this machine or in this
+        # cluster.
         with build_opener(ProxyHandler({})).open(
             f"http://{address}/metrics", timeout=READ_SECONDS
         ) as answer:
@@ -293,7 +295,7 @@ def counts_since(baseline: Baseline, now: Baseline) -> BothCounts:
 
 
 def uncounted(baseline: Baseline, now: Baseline) -> Baseline:
-    """Return the servers that need their current counters as a baseline: new or restarted ones.
+    """Return the new or restarted servers, which need their current counters as a baseline.
 
     A restart is detected if a counter of either arm is below its baseline.
     """

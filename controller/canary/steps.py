@@ -1,24 +1,25 @@
 """Start, grow, release or abort a canary (1, 5, 25 % of the traffic, then all), and unload it.
 
-A canary is prepared like a release. The version gets a number, a parity check and files, is
-rehearsed, and is announced in the journal. Two points differ from a release: the canary is loaded
-under another name, and the traffic plan sends clients to the canary instead of the configuration.
+A canary is prepared like a release. The version gets a number, a parity check and files. It is
+rehearsed and announced in the journal. Two points differ from a release: the canary is loaded under
+another name, and clients find the canary through the traffic plan instead of the configuration.
 
 A step may run at any time and repeatedly, because all its state is in the journal, the traffic plan
 and the evidence. The lock is not held while evidence is read or while clients drain, so a rollback
 never waits for a canary. `watch` calls `step` until the canary has ended. `advance` and `abort` are
-commands for people. A shadow canary is watched in the same way. A shadow canary serves traffic once
-it is started again with a share, or advanced.
+commands for people. A shadow canary is watched in the same way. A shadow canary serves traffic only
+after it is started again with a share, or advanced.
 
 The journal names the canary's version (`canary_at_work`), and the plan tells clients how to use it.
-Every change is a fixed order of writes, so the state after a crash shows how far it came:
+Every change writes in a fixed order, so the state after a crash shows which writes were done:
 
     start    intent, version's files, canary's files, servers, plan, CANARY
     grow     plan, CANARY (with its new share)
     promote  intent, switch, PROMOTE, plan, drained, unloaded, canary's files removed
     abort    plan, drained, unloaded, canary's files removed, CANARY_ENDED
 
-A plan whose canary is not in the journal is reset. Files of a canary without a plan are removed.
+If a plan names a canary that is not in the journal, the plan is reset. Files of a canary without a
+plan are removed.
 """
 
 import logging
@@ -96,9 +97,9 @@ _CHANGED_MEANWHILE = Step(
 def step(settings: CanarySettings) -> Step:
     """Evaluate the canary, repair what a crash left, and make one change.
 
-    A bad canary is aborted even if servers do not answer, because a server that is down must not
-    prolong the canary's share on the others. Without a canary nothing is contacted, because there
-    may be no server before the first model.
+    A bad canary is aborted even if some servers do not answer. Otherwise a server that is down
+    would keep the bad canary in service on the other servers. Without a canary no server is
+    contacted, because there may be no server before the first model.
 
     Raises:
         ContractError: the evidence or the repository is corrupt.
@@ -138,7 +139,7 @@ def step(settings: CanarySettings) -> Step:
 def advance(settings: CanarySettings, reason: str) -> Step:
     """Give the canary its next share, or release it, because a person decided so.
 
-    The command also lets an undecided canary continue and a shadow canary serve.
+    A person can use this command to continue an undecided canary, and to let a shadow canary serve.
 
     Raises:
         TemporaryError, PermanentError: as in `step`. The live version is unchanged.
@@ -228,8 +229,8 @@ def _proceed(
         try:
             load_everywhere(site, at_work.version, only_missing=True)
         except PermanentError as error:
-            # A server rejects the canary or its golden rows differ, so it is aborted without
-            # further evidence.
+            # If a server rejects the canary or returns other scores for its golden rows, abort the
+            # canary without further evidence.
             site.reset_plan(str(error))
             return _aborted(settings, at_work.version, str(error))
         if found.action == GROW:
@@ -261,7 +262,7 @@ def _finish_earlier(site: Site, settings: CanarySettings) -> Step | None:
     assert plan is not None
     assert at_work is not None
     if plan.canary_share != at_work.share:
-        # A crash prevented the journal entry after the plan.
+        # A crash prevented the journal entry that follows the plan.
         site.append(
             replace(at_work, share=plan.canary_share, reason=plan.reason, who=site.settings.who)
         )
@@ -286,7 +287,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
     assert plan.canary is not None
     seen, unread = _read_counters(plan, settings)
     counts = None if seen is None else counts_since(plan.baseline, seen)
-    # Test failures first, because they count even if the rows cannot be read.
+    # Test failures first, because failures can abort the canary even if the rows cannot be read.
     if (failing := check_counts(counts, settings.policy)).action == ABORT:
         return CanaryDecision.of(failing), False
     recommender = logged_recommender(settings.site.store)
@@ -308,7 +309,7 @@ def _evaluate(plan: TrafficPlan, settings: CanarySettings) -> tuple[CanaryDecisi
 def _began(plan: TrafficPlan, store: Path) -> datetime:
     """Return when the canary was first recorded, or else when the plan was published.
 
-    A start as a shadow counts too.
+    A start as a shadow canary is also such a record.
     """
     lines = [
         each
@@ -320,7 +321,8 @@ def _began(plan: TrafficPlan, store: Path) -> datetime:
         for each in lines
         if plan.canary is not None and each.version == plan.canary.version
     ]
-    # Times in the journal never decrease. If the clock was ahead before, the plan's time is right.
+    # Times in the journal never decrease. If the clock was ahead when an earlier line was written,
+    # the time of the plan is the right one.
     return min(map(datetime.fromisoformat, [*times[:1], plan.published_at]))
 
 

@@ -98,7 +98,7 @@ def _list_dead_letters(log: Subscriber, save: Path | None) -> None:
 def _save_payload(folder: Path, number: int, message: DeadLetter) -> None:
     """Write the original bytes to a file.
 
-    A number in its name separates ids that give the same file name.
+    If two ids would give the same file name, a number is added to the name.
     """
     write_whole(
         folder / f"{number:06d}-{quote(message.message_id, safe='')[:100]}.bin", message.payload

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from evergreen.runtime.errors import ContractError
 
 MAX_MESSAGE_BYTES = 1_000_000
-"""Largest message in bytes that every backend carries. It is Kafka's default limit, the smallest of
-the three."""
+"""Largest message in bytes that every backend carries. It is Kafka's default limit, which is the
+smallest of the three backends' limits."""
 
 
 MAX_PULL_BYTES = 16 << 20
@@ -75,8 +75,8 @@ class Subscriber(Protocol):
         """Return messages without an active lease, and lease each of them.
 
         The order is oldest first if the backend has an order. The call never waits for a message.
-        It ends with the message that brings the payloads to `MAX_PULL_BYTES`. Fewer messages than
-        both bounds allow, or none, means that no more are available now.
+        The call ends with the message that brings the payloads to `MAX_PULL_BYTES`. If a pull
+        reaches neither of its two limits, no more messages are available now.
         """
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
@@ -98,18 +98,18 @@ class Subscriber(Protocol):
         """Return the watermark: every message that was published before this time has been read.
 
         The time is in seconds since the epoch, and as precise as the backend allows. A message
-        counts as read when an active reader has pulled it. This reader's own messages must also be
-        acknowledged or dead-lettered, so ask after acknowledging. Returns None while the watermark
-        is unknown: before the first pull that found no further message, and while a killed
-        predecessor may hold leases. The watermark can move back if a clock is corrected.
+        counts as read when an active reader has pulled it. Messages that this reader has pulled
+        must also be acknowledged or dead-lettered, so call this method after acknowledging. Returns
+        None while the watermark is unknown: before the first pull that found no further message,
+        and while a killed predecessor may hold leases. The watermark can move back if a clock is
+        corrected.
         """
 
     def problem(self) -> str | None:
         """Return why no message can arrive, or None while connected.
 
-        Examples are failing pulls, no broker, and a missing file.
-
-        An idle log is not a problem. The call raises nothing and does not wait for the network.
+        Examples are failing pulls, no broker, and a missing file. An idle log is not a problem. The
+        call raises nothing and does not wait for the network.
         """
 
     def backlog(self) -> int | None:
@@ -123,7 +123,10 @@ class Subscriber(Protocol):
 
 
 def is_short(pulled: Sequence[Delivery], max_messages: int) -> bool:
-    """Return whether a pull reached neither of its bounds, so that no message was left."""
+    """Return whether a pull ended before both of its limits.
+
+    If so, no message was left.
+    """
     return len(pulled) < max_messages and sum(len(each.payload) for each in pulled) < MAX_PULL_BYTES
 
 
@@ -142,7 +145,7 @@ def expect_size(message_id: str, payload: bytes) -> None:
 
 
 def partition_of(request_id: str, count: int) -> int:
-    """Return the number, below `count`, of the partition that holds every record of a request.
+    """Return the number, less than `count`, of the partition with every record of a request.
 
     All writers must use the same partition, because only the monitor of one partition joins a
     prediction with its outcomes.

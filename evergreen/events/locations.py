@@ -32,16 +32,16 @@ class SqliteOptions:
     """Options of the URL of an SQLite log."""
 
     lease_seconds: float = 30.0
-    """How long a killed reader keeps its messages from the next one."""
+    """Seconds for which the messages of a killed reader are not delivered to the next reader."""
 
     def __post_init__(self) -> None:
         expect(self, "a number above 0", lambda value: 0 < value < math.inf, "lease_seconds")
 
 
 def partition_urls(url: str) -> list[str]:
-    """Return the URLs of the logs that `url` names: one per number of its range, or `url` itself.
+    """Return the URLs of the logs that `url` names: one per number of its range, or `url` alone.
 
-    The range may occur several times in `url`.
+    A `url` may contain the same range several times.
 
     >>> partition_urls("pubsub://project/clicks-{0-1}?subscription=monitor-{0-1}")
     ['pubsub://project/clicks-0?subscription=monitor-0', 'pubsub://project/clicks-1?subscription=monitor-1']
@@ -60,7 +60,7 @@ def partition_urls(url: str) -> list[str]:
 
 
 def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publisher:
-    """Open the log that `url` names for writing. This needs no permission to read it.
+    """Open the log that `url` names for writing. No permission to read the log is needed.
 
     Raises:
         ContractError: the scheme or an option is unknown, or a path, folder, library or topic is

@@ -36,16 +36,16 @@ CREATE INDEX IF NOT EXISTS waiting ON messages (number) WHERE state = 'waiting';
 
 _FORGOTTEN_AT_ONCE = 2000
 _LONGEST_LEASE_SECONDS = 3600.0
-"""Longest plausible lease. A lease that ends later was taken before the clock was set back, so it
-counts as expired, unless this log's own leases are as long."""
+"""Longest plausible lease in seconds. A lease that ends later was taken before the clock was set
+back, so it counts as expired. Longer leases are plausible only if this log itself uses them."""
 
 
 class SqliteLog:
     """Publisher and subscriber of one log file.
 
-    An acknowledged message drops its payload. Its id and a digest of its content are retained for
-    `keep_ids_seconds`, to recognize a repeated publish. Other content under a known id is another
-    message. Several threads may share one log.
+    When a message is acknowledged, its payload is deleted. Its id and a digest of its content are
+    retained for `keep_ids_seconds`, to recognize a message that is published again. Other content
+    under a known id is another message. Several threads may share one log.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class SqliteLog:
         Args:
             path: File of the log.
             lease_seconds: Time after which an unacknowledged message is delivered again.
-            keep_ids_seconds: Retention of acknowledged ids, far longer than a publisher repeats a
-                message.
+            keep_ids_seconds: Retention of acknowledged ids. It must be far longer than the time
+                during which a publisher repeats a message.
             busy_timeout_seconds: Longest wait for another process's write.
             clock: Clock in seconds since the epoch. All openers of the file must share it.
 
@@ -90,7 +90,7 @@ class SqliteLog:
                 raise
         self._path, self._opened = path, _inode(path)
         self._pulled: dict[str, float] = {}
-        """Open deliveries of this reader: token to end of the lease."""
+        """Open deliveries of this reader. Maps each token to the end of its lease."""
         self._drained_at: float | None = None
         self._read_up_to: float | None = None
         self._inherited_until: float | None = None
@@ -99,16 +99,16 @@ class SqliteLog:
     def _prepare(self, deadline: float) -> None:
         while True:
             try:
-                # Page size of a new file. A message of 64 rows would fill a chain of five pages of
-                # 4 kB, which costs a reader 15 % more time.
+                # Page size of a new file. With the default of 4 kB, a message of 64 rows would fill
+                # a chain of five pages, which costs a reader 15 % more time.
                 self._connection.execute("PRAGMA page_size=16384")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self._connection.executescript(_SCHEMA)
                 break
             except sqlite3.OperationalError as error:
-                # SQLite fails one of two openers that switch a new file to WAL at once, without
-                # waiting for its busy timeout.
+                # If two processes switch a new file to WAL at the same time, SQLite fails one of
+                # them at once and does not wait for the busy timeout.
                 if "locked" not in str(error) or time.monotonic() >= deadline:
                     raise
                 time.sleep(0.01)
@@ -152,7 +152,8 @@ class SqliteLog:
             )
         if is_short(pulled, max_messages):
             self._drained_at = now
-            # Another reader has taken over an expired lease that a complete pull no longer returns.
+            # If a complete pull does not return a message whose lease has expired, another reader
+            # has taken over the message.
             latest = now + self._longest_seconds
             self._pulled = {
                 token: until for token, until in self._pulled.items() if now < until <= latest
@@ -169,8 +170,8 @@ class SqliteLog:
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 [tuple(map(int, token.split("/"))) for token in ended],
             )
-            # Delete a few of the oldest ids, more than were added, so that no call takes long. A
-            # time in the future comes from a clock that was set back.
+            # Delete a few of the oldest ids, but more than were added, so that no call takes long.
+            # A time in the future comes from a clock that was set back.
             now = self._clock()
             connection.execute(
                 "DELETE FROM messages WHERE NOT leased_until BETWEEN ? AND ? AND number IN"
@@ -205,7 +206,7 @@ class SqliteLog:
     def replay_dead_letters(self) -> int:
         """See `event_log.Subscriber`.
 
-        Runs in one transaction, because the messages stayed in the table.
+        The messages are moved back in one transaction, because they are still in the table.
         """
         with self._transaction() as connection:
             return connection.execute(
@@ -219,9 +220,9 @@ class SqliteLog:
 
         Returns the start of the last pull that found fewer messages than requested.
 
-        The watermark does not move while a pulled message waits for its acknowledgement. It does
-        not move either while a killed predecessor may hold leases, because no pull returns a leased
-        message.
+        The watermark does not move while a pulled message waits for its acknowledgement. The
+        watermark also does not move while a killed predecessor may hold leases, because no pull
+        returns a leased message.
         """
         if self._drained_at is not None and not self._pulled and self._is_settled(self._drained_at):
             self._read_up_to = self._drained_at
@@ -231,7 +232,7 @@ class SqliteLog:
         if not self._settled:
             assert self._inherited_until is not None
             with self._lock, _log_errors(self._path):
-                # None of these is our own, because all our deliveries have ended.
+                # None of these leases is our own, because all our deliveries have ended.
                 longest = self._longest_lease(self._connection)
             self._settled = now >= min(self._inherited_until, longest)
         return self._settled
@@ -246,7 +247,8 @@ class SqliteLog:
     def problem(self) -> str | None:
         """See `event_log.Subscriber`.
 
-        A file that was moved away still answers, but no message arrives in it.
+        If the file was moved away, the open file can still be read, but no new message arrives in
+        it.
         """
         if self._opened is not None and _inode(self._path) != self._opened:
             return f"log {self._path} was moved or replaced since it was opened"
@@ -266,8 +268,8 @@ class SqliteLog:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        # A connection has one transaction at a time. Without the lock, threads would join each
-        # other's.
+        # A connection has one transaction at a time. Without the lock, two threads would use the
+        # same transaction.
         with self._lock, _log_errors(self._path):
             # IMMEDIATE takes the write lock at once, so two readers never lease the same message.
             self._connection.execute("BEGIN IMMEDIATE")

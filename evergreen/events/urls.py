@@ -1,7 +1,7 @@
 """Parser of event log URLs: `scheme://authority/path?option=value`.
 
-Errors name the URL and the expected form, without anything in the URL that may be a secret. Each
-backend reads its own options. `evergreen.events.locations` maps a scheme to a backend.
+Error messages show the URL without its secrets, and the expected form. Each backend reads its own
+options. `evergreen.events.locations` maps a scheme to a backend.
 """
 
 import re
@@ -45,7 +45,7 @@ class LogUrl:
 
     @classmethod
     def parse(cls, text: str) -> "LogUrl":
-        """Return the parts of `text`. If an option occurs twice, the last one counts.
+        """Return the parts of `text`. If an option occurs twice, its last value is used.
 
         Raises:
             ContractError: `text` is not a URL.
@@ -68,6 +68,6 @@ class LogUrl:
         """Return the options as a section of settings.
 
         Raises:
-            ContractError: An option is unknown, or its value is wrong.
+            ContractError: An option is unknown or has a wrong value.
         """
         return read_query(kind, self.options, source=f"log {redacted(self.text)!r}")

@@ -1,16 +1,16 @@
-"""DeepFM: a factorization machine and a tower with shared vectors (Guo et al.
+"""DeepFM: a factorization machine and a tower with shared vectors.
 
-2017, arXiv 1703.04247).
+The network was published by Guo et al. (2017, arXiv 1703.04247).
 
 The first number of a category's vector is its first-order weight. The other numbers are its
-factors, as in HugeCTR's sample. A dense value has factors of its own, which are scaled by the
-value. The sum of the pairwise products of all factors is half of (square of the sum - sum of the
-squares).
+factors, as in HugeCTR's sample. A dense value has its own factors, which are scaled by the value.
+The sum of the pairwise products of all factors is half of (square of the sum - sum of the squares).
 
 Sums over fields and factors are computed as products with ones. ONNX Runtime's own sums can differ
 in the last bits, depending on the row's position in the batch.
 
-Shape suffixes are as in `network`, and K factors (E - 1), N fields (F + D).
+Shape suffixes are those of `network`. In addition, K is the number of factors (E - 1), and N is the
+number of fields (F + D).
 """
 
 import torch

@@ -1,12 +1,13 @@
-"""DLRM: dot products of all pairs of vectors, and a tower on them (Naumov et al.
+"""DLRM: dot products of all pairs of vectors, followed by a tower.
 
-2019, arXiv 1906.00091).
+The network was published by Naumov et al. (2019, arXiv 1906.00091).
 
 The bottom tower turns the dense values into one more vector. It has one hidden layer, as wide as
 the last layer of the top tower. The top tower takes this vector and the dot products of all pairs
-of different vectors. Without dense values there is no bottom tower and no such vector.
+of different vectors. Without dense values there is neither a bottom tower nor such a vector.
 
-Shape suffixes are as in `network`, and N vectors (F, plus 1 for the dense values), P pairs.
+Shape suffixes are those of `network`. In addition, N is the number of vectors (F, plus 1 for the
+dense values), and P is the number of pairs.
 """
 
 import torch

@@ -9,8 +9,8 @@ file has the embedding table of all slots as `embeddings`, and the dense paramet
 
 Both files are memory-mapped for reading and for writing. A table that is larger than memory can
 therefore be copied in chunks, and no table is in memory twice. This module writes the files itself,
-because the safetensors library only writes complete tensors. The library checks every file that is
-read. `network.export_onnx` creates `network.onnx`.
+because the safetensors library can only write complete tensors. When a file is read, the library
+checks it. `network.export_onnx` creates `network.onnx`.
 """
 
 import json
@@ -176,8 +176,8 @@ def new_model(
 def add_to_bias(folder: Path, amount: float) -> None:
     """Add `amount` to the logit's bias in the weights of `folder`.
 
-    The sum is computed in float64. A later run subtracts what this run adds, so only the two
-    roundings to float32 remain.
+    The sum is computed in float64. A later run subtracts the same amount, so only the two roundings
+    to float32 remain.
 
     Raises:
         ContractError: the weights file is absent or corrupt.
@@ -211,16 +211,16 @@ def table_shapes(shapes: Sequence[tuple[int, ...]]) -> dict[str, tuple[int, ...]
 
 
 class Table(NamedTuple):
-    """Layout of one table: the slots it contains, and the id columns that look up in it."""
+    """Layout of one table: the slots it contains, and the id columns whose vectors it provides."""
 
     slots: tuple[int, ...]
     """Slots whose vectors are in the table, in row order."""
     columns: tuple[int, ...]
     """Id columns that look up in this table."""
     places: Places
-    """Places of these columns. Their slots are positions in `slots`."""
+    """Places of these columns. The slot numbers of the places are positions in `slots`."""
     vectors: tuple[int, ...]
-    """Numbers of the row's vectors that come from this table."""
+    """Positions, among the row's vectors, of the vectors that come from this table."""
 
     def sizes(self, slot_sizes: Sequence[int]) -> list[int]:
         """Return the sizes of this table's slots."""
@@ -232,12 +232,12 @@ class Table(NamedTuple):
 
 
 def one_each(slot_sizes: Sequence[int]) -> Places:
-    """Return the places of rows that look up every slot once."""
+    """Return the places of a row that looks up every slot once."""
     return Places(tuple(range(len(slot_sizes))), ())
 
 
 def spans_of(places: Places) -> list[tuple[int, int, str | None]]:
-    """Return the first place, the end and the pooling of each vector of a row.
+    """Return the first place, the end place and the pooling of each vector of a row.
 
     The pooling is None for a vector that is looked up once.
 

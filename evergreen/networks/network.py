@@ -31,8 +31,8 @@ DENSE_INPUT, EMBEDDINGS_INPUT, LOGIT_OUTPUT = "dense", "embeddings", "logit"
 class Network(nn.Module):
     """Base class of all networks. A new network draws its weights from torch's random generator.
 
-    `bias` is added to every logit and is used nowhere else. A fresh model starts with the log-odds
-    of the click rate. The correction for negative downsampling is added to it.
+    The parameter `bias` is added to every logit and is used nowhere else. In a fresh model it is
+    the log-odds of the click rate. The correction for negative downsampling is added to `bias`.
     """
 
     def __init__(self) -> None:
@@ -112,8 +112,8 @@ def load_dense(network: Network, dense: Mapping[str, NDArray[np.float32]]) -> No
 def export_onnx(network: Network, config: NetworkConfig) -> bytes:
     """Return the network as one ONNX message, for any number of rows.
 
-    Equal weights give equal bytes. The export uses torch's TorchScript exporter. It takes 0.3 s,
-    and the newer exporter takes 5 s and needs two more packages. Its output (IR version 8) can also
+    Equal weights give equal bytes. The function uses torch's TorchScript exporter, which takes 0.3
+    s. The newer exporter takes 5 s and needs two more packages. The message (IR version 8) can also
     be read by older ONNX Runtimes, such as those in NVIDIA's Triton images.
     """
     rows = 2

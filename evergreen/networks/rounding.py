@@ -1,7 +1,7 @@
-"""A model's tables as they are served: in the trained precision, or in fewer bits.
+"""Rounding of a model's tables for serving, to the trained precision or to fewer bits.
 
-All rounding is done here. `scoring` rounds the vectors that it looks up, and the served graph has
-tables that were rounded by the same functions. Each vector is rounded independently, so the gate
+All rounding is done here. `scoring` rounds the vectors that it looks up, and the tables of the
+served graph are rounded by the same functions. Each vector is rounded independently, so the gate
 evaluates exactly the numbers that are served. Training never rounds.
 """
 
@@ -18,7 +18,7 @@ _LARGEST = 127
 
 
 class RoundedTable(NamedTuple):
-    """A served table, or some of its vectors. Int8 vectors have a scale each."""
+    """A served table, or some of its vectors. Each int8 vector has a scale."""
 
     values: NDArray[Any]
     """[rows, width], in the number type."""
@@ -48,7 +48,8 @@ def round_table(table: FloatArray, numbers: str) -> RoundedTable:
         return RoundedTable(table)
     values = np.empty(table.shape, numbers)
     scales = np.empty((len(table), 1), np.float32) if numbers == INT8 else None
-    # A value that is not finite spoils its vector, as it does in float32. The gate reports it.
+    # A value that is not finite makes its whole vector invalid, as it does in float32. The gate
+    # reports it.
     with np.errstate(over="ignore", invalid="ignore"):
         for rows in chunks(0, len(table)):
             part = table[rows]

@@ -1,7 +1,7 @@
 """Click probabilities of encoded rows, from a network and its embedding tables.
 
-Training uses this to score rows before it trains on them. Evaluation uses it for candidates of all
-engines.
+Training uses this module to score rows before it trains on them. Evaluation uses it for the
+candidates of all engines.
 """
 
 from collections.abc import Sequence

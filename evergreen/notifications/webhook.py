@@ -1,9 +1,10 @@
-"""The format of a webhook message, and one POST of it. The caller decides when to retry.
+"""Format of a webhook message, and one POST of it. The caller decides when to retry.
 
 The format is the JSON that Slack's incoming webhooks and most other services accept: an object with
-`text`. The address is a secret, because everybody who knows it can write to the channel. No error
-contains it, or the server's answer about it. A long-lived program reads it from a file before each
-message, so that it can be changed.
+`text`. The address is a secret, because everybody who knows it can write to the channel. Error
+messages contain neither the address nor the server's reply, which may repeat the address. A
+long-lived program reads the address from a file before each message, so that the address can be
+changed.
 """
 
 import http.client
@@ -87,7 +88,7 @@ class Answer(NamedTuple):
     reason: str = ""
     """Reason without the address."""
     retry_after: float | None = None
-    """Seconds to wait, if the server asked for that."""
+    """Seconds to wait before the next attempt, if the server sent this time."""
 
 
 def post_to_file(
@@ -140,8 +141,8 @@ def _answer(status: int, retry_after: str | None) -> Answer:
         return Answer("delivered")
     if status in (408, 425, 429) or status >= 500:
         return Answer("retry", f"answered {status}", parse_retry_after(retry_after))
-    # A redirect would turn the POST into a GET of another page. Any other status means a wrong
-    # address or message.
+    # A redirect would turn the POST into a GET of another page. Any other status means that the
+    # address or the message is wrong.
     return Answer("refused", f"answered {status}")
 
 

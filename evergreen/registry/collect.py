@@ -1,15 +1,16 @@
-"""`evergreen collect`: list the old files of an installation, and remove them with `--yes`.
+"""List the old files of an installation, and remove them with `--yes` (`evergreen collect`).
 
-It removes the work folders of ended runs and the leftovers of killed writes. It also removes the
-weights, vocabularies, statistics and graphs of models that no rollback needs. Manifests, verdicts,
-cards, reports, notes and the journal are small and are never removed. The live model, a canary, the
-newest versions that were live, and the work of runs without an outcome are never removed either,
-whatever their age.
+The command removes the work folders of ended runs and the leftovers of killed writes. It also
+removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
+Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. Four
+other things are never removed, whatever their age: the live model, a canary, the newest versions
+that were live, and the work folders of runs without an outcome.
 
 A folder is renamed before its files are removed. A killed command therefore leaves either intact
-folders or leftovers, and the next call removes the leftovers. No run that names an old model as its
-parent or champion may be active meanwhile. A removed model cannot be promoted or continued, and a
-removed version cannot be the target of a rollback. Each command then names the absent file.
+folders or leftovers, and the next call removes the leftovers. During the command, no active run may
+name an old model as its parent or champion. A removed model cannot be promoted or continued, and a
+removed version cannot be the target of a rollback. Commands that need a removed file report that it
+is absent.
 """
 
 import argparse
@@ -42,7 +43,7 @@ class Removable:
 
     path: Path
     what: str
-    """Description for people: what it is, and how old it is."""
+    """Description for people: the kind of the file or folder, and its age."""
     num_bytes: int
 
     def remove(self) -> None:
@@ -69,8 +70,9 @@ def find(
 
     Args:
         store: Folder of the model registry.
-        work: Folder of the runs' intermediate files. None skips them.
-        before: Runs that ended later and files that were made later are kept.
+        work: Folder of the runs' intermediate files. None = intermediate files are skipped.
+        before: Time limit. Files of runs that ended later, and files that were made later, are not
+            returned.
         keep_versions: Number of the newest versions that were live to keep, including the live one.
 
     Raises:
@@ -83,7 +85,7 @@ def find(
     newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
     wanted: set[int | None] = set(newest)
     if lines:
-        # Keep the version before the live one, and the target of a rollback.
+        # Keep the version before the live version, and the target of a rollback.
         wanted |= {
             lines[-1].previous_version,
             Release.read(release_path(store, lines[-1].version)).previous_version,
@@ -171,7 +173,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> int:
     """Run the command and return its exit code (`evergreen.runtime.exit_codes`)."""
     arguments = build_parser().parse_args(argv)
-    # The condition is written so that NaN fails it.
+    # The condition is negated, so that it also rejects NaN.
     if not 1 <= arguments.days <= MAX_DAYS or arguments.keep_versions < 2:
         given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
         raise ContractError(

@@ -1,7 +1,8 @@
-"""A record of the models that learned from rows which `evergreen forget` removed.
+"""Record of the models that were trained on rows which `evergreen forget` removed.
 
-The record does not identify the users. After the rows are removed, it is the only evidence that a
-model learned from them and must be replaced. A line is written before the first row is removed.
+The record does not identify the users. After the rows are removed, the record is the only evidence
+that a model was trained on them and must be replaced. A line is written before the first row is
+removed.
 
 Layout: `<store>/forgotten.jsonl`.
 """
@@ -26,20 +27,20 @@ class Forgotten:
     time: str
     """ISO 8601 UTC."""
     models: Sequence[str]
-    """Ids of the models that learned from the user, directly or through a parent."""
+    """Ids of the models that were trained on the user's rows, directly or through a parent."""
 
 
 def keep_forgotten(store: Path, models: Sequence[str], *, now: datetime) -> None:
-    """Record that rows of a user are removed from which `models` learned."""
+    """Record that a user's rows are removed, and that `models` were trained on these rows."""
     append_line(
         store / FILE, json.dumps(asdict(Forgotten(time=now.isoformat(), models=list(models))))
     )
 
 
 def removed_at(store: Path, model_id: str) -> str | None:
-    """Return the time of the last removal of rows from which the model learned.
+    """Return the time of the last removal of rows on which the model was trained.
 
-    Rows from which one of its ancestors learned count too. Returns None if no such rows were
+    Rows on which one of its ancestors was trained count too. Returns None if no such rows were
     removed.
 
     Raises:

@@ -1,8 +1,8 @@
 """The model card: all facts about one model, from its training rows to its time in production.
 
 Evaluation writes the card, and deployment writes it again at the release. The card contains the
-manifests themselves. Like them it contains no value of a user column. The facts from the promotion
-journal are read again whenever a card is read, so they are current.
+manifests themselves. Neither the manifests nor the card contain a value of a user column. The facts
+from the promotion journal are read again whenever a card is read, so they are current.
 
 Layout: `<store>/verdicts/<model_id>/card.json`.
 """
@@ -43,19 +43,22 @@ class SliceQuality(RowsQuality):
     name: str
     click_rate: float | None
     p_value: float | None
-    """One-sided p-value of a loss beyond the limit on this slice. None if the slice was not
-    tested."""
+    """One-sided p-value of the test whether the model is worse than the limit on this slice. None
+    if the slice was not tested."""
 
     @property
     def log_loss_change(self) -> float | None:
-        """Relative change of log loss: the candidate's divided by the champion's, minus 1."""
+        """Relative change of log loss.
+
+        It is the candidate's log loss divided by the champion's, minus 1.
+        """
         now, before = self.candidate.log_loss, self.champion and self.champion.log_loss
         return now / before - 1 if now is not None and before else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationBin:
-    """One of several equally large groups of holdout rows, grouped by score."""
+    """One group of holdout rows with similar scores. All groups of a model are equally large."""
 
     num_rows: int
     mean_score: float
@@ -64,11 +67,11 @@ class CalibrationBin:
 
 @dataclass(frozen=True, kw_only=True)
 class Ancestor:
-    """A model in the lineage before this one."""
+    """An ancestor of the model in its lineage."""
 
     model_id: str
     window_start: str | None
-    """See `Model.window_start`. The next two fields are also those of `Model`."""
+    """See `Model.window_start`. The next two fields are also copied from `Model`."""
     last_learned_time: str
     num_train_rows: int
     created_at: str
@@ -82,7 +85,7 @@ class ServedSpan:
     """Journal line that made the version live or a canary."""
     baked: Promotion | None
     """Journal line that ended the baking of the version. None if the version did not pass its
-    baking, or no controller watched it."""
+    baking, or if no controller was running."""
     ended: Promotion | None
     """Journal line that ended the interval. None if it continues."""
     repository_uri: str
@@ -96,7 +99,7 @@ class ServedSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard(Manifest):
-    """The model card. `completed` fills the fields with defaults from the current registry."""
+    """The model card. `completed` fills the fields that have defaults from the current registry."""
 
     run: str
     """Run that evaluated the model."""
@@ -104,23 +107,23 @@ class ModelCard(Manifest):
     raw: RawDataset
     verdict: Verdict
     gate: Mapping[str, float]
-    """Thresholds of the gate by name: its settings, and the requests of each class that an interval
-    needs."""
+    """Thresholds of the gate by name: the settings of the gate, and the number of requests of each
+    class that an interval needs."""
     slices: list[SliceQuality]
-    """Slices, ordered from the worst for the model to the best."""
+    """Slices, ordered from the slice where the model is worst to the slice where it is best."""
     calibration: list[CalibrationBin]
     champion_calibration: list[CalibrationBin]
     """Calibration of the champion on the same rows. Empty without a champion."""
     validation: ValidationReport | None
     """Drift, skew and findings in the training rows. None if evaluation did not get the report."""
     lineage: list[Ancestor] = field(default_factory=list)
-    """Ancestors, from the parent back, as far as the registry has manifests. At most
+    """Ancestors, beginning with the parent, as far back as the registry has manifests. At most
     `MAX_ANCESTORS`."""
     served: list[ServedSpan] = field(default_factory=list)
     """Oldest first."""
     blocked: Promotion | None = None
-    """Journal line of the automatic rollback that blocked the model. None if there was none, or a
-    person promoted the model since."""
+    """Journal line of the automatic rollback that blocked the model. None if there was no such
+    rollback, or if a person has promoted the model since."""
     journal_time: str | None = None
     """Time of the newest line of the promotion journal when the card was read. None if the journal
     was empty."""
@@ -189,7 +192,10 @@ def _ancestors(store: Path, model: Model) -> Iterator[Ancestor]:
 
 
 def _served_spans(store: Path, model_id: str) -> list[ServedSpan]:
-    """Return the intervals in which the model answered, one for each share of a canary."""
+    """Return the intervals in which the model answered requests.
+
+    A canary has one interval for each share of the traffic.
+    """
     lines = promotion_journal.read_standing(store)
     spans = []
     for place, line in enumerate(lines):

@@ -1,7 +1,7 @@
 """The model registry: paths of its files, and look-up of models, releases and verdicts.
 
 Training writes models, and deployment writes releases and the journal. The steps of a run get
-references to models: `current` (the live one), `none`, or the id of a stored model.
+references to models: `current` (the live model), `none`, or the id of a stored model.
 
 Layout of `<store>`:
 
@@ -45,9 +45,9 @@ GRAPH_FILE = "model.onnx"
 DATA_FILE = "model.data"
 """Names of the files of a served graph.
 
-`model.data` exists only if the tables are too large for one protobuf message. It must be in the
-same folder as a file or a hard link, because ONNX Runtime refuses a symbolic link out of the
-folder.
+`model.data` exists only if the tables are too large for one protobuf message. The file must be in
+the same folder, as a plain file or a hard link, because ONNX Runtime refuses a symbolic link out of
+the folder.
 """
 
 
@@ -95,7 +95,7 @@ def scores_path(store: Path, model_id: str) -> Path:
 def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> Verdict:
     """Store the result of an evaluation for deployment or a later `promote`.
 
-    It replaces the result of an earlier evaluation.
+    An earlier result for the same model is replaced.
 
     Args:
         store: Folder of the model registry, which contains the candidate.
@@ -146,13 +146,13 @@ def evaluated_run(store: Path, run: str) -> tuple[Verdict, RawDataset] | None:
 
 
 def write_serving_place(store: Path, place: ServingPlace) -> None:
-    """Record where releases are published, unless that is recorded already."""
+    """Record where releases are published, unless the same place is recorded already."""
     if read_serving_place(store) != place:
         place.write(store / "serving.json")
 
 
 def read_serving_place(store: Path) -> ServingPlace | None:
-    """Return where the last release was published, or None before the first one."""
+    """Return where the last release was published, or None before the first release."""
     path = store / "serving.json"
     return ServingPlace.read(path) if path.exists() else None
 
@@ -184,14 +184,14 @@ def read_release(store: Path, version: int) -> Release:
 def verified_part(model: Model, part: str) -> Path:
     """Return the folder of one part of a model after its files were compared with the manifest.
 
-    Each part is compared once in a process.
+    Each part is compared only once in a process.
 
     Args:
         model: Manifest from `model_in`.
         part: One of `Model.PARTS`.
 
     Raises:
-        ContractError: the files differ from those that were stored. The message names the folder.
+        ContractError: a file differs from the file that was stored. The message names the folder.
     """
     folder = local_path(model.uri) / part
     if part in model.sha256:
@@ -275,7 +275,7 @@ def parent(store: Path, reference: str) -> Model | None:
     Returns None for `none`, and for `current` if no version is live.
 
     Raises:
-        ContractError: the registry has no model of that id, or the reference names several.
+        ContractError: the registry has no model of that id, or the reference names several models.
     """
     if reference == NONE:
         return None
@@ -292,19 +292,19 @@ def parent(store: Path, reference: str) -> Model | None:
 
 
 def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
-    """Return the descendants of `model` that learned all of its evaluation rows.
+    """Return the descendants of `model` that were trained on all of its evaluation rows.
 
-    Only the first such model of each branch is returned, without its own descendants. A run whose
-    window begins after some of the rows (`window_start`) does not count. A later run counts if its
-    window begins early enough. Rows that were downsampled away or quarantined count as training
-    rows.
+    In each branch of the lineage, only the first such descendant is returned. A run whose window
+    begins after some of the rows (`window_start`) was not trained on all of them. A later run was,
+    if its window begins early enough. Rows that were downsampled away or quarantined count as
+    training rows.
 
     Args:
-        model: Model whose evaluation rows are looked for.
+        model: Model with the evaluation rows.
         models: All models of the registry by id.
 
     Raises:
-        ValueError: a field of a manifest that must contain a time does not.
+        ValueError: a field of a manifest that must contain a time does not contain one.
     """
     found = []
 

@@ -3,14 +3,14 @@
 The journal is an append-only file of JSON lines. Deployment writes it. The next run reads its
 champion from it.
 
-It is a write-ahead log. Before any server learns of a version, an `intent` line records the version
-and its hashes, so every answer comes from a version in the journal. A later line records that the
-live version changed. If an intent is the last line, a deployment is active or was killed. The next
-deployment rolls back a killed one first.
+The journal is a write-ahead log. Before any server is notified of a version, an `intent` line
+records the version and its hashes, so every answer comes from a version in the journal. A later
+line records that the live version changed. If the last line is an intent, a deployment is active or
+was killed. The next deployment first rolls back a killed deployment.
 
 The journal also shows whether a version is baking (`evergreen.contracts.baking`). The monitor may
-not change what is served. It writes its findings on a version to one file for each version here,
-and the release controller reads them.
+not change what is served. It only writes its findings on each version to a file in the registry
+(`findings_path`), and the release controller reads these files.
 """
 
 import json
@@ -34,14 +34,15 @@ PROMOTE = "promote"
 WITHDRAWN = "withdrawn"
 """The preceding intent failed. The live version did not change."""
 CANARY = "canary"
-"""`version` answers the share `share` of the traffic. The live version answers the rest."""
+"""`version` answers the share `share` of the traffic. The live version answers the remaining
+traffic."""
 CANARY_ENDED = "canary_ended"
-"""`version` no longer answers requests. The live version answers all."""
+"""`version` no longer answers requests. The live version answers all requests."""
 BAKED = "baked"
 """`version` is live and passed its baking (`evergreen.contracts.baking`)."""
 
 LIVE_ACTIONS = (RELEASE, ROLLBACK, PROMOTE)
-"""Actions that make `version` the live one."""
+"""Actions that make `version` the live version."""
 ACTIONS = (INTENT, *LIVE_ACTIONS, WITHDRAWN, CANARY, CANARY_ENDED, BAKED)
 
 
@@ -50,7 +51,8 @@ class Promotion:
     """One line of the journal."""
 
     time: str
-    """ISO 8601 UTC. Never earlier than the line above, even if the clock was set back."""
+    """ISO 8601 UTC. Never earlier than the time of the preceding line, even if the clock was set
+    back."""
     action: str
     """One of `ACTIONS`."""
     version: int
@@ -67,15 +69,15 @@ class Promotion:
     who: str | None = None
     """Person or pipeline run that performed the action."""
     decision: str | None = None
-    """Decision of the gate on the model. None if none was needed."""
+    """Decision of the gate on the model. None if no decision was needed."""
     parent_model_id: str | None = None
     sha256: dict[str, str] = field(default_factory=dict)
     """The version's hashes as in its `Release`."""
     share: float | None = None
     """Share of the traffic, for `canary` and for the intent before the first `canary` line."""
     blocked_model_id: str | None = None
-    """Model that an automatic `rollback` removed from traffic. It is not released again unless a
-    person overrides this."""
+    """Model that an automatic `rollback` removed from traffic. The model is not released again
+    unless a person overrides the block."""
     config: str | None = None
     """Text of Triton's configuration before an `intent`. It is restored if the deployment is
     interrupted. None if there was no configuration, or another line follows."""
@@ -94,8 +96,8 @@ def read_entries(store: Path) -> list[Promotion]:
     append and is ignored.
 
     Raises:
-        ContractError: the file cannot be read, or a complete line is not a promotion or differs
-            from its checksum. The message names the file and the line.
+        ContractError: the file cannot be read, a complete line is not a promotion, or a line
+            differs from its checksum. The message names the file and the line.
     """
     path = store / JOURNAL_FILE
     try:
@@ -111,9 +113,9 @@ def read_entries(store: Path) -> list[Promotion]:
 
 @lru_cache(maxsize=4)
 def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotion, ...]:
-    """Return the lines of a journal with this inode, size and modification time.
+    """Return the lines of a journal file with the given inode, size and modification time.
 
-    The result is cached, because parsing a year of lines takes a second and servers read them
+    The result is cached, because parsing the lines of a year takes a second and servers read them
     often.
     """
     entries = read_records(path, Promotion, name="a promotion")
@@ -127,8 +129,8 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotio
                 f"{path} line {number} is {entry.action!r} of version {entry.version!r}, expected "
                 f"one of {', '.join(ACTIONS)} of a number"
             )
-    # Only the configuration in the last line is ever restored. The others would take most of the
-    # memory.
+    # Only the configuration in the last line is ever restored. The configurations in other lines
+    # would take most of the memory.
     return (
         *(replace(entry, config=None) if entry.config else entry for entry in entries[:-1]),
         *entries[-1:],
@@ -138,8 +140,8 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotio
 def read_standing(store: Path) -> list[Promotion]:
     """Return the lines about canaries, baking and the live version, oldest first.
 
-    If the deployment failed while it wrote a line, the `withdrawn` line that follows cancels that
-    line. Raises the errors of `read_entries`.
+    If a deployment failed while it wrote a line, a `withdrawn` line follows and cancels that line.
+    Raises the errors of `read_entries`.
     """
     lines: list[Promotion] = []
     before: Promotion | None = None
@@ -163,10 +165,10 @@ def read_journal(store: Path) -> list[Promotion]:
 
 
 def append_promotion(store: Path, promotion: Promotion) -> Promotion:
-    """Append one line, flush it to disk, and return it as written.
+    """Append one line, flush it to disk, and return the line as written.
 
-    If its time is before that of the last line (the clock was set back), it gets the time of the
-    last line.
+    If the line's time is before that of the last line because the clock was set back, the line gets
+    the time of the last line.
     """
     entries = read_entries(store)
     if entries and moment_of(promotion.time) < moment_of(entries[-1].time):
@@ -184,7 +186,7 @@ def current(store: Path) -> Promotion | None:
 def blocked_models(store: Path) -> dict[str, Promotion]:
     """Return the models that were rolled back automatically, each with the line of its rollback.
 
-    A later promotion of a model unblocks it.
+    A model is no longer blocked if it was promoted after its rollback.
     """
     found: dict[str, Promotion] = {}
     for entry in read_journal(store):
@@ -196,9 +198,9 @@ def blocked_models(store: Path) -> dict[str, Promotion]:
 
 
 def interrupted(store: Path) -> Promotion | None:
-    """Return the intent in the last line, or None if the last line is something else.
+    """Return the intent in the last line, or None if the last line is not an intent.
 
-    Its deployment is active or was killed.
+    The deployment that wrote the intent is active or was killed.
     """
     entries = read_entries(store)
     return entries[-1] if entries and entries[-1].action == INTENT else None
@@ -207,8 +209,9 @@ def interrupted(store: Path) -> Promotion | None:
 def canary_at_work(store: Path) -> Promotion | None:
     """Return the newest line of the running canary, with its share, or None if there is no canary.
 
-    A canary ends by a `canary_ended` line or by any line that changes the live version. If its
-    start failed while the line was written, the `withdrawn` line that follows cancels it.
+    A canary ends by a `canary_ended` line or by any line that changes the live version. If the
+    start of a canary failed while its line was written, a `withdrawn` line follows and cancels that
+    line.
     """
     found: Promotion | None = None
     before: Promotion | None = None
@@ -234,8 +237,8 @@ def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None]
         moment: Time with a time zone.
 
     Returns:
-        Both lines, the second None if the version is still live. None if no version was live at
-        `moment`.
+        Both lines. The second line is None if the version is still live. The result is None if no
+        version was live at `moment`.
     """
     promotions = read_journal(store)
     for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):
@@ -267,8 +270,8 @@ def write_findings(store: Path, findings: Findings) -> None:
         OSError: the store cannot be written.
     """
     path = findings_path(store, findings.version)
-    # The release controller may run as another user and must be able to read them, despite the
-    # umask of the monitor.
+    # The release controller may run as another user and must be able to read the findings, despite
+    # the umask of the monitor.
     if not path.parent.exists():
         path.parent.mkdir(parents=True)
         path.parent.chmod(0o755)
@@ -300,8 +303,8 @@ def baking(store: Path) -> Promotion | None:
     """Return the line that made the baking version live, or None if no version is baking.
 
     A version bakes from its release or promotion until it is `baked` or another version is live.
-    The first version does not bake, because a rollback has no target. The target of a rollback does
-    not bake either, because it served before.
+    The first version does not bake, because there is no version to roll back to. A version that a
+    rollback made live does not bake either, because it served before.
     """
     live = current(store)
     if live is None or live.action not in (RELEASE, PROMOTE) or live.previous_version is None:

@@ -2,8 +2,8 @@
 
 `evergreen recommender` accepts a file, and extraction reads the accepted version for a run.
 Versions are `<store>/recommender/<n>.json`, numbered from 1. `<store>/recommender/journal.jsonl`
-records who accepted each version, when and why. A version exists from its line in the journal on. A
-file without a line was left by a killed command, and the next accept overwrites it.
+records who accepted each version, when and why. A version exists as soon as the journal has its
+line. A file without a line was left by a killed command. The next `accept` overwrites such a file.
 """
 
 import hashlib
@@ -92,7 +92,7 @@ def accepted(store: Path, reference: str) -> Recommender:
 
 
 def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
-    """Return the recommender of a run with these two parameters, after checking its settings.
+    """Return the recommender that a run's two parameters name, after checking the settings.
 
     Raises:
         ContractError: there is no such recommender, or a setting is wrong.
@@ -105,7 +105,8 @@ def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
 def served_recommender(store: Path) -> Recommender | None:
     """Return the recommender of the live model.
 
-    Returns the newest accepted one if no model is live, and None if there is neither.
+    If no model is live, the newest accepted recommender is returned. Returns None if there is
+    neither.
 
     Raises:
         ContractError: the live model's manifest, or the accepted version, is absent or corrupt.
@@ -119,10 +120,10 @@ def served_recommender(store: Path) -> Recommender | None:
 def logged_recommender(store: Path) -> Recommender | None:
     """Return the newest accepted recommender, with all columns that log records may contain.
 
-    The columns are joined with those of the live model and of all earlier versions of the same
-    name, because clients adopt a change one after another. If the live model has another name, its
-    recommender is returned instead, because the log contains its rows. Returns None if there is no
-    recommender.
+    The columns of the live model and of all earlier versions of the same name are included, because
+    clients adopt a change one after another. If the live model has another name, its recommender is
+    returned instead, because the log contains the rows of that recommender. Returns None if there
+    is no recommender.
 
     Raises:
         ContractError: see `served_recommender`.
@@ -164,7 +165,7 @@ def recommender_at(path: Path) -> Recommender:
 
 
 def served_name(store: Path) -> str | None:
-    """Return the name of the recommender that is served or about to be.
+    """Return the name of the recommender that is served or will be served next.
 
     Returns None if the registry has no recommender yet.
 
@@ -211,11 +212,12 @@ def accept(
         who: Person who accepts it.
         why: Reason.
         now: Time of the line in the journal.
-        replaces_other: Whether it may be another recommender than the one that uses the registry.
+        replaces_other: Whether it may replace a different recommender that uses the registry.
 
     Raises:
-        ContractError: the reason is empty, the newest version is the same, or another recommender
-            uses the registry. Another recommender has another name, or none of these features.
+        ContractError: the reason is empty, the newest version is the same, or a different
+            recommender uses the registry. A recommender is different if it has another name or none
+            of the same features.
     """
     if not why.strip():
         raise ContractError("reason is empty, expected why this recommender is accepted")
@@ -241,7 +243,7 @@ def accept(
 
 
 def _expect_same(store: Path, line: AcceptedRecommender, recommender: Recommender) -> None:
-    """Raise ContractError if `recommender` is another one than that of the journal's line."""
+    """Raise ContractError if `recommender` differs from the recommender of the journal's line."""
     before = read_version(store, line)
     if before.name != recommender.name:
         difference = (

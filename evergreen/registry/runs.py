@@ -1,8 +1,8 @@
 """Files of a run in the model registry: a note and a report of each step, and the run's outcome.
 
-The exit handler reads the notes to find out which step failed and why. No KFP backend says that:
-the hosted backend passes an empty message, and the local one names the exit handler itself. The
-monitor shows outcomes and reports. Each step decides what its report contains.
+The exit handler reads the notes to find out which step failed and why, because neither KFP backend
+reports this. The hosted backend passes an empty message, and the local backend names the exit
+handler itself. The monitor shows outcomes and reports. Each step decides what its report contains.
 
 Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from
 the exit handler. `store_name` names the folder of a Kubeflow run, because Kubeflow's own names are
@@ -51,8 +51,8 @@ class StepNote:
 
     step: str
     state: str = "running"
-    """`running`, `done`, `refused` (the step worked and its decision is negative), `preempted` (it
-    was stopped, saved its state and waits for a retry) or `failed`."""
+    """`running`, `done`, `refused` (the step ran without an error and its decision is negative),
+    `preempted` (it was stopped, saved its state and waits for a retry) or `failed`."""
     reason: str = ""
     started_at: str = ""
     seconds: float | None = None
@@ -69,8 +69,8 @@ class RunOutcome:
     """Retrain request of the monitor, or of a command with `trigger_id`. Empty for a run that a
     person or a schedule started."""
     state: str
-    """`released`, `canary` (its version is a canary beside the live one), `evaluated` (the gate
-    accepted the model, and the settings ask for no release), `refused` (by validation or the gate)
+    """`released`, `canary` (its version is a canary beside the live version), `evaluated` (the gate
+    accepted the model, but the settings request no release), `refused` (by validation or the gate)
     or `failed`."""
     step: str
     """Step that decided the outcome."""
@@ -99,8 +99,8 @@ def run_title(name: str) -> str:
 
 
 _LONGEST_NAME = 180
-"""Largest number of bytes of Kubeflow's name in a folder's name. File systems allow 255, and the
-names of temporary files are 34 longer."""
+"""Largest number of bytes of Kubeflow's name in a folder's name. File systems allow 255 bytes, and
+the names of temporary files are 34 bytes longer."""
 
 
 def store_name(run: str, resource: str, run_id: str) -> str:
@@ -111,11 +111,12 @@ def store_name(run: str, resource: str, run_id: str) -> str:
 
     Args:
         run: Kubeflow's name of the run. Empty in a run of a schedule.
-        resource: Name of the run's workflow, which Kubeflow also calls a schedule's run.
+        resource: Name of the run's workflow, which Kubeflow also uses as the name of a schedule's
+            run.
         run_id: Kubeflow's id of the run, a UUID. Empty in a local run, whose own name is unique.
 
     Returns:
-        The name. It is `run` without an id.
+        The name. It is equal to `run` if there is no id.
 
     >>> store_name("weekly", "evergreen-x7k2p", "3011424b-cce0-40c0-bea8-f11f49badc9c")
     'weekly~3011424b'
@@ -157,9 +158,11 @@ def new_run_name(kind: str) -> str:
 def run_folder(store: Path, run: str) -> Path:
     """Return the folder of a run's notes.
 
+    Every step calls this function first. A step removes files of an earlier try, so the name must
+    not lead out of the folder `runs`.
+
     Raises:
-        ContractError: `run` is not the name of one folder. Every step calls this function first. A
-            step removes files of an earlier try, so the name must not lead out of `runs`.
+        ContractError: `run` is not the name of one folder.
     """
     if run in ("", ".", "..") or "/" in run:
         raise ContractError(f"run is named {run!r}, expected a name of one folder")
@@ -197,9 +200,9 @@ def _sigterm_as_error() -> Iterator[None]:
 def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
     """Record the state of `step` in its note while the body runs.
 
-    The note says `running` first. After the body it says `done` or the state that the body has set,
-    and after an error it says `refused`, `preempted` or `failed`. A retry of the step replaces the
-    note of the earlier try.
+    At first the state is `running`. After the body the state is `done`, unless the body has set
+    another state. After an error the state is `refused`, `preempted` or `failed`. A retry of the
+    step replaces the note of the earlier try.
     """
     started = time.monotonic()
     note = StepNote(step=step, started_at=datetime.now(timezone.utc).isoformat())
@@ -229,7 +232,7 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
 
 
 def each_note(store: Path, run: str) -> Iterator[StepNote]:
-    """Iterate over the notes of a run in step order, reading each when it is needed.
+    """Iterate over the notes of a run in step order. Each note is read only when it is needed.
 
     Raises the errors of `find_outcome`.
     """
@@ -315,8 +318,8 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
         kfp_state="unknown",
         ended_at=ended_at.isoformat(),
     )
-    # A retried run has no exit handler that reports a killed step or the end. Such a run may still
-    # be active.
+    # The exit handler does not run for a retried run, so it reports neither a killed step nor the
+    # end. Such a run may still be active.
     is_over = outcome.state != "failed" or last.state == "failed"
     return outcome if is_over else None
 
@@ -347,7 +350,7 @@ def conclude(
     if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
         state = "evaluated"
     elif last.state == "refused" and last.step == LAST_STEP and (canary := canary_at_work(store)):
-        # The running canary continues. That is no reason for a longer cooldown or an alert.
+        # The running canary continues. This is not a reason for a longer cooldown or an alert.
         state, version = "canary", canary.version
     elif last.state == "refused":
         state = "refused"
@@ -355,7 +358,7 @@ def conclude(
         state = "released" if last.facts.get("rollout") == "full" else "canary"
         version = int(last.facts["version"])
     elif made is not None:
-        # The step was stopped after the line in the journal and before its own note.
+        # The step was stopped after it wrote the line in the journal and before it wrote its note.
         state, version = "released" if made.action == RELEASE else "canary", made.version
         reason = (
             f"the journal has version {version} of this run; {last.step} itself: "
@@ -376,7 +379,7 @@ def conclude(
 
 
 def _failure(last: StepNote, kfp_state: str) -> str:
-    """Return why a run failed whose last step left this note."""
+    """Return why a run failed. The note is that of its last step."""
     if kfp_state in CANCELED_STATES:
         return f"a person terminated the run in Kubeflow at {last.step}" + (
             f": {last.reason}" if last.reason else ""
@@ -427,7 +430,7 @@ def keep_report(
 def forget_report(store: Path, run: str, step: str) -> None:
     """Remove the report of an earlier try.
 
-    Otherwise it would look like the report of a new try that ends without one.
+    If a new try ended without a report, the old report would look like its report.
     """
     for kind in (HTML, JSON):
         report_path(store, run, step, kind=kind).unlink(missing_ok=True)

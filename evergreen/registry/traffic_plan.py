@@ -1,12 +1,12 @@
-"""The traffic plan: which model answers which share of requests, and which one gets shadow traffic.
+"""The traffic plan: which model answers which share of requests, and which one is the shadow.
 
 Deployment publishes the plan as one object of the model repository (`traffic_file`). The inference
 client reads it and chooses a model for each request. Without a plan, clients request
 `ServedNames.model` and name no version.
 
-The choice is sticky: requests of the same key (a user, or else the request itself) go to the same
-arm while the plan keeps its `salt`. When the share of a canary grows, it keeps its keys and gets
-more.
+The choice is sticky: requests with the same key go to the same arm while the plan keeps its `salt`.
+The key is the user, or the request id if there is no user. When the share of a canary grows, the
+canary keeps its keys and gets additional keys.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from evergreen.runtime.errors import ContractError, expect
 PLAN_POLL_SECONDS = 1.0
 """Longest interval at which a client reads the plan again."""
 DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
-"""Time between the plan that ends a canary and the unloading of its version. Meanwhile every client
-reads the plan, and requests that were sent under the old plan are answered. A client that still
-finds the canary unloaded asks the stable arm instead."""
+"""Seconds between the plan that ends a canary and the unloading of its version. During this time
+every client reads the plan, and requests that were sent under the old plan are answered. If a
+client still requests the unloaded canary, the client repeats the request on the stable arm."""
 
 Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Counters by source, then by arm (`STABLE`, `CANARY`), then by name."""
@@ -51,7 +51,8 @@ class Arm:
     model_name: str
     """Triton's name of the model. Requests use this name and no version."""
     version: int
-    """Version that should answer under this name. The reply names the version that did."""
+    """Version that should answer under this name. The reply contains the version that actually
+    answered."""
 
     def __post_init__(self) -> None:
         expect(self, "a name", lambda value: isinstance(value, str) and bool(value), "model_name")
@@ -70,15 +71,16 @@ class TrafficPlan(Manifest):
     """
 
     sequence: int
-    """Number of the plan. The first is 1, and each plan has the next number."""
+    """Number of the plan. The first plan has the number 1, and each later plan has the next
+    number."""
     stable: Arm
     canary: Arm | None
     """New version under its own name, or None."""
     canary_share: float
     """Share of the keys whose requests the canary answers."""
     shadow_share: float
-    """Share of the requests that the other arm scores too. These scores are logged and never
-    served."""
+    """Share of the requests that the other arm scores too. The scores of the other arm are logged
+    and never served."""
     salt: str
     """Salt of the sticky hash. It stays the same while a canary grows."""
     published_at: str
@@ -112,7 +114,7 @@ class TrafficPlan(Manifest):
             )
 
     def next(self, **changes: Any) -> "TrafficPlan":
-        """Return the next plan: this one with `changes` and the next sequence number."""
+        """Return the next plan, which is this plan with `changes` and the next sequence number."""
         return replace(self, **{"sequence": self.sequence + 1, **changes})
 
     def without_canary(self, *, stable: Arm, published_at: str, reason: str) -> "TrafficPlan":
@@ -136,8 +138,8 @@ class TrafficPlan(Manifest):
     def shadow_for(self, key: str, request_id: str) -> Arm | None:
         """Return the arm that scores this request as shadow traffic, or None.
 
-        The draw depends on the request and not on the key. So every user's requests can be in the
-        sample, whichever arm answers them.
+        The random draw depends on the request and not on the key. Requests of every user can
+        therefore be in the sample, whichever arm answers them.
         """
         if self.canary is None or _fraction(self.salt, "shadow", request_id) >= self.shadow_share:
             return None
@@ -146,7 +148,7 @@ class TrafficPlan(Manifest):
 
 def _fraction(salt: str, purpose: str, key: str) -> float:
     """Return a number in [0, 1) that depends only on the arguments and is uniform over keys."""
-    # A key may contain a lone surrogate, which is valid in JSON and not in UTF-8. The request must
+    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. The request must
     # not fail because of it.
     digest = hashlib.blake2b(
         f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8

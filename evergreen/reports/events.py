@@ -9,7 +9,7 @@ from typing import ClassVar
 from evergreen.reports.rendering import PageBlock
 
 MAX_FOLDED = 50
-"""Largest number of lines in a fold. A day has thousands of archived files."""
+"""Largest number of lines in a fold, because thousands of files are archived each day."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,14 @@ class ShownEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class _Stretch:
-    """Consecutive events that are all routine, or all not."""
+    """Consecutive events that are either all routine events or all other events."""
 
     is_routine: bool
     events: Sequence[ShownEvent]
 
     @property
     def shown(self) -> Sequence[ShownEvent]:
-        """Events that are shown, at most `MAX_FOLDED` of a fold."""
+        """Events that are shown. A fold shows at most `MAX_FOLDED` of its events."""
         return self.events[:MAX_FOLDED] if self.is_routine else self.events
 
     @property

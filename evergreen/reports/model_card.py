@@ -315,7 +315,7 @@ def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
 
 
 def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[PageBlock]:
-    """Return charts of click rate against mean score. The last model is drawn on top."""
+    """Return charts of click rate against mean score. The last model is drawn above the others."""
     colors = ["var(--mark)", "var(--now)"]
     lines = [
         Line(

@@ -20,7 +20,7 @@ _TONES = {
         ("warn", "notify", "quarantine", "breach", "held", "inconclusive", "drifted"), "warn"
     ),
 }
-"""Colour of each result's badge. Other results are neutral."""
+"""Colour of each result's badge. Results without an entry are neutral."""
 
 
 class Text(PageBlock):
@@ -40,7 +40,8 @@ class Badge(PageBlock):
     TEMPLATE: ClassVar[str] = "badge.html.j2"
     text: str
     severity: str = ""
-    """Word that selects the colour, such as `warn`. Empty = the text itself."""
+    """Word that selects the colour, such as `warn`. If empty, the text itself selects the
+    colour."""
 
     @property
     def tone(self) -> str:
@@ -175,7 +176,7 @@ def check_rows(checks: Iterable[Check]) -> list[CheckRow]:
 
 @dataclass(frozen=True, kw_only=True)
 class Checks(PageBlock):
-    """A decision as a table of its checks."""
+    """Table of the checks of a decision."""
 
     TEMPLATE: ClassVar[str] = "checks.html.j2"
     caption: str
@@ -207,7 +208,10 @@ class Card:
 
 @dataclass(frozen=True)
 class Cards(PageBlock):
-    """Cards side by side. `is_compared` says that their charts have bars of earlier rows."""
+    """Cards that are arranged side by side.
+
+    `is_compared` states that their charts have bars of earlier rows.
+    """
 
     TEMPLATE: ClassVar[str] = "cards.html.j2"
     cards: Sequence[Card]
@@ -224,7 +228,7 @@ def html_page(
 ) -> str:
     """Return the page: title and decision, first screen, links to the sections, and the sections.
 
-    A browser reloads it every `refresh_seconds`.
+    If `refresh_seconds` is set, a browser reloads the page at this interval.
     """
     drawn = {
         name.lower().replace(" ", "-").replace(",", ""): (name, blocks)
@@ -244,6 +248,6 @@ def html_page(
 def refusal_page(step: str, reason: str) -> str:
     """Return the page of a step that refused before it had a report.
 
-    Kubeflow shows an error if there is no page.
+    Without a page, Kubeflow would show an error.
     """
     return html_page(f"{step} refused", first=[Text(reason)], sections={}, decision="refused")

@@ -11,10 +11,11 @@ from evergreen.reports import formats
 _PACKAGE = files(__package__)
 STYLE = _PACKAGE.joinpath("style.css").read_text(encoding="utf-8")
 _BREAKABLE = 20
-"""Longest word that a cell shows in one line. A longer one, such as a URI, may break anywhere."""
+"""Length of the longest word that a cell shows in one line. A longer word, such as a URI, may break
+anywhere."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _LONG = 40
-"""Number of characters from which a cell gets a row of its own in a narrow window."""
+"""Number of characters above which a cell gets its own row in a narrow window."""
 
 
 def _cell_class(value: object, is_number: bool) -> str:

@@ -1,7 +1,7 @@
 """Charts as inline SVG from templates: lines over time with events, and small bars.
 
-Horizontal positions are percentages of the width. So a chart fills the window's width while its
-texts keep their size.
+Horizontal positions are percentages of the width. A chart therefore fills the window's width while
+its texts keep their size.
 """
 
 import math
@@ -67,7 +67,10 @@ class _DrawnMark:
 
     @property
     def anchor(self) -> str:
-        """Side of the line for the name. Near the right edge it is the left side."""
+        """Side of the line on which the name is written.
+
+        Near the right edge it is the left side.
+        """
         return "end" if self.at > 80 else "start"
 
 
@@ -208,7 +211,7 @@ class Bar:
     label: str
     now: float
     before: float | None
-    """Share of the earlier rows, or None if there are none to compare with."""
+    """Share of the earlier rows, or None if there are no earlier rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +238,7 @@ class BarChart(PageBlock):
     bars: Sequence[Bar]
 
     def rectangles(self, place: int) -> list[_Rectangle]:
-        """Return the rectangles of one bar, starting with the one in the background."""
+        """Return the rectangles of one bar. The first rectangle is in the background."""
         bar, step = self.bars[place], self.WIDTH / len(self.bars)
         top = max(max(each.now, each.before or 0.0) for each in self.bars) or 1.0
         shapes = []

@@ -1,4 +1,4 @@
 """Base of every program: errors and exit codes, durable files, forked work.
 
-It imports no other package of ours.
+This package imports no other package of this project.
 """

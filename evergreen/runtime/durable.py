@@ -1,7 +1,8 @@
 """Atomic, durable writes of files and folders, and the hashes that verify them.
 
-A write goes to a temporary file, is flushed, renamed, and the folder is flushed. A reader therefore
-never sees half a file or half a folder. The module that owns a format defines what the bytes mean.
+A write first goes to a temporary file. The file is flushed and renamed, and then its folder is
+flushed. A reader therefore never sees half a file or half a folder. The module that owns a format
+defines what the bytes mean.
 """
 
 import fcntl
@@ -35,12 +36,12 @@ PRIVATE = 0o027
 """Mode bits that are removed from files of the model registry and of a run: all bits of others, and
 writing by the group."""
 READABLE = 0o022
-"""Mode bits that are removed from files that another user's program reads, for example a model
-repository's."""
+"""Mode bits that are removed from files that programs of another user read, for example files of a
+model repository."""
 
 
 def own_umask(mask: int = PRIVATE) -> int:
-    """Set the umask of this process and its children, and return the previous one.
+    """Set the umask of this process and its children, and return the previous umask.
 
     Argo's executor starts every step with umask 0, which would make the step's files writable for
     everybody.
@@ -49,7 +50,7 @@ def own_umask(mask: int = PRIVATE) -> int:
 
 
 def fsync_path(path: Path) -> None:
-    """Flush the entry of a file or folder to disk."""
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -106,7 +107,7 @@ def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
     except BaseException:
-        # Closing the file tries the failed write again. Its error must not hide the first one.
+        # Closing the file repeats the failed write. The second error must not hide the first error.
         with suppress(OSError):
             file.close()
         raise
@@ -116,8 +117,9 @@ def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
 def append_line(path: Path, line: str) -> None:
     """Append one line to `path` and flush it to disk. `line` must not contain a newline.
 
-    A line that a crash cut in the middle is removed first. It was never reported as written, and it
-    would corrupt the next line. Writers in several processes exclude each other by a lock.
+    If a crash left an incomplete last line, that line is removed first. It was never reported as
+    written, and the new line would be appended to it. Writers in several processes exclude each
+    other by a lock.
 
     Raises:
         OSError: the line cannot be written. The error names the file.
@@ -139,7 +141,7 @@ def append_record(path: Path, record: Any) -> None:
 
 
 def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
-    """Return the records that `append_record` wrote, or an empty list without a file.
+    """Return the records that `append_record` wrote, or an empty list if there is no file.
 
     A last line without a newline is an interrupted append and is ignored. A line that a person
     wrote may lack the checksum.
@@ -150,8 +152,8 @@ def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
         name: Name of a record in error messages.
 
     Raises:
-        ContractError: the file cannot be read, or a complete line is not a record or differs from
-            its checksum. The message names file and line.
+        ContractError: the file cannot be read, a complete line is not a record, or a line differs
+            from its checksum. The message names file and line.
     """
     records = []
     try:
@@ -160,7 +162,8 @@ def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
         return []
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-    # A line whose newline was corrupted is not an interrupted append, so it must not be ignored.
+    # If only the newline of a line was corrupted, the line is not an interrupted append and must
+    # not be ignored.
     if _has_checksum(torn[:-1]):
         lines.append(torn)
     for number, line in enumerate(lines, start=1):
@@ -226,9 +229,9 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
 
     Args:
         final: The folder to create, by one rename.
-        replace: Whether to remove `final` and the temporary folder of an earlier, killed try first.
+        replace: Whether to first remove `final` and the temporary folder of an earlier, killed try.
             Use this only for a folder that no other process reads at the time. If two processes
-            write it, one of them wins and the work of the other is lost.
+            write the folder, the work of one of them is lost.
 
     Raises:
         FileExistsError: `final` exists and `replace` is not set, because a published folder never

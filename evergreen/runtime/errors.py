@@ -1,6 +1,7 @@
 """Errors by what the caller must do: correct the input, retry later, or stop.
 
-Every module that calls a library or the network translates its exceptions into one of these.
+Every module that calls a library or the network translates the exceptions of its calls into one of
+these errors.
 """
 
 import re
@@ -22,11 +23,11 @@ class PermanentError(Exception):
 
 
 class Refused(Exception):
-    """The input is valid and the answer is no, by a gate, a check or a person's decision."""
+    """The input is valid, but a gate, a check or a person has decided against it."""
 
 
 class Preempted(Exception):
-    """The step was told to stop and saved its progress. A retry continues from there."""
+    """The step received a request to stop and saved its progress. A retry continues from there."""
 
 
 def first_line(error: BaseException) -> str:
@@ -44,7 +45,7 @@ _RUN_AGAIN = "run it again with"
 
 
 def run_again(flags: str) -> str:
-    """Return the words of an error that name the flags to continue `evergreen run` with.
+    """Return the part of an error message that names the flags to continue `evergreen run` with.
 
     >>> run_again("-p parent=none")
     'run it again with `-p parent=none`'
@@ -53,7 +54,9 @@ def run_again(flags: str) -> str:
 
 
 def flags_to_run_again(reason: str) -> list[str]:
-    """Return the flags that `run_again` put into an error, as words of a command, or an empty list.
+    """Return the flags that `run_again` put into an error message, split into arguments.
+
+    The list is empty if the message has no such flags.
 
     >>> flags_to_run_again(f"it is new; {run_again('-p parent=none')}")
     ['-p', 'parent=none']
@@ -68,7 +71,8 @@ def expect(settings: Any, rule: str, holds: Callable[[Any], bool], *names: str) 
     Args:
         settings: The dataclass.
         rule: Expected value in words, for example "at least 1".
-        holds: Function that returns whether a value follows the rule. It must return False for NaN.
+        holds: Function that returns whether a value follows the rule. The function must return
+            False for NaN.
         names: Names of the fields to check.
 
     Raises:

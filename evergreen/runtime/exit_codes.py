@@ -1,7 +1,7 @@
 """Exit codes of every command, and the only translation of exceptions into messages and codes.
 
 The `main` function of a command has the decorator `exits_with_code` and raises exceptions. It
-formats no error itself. The code that finds an error chooses its exception
+formats no error itself. The code that detects an error chooses the exception
 (`evergreen.runtime.errors`). docs/pipeline.md has the table of codes for users.
 """
 
@@ -27,9 +27,9 @@ from evergreen.runtime.plain_text import printable
 P = ParamSpec("P")
 
 OBJECTS_PER_COLLECTION = 50_000
-"""New objects after which Python's garbage collector runs in a command. Python's default of 700
-cost the validation step 1.2 of 9.4 s during its imports, and a collection at its end another 1.6 s.
-"""
+"""Number of new objects after which Python's garbage collector runs in a command. With Python's
+default of 700, the collections took 1.2 of the 9.4 s of the validation step during its imports, and
+another 1.6 s at its end."""
 
 
 class ExitCode(IntEnum):
@@ -37,7 +37,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     REFUSED = 1
-    """The command completed, and the answer is no: a gate refused, or a check found a problem."""
+    """The command completed with a negative result: a gate refused, or a check found a problem."""
     BAD_INPUT = 2
     """A flag or an input is invalid. The same command fails again until it is corrected."""
     FAILED = 3
@@ -45,8 +45,8 @@ class ExitCode(IntEnum):
     DEFECT = 70
     """The program has a bug (EX_SOFTWARE of sysexits.h). The traceback is on standard error."""
     PREEMPTED = 75
-    """The step was told to stop and saved its progress (EX_TEMPFAIL of sysexits.h). A retry
-    continues from there."""
+    """The step received a request to stop and saved its progress (EX_TEMPFAIL of sysexits.h). A
+    retry continues from there."""
     INTERRUPTED = 130
     """The user pressed Ctrl-C."""
 
@@ -58,7 +58,7 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     `head`, is not an error. Any other exception is a bug: the traceback is printed, and the code
     differs from that of a refusal.
 
-    From then on the process runs garbage collection less often, and not at its end
+    From the call of `main` on, the process collects garbage less often, and not at its end
     (`OBJECTS_PER_COLLECTION`).
 
     >>> @exits_with_code
@@ -116,7 +116,7 @@ def _reader_has_gone() -> bool:
 
 
 def _print_error(kind: str, error: BaseException, code: ExitCode) -> int:
-    # A message may have several lines. Escape the control characters, because they come from a
+    # A message may have several lines. Control characters are escaped, because they come from a
     # value in the message.
     lines = (str(error) or type(error).__name__).split("\n")
     print(f"{kind}: " + "\n".join(map(printable, lines)), file=sys.stderr)

@@ -16,7 +16,7 @@ from typing import Any
 def examples() -> list[str]:
     """Return the example command lines.
 
-    Each parser shows the first one that begins with its name.
+    The help of a parser shows the first line that begins with the parser's name.
     """
     return Path(__file__).with_name("examples.txt").read_text().splitlines()
 
@@ -31,7 +31,7 @@ class CommandParser(argparse.ArgumentParser):
     def example(self) -> str:
         """First line of `examples` for this command or one of its subcommands.
 
-        Empty if there is none.
+        The text is empty if there is no such line.
         """
         return next((line for line in examples() if f"{self.prog} " in f"{line} "), "")
 
@@ -64,7 +64,7 @@ def run_flags(**values: object) -> list[str]:
 def whoami() -> str:
     """Return `user@host` of this process.
 
-    The user's number replaces a missing name, as in a container.
+    If the user has no name, as in a container, the user's number is returned instead.
     """
     try:
         user = getpass.getuser()

@@ -1,12 +1,12 @@
 """Work that is divided among forked processes, which inherit all imports of this process.
 
-Extraction, validation and preprocessing use it to divide their rows among the cores. Their imports
-take seconds of processor time, and every new interpreter would spend that again. The callers decide
-which work is divided, and make sure that results do not depend on the division.
+Extraction, validation and preprocessing use this module to divide their rows among the cores. Their
+imports take seconds of processor time, and every new interpreter would spend that time again. The
+callers decide which work is divided, and make sure that results do not depend on the division.
 
-`concurrent.futures.ProcessPoolExecutor` has two drawbacks here. When its caller is stopped, it
-waits for the running work, longer than a cluster waits for a pod. When a process is killed while it
-sends its result, it waits forever, because its processes share one pipe.
+`concurrent.futures.ProcessPoolExecutor` has two drawbacks here. When its caller is stopped, the
+executor waits for the running work, longer than a cluster waits for a pod. When a process is killed
+while it sends its result, the executor waits forever, because its processes share one pipe.
 """
 
 import ctypes
@@ -60,11 +60,12 @@ def run_all(
 ) -> list[Result]:
     """Return the function's results in the order of the items.
 
-    One item, or one requested process, runs in this process. Otherwise the items run in processes
-    that are forked now. They share the function, the items and everything that these refer to
-    without a copy. Results are pickled. The caller must hold no lock and run no thread that the
-    function needs. An exception of the function is raised here. If several items fail, the first
-    item's error is raised. All processes are stopped immediately when the call ends, in any case.
+    A single item is processed in this process, and so are all items if one process is requested.
+    Otherwise the items are processed in new forked processes. They share the function, the items
+    and everything that these refer to without a copy. Results are pickled. The caller must hold no
+    lock and run no thread that the function needs. An exception of the function is raised here. If
+    several items fail, the first item's error is raised. When the call ends, all processes are
+    stopped immediately.
 
     Raises:
         TemporaryError: a process was killed, usually because memory ran out.
@@ -124,13 +125,13 @@ def _fork_worker(
 ) -> tuple[Connection, BaseProcess]:
     """Start a process that runs the items and sends one answer.
 
-    Return it with this process's end of its pipe.
+    Returns the process and this process's end of the pipe to it.
     """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     with theirs:
-        # Daemon, so that the interpreter's exit does not wait for a process that a signal kept from
-        # being registered here.
+        # The process is a daemon, because the interpreter's exit must not wait for it if a signal
+        # interrupted its registration here.
         process = context.Process(
             target=_work,
             args=(function, items, theirs),
@@ -142,10 +143,11 @@ def _fork_worker(
 
 
 def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exception | None]]:
-    """Return each worker's results up to its first error, and that error."""
+    """Return each worker's results up to its first error, and the error."""
     answers: dict[Connection, tuple[list[Any], Exception | None]] = {}
     while len(answers) < len(workers):
-        # Poll with a timeout, so that a signal that arrives just before a wait is handled after it.
+        # Poll with a timeout, because a signal that arrives just before a wait is handled only
+        # after the wait.
         for connection in wait(
             [each for each in workers if each not in answers], timeout=_WAIT_SECONDS
         ):
@@ -174,7 +176,8 @@ def _work(
     # not run here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # There is one process per core, so more threads per process would only wait for each other.
+    # There is one process per core, so additional threads in a process would only wait for each
+    # other.
     if "pyarrow" in sys.modules:
         sys.modules["pyarrow"].set_cpu_count(1)
     results: list[Any] = []

@@ -1,10 +1,10 @@
 """Client of one Kubeflow Pipelines server: find its objects, and start and end runs.
 
-The monitor's trigger, `evergreen submit` and the trials of a search use it. Every request has a
-timeout, while kfp's own client waits forever for a server that never answers. Every failure is an
-error of `evergreen.runtime.errors`. The monitor decides when to start a run, and `pipelines.submit`
-uploads pipelines and creates schedules. kfp is imported when a connection is made, so that programs
-that need only the names below do not load it.
+The client is used by the monitor's trigger, by `evergreen submit` and by the trials of a search.
+Every request has a timeout, while kfp's own client waits forever for a server that never answers.
+Every failure is an error of `evergreen.runtime.errors`. The monitor decides when to start a run,
+and `pipelines.submit` uploads pipelines and creates schedules. kfp is imported when a connection is
+made, so that programs that need only the names below do not load it.
 """
 
 import json
@@ -35,17 +35,17 @@ active."""
 SERVICE_ACCOUNT = "evergreen-pipeline"
 """Kubernetes service account of the steps' pods. `k8s/base/pipelines` creates it."""
 POD_NAME, POD_UID = "EVERGREEN_POD_NAME", "EVERGREEN_POD_UID"
-"""Environment variables with the name and UID of a step's own pod. Objects that must not outlive
-the pod are owned by it."""
+"""Names of the environment variables with the name and UID of a step's own pod. Objects that must
+be deleted with the pod are owned by it."""
 TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")
 ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _TEMPORARY_STATUSES = (401, 403, 408, 409, 429)
-"""Temporary statuses in addition to those from 500 on. A token may be rotated, rights may be
-granted, and a conflict may be over at the next attempt."""
+"""HTTP statuses below 500 that are also temporary. A token may be rotated, rights may be granted,
+and a conflict may be over at the next attempt."""
 _REFUSALS = re.compile("ResourceNotFoundError|Invalid input error")
-"""Texts of permanent errors, whatever their status."""
+"""Texts of permanent errors, whatever the HTTP status is."""
 _PAGE = 100
 
 
@@ -64,7 +64,7 @@ class FailedRun:
     """A run with the state FAILED in Kubeflow."""
 
     name: str
-    """Display name, which other runs may have too."""
+    """Display name. Other runs may have the same name."""
     run_id: str
     text: str
     """How the run ended according to Kubeflow: state, failed tasks, message."""
@@ -77,7 +77,8 @@ class KubeflowServer:
 
     Args:
         host: Address of the KFP API, such as `http://localhost:8888`.
-        namespace: Namespace in a multi-user installation. Must be empty in a single-user one.
+        namespace: Namespace in a multi-user installation. Must be empty in a single-user
+            installation.
         token_file: File with the token, read again for each request. If empty, the file is that of
             kfp's own variable, or the pod's projected token. If that file is absent, no token is
             sent, as a single-user installation expects.
@@ -120,7 +121,7 @@ class KubeflowServer:
         self.client._context_setting["namespace"] = namespace
         rest = self.client._run_api.api_client.rest_client
         rest.request = partial(_request_with_timeout, rest.request, timeout_seconds)
-        # By default urllib3 tries three more times, which makes the wait four times as long.
+        # By default urllib3 makes three more attempts, so the wait would be four times as long.
         rest.pool_manager.connection_pool_kw["retries"] = 0
 
     @contextmanager
@@ -145,7 +146,8 @@ class KubeflowServer:
             temporary = (
                 not error.status or error.status >= 500 or error.status in _TEMPORARY_STATUSES
             )
-            # The server answers 500, code 13, for a deleted version and for an invalid request.
+            # The server returns status 500 with code 13 for a deleted version and for an invalid
+            # request.
             temporary = temporary and not _REFUSALS.search(str(error.body or ""))
             text = f"{server} answered {error.status} {error.reason}: {str(error.body or '')[:300]}"
             raise (TemporaryError if temporary else PermanentError)(text) from error
@@ -185,12 +187,12 @@ class KubeflowServer:
     def find_pipeline(self, name: str) -> str | None:
         """Return the id of the uploaded pipeline with this display name, or None.
 
-        The client's own search by name omits the namespace, so it finds only shared pipelines.
+        The search by name of kfp's client omits the namespace, so it finds only shared pipelines.
 
         Raises:
             PermanentError: several pipelines have the name.
         """
-        # The client would also send an empty namespace, which a single-user server refuses.
+        # kfp's client would also send an empty namespace, which a single-user server refuses.
         scope = {"namespace": self.namespace} if self.namespace else {}
         with self.requests():
             found = (
@@ -209,8 +211,9 @@ class KubeflowServer:
     def newest_version(self, pipeline_id: str) -> PipelineVersion | None:
         """Return the version that was uploaded last, or None if there is none.
 
-        The server's times have a resolution of one second. Among versions of the same second, one
-        from `evergreen submit` wins, because a new pipeline also gets a version of its own name.
+        The server's times have a resolution of one second. A new pipeline also gets a version of
+        its own name. Among versions of the same second, a version from `evergreen submit` is
+        therefore preferred.
         """
         with self.requests():
             answer = self.client.list_pipeline_versions(
@@ -258,7 +261,7 @@ class KubeflowServer:
 
         Args:
             experiment_id: Experiment of the run.
-            name: Name in Kubeflow's list. Other runs may have it too.
+            name: Name in Kubeflow's list. Other runs may have the same name.
             source: Compiled file, or uploaded version.
             parameters: Parameters of the pipeline that differ from their defaults.
             service_account: Service account of the steps' pods. Empty = the server's own choice.
@@ -278,7 +281,7 @@ class KubeflowServer:
     def _described(self, description: str) -> Iterator[None]:
         """Set this description on runs that the body creates.
 
-        kfp's client has no argument for it.
+        kfp's client has no argument for the description.
         """
         api = self.client._run_api
         create = api.run_service_create_run
@@ -294,7 +297,10 @@ class KubeflowServer:
             del api.run_service_create_run
 
     def failed_runs(self, experiment_id: str, *, among: int) -> list[FailedRun]:
-        """Return the failed runs among the `among` newest runs of an experiment, newest first."""
+        """Return the failed runs of an experiment, newest first.
+
+        Only the newest runs are examined. Their number is `among`.
+        """
         with self.requests():
             answer = self.client.list_runs(
                 experiment_id=experiment_id, page_size=among, sort_by="created_at desc"
@@ -385,15 +391,15 @@ _GROUPS = re.compile(
     + PIPELINE_NAME
     + "-[a-z0-9]+"
 )
-"""Names of tasks that are neither a step nor a driver: groups of tasks, tries of a task, and the
+"""Names of tasks that are neither steps nor drivers: groups of tasks, attempts of a task, and the
 workflow."""
 
 
 def describe_end(run: Any) -> str:
     """Return how an ended run ended according to Kubeflow: state, failed tasks, message.
 
-    A run whose first pod could not be created has no message. Only the pod of a step is named
-    `executor`.
+    If the first pod of a run could not be created, the run has no message. Only the pod of a step
+    is named `executor`.
     """
     tasks = (run.run_details.task_details if run.run_details else None) or []
     failed = sorted({str(task.display_name) for task in tasks if task.state == "FAILED"})

@@ -1,7 +1,8 @@
 """Import of ONNX Runtime without telemetry, which its wheels send unless a variable forbids it.
 
-The package reads the variable at import, so every module of ours imports it through this one.
-Triton's model file cannot do that. Therefore a program that starts Triton passes `SILENT` to it.
+The package reads the variable at import, so every module of this project imports the package
+through this module. Triton's model file cannot do that. A program that starts Triton therefore
+passes `SILENT` to it.
 """
 
 import os

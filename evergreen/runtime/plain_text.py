@@ -1,8 +1,8 @@
 """Untrusted text in log lines and terminal listings.
 
-Publishers of records and starters of runs choose ids, names and reasons. Control characters in them
-could change the terminal, and a line break could forge a line of the log. JSON needs none of this,
-because it escapes such characters.
+Ids, names and reasons are chosen by publishers of records and by people who start runs. Control
+characters in these texts could change the terminal, and a line break could forge a line of the log.
+JSON output needs no such protection, because JSON escapes these characters.
 """
 
 import json
@@ -93,7 +93,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(style: str) -> None:
-    """Send everything from INFO up to standard error in `style`, one of `FORMATS`."""
+    """Send log records from level INFO on to standard error, in the format `style` of `FORMATS`."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if style == JSON else LineFormatter(TIMED))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

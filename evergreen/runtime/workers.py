@@ -1,7 +1,7 @@
 """Workers of a step: local processes, or the workers of a Dask scheduler that the run names.
 
-Extraction and preprocessing divide their rows with it. They define the items, and make sure that no
-result depends on the worker.
+Extraction and preprocessing use the workers to divide their rows. Both steps define the items, and
+make sure that no result depends on the worker.
 """
 
 import hashlib
@@ -19,8 +19,7 @@ from evergreen.runtime.errors import ContractError, TemporaryError, first_line
 
 CONNECT_SECONDS = "20s"
 SHARES_PER_THREAD = 4
-"""Shares per thread of a Dask worker. After the loss of a worker, other workers repeat only its
-shares."""
+"""Shares per thread of a Dask worker. If a worker is lost, other workers repeat only its shares."""
 
 
 class Workers(NamedTuple):
@@ -69,9 +68,10 @@ def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Work
     """Return the workers of the Dask scheduler at `address`, or local processes if it is empty.
 
     The scheduler's workers must see the raw folder and the work folder under the same paths, and
-    have the packages and code of this step. `shared` is an existing folder in the work folder, and
-    nothing stays in it. No task uses the result of another task, because a killed worker would lose
-    that result too. A lost worker therefore costs only the tasks that it was running.
+    have the packages and code of this step. `shared` is an existing folder in the work folder. The
+    workers leave no file in it. No task uses the result of another task, because a killed worker
+    would lose that result too. If a worker is lost, only the tasks that it was running must be
+    repeated.
 
     Raises:
         ContractError: the address is invalid.
@@ -103,8 +103,8 @@ def _run_all(
 ) -> list[Any]:
     from distributed.protocol.pickle import dumps
 
-    # Pass the function in a file, not in each task's message, because it may hold vocabularies of
-    # gigabytes.
+    # The function is passed in a file and not in each task's message, because it may hold
+    # vocabularies of gigabytes.
     path = shared / f".function-{uuid4().hex}"
     try:
         held = Pickled.write(path, dumps(function))

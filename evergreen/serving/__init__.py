@@ -1,4 +1,5 @@
 """Serving in Triton: ONNX graph of a model, parity check, model repository, servers, release.
 
-The deployment step releases models with it, and the controller rolls releases back with it.
+The deployment step uses this package to release models. The controller uses it to roll releases
+back.
 """

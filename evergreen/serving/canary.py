@@ -34,9 +34,9 @@ FIRST_SHARE = 0.01
 
 
 SHADOW_SHARE = 1.0
-"""Share of the requests that both arms score, which provides the pairs. Decisions come soonest with
-all of them. Clients drop shadow requests that would delay served ones (`inference_client.routing`).
-"""
+"""Share of the requests that both arms score. These requests provide the pairs, and decisions come
+soonest if all requests are used. Clients drop shadow requests that would delay served requests
+(`inference_client.routing`)."""
 
 
 NONE = "none"
@@ -55,8 +55,8 @@ class Step:
 
     action: str
     """`none` (no canary), `held`, `grown`, `released`, `aborted`, `draining`, `ended` (unloaded
-    everywhere) or `changed` (another deployment was faster). After `released` and `aborted` the
-    plan names only the live version."""
+    everywhere) or `changed` (another deployment made a change first). After `released` and
+    `aborted` the plan names only the live version."""
     reason: str
     version: int | None = None
     share: float | None = None
@@ -77,9 +77,10 @@ def start(
     settings: ReleaseSettings,
     share: float = FIRST_SHARE,
 ) -> Release:
-    """Start a canary and return its release. A model that is live or the canary keeps its release.
+    """Start a canary and return its release.
 
-    A shadow canary that is started again with a share begins to serve.
+    If the model is already live or already the canary, its existing release is returned. A shadow
+    canary that is started again with a share begins to serve.
 
     Args:
         model: Model to serve.
@@ -131,8 +132,8 @@ def start(
                 "another starts"
             )
         check_may_replace(site, verdict, settings)
-        # A plan that an earlier change failed to reset may still send clients to the previous
-        # canary.
+        # If an earlier change failed to reset the plan, the plan may still send clients to the
+        # previous canary.
         if site.reset_plan("there is no canary"):
             before = site.repository.read_plan()
         if site.repository.canary.whole() and unload(site, before, None).action == DRAINING:
@@ -187,7 +188,7 @@ def _publish_canary(
             try:
                 site.undo_canary_start(line)
             except (ContractError, TemporaryError, PermanentError, OSError) as left:
-                # The next step undoes what cannot be undone now.
+                # Changes that cannot be undone now are undone by the next step.
                 logger.error("canary %d could not be undone after %s: %s", version, error, left)
                 site.lost.append(str(left))
             if not is_published:

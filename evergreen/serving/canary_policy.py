@@ -2,28 +2,30 @@
 
 The functions are pure, and `canary.evidence` reads the evidence. The labels are evaluated over all
 pairs since the canary began, because both arms scored every pair, whatever the canary's share.
-Looks are planned: after `min_pairs` pairs and then after each doubling, always on the oldest pairs
-of that number. Frequent steps, or repeated steps after a crash, are therefore not extra looks.
+Looks are planned: the first is after `min_pairs` pairs, and each further look is after twice as
+many pairs. A look always uses the oldest pairs of that number. Frequent steps, or repeated steps
+after a crash, are therefore not extra looks.
 
-A loss is significant if a one-sided test is below alpha / (looks * 2). The tests are for the AUC
-difference (paired DeLong) and for the mean log loss difference, with rows clustered by user, or by
-request if there are no users. This Bonferroni correction holds for any dependence between looks and
-metrics. The probability of aborting an equal model is at most `alpha` over the canary's whole life.
-O'Brien-Fleming bounds would have more power. They need independent increments, but rows mature by
-request and day, so the increments may be dependent. Both tests assume normal means, so at least
-`MIN_REQUESTS` requests must have clicks, however many rows there are. With three clicks, one equal
-model in thirty would be aborted at its first look.
+A degradation is significant if a one-sided p-value is below alpha / (looks * 2). The tests are for
+the AUC difference (paired DeLong) and for the mean log loss difference. Rows are clustered by user,
+or by request if there are no users. This Bonferroni correction holds for any dependence between
+looks and metrics. The probability of aborting an equal model is at most `alpha` over the canary's
+whole life. O'Brien-Fleming bounds would have more power. They need independent increments, but rows
+mature by request and day, so the increments may be dependent. Both tests assume normal means, so at
+least `MIN_REQUESTS` requests must have clicks, however many rows there are. With three clicks, one
+equal model in thirty would be aborted at its first look.
 
-The canary grows when both metrics are shown to be within their margins. Each look has a part of the
-one-sided level `growth_alpha`, and the parts add up to `growth_alpha`. Both tests must pass, so no
-further correction is needed. A look's part is proportional to its pairs, because the late looks
-decide. A canary that is undecided at the last look is aborted. A canary that gets too few pairs for
-its looks waits for a person, or for a later candidate that passes.
+The canary grows when the tests confirm that both metrics are within their margins. Each look has a
+part of the one-sided level `growth_alpha`, and the parts add up to `growth_alpha`. Both tests must
+pass, so no further correction is needed. A look's part is proportional to its pairs, because the
+late looks decide. A canary that is undecided at the last look is aborted. A canary that gets too
+few pairs for its looks waits for a person, or for a later candidate that passes.
 
 Errors are tested at every step by `sequential_binomial`, which is valid for any number of looks.
 Latency is not tested but bounded by the ratio of means, because Triton's counters have no medians
-and no spread. Latency means the time in the model of computed requests. Queue times depend on an
-arm's share, and a response cache contains more requests of the larger arm.
+and no spread. Latency means the time in the model of computed requests. Queue times are not
+compared, because they depend on an arm's share. A response cache contains more requests of the
+larger arm, so its requests are not counted either.
 
 If a number is missing, no decision is made: the canary is held until the last look, and a check
 names what is missing.
@@ -60,12 +62,12 @@ _ACTIONS = {PASS: GROW, FAIL: ABORT, INCONCLUSIVE: HOLD}
 _Z_95 = NormalDist().inv_cdf(0.975)
 """Half width of a 95 % interval in standard errors."""
 MIN_REQUESTS = 50
-"""Minimum number of requests with a click, and of requests with a row without a click, for a
-reliable standard error."""
+"""Minimum number of requests with a click, and minimum number of requests with at least one row
+without a click. Fewer requests give no reliable standard error."""
 STEADY_MEAN = 10
 """Latency can abort a canary only after this many times `min_requests`, because one stall changes
 the mean of a hundred requests by half. In simulations with a stall of 100 ms in 500 requests of 1
-ms, an equal model was aborted in 18 % of stages after 100 requests, and in 2 % after 1000."""
+ms, an equal model was aborted in 18 % of stages after 100 requests, but only in 2 % after 1000."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,8 +84,8 @@ class Pairs:
     canary: NDArray[np.float32]
     """[n] probabilities of the canary, served or shadow."""
     groups: NDArray[np.int64]
-    """[n] user id of each row. A row without a user has a number of its request, which is negative
-    if there are users."""
+    """[n] user id of each row. A row without a user has the number of its request instead, which is
+    negative if there are users."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -115,7 +117,10 @@ class ArmCounts:
 
     @property
     def mean_ms(self) -> float | None:
-        """Mean time in the model of a computed request in milliseconds, or None without one."""
+        """Mean time in the model of a computed request in milliseconds.
+
+        None if there are no such requests.
+        """
         return self.infer_us / self.computed / 1000 if self.computed > 0 else None
 
 
@@ -140,23 +145,24 @@ class CanaryPolicy:
     """Rules for growing and aborting a canary."""
 
     shares: tuple[float, ...] = (0.01, 0.05, 0.25)
-    """Traffic share of each stage. After the last one the canary is released."""
+    """Traffic share of each stage. After the last stage the canary is released."""
     min_pairs: int = 2_000
-    """Pairs at the first look. Each further look has twice as many pairs as the one before."""
+    """Number of pairs at the first look. Each further look has twice as many pairs as the look
+    before."""
     max_looks: int = 8
-    """Number of looks. A canary that is undecided at the last one is aborted."""
+    """Number of looks. A canary that is undecided at the last look is aborted."""
     alpha: float = 0.05
-    """Maximum probability that labels ever abort an equally good model."""
+    """Maximum probability that the labels lead to an abort of an equally good model at any look."""
     growth_alpha: float = 0.025
-    """Maximum probability of ever growing a model whose loss exceeds a margin. With the gate's 2.5
-    % the total is 5 %."""
+    """Maximum probability of ever growing a model that is worse by more than a margin. With the
+    gate's 2.5 % the total is 5 %."""
     auc_margin: float = 0.002
-    """Tolerated loss of AUC. The default is the gate's."""
+    """Tolerated decrease of the AUC. The default is the gate's."""
     log_loss_margin: float = 0.005
     """Tolerated increase of the log loss in nats per row."""
     min_requests: int = 100
-    """Minimum requests of each arm at a stage before errors and latency are evaluated. Excessive
-    latency only holds the canary until there are ten times as many."""
+    """Minimum number of requests of each arm at a stage before errors and latency are evaluated.
+    Excessive latency only holds the canary until each arm has ten times as many requests."""
     error_margin: float = 0.01
     """Tolerated failure rate above that of the stable arm."""
     error_alpha: float = 0.001
@@ -190,7 +196,7 @@ class CanaryPolicy:
 
     @property
     def level(self) -> float:
-        """Significance level of each test for a loss."""
+        """Significance level of each test for a degradation."""
         return self.alpha / (self.max_looks * 2)
 
     def growth_level(self, look: int) -> float:
@@ -211,7 +217,7 @@ class ArmDifference:
     error: float
 
     def loss_p_value(self, sign: int) -> float:
-        """Return the one-sided p-value of a loss.
+        """Return the one-sided p-value of the test whether the canary is worse.
 
         Args:
             sign: 1 if a larger metric is better, -1 if a smaller one is.
@@ -244,9 +250,10 @@ class PairsDecision:
     num_pairs: int
     num_clicks: int
     look: int
-    """Number of looks that were due so far."""
+    """Number of looks that have been due so far."""
     pairs_needed: int | None = None
-    """Pairs until the next look. None if no further pairs are needed or could help."""
+    """Number of pairs until the next look. None if no pairs are needed, or if more pairs cannot
+    change the result."""
     auc: ArmDifference | None = None
     log_loss: ArmDifference | None = None
 
@@ -263,7 +270,7 @@ class CanaryDecision:
     action: str
     """`HOLD`, `GROW` or `ABORT`."""
     reason: str
-    """Headline of the checks, or a person's words."""
+    """Headline of the checks, or the reason that a person gave."""
     by_counts: CountsDecision | None = None
     by_pairs: PairsDecision | None = None
 
@@ -271,7 +278,7 @@ class CanaryDecision:
     def of(
         cls, by_counts: CountsDecision, by_pairs: PairsDecision | None = None
     ) -> "CanaryDecision":
-        """Return the decision of all checks: the worst of them decides."""
+        """Return the decision of all checks. The worst check decides."""
         checks = [*by_counts.checks, *(by_pairs.checks if by_pairs else ())]
         action = _ACTIONS[decide(checks)]
         return cls(action=action, reason=headline(checks), by_counts=by_counts, by_pairs=by_pairs)
@@ -362,7 +369,7 @@ def _check_latency(counts: BothCounts, policy: CanaryPolicy) -> tuple[float | No
 
 
 def check_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsDecision:
-    """Check the labels at the newest look that is due."""
+    """Check the labels at the last look that is due."""
     look = sum(size <= len(pairs) for size in policy.looks)
     needed = policy.looks[look] - len(pairs) if look < policy.max_looks else None
     differences = measure_differences(pairs.first(policy.looks[look - 1])) if look else None
@@ -392,7 +399,11 @@ def check_pairs(pairs: Pairs, policy: CanaryPolicy) -> PairsDecision:
 def _check_differences(
     auc: ArmDifference | None, log_loss: ArmDifference | None, policy: CanaryPolicy, *, look: int
 ) -> list[Check]:
-    """Check both metrics at a look: a significant loss fails, none beyond the margin passes."""
+    """Check both metrics at a look.
+
+    A check fails if the degradation is significant. It passes if a degradation beyond the margin is
+    ruled out.
+    """
     z = NormalDist().inv_cdf(1 - policy.growth_level(look))
     table = (
         ("AUC against stable", auc, 1, -policy.auc_margin),

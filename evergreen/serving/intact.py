@@ -1,8 +1,8 @@
 """Read and restore the two stored copies of a version's files.
 
-One copy is in Triton's repository, the other in the model registry. Each copy is compared with the
-hashes in the version's `Release` and in its record in the repository. If a copy is corrupt, the
-error names it, and the other copy is used or replaces it.
+One copy is in Triton's repository, and the other copy is in the model registry. Each copy is
+compared with the hashes in the version's `Release` and in its record in the repository. If a copy
+is corrupt, the error names it, and the other copy is used or replaces it.
 """
 
 import logging
@@ -106,14 +106,14 @@ def heal(
         options: Serving options, used if the version's record is corrupt.
 
     Returns:
-        Paths of the files that were replaced in the repository and in the registry.
+        Paths of the replaced files, first those in the repository, then those in the registry.
 
     Raises:
         ContractError: both copies of a file are corrupt. The message names them.
     """
     release = Release.read(release_path(store, version))
-    # Repair the registry first: its copy must be complete before the repository is repaired from
-    # it.
+    # Repair the registry before the repository, because the repository is repaired from the
+    # registry's copy, which must be complete.
     healed = _heal_stored(folders, store, release)
     return healed + _heal_published(folders, store, release, options=options)
 
@@ -137,8 +137,8 @@ def _heal_published(
     made = assemble(version, graph_folder(store, version), record.options if record else options)
     fresh = VersionRecord.loads(_content(made.pop(RECORD_FILE)), source=RECORD_FILE)
     own = recorded.get(CODE_FILE)
-    # Keep intact code that another release of Evergreen wrote. Replace corrupt code by the current
-    # code.
+    # Keep intact code that another release of Evergreen wrote. Corrupt code is replaced by the
+    # current code.
     is_code_intact = own is not None and found.get(CODE_FILE) == own.sha256
     files = [
         own if own and is_code_intact and file.name == CODE_FILE else file for file in fresh.files
@@ -175,7 +175,10 @@ def _heal_stored(folders: VersionFolders, store: Path, release: Release) -> list
 def _record_of(
     folders: VersionFolders, release: Release
 ) -> tuple[VersionRecord | None, str | None]:
-    """Return the version's record, or None and an error if it is not of the released graph."""
+    """Return the version's record.
+
+    If it does not belong to the released graph, return None and an error.
+    """
     try:
         record = folders.record(release.version)
     except ContractError as error:

@@ -1,9 +1,9 @@
 """Check that the graph gives raw rows the same scores as training gave the encoded rows.
 
-The input is the raw holdout rows and the scores that evaluation stored for them. These scores come
-from the encoding of preprocessing and the training code's network. The graph runs in this process
-on one thread, and a difference above `TOLERANCE` is an error. A sample of the rows becomes the
-version's golden rows, with which the served model is probed later.
+The input is the raw holdout rows and the scores that evaluation stored for them. Evaluation
+computed these scores with the encoding of preprocessing and the network of the training code. The
+graph runs in this process on one thread, and a difference above `TOLERANCE` is an error. A sample
+of the rows becomes the version's golden rows, with which the served model is probed later.
 """
 
 import io
@@ -40,7 +40,7 @@ class GoldenRows:
     """Raw rows with the probabilities that training gave them."""
 
     features: Features
-    """Features, which describe the columns."""
+    """Features of the recommender, which describe the columns."""
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
@@ -199,8 +199,8 @@ def prove_parity(session: Any, rows: GoldenRows) -> float:
     A sample is also scored in smaller batches, because the batch size must not change a score.
 
     Raises:
-        ContractError: a difference is above `TOLERANCE` or is NaN. The message has the row and its
-            values.
+        ContractError: a difference is above `TOLERANCE` or is NaN. The message contains the row and
+            its values.
     """
     largest = check_scores(score(session, rows), rows, source="graph")
     sample = rows.sample()

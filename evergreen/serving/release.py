@@ -1,20 +1,20 @@
 """Release an accepted model: serve it and record it, or change nothing.
 
-A release takes the lock and repairs what a killed deployment left (`site`). The release checks that
-the servers answer, and that the verdict compared the model with the live one. Then it exports the
+A release takes the lock and repairs what a killed deployment left (`site`). It checks that the
+servers answer, and that the verdict compared the model with the live model. Then it exports the
 graph, checks its parity, and stores the graph and the golden rows in the model registry under a new
-version number. `switch.make_live` does the rest. A version number that the journal contains is
-never reused.
+version number. The remaining steps are in `switch.make_live`. A version number that the journal
+contains is never reused.
 
 The registry keeps the graph and its golden rows permanently. The gate scores the champion with
 them, `verify` recomputes logged scores, and a rollback restores versions that Triton's repository
 no longer contains. The stored files are copies and not hard links to the served files, because a
 corrupt served file must not corrupt its only backup.
 
-The configuration names only the new version. Triton loads it before it unloads the previous
-version, which finishes its requests. Keeping the previous version loaded would have no benefit,
-because Triton reloads every named version when the configuration changes. The previous version
-stays in the repository and in the registry, and a rollback loads it from there.
+The configuration names only the new version. Triton loads the new version before it unloads the
+previous version, which first finishes its requests. Keeping the previous version loaded would have
+no benefit, because Triton reloads every named version when the configuration changes. The previous
+version stays in the repository and in the registry, and a rollback loads it from there.
 """
 
 import logging
@@ -58,7 +58,8 @@ class ReleaseSettings(SiteSettings):
     trigger_id: str | None = None
     """Retrain request that this release answers, or None."""
     num_kept: int = 3
-    """Number of versions that stay in the repository, including the live and the previous one."""
+    """Number of versions that stay in the repository, including the live version and the previous
+    version."""
 
 
 class StaleVerdict(Refused):
@@ -83,8 +84,8 @@ def release(
         verdict: Verdict about it.
         raw: Data with the holdout rows.
         settings: Deployment target and serving options.
-        override: Reason to release it whatever the verdict is (`promote`). None = the verdict must
-            accept the model.
+        override: Reason to release the model whatever the verdict is (`promote`). None = the
+            verdict must accept the model.
 
     Raises:
         ContractError: the inputs do not belong together, or the parity check fails.
@@ -134,7 +135,7 @@ def release(
 def _confirm(site: Site, live: Promotion, settings: ReleaseSettings) -> Release:
     """Probe the servers and return the release of a model that is already live.
 
-    A retried step must not release the model twice, but it repeats the cleanup.
+    A retried step must not release the model twice. It only repeats the cleanup.
     """
     golden = golden_rows(site.repository, site.store, live.version)
     site.fleet.for_each(
@@ -186,13 +187,14 @@ def check_may_replace(
 ) -> None:
     """Check that the candidate may replace the live version, before anything is built.
 
-    A verdict compares the candidate with one champion. If two runs overlap and another model went
-    live since, the verdict does not cover the exchange. The candidate is then refused and must be
-    evaluated again. Runs that chose their champion explicitly, or chose none, are not checked.
+    A verdict compares the candidate with one champion. If two runs overlap, another model may have
+    gone live since the verdict, so the verdict does not compare the candidate with the live model.
+    The candidate is then refused and must be evaluated again. Runs that chose their champion
+    explicitly, or chose no champion, are not checked.
 
-    A running canary continues during an inconclusive run, because a new candidate would have to
-    collect its evidence from the start. A candidate that passed is released directly, which ends
-    the canary. A person can end the canary first by `canary abort`.
+    If a canary is running, a candidate with an inconclusive verdict does not replace it, because a
+    new canary would have to collect its evidence from the start. A candidate that passed is
+    released directly, which ends the canary. A person can end the canary first by `canary abort`.
 
     Raises:
         ContractError: the live version uses another backend.
@@ -245,7 +247,8 @@ def prepare_version(
     announced = {entry.version for entry in promotion_journal.read_entries(site.store)}
     for path in (site.store / "graphs").glob("*"):
         if path.name.isdigit() and int(path.name) not in announced:
-            # A deployment was killed before it announced this version, so no server has loaded it.
+            # No server has loaded this version, because a deployment was killed before it announced
+            # the version.
             forget(site.store, int(path.name))
     version, live = next_version(site.store, site.repository), site.live
     folder = graph_folder(site.store, version)

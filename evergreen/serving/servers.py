@@ -1,14 +1,14 @@
 """Connect to the running Triton servers, load models on them, and check their answers.
 
-Triton's readiness is not sufficient: with a dead Python stub it still reports ready. Servers are
-therefore probed with golden rows. `switch` decides what servers load.
+Triton's readiness is not sufficient, because a server with a dead Python stub still reports ready.
+Servers are therefore probed with golden rows. `switch` decides what servers load.
 
 Servers are listed one by one, or by a name that resolves to several addresses.
 `dns:///triton-headless:8001` is a Kubernetes headless Service with one address per pod. The Service
 needs `publishNotReadyAddresses: true`. Otherwise a pod that reads the old configuration while it
 starts is not listed until it is ready. The pod is then never notified and keeps serving the old
-version. Pods that a resolver's cache still hides at the end of a switch are left to the watchdog,
-which compares every replica with the journal.
+version. If a resolver's cache still hides a pod at the end of a switch, the watchdog repairs the
+pod later, because it compares every replica with the journal.
 
 No other module of this package calls tritonclient. Exceptions of tritonclient become
 `TemporaryError` or `PermanentError`. The deadlines are long on purpose, because Triton 2.51 can
@@ -48,7 +48,7 @@ _TEMPORARY = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED
 
 
 class NotListening(TemporaryError):
-    """The server's port is closed: its process has not started to listen yet, or has ended."""
+    """The server's port is closed. The server's process has ended or does not listen yet."""
 
 
 ACCESS_FLAGS, ACCESS_VARIABLES = "triton_", "EVERGREEN_TRITON_"
@@ -57,10 +57,10 @@ ACCESS_FLAGS, ACCESS_VARIABLES = "triton_", "EVERGREEN_TRITON_"
 
 @dataclass(frozen=True, kw_only=True)
 class TritonAccess:
-    """Options for TLS and a token. Without any of them the connection is plain text.
+    """Options for TLS and a token. Without these options the connection is plain text.
 
     Raises:
-        ContractError: a file is absent, or an option has no effect without another one.
+        ContractError: a file is absent, or an option has no effect without another option.
     """
 
     ca: str = ""
@@ -118,14 +118,15 @@ class TritonAccess:
 
 
 def read_access(arguments: argparse.Namespace | None = None) -> TritonAccess:
-    """Return what the flags of `site.add_site_flags` say, else `EVERGREEN_TRITON_CA` and its like.
+    """Return the options of the flags of `site.add_site_flags`, or else of the environment.
 
-    A step of the pipeline has no such flags.
+    The environment variables are `EVERGREEN_TRITON_CA` and others with the same prefix. They are
+    needed because a step of the pipeline has no such flags.
 
     Raises:
         ContractError: See `TritonAccess`.
     """
-    # Kubernetes makes variables of the same prefix for a service of this name.
+    # For a service of this name, Kubernetes creates variables with the same prefix.
     values = read_environment(TritonAccess, os.environ, prefix=ACCESS_VARIABLES, is_strict=False)
     if arguments is not None:
         values |= read_flags(TritonAccess, arguments, prefix=ACCESS_FLAGS)
@@ -276,8 +277,8 @@ class Triton:
 Connect = Callable[[str], Triton]
 """Opens a connection to host:port."""
 Resolve = Callable[[str, int], list[str]]
-"""Returns the current addresses (host:port) of a name and a port, or an empty list if it has
-none."""
+"""Returns the current addresses (host:port) of a name and a port, or an empty list if the name has
+no address."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +286,7 @@ class Patience:
     """Timeouts of a deployment, with the clock that measures them."""
 
     lock_seconds: float = 10.0
-    """Seconds to wait for the lock of another deployment or of a repairing watchdog. 0 = do not
+    """Seconds to wait for a lock that another deployment or a repairing watchdog holds. 0 = do not
     wait."""
     ready_seconds: float = 60.0
     """Seconds to wait for a loaded version to become ready, or for a starting replica to listen."""
@@ -298,7 +299,7 @@ class Patience:
     sleep: Callable[[float], None] = time.sleep
 
     def until(self, answer: Callable[[], T], seconds: float) -> T:
-        """Call `answer` until it is true or `seconds` have passed, and return its last value."""
+        """Call `answer` until it is true or `seconds` have passed, and return the last value."""
         deadline = self.clock() + seconds
         while not (given := answer()) and self.clock() < deadline:
             self.sleep(self.poll_seconds)
@@ -360,13 +361,13 @@ def probe(
         name: Name of the model.
         version: Version that must answer.
         golden: Rows with their expected scores.
-        named: Whether to request that version. If False, Triton chooses one, as it does for
+        named: Whether to request that version. If False, Triton chooses a version, as it does for
             clients.
 
     Raises:
         PermanentError: another version answered, or a score differs by more than the tolerance.
     """
-    # Shuffle the rows, so that the model answers: a response cache recognizes requests by their
+    # Shuffle the rows, so that the model answers. A response cache recognizes requests by their
     # bytes.
     rows = golden.take(np.random.default_rng().permutation(len(golden)))
     scores, answered = server.infer(
@@ -422,9 +423,10 @@ def parse_urls(text: str) -> tuple[str, ...]:
 def addresses(urls: Sequence[str], resolve: Resolve) -> tuple[str, ...]:
     """Return the current addresses (host:port) of all `urls`, without duplicates.
 
+    A change that reaches no server must not count as a success, so an absent address is an error.
+
     Raises:
-        TemporaryError: a name has no address. A change that reaches no server must not count as a
-            success.
+        TemporaryError: a name has no address.
     """
     found: list[str] = []
     for url in urls:
@@ -435,7 +437,7 @@ def addresses(urls: Sequence[str], resolve: Resolve) -> tuple[str, ...]:
 
 
 def addresses_of(url: str, resolve: Resolve) -> list[str]:
-    """Return the current addresses (host:port) of `url`, or an empty list if its name has none."""
+    """Return the current addresses (host:port) of `url`, or an empty list if the name has none."""
     host, _, port = url.removeprefix(DNS).rpartition(":")
     return resolve(host, int(port)) if url.startswith(DNS) else [url]
 
@@ -444,10 +446,10 @@ class Fleet:
     """Open connections to all servers of `urls`. Close it after use.
 
     A new replica is added when its name lists it. A replica that stops answering is an error only
-    while its name still lists it. A replica whose port is closed is not an error either: a pod has
-    its address minutes before its image is pulled, and must not delay a release or a rollback. The
-    fleet waits for such a replica last, when all others serve, and then skips it. The skipped
-    replica reads the published configuration when it starts.
+    while its name still lists it. A replica whose port is closed is not an error. A pod gets its
+    address minutes before its image is pulled, and must not delay a release or a rollback. The
+    fleet waits for such a replica last, when all other replicas serve, and then skips it. The
+    skipped replica reads the published configuration when it starts.
 
     Raises:
         TemporaryError: a server does not answer, or a name has no address.
@@ -487,9 +489,9 @@ class Fleet:
         """Call `act` on one server after another, and skip replicas that have left.
 
         The calls are sequential, because a load occupies a replica's cores. With three servers on
-        two cores, parallel loads took about half the time, but requests had two to three times the
-        p99 meanwhile. A version that fails only in a running server also fails on the first one,
-        before the others are changed.
+        two cores, parallel loads took about half the time, but during the loads the p99 of requests
+        was two to three times as high. A version that fails only in a running server also fails on
+        the first server, before the other servers are changed.
 
         Args:
             act: Function to call with each server.
@@ -511,7 +513,7 @@ class Fleet:
                 self._disconnect(address)
 
     def for_all(self, act: Callable[[Triton], object]) -> None:
-        """Call `act` on every server, and on new servers until no further one is listed.
+        """Call `act` on every server, and on new servers until no further server is listed.
 
         Servers that do not listen yet come last.
         """
@@ -552,7 +554,7 @@ class Fleet:
         return server
 
     def _newcomers(self) -> list[Triton]:
-        """Connect to listed servers that are not connected yet, as soon as one listens.
+        """Connect to the listed servers that are not connected yet, as soon as one of them listens.
 
         Returns an empty list if all are connected, or if no other server listens within
         `ready_seconds`.

@@ -3,13 +3,15 @@
 A deployment target is a model registry, a Triton model repository and the Triton servers that read
 it. In the code it is called a site. Every command that changes what is served (`release`,
 `rollback`, `promote`, the canary commands) opens the site first. The command writes an intent to
-the promotion journal before it notifies any server. If the change fails, it withdraws the intent.
+the promotion journal before it notifies any server. If the change fails, the command withdraws the
+intent.
 
-If the journal ends with an intent, a deployment is running and holds the lock, or a deployment was
-killed. After a kill, the next command that opens the site rolls back. The rollback restores the
-configuration from before the intent, notifies and probes every server, then withdraws the intent. A
-killed release therefore uses up its version number. A retry of the step releases the same model
-under the next number. If the recovery itself is killed, the next command starts it again.
+If the last line of the journal is an intent, either a deployment is running and holds the lock, or
+a deployment was killed. After a kill, the next command that opens the site rolls back. The rollback
+restores the configuration from before the intent, notifies and probes every server, then withdraws
+the intent. The version number of a killed release is not used again. A retry of the step releases
+the same model under the next number. If the recovery itself is killed, the next command starts it
+again.
 
 The commands share the flags for the target and for the person who asks. The default target is read
 from `<store>/serving.json`, which the last release wrote. An operator on call therefore needs to
@@ -87,7 +89,7 @@ class SiteSettings:
     clock: Callable[[], datetime] = partial(datetime.now, timezone.utc)
     """Current time, with a time zone."""
     checkpoint: Callable[[str], None] = no_checkpoint
-    """Called with a name at each point where a crash is tested."""
+    """Function that is called with a name at each point where a crash is tested."""
 
     def now(self) -> str:
         """Return the current time as ISO 8601 in UTC."""
@@ -214,11 +216,12 @@ class Site:
         )
 
     def append(self, entry: Promotion) -> Promotion:
-        """Append the entry to the journal with the current time, and return it as written.
+        """Append the entry to the journal with the current time, and return the entry as written.
 
         Raises:
-            TemporaryError: the lock was lost. Another deployment may have withdrawn this one's
-                intent since then, and its entry must remain the last one.
+            TemporaryError: the lock was lost. Another deployment may have withdrawn this
+                deployment's intent since then, and the other deployment's entry must remain the
+                last one.
         """
         self.repository.check_held()
         return append_promotion(self.store, replace(entry, time=self.now()))
@@ -264,14 +267,14 @@ class Site:
             logger.error("the journal in %s cannot be written: %s", self.store, error)
 
     def reset_plan(self, reason: str) -> bool:
-        """Call the function `reset_plan` for this site."""
+        """Send all traffic to the live version, by the function `reset_plan`."""
         return reset_plan(self.settings, self.repository, reason)
 
     def undo_canary_start(self, intent: Promotion) -> None:
         """Undo the start of a canary that failed or was killed, so that no request is sent to it.
 
-        If clients may already have read a plan that names the canary, it stays loaded. The next
-        canary step unloads it, after the clients have read the new plan.
+        If clients may already have read a plan that names the canary, the canary stays loaded. The
+        next canary step unloads it, after the clients have read the new plan.
         """
         if not self.reset_plan(f"start of version {intent.version} was withdrawn"):
             self.remove_canary()
@@ -279,7 +282,7 @@ class Site:
     def remove_canary(self) -> None:
         """Unload the canary on every server, then remove its files.
 
-        The files stay until this succeeds.
+        The files stay until every server has unloaded the canary.
 
         Raises:
             TemporaryError: a server cannot be reached now. The files stay.
@@ -293,8 +296,8 @@ class Site:
 def reset_plan(settings: SiteSettings, repository: ModelRepository, reason: str) -> bool:
     """Write a traffic plan that sends all traffic to the live version. The caller holds the lock.
 
-    Returns True if a plan was written. Without a plan nothing is written, because clients then call
-    the served model by its name.
+    Returns True if a plan was written. If there is no plan yet, no plan is written, because clients
+    then call the served model by its name.
     """
     plan, live = repository.read_plan(), promotion_journal.current(settings.store)
     if plan is None or live is None:
@@ -302,7 +305,7 @@ def reset_plan(settings: SiteSettings, repository: ModelRepository, reason: str)
     stable = Arm(model_name=repository.names.model, version=live.version)
     if plan.canary is None and plan.stable == stable:
         return False
-    # A plan without a canary keeps its time, because no client has to be drained.
+    # If the plan has no canary, its time is kept, because no client has to be drained.
     published_at = plan.published_at if plan.canary is None else settings.clock().isoformat()
     repository.write_plan(
         plan.without_canary(stable=stable, published_at=published_at, reason=reason)

@@ -9,10 +9,10 @@ highest version as soon as it is loaded. Any error that a load can show must the
 the served name is changed.
 
 The configuration is one atomic write. From then on every starting server serves the new version.
-Each running server is notified, waited for, and probed with golden rows, one after another, and so
-are servers that appear meanwhile. Triton itself drains a version that it unloads. After any
-failure, including one of the journal entry, every server is restored to the previous version and
-probed.
+Running servers are processed one after another, including servers that appear meanwhile. Each is
+notified, waited for, and probed with golden rows. Triton itself drains a version that it unloads.
+After any failure, including a failed write of the journal entry, every server is restored to the
+previous version and probed.
 """
 
 import logging
@@ -46,7 +46,8 @@ def make_live(
     Args:
         site: Opened deployment target.
         target: Release to serve.
-        line: Journal entry (`Site.entry`) to write. An intent with its content is written first.
+        line: Journal entry (`Site.entry`) to write. An intent with the same content is written
+            first.
         options: Serving options of the version.
 
     Raises:
@@ -78,8 +79,8 @@ def make_live(
                 _withdraw_files(site, version)
             raise
     try:
-        # End the share of a canary, because it was compared with a version that is no longer live.
-        # The canary's next step retries this.
+        # End the share of a canary, because the canary was compared with a version that is no
+        # longer live. If this fails, the next canary step retries it.
         site.reset_plan(written.reason)
     except (ContractError, TemporaryError, PermanentError) as error:
         logger.warning(

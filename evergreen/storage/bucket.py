@@ -1,12 +1,12 @@
 """Objects of a Cloud Storage bucket, read and written with Google's own client.
 
 The client retries temporary failures (429, 5xx, lost connections) for `retry_seconds`. A
-conditional write can succeed although its answer is lost. Every write therefore carries a signature
-in the object's metadata, and the next try recognizes its own result. An object is read at one
-generation and compared with its CRC32C. The client's exceptions are translated to ours: correct the
-input, retry later, or stop. The module supports client 3. It also handles the exceptions that
-client 2 raises on reads, because Beam pins client 2 in the validation image.
-`STORAGE_EMULATOR_HOST` is honoured, without credentials.
+conditional write can succeed although its answer is lost. Every write therefore has a signature in
+the object's metadata, and the next attempt recognizes the result of the earlier attempt by it. An
+object is read at one generation and compared with its CRC32C. The client's exceptions are
+translated to the errors of `evergreen.runtime.errors`. The module supports client 3. It also
+handles the exceptions that client 2 raises on reads, because Beam pins client 2 in the validation
+image. `STORAGE_EMULATOR_HOST` is honoured, without credentials.
 """
 
 import io
@@ -57,12 +57,13 @@ sent again."""
 ONE_REQUEST_BYTES = 8 << 20
 """Largest object that the client sends in one request, regardless of `chunk_size`."""
 CALL_SECONDS = 60.0
-"""Seconds without a byte from the service after which one try is abandoned."""
+"""Seconds without a byte from the service after which an attempt is abandoned."""
 _READ_ATTEMPTS = 5
-"""Reads of a small object that was replaced or corrupted during the read."""
+"""Maximum number of reads of a small object. Another read is needed if the object was replaced or
+corrupted during the read."""
 _FETCH_ATTEMPTS = 3
-"""Reads of a large object that was corrupted on the way. A replaced large object raises
-`Changed`."""
+"""Maximum number of reads of a large object that was corrupted on the way. A large object that was
+replaced raises `Changed` instead."""
 _SIGNATURE = "evergreen-write"
 _CONTENT_TYPE = "application/octet-stream"
 
@@ -72,10 +73,10 @@ class BucketObjects:
 
     Args:
         uri: `gs://bucket` or `gs://bucket/prefix`.
-        retry_seconds: How long one call is retried.
+        retry_seconds: Seconds for which one call is retried.
         first_delay_seconds: Upper bound of the wait before the first retry. It doubles with every
             retry.
-        call_seconds: How long one try waits for the next byte.
+        call_seconds: Seconds that one attempt waits for the next byte.
         chunk_bytes: Part of a large object that is sent in one request, a multiple of 256 KiB.
     """
 
@@ -137,7 +138,7 @@ class BucketObjects:
         """See `Objects.fetch`."""
         thing = f"{self.uri}/{check_name(wanted.name, self.uri)}"
         part.parent.mkdir(parents=True, exist_ok=True)
-        # Write unbuffered, so that a kill loses no byte that has arrived.
+        # Write without a buffer, so that no byte that has arrived is lost if the process is killed.
         with self._translated(thing), flushed_to_disk(open(part, "a+b", buffering=0)) as file:
             for _ in range(_FETCH_ATTEMPTS):
                 while file.seek(0, os.SEEK_END) < wanted.size:
@@ -168,8 +169,8 @@ class BucketObjects:
                     size=size,
                     content_type=_CONTENT_TYPE,
                     if_generation_match=if_generation,
-                    # The server compares the checksum in any case. The client's own check of a
-                    # large object deletes the object on a mismatch, even if another writer has
+                    # The server compares the checksum in any case. On a mismatch, the client's own
+                    # check of a large object would delete the object, even if another writer has
                     # replaced it.
                     checksum=None if is_large else "crc32c",
                     crc32c_checksum_value=checksum,
@@ -195,7 +196,7 @@ class BucketObjects:
             except Changed:
                 logger.info("%s/%s: another writer came first", self.uri, name)
             except PermanentError as error:
-                # Bytes that were corrupted on the way can arrive intact at the next try.
+                # Bytes that were corrupted on the way may arrive intact at the next attempt.
                 if (
                     isinstance(error.__cause__, refusals.BadRequest)
                     and "crc32c" in str(error).lower()
@@ -218,7 +219,7 @@ class BucketObjects:
         return self._copy(self._blob(source), target)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """See `Objects.list`. Hidden names are not objects here either."""
+        """See `Objects.list`. As in a folder, hidden names are not objects."""
         with self._translated(f"{self.uri}/{prefix}"):
             blobs = self._client.list_blobs(self._bucket, prefix=self._root + prefix, **self._call)
             found = [
@@ -277,8 +278,9 @@ class BucketObjects:
     def _fetch_rest(self, wanted: ObjectInfo, file: BinaryIO) -> None:
         """Request the missing bytes, and return when some have arrived.
 
-        The client's retry deadline counts from the start of a call, even while bytes arrive. One
-        call for a large object would therefore fail if its connection is cut in the tenth minute.
+        The client's retry deadline counts from the start of a call, even while bytes arrive. A
+        single call for a large object would therefore fail if its connection is cut after the
+        deadline.
         """
         before = file.tell()
         blob = self._bucket.blob(self._full(wanted.name), generation=wanted.generation)
@@ -308,7 +310,7 @@ class BucketObjects:
             logger.info("going on at byte %d of %d: %s", file.tell(), wanted.size, error)
 
     def _kept(self, name: str) -> tuple[str, int] | None:
-        """Return CRC32C and size as the service computed them, or None if the object is absent."""
+        """Return CRC32C and size as computed by the service, or None if the object is absent."""
         with self._translated(f"{self.uri}/{name}"):
             found = self._bucket.get_blob(self._full(name), **self._call)
             if found is None:
@@ -317,9 +319,9 @@ class BucketObjects:
             return str(found.crc32c), int(found.size)
 
     def _crc32c_of(self, blob: Any) -> str | None:
-        """Return the checksum of the write that was read, if the last answer had none.
+        """Return the checksum of the write that was read, if the last answer had no checksum.
 
-        Return None if that write is gone.
+        Returns None if the object of that write no longer exists.
         """
         found = self._bucket.get_blob(blob.name, generation=blob.generation, **self._call)
         return None if found is None else str(found.crc32c)

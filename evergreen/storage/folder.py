@@ -1,11 +1,11 @@
 """Objects as files of one local folder.
 
-A write renames a finished file. Every change holds a file lock of the folder, so check and write
-are one step for all processes of this machine. The lock also gives each write its own time. An
-object's generation is derived from that time, because a new file can have the inode, the size and
-the clock tick of the old one. Folders that become empty are removed, as a bucket has no empty
-folders either. Unfinished files of a killed writer are removed before the first change. No other
-program may write below the root.
+A write renames a finished file. Every change holds a file lock of the folder, so no other process
+of this machine can write between the check of a condition and the write. The lock also gives each
+write its own time. An object's generation is derived from that time, because a new file can have
+the same inode, size and clock tick as the old file. Folders that become empty are removed, because
+a bucket has no empty folders either. Unfinished files of a killed writer are removed before the
+first change. No other program may write below the root.
 """
 
 import errno
@@ -50,7 +50,7 @@ _TEMPORARY = (
     errno.EMFILE,
     errno.ENFILE,
 )
-"""Errors that can pass without a change of the input, for example those of a network file
+"""Errors that can end without a change of the input, for example errors of a network file
 system."""
 
 
@@ -62,7 +62,7 @@ class FolderObjects:
 
         Args:
             root: The folder.
-            readable: Whether other users of the machine or the share may read new files. If it is
+            readable: Whether other users of the machine or the share may read new files. If this is
                 not set, the umask of the process decides.
         """
         self._readable = readable
@@ -136,7 +136,10 @@ class FolderObjects:
             return is_new
 
     def copy(self, source: str, target: str) -> int:
-        """See `Objects.copy`. Both names share one file, which no writer changes in place."""
+        """See `Objects.copy`.
+
+        Both names share one file, because no writer changes a file in place.
+        """
         before, after = self.local(source), self.local(target)
         with self._changing(after) as now:
             if not before.is_file():
@@ -247,7 +250,7 @@ class FolderObjects:
     def _changing(self, path: Path) -> Iterator[int]:
         """Lock the folder for one change, and yield a time that no other change has.
 
-        Errors of the system are translated. They name `path` if the system names no file.
+        System errors are translated. If an error names no file, the translated error names `path`.
         """
         descriptor = None
         before = own_umask(READABLE) if self._readable else None

@@ -1,11 +1,11 @@
 """A lease in a bucket: one holder at a time, without a file lock.
 
-One object names the holder and the end of the lease. It is created if there is none, renewed while
-the holder runs, and taken over only after its end. Each of these is a conditional write, so only
-one of two takers succeeds. The holder measures time with a monotonic clock, so changes of its wall
-clock neither shorten nor extend the lease. A suspended holder can wake after the end and still
-believe that it holds the lease. Its last write must therefore be conditional too
-(`ModelRepository.write_config`).
+One object names the holder and the end of the lease. The object is created if it is absent, renewed
+while the holder runs, and taken over only after the end of the lease. Each of these changes is a
+conditional write, so only one of two takers succeeds. The holder measures time with a monotonic
+clock, so changes of its wall clock neither shorten nor extend the lease. A suspended holder can
+resume after the end and still believe that it holds the lease. Its last write must therefore be
+conditional too (`ModelRepository.write_config`).
 """
 
 import json
@@ -30,15 +30,15 @@ class Taken(NamedTuple):
     holder: str
     token: str
     expires_at: float
-    """Seconds since the epoch, by the holder's clock when it acquired the lease."""
+    """End of the lease in seconds since the epoch, by the clock of the holder."""
 
 
 class Lease:
     """A lease in the object `name`.
 
-    `holder` names the taker in the errors of others. `seconds` is the time between acquiring or
-    renewing the lease and its end. It must exceed the difference between the clocks of two
-    machines. `monotonic` is a clock that nobody sets.
+    `holder` is the name of this holder in the error messages of others. `seconds` is the time
+    between acquiring or renewing the lease and its end. It must exceed the difference between the
+    clocks of two machines. `monotonic` is a clock that is never set.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ class Changed(TemporaryError):
 
 
 class Differs(PermanentError):
-    """The object exists with other bytes than those to upload."""
+    """The object exists with bytes that differ from the uploaded file."""
 
 
 class ObjectInfo(NamedTuple):
@@ -67,7 +67,7 @@ class Stored(NamedTuple):
 def file_crc32c(file: BinaryIO) -> str:
     """Return the CRC32C of a whole file in base64, as Cloud Storage writes it.
 
-    The file is left at its end.
+    Afterwards the position in the file is its end.
 
     >>> file_crc32c(BytesIO(b"rows"))
     'r5sJTQ=='
@@ -101,11 +101,12 @@ class Objects(Protocol):
     def fetch(self, wanted: ObjectInfo, part: Path) -> None:
         """Download the bytes of one write of an object to the local file `part`.
 
-        The bytes are verified and flushed to disk. A bucket resumes an earlier call after a lost
-        connection or a kill. The content of `part` counts as the first bytes of the object, and
-        only the rest is requested. The complete file is compared with the CRC32C of the listing.
-        After a mismatch the object is downloaded again from its start, a few times. On error `part`
-        keeps the bytes that have arrived. Only one call at a time may use a `part`.
+        The bytes are verified and flushed to disk. For a bucket, the call resumes an earlier call
+        that ended by a lost connection or a kill. The content of `part` counts as the first bytes
+        of the object, and only the rest is requested. The complete file is compared with the CRC32C
+        of the listing. After a mismatch the object is downloaded again from its start, a few times.
+        On error `part` keeps the bytes that have arrived. Only one call at a time may use the same
+        `part`.
 
         Args:
             wanted: The object's entry in `list`.
@@ -115,7 +116,7 @@ class Objects(Protocol):
             Changed: the object is no longer at that generation.
             TemporaryError: no byte arrived within the retry time of a call, or the bytes stay
                 corrupt.
-            PermanentError: also if the local disk fails.
+            PermanentError: a retry cannot help, or the local disk failed.
         """
 
     def write(self, name: str, content: bytes | Path, *, if_generation: int | None = None) -> int:
@@ -134,11 +135,11 @@ class Objects(Protocol):
     def upload(self, name: str, path: Path) -> bool:
         """Upload the local file `path` as `name` unless that object exists.
 
-        The local file may be deleted afterwards. The stored object is compared with it, byte for
-        byte in a folder, by size and the service's CRC32C in a bucket, and it is flushed. An
-        existing object of the same bytes counts as success, whoever wrote it. The call may
-        therefore be repeated, even by two processes at once. Returns True if this call wrote the
-        object, and False if it existed.
+        When the call returns, the stored object is flushed, and the local file may be deleted. The
+        stored object has been compared with the local file, byte for byte in a folder, and by size
+        and the service's CRC32C in a bucket. If the object already existed with the same bytes,
+        this counts as success, whoever wrote it. The call may therefore be repeated, even by two
+        processes at once. Returns True if this call wrote the object, and False if it existed.
 
         Raises:
             Differs: the object exists with other bytes. It is left unchanged.
@@ -166,11 +167,11 @@ class Objects(Protocol):
     def move(self, source: str, target: str) -> None:
         """Rename every object `source/...` to `target/...`.
 
-        A folder needs one rename. A bucket moves object by object, so do not publish `target`
-        before this method returns.
+        A folder is moved by one rename. In a bucket the objects are moved one by one, so do not
+        publish `target` before this method returns.
 
         Raises:
-            ContractError: there is nothing at `source`, or something at `target`.
+            ContractError: there is no object at `source`, or there is one at `target`.
         """
 
     def local(self, name: str) -> Path | None:
@@ -179,7 +180,7 @@ class Objects(Protocol):
 
 @contextmanager
 def opened(content: bytes | Path) -> Iterator[BinaryIO]:
-    """Yield the content to write as a file at its start."""
+    """Yield the content to write as an open file, positioned at its start."""
     if isinstance(content, bytes):
         yield BytesIO(content)
     else:
@@ -188,7 +189,7 @@ def opened(content: bytes | Path) -> Iterator[BinaryIO]:
 
 
 def check_name(name: str, uri: str) -> str:
-    r"""Return `name` if a folder and a bucket both allow it below `uri`.
+    r"""Return `name` if it is allowed below `uri` both in a folder and in a bucket.
 
     Raises:
         ContractError: the name leaves the root, has an empty part, a part that starts with a dot
@@ -217,7 +218,7 @@ def check_name(name: str, uri: str) -> str:
 
 
 NUM_TRANSFERS = 8
-"""Parallel transfers. Google's client keeps ten connections."""
+"""Number of parallel transfers. Google's client keeps ten connections."""
 
 
 class Download(NamedTuple):
@@ -225,20 +226,20 @@ class Download(NamedTuple):
 
     wanted: ObjectInfo
     part: Path
-    """Local file of the bytes that have arrived. No reader opens it."""
+    """Local file of the bytes that have arrived. Other code does not open this file."""
     path: Path
     """Final local file of the complete object."""
 
 
 def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
-    """Download every object to its path, largest first, so that no large one is left for the end.
+    """Download every object to its path, the largest object first.
 
     After the first failure no new transfer starts. Bytes that have arrived stay for the next try.
     All paths must differ.
 
     Raises:
-        Changed, TemporaryError, PermanentError: the first error of `Objects.fetch`, once every
-            running transfer has stopped.
+        Changed, TemporaryError, PermanentError: the first error of `Objects.fetch`. It is raised
+            when every running transfer has stopped.
     """
 
     def bring(download: Download) -> None:

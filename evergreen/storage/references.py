@@ -1,4 +1,7 @@
-"""References from one manifest to another: its URI and its hash, which the reader verifies."""
+"""References from one manifest to another.
+
+A reference is a URI with a hash, which the reader verifies.
+"""
 
 import hashlib
 from pathlib import Path
@@ -18,7 +21,7 @@ def keep(manifest: Manifest, path: Path) -> Reference:
 
 
 def refer(path: Path) -> Reference:
-    """Return the reference to the file that is there.
+    """Return the reference to the manifest at an existing path.
 
     Raises:
         ContractError: The file cannot be read.
@@ -32,13 +35,13 @@ def read_reference(reference: Reference | None, kind: type[M], *, source: str) -
     """Return the manifest that a reference names.
 
     Args:
-        reference: None in a manifest that no step of the pipeline made.
+        reference: Reference. It is None in a manifest that no step of the pipeline made.
         kind: Class of the manifest.
-        source: What carries the reference, for errors.
+        source: Description of the manifest with the reference, for error messages.
 
     Raises:
-        ContractError: There is no reference, or the file is absent, changed, or no manifest of that
-            kind.
+        ContractError: There is no reference, or the file is absent, was changed, or is not a
+            manifest of that kind.
     """
     if reference is None:
         raise ContractError(

@@ -1,9 +1,9 @@
 """Dead letters of a Kafka topic, in the topic `<topic>.dead-letters`.
 
 A dead letter has the message's original bytes and key. Its reason and time are headers. Kafka
-deletes nothing on request. The list therefore starts at the offset that the group
-`<group>.dead-letters` has committed, and a replay publishes the listed messages and commits their
-end. The topic's retention limits how long dead letters are kept.
+cannot delete single messages. The list of dead letters therefore starts at the offset that the
+group `<group>.dead-letters` has committed. A replay publishes the listed messages and then commits
+the end of the list. The topic's retention limits how long dead letters are kept.
 """
 
 import time
@@ -26,8 +26,7 @@ from evergreen.runtime.errors import TemporaryError
 
 MAX_REASON_BYTES = 4096
 MAX_KEY_BYTES = 1024
-"""Longest key of a dead letter that exceeds a broker's default size limit. See
-`KafkaDeadLetters.keep`."""
+"""Longest key of a truncated dead letter in bytes. See `KafkaDeadLetters.keep`."""
 _REASON, _TIME = "reason", "time"
 _BATCH = 500
 
@@ -62,7 +61,7 @@ class KafkaDeadLetters:
 
         Returns when the brokers have stored them. Raises the errors of `KafkaSender.send`. A topic
         may carry larger messages than the brokers accept from this client. Such a message is
-        truncated, and the reason says so.
+        truncated, and the reason mentions this.
         """
         topic, time_header = self._location.dead_letter_topic, (_TIME, repr(self._clock()).encode())
         kept = []
@@ -95,8 +94,8 @@ class KafkaDeadLetters:
     def replay(self) -> int:
         """Publish all dead letters again, remove them from the list, and return their number.
 
-        A kill between the two steps publishes them twice. Raises the errors of `kept` and of
-        `KafkaSender.send`.
+        If the process is killed between publishing and removing, a later replay publishes them
+        again. Raises the errors of `kept` and of `KafkaSender.send`.
         """
         with self._open_consumer() as consumer:
             letters, ends = self._read_letters(consumer)

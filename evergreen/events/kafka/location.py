@@ -1,6 +1,7 @@
 """Address of a Kafka log, configuration of its clients, and translation of Kafka's errors.
 
-The URL of the user becomes librdkafka's configuration. `publisher` and `subscriber` write and read.
+`KafkaLocation` turns the user's URL into librdkafka's configuration. `publisher` and `subscriber`
+write and read the log.
 """
 
 import logging
@@ -20,12 +21,12 @@ DEFAULT_LEASE_SECONDS = 45.0
 """Kafka's default session timeout. Brokers refuse less than 6 s by default."""
 DEAD_LETTER_ENDING = ".dead-letters"
 MAX_SENT_BYTES = 1_040_000
-"""Largest message with key and headers: more than `MAX_MESSAGE_BYTES`, and less than a broker's
-default of 1,048,588."""
+"""Largest message in bytes, with key and headers. It is more than `MAX_MESSAGE_BYTES`, and less
+than a broker's default of 1,048,588."""
 
 _CLIENT_LOGGER = logging.getLogger("evergreen.events.kafka.librdkafka")
-# Drop the line for every attempt to connect, 20 per second. `Subscriber.problem` reports when no
-# broker answers.
+# Drop the log line that librdkafka writes for every attempt to connect, 20 per second.
+# `Subscriber.problem` reports when no broker answers.
 _CLIENT_LOGGER.addFilter(lambda record: not record.getMessage().startswith("FAIL ["))
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,230}")
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
@@ -47,7 +48,7 @@ _PERMANENT = {
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
     KafkaError.UNSUPPORTED_VERSION,
 }
-"""Errors that a person must fix. Every other error can pass by itself."""
+"""Errors that a person must fix. Every other error may end without intervention."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +125,7 @@ class KafkaLocation:
         ours = {name.replace("_", "."): value for name, value in settings.items()}
         return {
             "client.id": "evergreen",
-            # Find a topic within this time if it is created after its reader. librdkafka's default
+            # Find a topic that is created after its reader within this time. librdkafka's default
             # is 5 minutes.
             "topic.metadata.refresh.interval.ms": 10_000,
             "logger": _CLIENT_LOGGER,

@@ -1,7 +1,7 @@
 """Offsets of a topic: its end, the progress of its group, and the messages that this reader holds.
 
-`PartitionProgress` is pure. It records which messages of a partition are held, and which offset may
-be committed. `BacklogCounter` asks the brokers for the number of messages that are left.
+`PartitionProgress` has no connection. It records which messages of a partition are held, and which
+offset may be committed. `BacklogCounter` asks the brokers for the number of messages that are left.
 `subscriber` reads the messages.
 """
 
@@ -24,10 +24,10 @@ the reader."""
 CLOSE_SECONDS = 10.0
 """Longest wait for a client to close."""
 SETTLE_SECONDS = 0.02
-"""Time without a callback after which a rebalance has ended. The next callback only waits for this
-client's own threads."""
+"""Seconds without a callback after which a rebalance counts as ended. Only threads of this client
+can delay the next callback."""
 _END, _BEGIN = -1, -2
-"""Times that stand for the newest and the oldest offset in a request for offsets by time."""
+"""Special times in a request for offsets by time. They request the newest and the oldest offset."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ def close_consumer(consumer: Consumer) -> None:
 
     librdkafka's close has two faults. First, if a commit is pending and no broker answers, it
     searches for the group's coordinator repeatedly (librdkafka issue 3740). This function then
-    stops waiting. The client ends when a broker answers or with the process, and other readers get
-    its partitions when its session times out. Second, a rebalance that waits for its callback when
-    the close begins can be answered to a group that has ended. The callback then blocks forever and
-    holds Python's interpreter lock. Therefore this function ends rebalances before it closes the
-    client.
+    stops waiting. The client ends when a broker answers or when the process ends, and other readers
+    get its partitions when its session times out. Second, a rebalance may still wait for its
+    callback when the close begins. The callback's answer can then go to a group that has ended, and
+    the callback blocks forever while it holds Python's interpreter lock. Therefore this function
+    ends rebalances before it closes the client.
     """
     deadline = time.monotonic() + CLOSE_SECONDS
     _end_rebalances(consumer, deadline)
@@ -60,7 +60,7 @@ def close_consumer(consumer: Consumer) -> None:
 def _end_rebalances(consumer: Consumer, deadline: float) -> None:
     """Unsubscribe, and serve callbacks until no partition is assigned.
 
-    The last callback must be `SETTLE_SECONDS` ago.
+    The function returns only after `SETTLE_SECONDS` without a callback.
     """
     try:
         consumer.unsubscribe()
@@ -89,9 +89,9 @@ class Held(Generic[M]):
 class PartitionProgress(Generic[M]):
     """Progress of one partition, from its assignment to its revocation.
 
-    Kafka stores one committed offset per partition, and everything below it is done.
-    Acknowledgements arrive in any order, so that offset may only move to the first unacknowledged
-    message. Offsets that Kafka compacted or deleted leave gaps, which count as done.
+    Kafka stores one committed offset per partition, and every message below that offset counts as
+    done. Acknowledgements arrive in any order, so the committed offset may only move to the first
+    unacknowledged message. Offsets that Kafka compacted or deleted leave gaps, which count as done.
     """
 
     generation: int
@@ -104,7 +104,7 @@ class PartitionProgress(Generic[M]):
     """Last offset that was sent to be committed. None if there is none or the commit failed."""
 
     def take(self, offset: int, message: M, *, until: float) -> bool:
-        """Hold a newly arrived message, and return False if it had already arrived."""
+        """Hold a newly arrived message, and return False if the message is already known."""
         if self.next_offset is not None and offset < self.next_offset:
             return False
         self.held[offset] = Held(message, until)
@@ -114,8 +114,8 @@ class PartitionProgress(Generic[M]):
     def take_expired(self, now: float, count: int, *, until: float) -> list[int]:
         """Lease again at most `count` messages whose lease has expired, and return their offsets.
 
-        The oldest come first. A lease that ends later than a new one was taken before the clock was
-        set back, so it counts as expired.
+        The oldest messages come first. If a lease ends later than a lease that begins now, it was
+        taken before the clock was set back, so it counts as expired.
         """
         expired = [offset for offset, held in self.held.items() if not now < held.until <= until][
             :count
@@ -154,14 +154,14 @@ class PartitionProgress(Generic[M]):
 class BacklogCounter:
     """Counter of the messages that the group has not finished, in all partitions of the topic.
 
-    It uses a separate client. A broker answers the requests of one connection in order, so a
-    request behind the reader's fetch would wait as long as the fetch waits for messages. Measured,
-    that is `fetch.wait.max.ms`: 0.5 s instead of 0.2 ms.
+    The counter uses a separate client. A broker answers the requests of one connection in order. A
+    request on the reader's connection would therefore wait until the reader's fetch ends, for up to
+    `fetch.wait.max.ms`. Measured: 0.5 s instead of 0.2 ms.
     """
 
     def __init__(self, location: KafkaLocation) -> None:
         self._location = location
-        # A request must not create a topic, because its name may be mistyped.
+        # A request must not create a topic, because the topic's name may be mistyped.
         self._consumer = Consumer(
             location.client(
                 group_id=location.group, enable_auto_commit=False, allow_auto_create_topics=False
@@ -169,15 +169,15 @@ class BacklogCounter:
         )
         self._silent_until = 0.0
         self.problem: str | None = None
-        """Error of the newest request, or a later one of the client. None if the request was
+        """Error of the newest request, or a later error of the client. None if the request was
         answered."""
 
     def unfinished(self, progress: Mapping[int, PartitionProgress[Any]]) -> int | None:
         """Return the number of messages that are neither acknowledged nor dead-lettered.
 
         Returns None if no broker answers. In a partition of this reader (a key of `progress`) the
-        count covers held messages and those still to come. In any other partition it covers the
-        messages after the group's committed offset.
+        count covers held messages and those still to come. In any other partition the count covers
+        the messages after the group's committed offset.
         """
         if time.monotonic() < self._silent_until:
             return None
@@ -207,7 +207,7 @@ class BacklogCounter:
         close_consumer(self._consumer)
 
     def _committed(self, partitions: Collection[int]) -> dict[int, int]:
-        """Return the group's committed offset of each partition, else the oldest offset."""
+        """Return the committed offset of each partition, or the oldest offset if there is none."""
         if not partitions:
             return {}
         places = [TopicPartition(self._location.topic, number) for number in partitions]

@@ -18,12 +18,15 @@ from evergreen.runtime.errors import ContractError, TemporaryError
 Report = Callable[[KafkaError | None, Message], None]
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
-"""Time by which a delivery report may exceed librdkafka's own deadline for it."""
+"""Seconds that a delivery report may arrive after librdkafka's own deadline for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
-    """One message to send. Its id is the key, so a repeated message goes to the same partition."""
+    """One message to send.
+
+    Its id is the key, so a message that is sent again goes to the same partition.
+    """
 
     topic: str
     message_id: str
@@ -32,10 +35,12 @@ class Outgoing:
 
 
 class KafkaSender:
-    """An idempotent producer (acks=all) that waits for each send. Several threads may share one.
+    """An idempotent producer (acks=all) that waits for each send.
 
-    Idempotent means that librdkafka's own retries store a message once. A message that the caller
-    sends again is stored again.
+    Several threads may share one producer.
+
+    A message is stored once even if librdkafka retries it. A message that the caller sends again is
+    stored again.
     """
 
     def __init__(self, location: KafkaLocation) -> None:
@@ -130,7 +135,7 @@ class KafkaSender:
 def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
     """Return the error to raise for several failures.
 
-    A permanent error goes before a temporary one.
+    A permanent error has priority over a temporary one.
     """
     if any(error.fatal() for error in errors):
         return TemporaryError(f"{what}: {errors[0].str()}; a new producer is needed")

@@ -1,11 +1,11 @@
 """The reading side of a Kafka log: one topic, read by one consumer group.
 
 Readers share the partitions of the topic. For each partition a reader commits the offset below
-which everything is acknowledged (`offsets`), so the next reader gets the messages of a killed one
-again. `dead_letters` stores dead letters, and `offsets` counts the backlog.
+which everything is acknowledged (`offsets`). After a kill the next reader therefore gets the
+unacknowledged messages again. `dead_letters` stores dead letters, and `offsets` counts the backlog.
 
-A transactional producer leaves markers among the offsets, and the end of such a topic is never
-reached. Publish with plain or idempotent producers.
+Publish with plain or idempotent producers. A transactional producer leaves markers among the
+offsets, so a reader would never reach the end of the topic.
 """
 
 import itertools
@@ -23,21 +23,22 @@ from evergreen.events.kafka.publisher import KafkaSender
 from evergreen.runtime.errors import ContractError, PermanentError
 
 MAX_HELD_BYTES = 256 * 2**20
-"""Highest number of bytes that are pulled and not acknowledged. It bounds the memory of a reader
-that cannot store."""
+"""Highest number of bytes that are pulled and not acknowledged. The limit bounds the memory of a
+reader that cannot store messages."""
 
 CONSUMED_AT_ONCE = 50
-"""Messages per request to librdkafka. A pull may exceed its byte limit by that many messages."""
+"""Messages per request to librdkafka. A pull may therefore exceed its byte limit by this many
+messages."""
 
 
 class KafkaSubscriber:
-    """Subscriber of one topic. A lock admits one thread at a time."""
+    """Subscriber of one topic. A lock lets one thread in at a time."""
 
     def __init__(self, location: KafkaLocation, *, clock: Callable[[], float] = time.time) -> None:
         """Open the connections. The first `pull` joins the group.
 
         Messages arrive once this reader has partitions. A reader that never pulls takes no
-        partition from others.
+        partition from other readers.
 
         Raises:
             ContractError: librdkafka refuses a setting.
@@ -48,8 +49,8 @@ class KafkaSubscriber:
         self._generations = itertools.count(1)
         self._held_bytes = 0
         self._refused: str | None = None
-        """Reason why reading fails although brokers answer, until a partition or a message
-        arrives."""
+        """Reason why reading fails although brokers answer. It is reset when a partition or a
+        message arrives."""
         self._fatal: str | None = None
         self._joined = self._closed = False
         self._read_up_to: float | None = None
@@ -102,7 +103,8 @@ class KafkaSubscriber:
                 progress.sent_offset = None  # the next pull sends it again
 
     def _on_error(self, error: KafkaError) -> None:
-        # A single lost connection is not a problem, because librdkafka has others or reconnects.
+        # A single lost connection is not a problem, because librdkafka reconnects or uses another
+        # connection.
         text = f"{self._location.brokers}: {error.str()}"
         if error.fatal():
             self._fatal = text
@@ -118,7 +120,8 @@ class KafkaSubscriber:
     def pull(self, max_messages: int) -> list[Delivery]:
         """See `event_log.Subscriber`.
 
-        The order is oldest first per partition, and empty without a broker.
+        The messages of each partition are in order, oldest first. The result is empty if no broker
+        answers.
         """
         if self._fatal is not None:
             raise PermanentError(self._fatal)
@@ -142,7 +145,7 @@ class KafkaSubscriber:
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """See `event_log.Subscriber`.
 
-        A failed commit is repeated, and an interrupted one causes a redelivery.
+        A failed commit is repeated. An interrupted commit causes a redelivery.
         """
         with self._lock:
             for token in tokens:
@@ -174,9 +177,9 @@ class KafkaSubscriber:
 
         Returns the time of a check that found no message left in any partition.
 
-        A partition of this reader must be pulled and acknowledged to its end. A partition of
-        another reader must be committed to its end. The watermark does not move while no broker
-        answers.
+        In a partition of this reader, all messages must be pulled and acknowledged. In a partition
+        of another reader, the committed offset must be the end of the partition. The watermark does
+        not move while no broker answers.
         """
         with self._lock:
             asked_at = self._clock()
@@ -273,7 +276,7 @@ class KafkaSubscriber:
     def _commit_offsets(self) -> None:
         """Commit finished offsets without waiting.
 
-        A lost commit causes a redelivery, not a loss.
+        If a commit is lost, messages are delivered again, but no message is lost.
         """
         moved = {number: p.offset_to_commit() for number, p in self._progress.items()}
         offsets = [

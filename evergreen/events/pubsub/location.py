@@ -47,14 +47,14 @@ class PubsubOptions:
 def open_publisher(url: LogUrl) -> PubsubPublisher:
     """Open the log for writing.
 
-    If the account may only publish, the first `publish` reports a missing topic.
+    If the account may only publish, a missing topic is reported only by the first `publish`.
 
     Raises:
         ContractError: the URL names no topic, or there are no credentials.
         TemporaryError, PermanentError: the emulator's topic could not be created.
     """
     names, _ = _parse_url(url)
-    # Create the subscription too, because a topic without one drops its messages.
+    # Create the subscription too, because a topic without a subscription drops its messages.
     create_on_emulator(names)
     return PubsubPublisher(names, publisher_client())
 

@@ -1,9 +1,9 @@
 """Names of topics and subscriptions, Google's clients, and the publisher of a Pub/Sub log.
 
 A log has one topic with one subscription, and another topic with one subscription for dead letters.
-The latter is also Pub/Sub's own dead-letter topic: Pub/Sub moves a message there after 100
-unsuccessful deliveries. Whoever grants the permissions creates them (docs/gke.md). Only on Google's
-emulator this module creates them.
+Pub/Sub itself also moves a message to the dead-letter topic after 100 unsuccessful deliveries. The
+person who grants the permissions also creates the topics and subscriptions (docs/gke.md). This
+module creates them only on Google's emulator.
 
 If `PUBSUB_EMULATOR_HOST` is set, the clients use the emulator without credentials, like Google's
 own tools. Messages are sent in batches, and `publish` returns when Pub/Sub has confirmed all of
@@ -42,7 +42,7 @@ ID = "id"
 MAX_ATTRIBUTE_BYTES = 1024
 """Longest value of an attribute in bytes that Pub/Sub accepts."""
 CALL_SECONDS = 10.0
-"""Longest that one unary call waits."""
+"""Timeout of one unary call in seconds."""
 RETRYABLE = (
     exceptions.Aborted,
     exceptions.Cancelled,
@@ -56,11 +56,12 @@ RETRYABLE = (
     TimeoutError,
     GoogleAuthError,
 )
-"""Errors that are retried: those of the library's own list for pulls, and a failed refresh of the
-token."""
+"""Errors that are retried: the errors that Google's library retries for pulls, and a failed refresh
+of the token."""
 _BATCH = pubsub_v1.types.BatchSettings(max_messages=1000, max_bytes=2_000_000, max_latency=0.01)
-"""Limits of a batch. A request takes at most 1000 messages and 10 MB, but one of 8 MB timed out at
-a busy emulator. A smaller batch is sent 10 ms after its first message."""
+"""Limits of a batch. Pub/Sub accepts at most 1000 messages and 10 MB in a request, but a request of
+8 MB timed out at a busy emulator. A batch below these limits is sent 10 ms after its first message.
+"""
 _CHANNEL = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_send_message_length", -1),
@@ -94,7 +95,7 @@ class Names:
 
 
 def translated(error: BaseException, what: str) -> TemporaryError | PermanentError:
-    """Return our error for `error`, which occurred for `what`."""
+    """Return our error for `error`. The message names the operation or object in `what`."""
     text = f"{what}: {first_line(error)}"
     return TemporaryError(text) if isinstance(error, RETRYABLE) else PermanentError(text)
 
@@ -214,7 +215,7 @@ def _create_unless_there(call: Any, request: dict[str, Any]) -> None:
 
 
 class PubsubPublisher:
-    """Publisher to one topic. Several threads may share one."""
+    """Publisher to one topic. Several threads may share one publisher."""
 
     def __init__(self, names: Names, client: Any) -> None:
         """Use `client` of `resources.publisher_client`, and close it with this publisher."""
@@ -241,7 +242,7 @@ class PubsubPublisher:
         )
 
     def close(self) -> None:
-        """See `event_log.Publisher`. Nothing is pending, because `publish` waits."""
+        """See `event_log.Publisher`. No message is pending, because `publish` waits."""
         if not self._closed:
             self._closed = True
             self._client.stop()

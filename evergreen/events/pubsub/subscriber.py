@@ -1,14 +1,14 @@
 """The reading side of a Pub/Sub log: a thread fills a bounded queue that `pull` empties.
 
-The thread sends one unary pull after another. Each waits at Pub/Sub until there is a message, and
-leases it for `lease_seconds`. A message that is not acknowledged by then is dropped here, and
-Pub/Sub delivers it again. The caller stores a message before it acknowledges it. `ReadMark`
-estimates the watermark.
+The thread sends one unary pull after another. Each pull waits at Pub/Sub until there is a message,
+and leases the message for `lease_seconds`. A message that is not acknowledged by then is dropped
+here, and Pub/Sub delivers it again. The caller stores a message before it acknowledges it.
+`ReadMark` estimates the watermark.
 
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
-attributes. A message that Pub/Sub itself moved there has no reason of ours. Pub/Sub cannot list
-messages without pulling them. While one list or replay runs, and for `lease_seconds` after a killed
-one, another one sees fewer messages.
+attributes. A message that Pub/Sub itself moved to this topic has no reason. Pub/Sub cannot list
+messages without pulling them. While one list or replay runs, a second list or replay sees fewer
+messages. The same is true for `lease_seconds` after a list or replay was killed.
 """
 
 import logging
@@ -38,7 +38,7 @@ REASON = "reason"
 DEAD_LETTERED_AT = "dead_lettered_at"
 """Attribute of a dead letter: its time in seconds since the epoch."""
 DELIVERY_COUNT = "CloudPubSubDeadLetterSourceDeliveryCount"
-"""Attribute that Pub/Sub adds to a message that it moves itself."""
+"""Attribute that Pub/Sub adds to a message that Pub/Sub itself moved to the dead-letter topic."""
 _CHUNK = 1000
 """Highest number of messages per request."""
 
@@ -89,9 +89,9 @@ class PubsubDeadLetters:
     def __init__(
         self, names: Names, *, publisher: Any, subscriber: Any, wait_seconds: float
     ) -> None:
-        """Use these two clients.
+        """Store the two clients.
 
-        All dead letters are assumed to have arrived after `wait_seconds` without a message.
+        After `wait_seconds` without a message, all dead letters are assumed to have arrived.
         """
         self._names = names
         self._publisher = publisher
@@ -144,7 +144,7 @@ class PubsubDeadLetters:
             if received.keys() - taken.keys():
                 empty_since = time.monotonic()
             # A message that is held longer than its lease arrives again under a new acknowledgement
-            # id, without end.
+            # id, and this could repeat forever.
             taken.update(received)
         return dict(taken.values())
 
@@ -192,14 +192,15 @@ logger = logging.getLogger(__name__)
 PULL_SECONDS = 30.0
 """Longest wait of one pull for a message."""
 STEADY_SECONDS = 1.0
-"""Duration after which a waiting pull has reached Pub/Sub, which refuses far sooner."""
+"""Seconds after which a waiting pull has certainly reached Pub/Sub, because a refusal comes far
+sooner."""
 GRACE_SECONDS = 3.0
-"""Longest outage that is not reported as a problem, because servers restart."""
+"""Longest outage in seconds that is not reported as a problem, because servers restart."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
 """First and longest pause after failed pulls. The pause doubles after each failure."""
 MAX_QUEUED_BYTES = 100_000_000
 _FULL_SECONDS = 0.02
-"""Interval at which the thread looks for room in a full queue."""
+"""Seconds between two checks of a full queue for free space."""
 _CLOSE_SECONDS = 5.0
 
 
@@ -208,10 +209,11 @@ class PubsubSettings:
     """Limits and timeouts of a Pub/Sub reader."""
 
     lease_seconds: float = 30.0
-    """Seconds that a killed reader withholds its messages from the next one. Pub/Sub accepts 10 to
-    600."""
+    """Seconds for which the messages of a killed reader are not delivered to the next reader.
+    Pub/Sub accepts 10 to 600."""
     settle_seconds: float = 5.0
-    """Seconds that a message may arrive later than others of its age. See `ReadMark`."""
+    """Seconds that a message may arrive later than other messages of the same age. See
+    `ReadMark`."""
     max_messages: int = 2000
     """Highest number of messages that are queued, or pulled and not acknowledged."""
     list_seconds: float = 3.0
@@ -236,8 +238,8 @@ class ReadMark:
     - While messages arrive, the watermark is the publish time of the oldest message that is queued
       or not acknowledged. If there is none, it is the newest publish time so far.
     - After `settle_seconds` without a message, the watermark is the current time.
-    - In both cases `settle_seconds` are subtracted, for a message that arrives later than others of
-      its age. A message that is later still counts as late.
+    - In both cases `settle_seconds` are subtracted, for a message that arrives later than other
+      messages of its age. A message that is later still counts as late.
     - For `lease_seconds` after connecting, the watermark is unknown, because a killed predecessor
       or an interrupted call may hold messages.
 
@@ -311,7 +313,7 @@ class PubsubSubscriber:
         self._pulled: dict[str, _InHand] = {}
         """Pulled messages by acknowledgement id, which is the token of the delivery."""
         self._pulling_client: Any = None
-        """Client of the receiving thread. Closing it ends a waiting pull."""
+        """Client of the receiving thread. Closing this client ends a waiting pull."""
         self._receiver = threading.Thread(target=self._receive, name="Pub/Sub reader", daemon=True)
         self._closing = threading.Event()
         self._asked_at: float | None = None
@@ -346,7 +348,10 @@ class PubsubSubscriber:
         return pulled
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
-        """See `event_log.Subscriber`. Pub/Sub delivers a message again if it did not confirm."""
+        """See `event_log.Subscriber`.
+
+        Pub/Sub delivers a message again if it has not confirmed the acknowledgement.
+        """
         with self._lock:
             self._forget_expired()
             ack_ids = [token for token in dict.fromkeys(tokens) if token in self._pulled]
@@ -373,7 +378,7 @@ class PubsubSubscriber:
     def list_dead_letters(self) -> list[DeadLetter]:
         """See `event_log.Subscriber`.
 
-        Two concurrent lists share the messages, so each misses some.
+        If two lists run at once, they share the messages, so each list misses some messages.
         """
         return self._dead_letters.read()
 

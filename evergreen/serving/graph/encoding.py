@@ -7,8 +7,8 @@ that is stored in the graph's own arrays. `evergreen.serving.graph.export` adds 
 the result.
 
 One hash table serves all columns. The key of a category is its value plus the first key of its
-slot's range. The value of a key is the distance from the slot's out-of-vocabulary row to the
-category's row. The default value 0 is therefore correct in every slot. The slot of an excluded
+slot's range. The value stored for a key is the distance from the slot's out-of-vocabulary row to
+the category's row. The default value 0 is therefore correct in every slot. The slot of an excluded
 column has no entries, and its distances count from its row for missing values. Every value of the
 column then counts as missing.
 
@@ -16,9 +16,9 @@ The table uses cuckoo hashing with `CHOICES` cells per key (Pagh & Rodler, ESA 2
 STACS 2003). Choice d of a key is the cell `starts[d] + key mod primes[d]`, and each choice has its
 own range of cells. A lookup takes `CHOICES` reads, whatever the size of the table. ONNX Runtime
 maps the arrays from `model.data`. A server therefore builds nothing when it opens a graph, and its
-instances share the arrays, at 15 bytes per entry. ONNX Runtime's LabelEncoder builds a hash map of
-60 to 75 bytes per entry in each instance. LabelEncoder made the graph 8 to 20 % faster up to 2.6
-million entries, and no faster beyond.
+instances share the arrays, which take 15 bytes per entry. ONNX Runtime's LabelEncoder builds a hash
+map of 60 to 75 bytes per entry in each instance. LabelEncoder made the graph 8 to 20 % faster up to
+2.6 million entries, and no faster with more entries.
 """
 
 from collections.abc import Sequence
@@ -45,8 +45,8 @@ categories."""
 CHOICES = 3
 """Number of possible cells of a key in the hash table."""
 LOAD = 0.8
-"""Share of cells that contain a key. With three choices a table can be built up to 0.92, and
-quickly at this load."""
+"""Share of cells that contain a key. With three choices a table can be built up to a share of 0.92.
+It is built quickly at the share chosen here."""
 EMPTY = -1
 """Key of an empty cell in `HashTable.keys`. Real keys are not negative."""
 MAX_KEYS = 2**30
@@ -59,10 +59,10 @@ class KeyRange(NamedTuple):
     A key is the slot times `spread` plus `first` plus the category.
 
     Raw values are clipped to `lowest` and `highest`, and no vocabulary contains a category beyond
-    them. ONNX Runtime 1.31 clips int64 wrongly if a value and the bound agree in their upper 32
-    bits, because it compares the lower 32 bits as signed numbers. For example, 2^33 - 1 is not
-    clipped to 2^32. The error is harmless with these bounds, because their lower halves have the
-    smallest signed value. A value that is not clipped is at most 2^32 beyond a bound, and the
+    these bounds. ONNX Runtime 1.31 clips int64 wrongly if a value and the bound agree in their
+    upper 32 bits, because it compares the lower 32 bits as signed numbers. For example, 2^33 - 1 is
+    not clipped to 2^32. The error is harmless with these bounds, because their lower halves have
+    the smallest signed value. A value that is not clipped is at most 2^32 beyond a bound, and the
     ranges of two slots are further apart.
     """
 
@@ -182,7 +182,10 @@ def _bucket(parts: Parts, workflow: FeatureWorkflow, *, values: str, missing: st
 
 
 def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
-    """Add a constant with one value per column, or one if all are equal, and return its name."""
+    """Add a constant with one value per column, and return its name.
+
+    If all values are equal, the constant has a single value.
+    """
     array = np.array(values, np.float32)
     return parts.constant(name, array[0] if (array == array[0]).all() else array)
 
@@ -238,7 +241,7 @@ def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence
 
 
 def _no_columns(parts: Parts, source: str) -> str:
-    """Add a tensor [n, 0] with as many rows as `source`, for an absent kind of feature."""
+    """Add a tensor [n, 0] with as many rows as `source`, for a kind of feature that is absent."""
     first, last, axis = (
         parts.constant(f"no_columns_{n}", np.array([v]))
         for n, v in (("first", 0), ("end", 0), ("axis", 1))
@@ -271,7 +274,8 @@ def _entries(
 def _look_up(parts: Parts, wanted: str, table: "HashTable", *, width: int) -> str:
     """Add `distances` [n, width] by comparing each key with its cells. An absent key gets cell 0.
 
-    GatherElements needs flat indices, but takes a seventh of Gather's time for single numbers.
+    GatherElements needs flat indices, but for single numbers it takes only a seventh of the time of
+    Gather.
     """
     cell_keys, cell_values = (
         parts.table("cell_keys", table.keys),
@@ -339,11 +343,11 @@ def build_table(keys: NDArray[np.int64], values: NDArray[np.int32]) -> HashTable
 def _place(
     keys: NDArray[np.int64], primes: NDArray[np.int64], starts: NDArray[np.int64]
 ) -> NDArray[np.int64] | None:
-    """Assign keys to cells, and return each cell's key position or -1. None = a key found no cell.
+    """Assign keys to cells, and return each cell's key position or -1.
 
-    In each round every key without a cell takes its current choice. If several keys want one cell,
-    the last one gets it. Keys that lost a cell or were evicted try their next choice in the next
-    round.
+    Returns None if a key found no cell. In each round every key without a cell takes the cell of
+    its current choice. If several keys want the same cell, the last of these keys gets it. Keys
+    that got no cell or were evicted try their next choice in the next round.
     """
     owners = np.full(1 + int(primes.sum()), -1, np.int64)
     choices = np.zeros(len(keys), np.int8)

@@ -52,8 +52,8 @@ def write_graph(
 ) -> None:
     """Write the encoding, the lookup and the network into `folder` as one graph.
 
-    The output is deterministic. In other number types than float32 the rounded tables stay in
-    memory until they are written.
+    The output is deterministic. Tables in a number type other than float32 are rounded, and the
+    rounded tables stay in memory until they are written.
 
     Args:
         folder: Folder for the files.
@@ -84,7 +84,11 @@ def _add_vectors(
     *,
     tables: Sequence[Table],
 ) -> None:
-    """Add the network's embeddings: [n, F, E] for one table, or all vectors joined [n, 1, X]."""
+    """Add the network's embeddings.
+
+    They have the shape [n, F, E] for a single table. The vectors of several tables are joined to
+    [n, 1, X].
+    """
     weights = _add_weights(parts, workflow) if workflow.features.lists else ""
     if len(tables) == 1:
         _look_up(parts, values[0], tables[0], weights=weights, rows="table_rows", output=EMBEDDINGS)
@@ -230,8 +234,8 @@ def export(model: Model, folder: Path) -> None:
     """Write the graph of a stored model into `folder` (`evergreen.registry.models`).
 
     Raises:
-        ContractError: the model's files are absent, corrupt or different from its manifest, or
-            `write_graph` raises it.
+        ContractError: the model's files are absent, corrupt or different from its manifest.
+            `write_graph` raises it too.
     """
     stored = local_path(model.uri)
     for part in (Model.WEIGHTS, Model.WORKFLOW):

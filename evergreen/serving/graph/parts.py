@@ -1,10 +1,10 @@
 """Collect the nodes and constants of a graph, and write them as files.
 
 `evergreen.serving.graph.encoding` and `evergreen.serving.graph.export` add the parts. The output is
-one ONNX message, and `model.data` beside it with the tables. The format is ONNX's external data:
-raw little-endian arrays at offsets that the message contains. A server maps the tables in 10 ms,
-and its instances share them. Inside the message, 754 MiB of tables took 4.2 s and twice the memory
-to open. The output is deterministic.
+one ONNX message, and beside it a file `model.data` with the tables. The format is ONNX's external
+data: raw little-endian arrays at offsets that the message contains. A server maps the tables in 10
+ms, and its instances share them. When the tables (754 MiB) were inside the message, opening it took
+4.2 s and twice the memory. The output is deterministic.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from evergreen.runtime.errors import ContractError
 
 OPSET = 17
 IR_VERSION = 8
-"""Version that both the ONNX Runtime here and the one in Triton's images can read."""
+"""Version that can be read both by the ONNX Runtime here and by that of Triton's images."""
 MAX_MESSAGE_BYTES = 2**31 - 1
 """Protobuf's limit for the size of one message in bytes."""
 ALIGNMENT = 4096
@@ -92,8 +92,8 @@ class Parts:
             [_value(PROBABILITY_OUTPUT)],
             initializer=[],
         )
-        # Add up the sizes of the parts, because protobuf cannot compute the size of a message of 2
-        # GB or more.
+        # The sizes of the parts are added up here, because protobuf cannot compute the size of a
+        # message of 2 GB or more.
         size = sum(part.ByteSize() for part in (*self._constants, *tables, *self.nodes))
         if size > MAX_MESSAGE_BYTES:
             raise ContractError(

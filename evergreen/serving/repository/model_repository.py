@@ -5,19 +5,20 @@ called shop is `shop/config.pbtxt` and `shop/<version>/{model.onnx[, model.data]
 model.py], version.json}`, with the warm-up rows in `shop/warmup/`. A version is first staged under
 another model's name (`shop_candidate`), where servers can load it for a rehearsal. The staged
 version is compared with its source byte by byte, and moved to its final folder, which no server
-reads yet. **The version is published by one atomic write of config.pbtxt**, which names it. A
-server that starts during a release therefore loads the last published version. No configuration
-names an interrupted copy. The number of an interrupted copy is not reused, and the next deployment
-removes the copy. Recommenders in the same repository share no files.
+reads yet. **The version is published by one atomic write of config.pbtxt**, which names the
+version. A server that starts during a release therefore loads the last published version. No
+configuration names an interrupted copy. The number of an interrupted copy is not reused, and the
+next deployment removes the copy. Recommenders in the same repository share no files.
 
-Changes need `locked()`. A folder uses the kernel's flock, which ends with a killed process and must
-be supported by the filesystem. A bucket uses a lease, which expires. The configuration is written
-conditionally on the generation that the lock holder read first. The write therefore fails for a
-holder whose lease has expired unnoticed. `switch` notifies the servers.
+Changes need `locked()`. In a folder the lock is the kernel's flock, which ends with a killed
+process and must be supported by the filesystem. In a bucket the lock is a lease, which expires. A
+write of the configuration succeeds only if its generation has not changed since the lock holder
+first read it. The write therefore fails for a holder whose lease has expired unnoticed. `switch`
+notifies the servers.
 
-`version.json` lists every file of its version with size and SHA-256. A folder without it, or with a
-file that is absent or has another size, is an interrupted copy and not a version. `VersionFolders`
-reads the versions below one model's name.
+`version.json` lists every file of its version with size and SHA-256. If a folder lacks this file,
+or if a listed file is absent or has another size, the folder is an interrupted copy and not a
+version. `VersionFolders` reads the versions below one model's name.
 """
 
 import errno
@@ -126,9 +127,10 @@ def assemble(version: int, folder: Path, options: ServingOptions) -> dict[str, P
 
 
 def warmup_files(golden: GoldenRows, num_rows: int) -> tuple[list[WarmupRow], dict[str, bytes]]:
-    """Return the first golden rows as Triton's warm-up, and the content of each file it names.
+    """Return the first golden rows as Triton's warm-up, and the content of each warm-up file.
 
-    File names are hashes of the content. A restored configuration therefore finds its own rows.
+    The name of a file is the hash of its content. A restored configuration therefore finds its own
+    rows.
     """
     rows: list[WarmupRow] = []
     contents: dict[str, bytes] = {}
@@ -399,9 +401,9 @@ class ModelRepository:
             self.objects.write(
                 f"{self.names.candidate}/{version}/{name}", content, if_generation=ABSENT
             )
-        # Triton's response cache identifies a model by name and number, so a rehearsal could get a
-        # predecessor's response. One instance is enough to test the load, and every instance takes
-        # processor time from the live version.
+        # Triton's response cache identifies a model by name and number, so a rehearsal could get
+        # the response of an earlier candidate. One instance is enough to test the load, and every
+        # instance takes processor time from the live version.
         rehearsed = replace(options, response_cache=False, instances=1)
         golden = GoldenRows.load(folder / GOLDEN_FILE)
         self._write_loadable(self.names.candidate, version, golden=golden, options=rehearsed)
@@ -477,7 +479,7 @@ class ModelRepository:
     def read_config(self) -> str | None:
         """Return the configuration, or None if it is absent."""
         stored = self.objects.read(self._config)
-        # A corrupt byte must not prevent a rollback from replacing the text.
+        # A corrupt byte in the old text must not prevent a rollback from replacing the text.
         return None if stored is None else stored.content.decode(errors="replace")
 
     def write_config(self, text: str | None) -> None:
@@ -553,8 +555,8 @@ class ModelRepository:
         """Write the traffic plan atomically.
 
         Raises:
-            ContractError: its sequence is not one more than that of the replaced plan (1 for the
-                first plan).
+            ContractError: its sequence number does not follow that of the replaced plan. The first
+                plan has the number 1.
             Changed: another deployment wrote a plan meanwhile.
         """
         self.check_held()

@@ -2,14 +2,14 @@
 
 There are two backends. `python` is used by a laptop's tritonserver, whose python backend runs
 `served_model.py` with ONNX Runtime. `onnxruntime` is used by Triton's images, whose ONNX Runtime
-backend reads `model.onnx` and `model.data` itself. The server wheel for laptops lacks that backend,
-so here its text is checked only against the format. The configuration names no execution
-accelerator. The graph's lookups are integer operations, which TensorRT would pass back to the
-default provider.
+backend reads `model.onnx` and `model.data` itself. The server wheel for laptops lacks the second
+backend, so on a laptop the text for `onnxruntime` is checked only against the format. The
+configuration names no execution accelerator. The graph's lookups are integer operations, which
+TensorRT would pass back to the default provider.
 
 Clients get long deadlines, because a cancelled gRPC call can kill Triton 2.51. The server bounds
-its queue instead. A request that exceeds the queue's size or its time limit is rejected as
-UNAVAILABLE.
+its queue instead. A request that finds the queue full, or waits longer than the time limit, is
+rejected as UNAVAILABLE.
 """
 
 import json
@@ -36,8 +36,8 @@ CPU = "cpu"
 GPU = "gpu"
 DEVICES = (CPU, GPU)
 WARMUP_BATCH = 64
-"""Rows of the one multi-row warm-up request, which allocates the buffers for batches before the
-first client."""
+"""Number of rows of the multi-row warm-up request. This request allocates the buffers for batches
+before the first client."""
 
 _KINDS = {CPU: "KIND_CPU", GPU: "KIND_GPU"}
 
@@ -93,7 +93,8 @@ def triton_config(
     wanted = sorted(set(versions))
     if not wanted or wanted[0] < 1:
         raise ContractError(f"versions are {wanted}, expected one or more, each at least 1")
-    # A warm-up sample of batch size n is n requests with the same row, run as one batch.
+    # Triton expands a warm-up sample of batch size n to n requests with the same row, and runs them
+    # as one batch.
     inputs = input_tensors(features)
     samples = [_sample(f"row {at}", row, inputs, batch_size=1) for at, row in enumerate(warmup)]
     if warmup:
