@@ -119,7 +119,7 @@ _ENVIRONMENT_OF_COMMAND = {
     "export": "export",
     "search": "search",
 }
-"""Commands that need the packages of another environment than this one."""
+"""Environment of each command whose packages are not installed in this environment."""
 
 
 _NO_PLACEMENT = ("command", "output", "placement")
@@ -382,7 +382,7 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. The exit codes are those of docs/pipeline.md."""
+    """Run one command. docs/pipeline.md lists the exit codes."""
     line = list(sys.argv[1:] if argv is None else argv)
     if line and line[0] in FORWARDED:
         module, words, _ = FORWARDED[line[0]]
@@ -408,7 +408,8 @@ def _python_of_command(command: str) -> str:
             f"{command} needs {python}, which is absent; `make environments ENVIRONMENTS={name}` "
             "builds it"
         )
-    # The environment does not contain this repository. The working folder stays the user's.
+    # The other environment does not contain this repository. The working folder is still the
+    # user's.
     os.environ["PYTHONPATH"] = os.pathsep.join(
         filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     )

@@ -4,10 +4,11 @@ The rows of the given files become the rows of the day, in time order and withou
 earlier files of the day stay in the lake, but readers skip them (`lake_files`). Nothing is lost,
 and `lineage` shows which model saw which version. Rows keep only the columns of the raw schema.
 
-A writer first claims a version number, so that two writers never share one. Then it writes the
-files, and at last the marker that makes readers see the version. The objects of an interrupted
-writer are not removed, because that writer may be slow rather than dead. A marker that it wrote
-after a removal would name absent files, and that stops every reader. Readers warn of such objects.
+A writer first claims a version number, so that two writers never share a number. Then it writes the
+files. At last it writes the marker that makes the version visible to readers. The objects of an
+interrupted writer are not removed, because that writer may be slow rather than dead. If they were
+removed and the writer then published its marker, the marker would name absent files, and every
+reader would stop. Readers therefore only warn of such objects.
 """
 
 import argparse
@@ -41,10 +42,10 @@ from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, type
 logger = logging.getLogger(__name__)
 
 MALFORMED_FILE = "_malformed_rows.jsonl"
-"""File in the version's folder. Its underscore hides it from readers."""
+"""File in the version's folder. The underscore of its name hides the file from readers."""
 CLAIM = "_CLAIM"
-"""Object in a version's folder by which a writer claims it. It is JSON with the writer and the
-time, for people."""
+"""Object in a version's folder by which a writer claims it. The object is JSON with the writer and
+the time, for people."""
 
 
 class Backfilled(NamedTuple):
@@ -54,8 +55,8 @@ class Backfilled(NamedTuple):
     num_rows: int
     num_malformed: int
     num_duplicates: int
-    """Copies as in `RawDataset.num_duplicates`. The next two fields are also those of
-    `RawDataset`."""
+    """Same as `RawDataset.num_duplicates`. The next two fields also equal the fields of the same
+    name in `RawDataset`."""
     num_updated: int
     num_conflicting: int
     replaces: list[str]
@@ -73,7 +74,7 @@ def backfill(
 
     Args:
         files: Either all of them are in the raw schema or none is.
-        recommender: The recommender whose rows they hold.
+        recommender: The recommender that describes the files' rows.
         lake: URI or absolute path of an existing lake.
         day: The UTC day to replace.
         reason: Text for people, stored in the version's marker.
@@ -87,8 +88,8 @@ def backfill(
     """
     versions = DayVersions(lake, day)
     limits = recommender.section("extraction", ExtractionSettings)
-    # List these files before any row is read. A file that arrives later holds uncorrected rows and
-    # must stay readable.
+    # List these files before any row is read. A file that arrives after this point holds
+    # uncorrected rows, and readers must not skip it.
     replaces = versions.own_files()
     with tempfile.TemporaryDirectory(prefix="backfill-", ignore_cleanup_errors=True) as folder:
         scratch, rows = Path(folder), Path(folder, "rows")

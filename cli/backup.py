@@ -43,7 +43,7 @@ class BackupContents(Manifest):
     Paths are absolute and cannot be changed, because manifests refer to each other by path.
 
     Raises:
-        ContractError: a part or a path is none that `evergreen backup` writes.
+        ContractError: `evergreen backup` does not write such a part or path.
     """
 
     places: dict[str, str]
@@ -194,10 +194,10 @@ def restore(
 
 
 def _expect_nothing_else(contents: BackupContents) -> None:
-    """Refuse files of other origin, and remove unfinished files of a killed restore.
+    """Refuse files that are not from the backup, and remove unfinished files of a killed restore.
 
     Raises:
-        ContractError: a file is not one of the backup, or has another content.
+        ContractError: a file is not part of the backup, or its content differs.
     """
     expected = {contents.target(name): sha256 for name, sha256 in contents.files.items()}
     links = {contents.target(name): link for name, link in contents.links.items()}
@@ -262,7 +262,7 @@ def _copy_database(source: Path, target: Path) -> None:
 
 
 def _ask(places: dict[str, Path]) -> bool:
-    """Ask the person at the terminal, and return whether that person agrees.
+    """Ask the person at the terminal for confirmation, and return the answer.
 
     Raises:
         ContractError: there is no terminal.

@@ -44,10 +44,10 @@ class Comparison:
     rows_of: str
     """Id of the model for which the rows were held out."""
     differing: Mapping[str, tuple[Any, Any]]
-    """Settings and facts that differ: the values of A and B, by name. None means that the model's
-    recommender does not name the setting, so that its default counts."""
+    """Settings and facts that differ: the values of A and B, by name. A value is None if the
+    model's recommender does not set it. The setting's default then applies."""
     sizes: Mapping[str, tuple[Any, Any]]
-    """Numbers of A and B by name, including equal ones."""
+    """Numbers of A and B by name, including equal numbers."""
     quality: RowsQuality
     slices: list[SliceQuality]
     """Slices, ordered from the strongest evidence against B."""

@@ -32,7 +32,7 @@ _MONITOR_ROLE = "evergreen-monitor"
 OLDEST_KUBEFLOW = (2, 16)
 MAX_SKEW_SECONDS = 5.0
 OPEN_BITS = 0o022
-"""Mode bits that let users other than the owner write a file."""
+"""Mode bits that allow users other than the owner to write to a file."""
 LOOKED_AT_RUNS = 20
 RETRY_PATCH = '{"templateDefaults":{"retryStrategy":{"retryPolicy":"Always","limit":"0"}}}'
 _SET_SERVER = f"kubectl -n {KUBEFLOW} set env deployment/ml-pipeline"
@@ -46,7 +46,8 @@ _LIST_OBJECTS = (
     "import os; from evergreen.storage.uris import open_objects; "
     "open_objects(os.environ[{variable!r}]).list('day=0')"
 )
-"""Program that lists a prefix without objects. It needs the permission to list, and is fast."""
+"""Program that lists a prefix without objects. The program needs the permission to list, and is
+fast."""
 _CONTROLLER = ("deploy/release-controller", "-c", "release-controller", "--")
 """The container that mounts the complete share writable."""
 
@@ -307,7 +308,10 @@ def _look_at_pipeline(each: Installation) -> Iterator[_Found]:
 
 
 def _look_at_runs(each: Installation) -> Iterator[_Found]:
-    """Find failed runs that left nothing in the registry, because no other command shows them."""
+    """Find failed runs that left nothing in the registry.
+
+    No other command shows these runs.
+    """
     if each.store is None:
         yield _unknown("the model store is not given, expected --store")
         return
@@ -404,7 +408,7 @@ def _look_at_repository(each: Installation) -> Iterator[_Found]:
 
 
 def _tried(each: Installation, *words: str) -> _Found:
-    """Return the finding of a command that runs in a container.
+    """Run a command in a container, and return a finding about its result.
 
     The command has the rights and settings of the container's pod.
 

@@ -3,17 +3,18 @@
 It also names the models that were trained on the user's rows.
 
 The command uses each package's own readers. The user is a category of the column that the
-recommender calls `data.user`, and an element of the lists that share its table. Other users' rows
-lose only that element. Rows are removed file by file from lake, archive and quarantine. Incidents
-and work folders of runs are removed as a whole, because a part of them cannot be replayed or
-trained again. Late outcomes hold only request ids, so they are removed first, while the rows still
-show the user of each request. Each step leaves complete files, so that a command that was killed
-can be run again and finds the rest. No other program may write to these places meanwhile.
+recommender calls `data.user`. The same category can be an element of lists that share this column's
+table. Rows of other users lose only this element. Rows are removed file by file from lake, archive
+and quarantine. Incidents and work folders of runs are removed as a whole, because they cannot be
+replayed or trained again without some of their rows. Late outcomes contain only request ids. Late
+outcomes are removed first, while the rows still show the user of each request. Each step leaves
+complete files. If the command is killed, run it again: it finds what remains. No other program may
+write to these folders meanwhile.
 
 Models and their golden rows are named but stay, because they serve until another model replaces
-them. After the rows are removed, they cannot show any more which models were trained on them.
-Therefore `--yes` records the names of these models (`registry.forgotten`). The command reports that
-the live model still contains a removed user until another model is live.
+them. Once the rows are removed, nothing else shows which models were trained on them. Therefore
+`--yes` records the names of these models (`registry.forgotten`). The command reports that the live
+model still contains a removed user until another model is live.
 """
 
 import argparse
@@ -88,13 +89,13 @@ PLACES = {
     "incidents": "folder of recorded incidents",
     "work": "work folder of the pipeline's runs",
 }
-"""Flags of the places besides the model registry, which holds recommender, quarantine, models and
-golden rows."""
+"""Flags of the folders and servers besides the model registry. The registry has the recommender,
+quarantine, models and golden rows."""
 _OUTCOMES = OUTCOME_PARTITION.format(day="")
 _UNFINISHED = re.compile(r"\..+\.([0-9a-f]{32}|aside)")
 """Name of a file or a folder that a killed program left unfinished."""
 Cleaning = Callable[[Any], Any]
-"""Function from an Arrow batch to the rows of it that stay."""
+"""Function that returns the rows of an Arrow batch that are not removed."""
 
 
 @dataclass
@@ -110,10 +111,9 @@ class User:
     """The user as the user's files spell it."""
     recommender: Recommender
     keys: set[tuple[str, int]] = field(default_factory=set)
-    """Request id and row number of the rows found."""
+    """Request id and row number of each row found."""
     days: dict[str, int] = field(default_factory=dict)
-    """Time of the first row found that holds the user, in microseconds since the epoch, by UTC
-    day."""
+    """Time of the first row found on each UTC day, in microseconds since the epoch, by day."""
 
     def __post_init__(self) -> None:
         if self.recommender.data.user is None:
@@ -147,7 +147,7 @@ class User:
 
     @property
     def lists(self) -> list[str]:
-        """The lists of other users, in which a row may name the user."""
+        """The lists of users in which other users' rows may name this user."""
         return [name for name in self.recommender.columns_of_users if name != self.column]
 
     @cached_property
@@ -161,9 +161,10 @@ class User:
         ]
 
     def _are_user(self, values: Any) -> Any:
-        """Return which of an Arrow array's strings, numbers or categories are the user.
+        """Return a mask of the values in an Arrow array that are the user.
 
-        Values are interpreted as extraction interprets them.
+        Values are strings, numbers or categories, and are interpreted as extraction interprets
+        them.
         """
         found = categories(_plain(values), holds_words=self._holds_words)
         return pc.fill_null(pc.equal(found, self.category), False)
@@ -303,7 +304,7 @@ def _plain(values: Any) -> Any:
 
 
 def rewrite(objects: Objects, info: ObjectInfo, clean: Cleaning) -> None:
-    """Replace a Parquet file by what `clean` leaves of its batches, without dictionaries."""
+    """Replace a Parquet file by the rows that `clean` returns, without dictionaries."""
     with (
         TemporaryDirectory(prefix="evergreen-forget-") as scratch,
         local_copy(objects, info.name) as path,
@@ -420,7 +421,7 @@ class TrainedOnUser(NamedTuple):
 
 
 def models_trained_on(store: Path, user: User) -> Iterator[TrainedOnUser]:
-    """Yield the stored models that were trained on rows of the user, or continue such a model."""
+    """Yield the stored models that were trained on rows of the user, and their descendants."""
     lineages = find_lineages(store)
     traces = {each.models[0].model_id: _traces(store, each.models[0], user) for each in lineages}
     for lineage in lineages:
@@ -432,7 +433,7 @@ def models_trained_on(store: Path, user: User) -> Iterator[TrainedOnUser]:
 
 def _traces(store: Path, model: Model, user: User) -> list[str]:
     folder, found, known = model_folder(store, model.model_id), list[str](), dict[str, Any]()
-    # The workflow is collected together with the weights.
+    # If the weights were collected as garbage, so was the workflow.
     workflow = (
         FeatureWorkflow.load(folder / Model.WORKFLOW)
         if (folder / Model.WORKFLOW).exists()
@@ -468,9 +469,9 @@ def _traces(store: Path, model: Model, user: User) -> list[str]:
 
 
 def golden_rows(store: Path, user: User) -> Iterator[str]:
-    """Yield one line for each version whose golden rows hold the user.
+    """Yield one line for each model version whose golden rows contain the user.
 
-    The versions are those of the registry and of Triton's repository.
+    Versions in the registry and in Triton's repository are searched.
     """
     place, served = read_serving_place(store), ServedNames(user.recommender.name)
     kept = [(graph_folder(store, 0).parent.as_uri(), "")]
@@ -500,9 +501,9 @@ def waiting_requests(state: Path, user: User) -> int:
 
 
 def in_windows(state: Path, user: User) -> Iterator[Found]:
-    """Yield the user's matured rows that the monitor holds for its windows.
+    """Yield the user's matured rows that the monitor has stored for its windows.
 
-    A removal turns these rows into rows of an unknown user.
+    The removal does not delete these rows, but replaces their user by the unknown user.
     """
 
     def remove() -> None:

@@ -2,7 +2,7 @@
 
 Rows keep their times. On request they get new times instead, spread evenly over whole days in file
 order. Rows are first spooled to disk (`spool`), which finds copies and sorts the rows by time. The
-earlier rows become day partitions of the lake, and the later ones a file to replay. Days are
+earlier rows become day partitions of the lake, and the later rows become a file to replay. Days are
 published in time order, and each file appears complete or not at all. Ingesting the same files
 again replaces their earlier result. Rows that the lake holds from other files are left out.
 """
@@ -61,7 +61,7 @@ class IngestSettings:
     """
 
     last_day: date | None = None
-    """UTC day of the last row, including replayed rows. None means that rows keep their times."""
+    """UTC day of the last row, including replayed rows. If it is None, rows keep their times."""
     days: int | None = None
     """Number of whole days, ending with `last_day`, over which the rows are spread. None if
     `last_day` is None."""
@@ -70,8 +70,8 @@ class IngestSettings:
     lake_fraction: float = 1.0
     """Share of the rows, counted from the earliest, that go to the lake, in (0, 1]."""
     keep_repeated: bool = False
-    """Whether a row without an id that equals a row of the lake is a further event. By default it
-    is the same event."""
+    """Whether a row without an id counts as a new event if it equals a row of the lake. By default
+    it counts as the same event."""
 
     def __post_init__(self) -> None:
         if (self.last_day is None) != (self.days is None):
@@ -122,7 +122,7 @@ class Ingested:
     """Number of earlier copies of rows that the files repeat with other content, such as a
     click."""
     already_in_lake: int
-    """Number of rows that the lake holds from other files. They were not written again."""
+    """Number of rows that the lake holds from other files. These rows were not written again."""
     repeated: int
     """Number of rows without an id that equal an earlier row in everything but the label. Each
     counts as an event of its own."""
@@ -159,21 +159,21 @@ def ingest(
 ) -> Ingested:
     """Write the rows of files to the lake, in order, and return the result.
 
-    Malformed rows are written to `<replay>.malformed_rows.jsonl`, or without a replay file to
-    `ingest.malformed_rows.jsonl` in the current folder. The file exists only if there are malformed
-    rows.
+    Malformed rows are written to `<replay>.malformed_rows.jsonl`. Without a replay file they are
+    written to `ingest.malformed_rows.jsonl` in the current folder. The file exists only if there
+    are malformed rows.
 
     Args:
-        files: The files in the order of their rows.
-        recommender: The recommender whose rows they hold.
+        files: The files, ordered as their rows should be.
+        recommender: The recommender that describes the files' rows.
         lake: A URI or an absolute path. A folder is created if it is absent.
         replay: Parquet file for the rows that do not go to the lake, or None if all of them do.
         settings: Times and shares of the rows.
 
     Raises:
         ContractError: A file is corrupt, of an unknown form or has too many malformed rows. Or
-            there is no row, or rows are to keep times that they lack. Or too many rows have the key
-            of another row, or are in the lake already.
+            there is no row, or rows without times should keep their times. Or too many rows have
+            the key of another row, or are in the lake already.
         TemporaryError: The bucket cannot be reached.
         PermanentError: There is no permission, no bucket or no disk space.
     """
@@ -187,8 +187,8 @@ def ingest(
         _PARTITION
     )  # fails early if there is no bucket or no permission, not after hours of reading
     place.parent.mkdir(parents=True, exist_ok=True)
-    # The folder is next to the replay file, so that a rename moves finished files. Its dot hides it
-    # from readers.
+    # The temporary folder is next to the replay file, so that a rename moves finished files.
+    # Readers ignore the folder, because its name begins with a dot.
     with tempfile.TemporaryDirectory(
         prefix=".ingest.", dir=place.parent, ignore_cleanup_errors=True
     ) as folder:
@@ -241,9 +241,9 @@ def ingest(
 
 
 def name_of(files: list[Path]) -> str:
-    """Return the name of files in the lake, made of their content.
+    """Return the name of files in the lake, which is derived from their content.
 
-    Other files therefore never get the same name.
+    Files with other content therefore never get the same name.
     """
     return f"ingest-{hashlib.sha256(''.join(map(sha256_file, files)).encode()).hexdigest()[:12]}"
 
@@ -262,8 +262,8 @@ def read_rows(
     No batch is empty.
 
     Args:
-        files: The files in the order of their rows.
-        recommender: The recommender whose rows they hold.
+        files: The files, ordered as their rows should be.
+        recommender: The recommender that describes the files' rows.
         malformed: Receives the malformed rows.
         counts: Receives the counts of the rows read.
         keeps_times: Whether rows must have times. If False, times in the files are dropped.
@@ -309,7 +309,7 @@ def _without_times(rows: Any) -> Any:
 def _expect_keys(
     events: Events, recommender: Recommender, files: list[Path], *, limit: float
 ) -> None:
-    """Log how many rows occur more than once.
+    """Log how many rows have the same key, and check that few of them conflict.
 
     Raises:
         ContractError: More than the share `limit` of the rows have the key of another row, with
@@ -395,7 +395,7 @@ def _ordered(events: Events, settings: IngestSettings) -> Iterator[tuple[Any, An
 def _write_days(
     rows: Iterator[tuple[Any, Any]], num_lake: int, *, days: Path, source: str, replay: Any
 ) -> None:
-    """Write the first `num_lake` rows as day partitions below `days`, the others to `replay`."""
+    """Write the first `num_lake` rows as day partitions below `days`, and the rest to `replay`."""
     row = 0
 
     def lake_pieces() -> Iterator[tuple[int, Any]]:
@@ -405,7 +405,7 @@ def _write_days(
             if here < batch.num_rows:
                 replay.write_batch(batch.slice(here))
             row += batch.num_rows
-            # Rows are in time order, so each day's are contiguous.
+            # Rows are in time order, so the rows of each day are contiguous.
             numbers, starts = np.unique(times[:here] // DAY_MICROS, return_index=True)
             for day, start, end in zip(numbers, starts, [*starts[1:], here]):
                 yield int(day), batch.slice(start, end - start)
@@ -419,7 +419,7 @@ def _write_days(
 
 
 def _publish_days(objects: Objects, days: Path, source: str) -> None:
-    """Publish the files below `days` as the source's only ones in the lake, day by day.
+    """Publish the files below `days` in the lake, day by day, as the only files of the source.
 
     The files are named `part-<source>-*.parquet`.
     """
@@ -429,7 +429,7 @@ def _publish_days(objects: Objects, days: Path, source: str) -> None:
         for day in sorted(days.iterdir()):
             new = {f"{day.name}/{path.name}": path for path in sorted(day.iterdir())}
             for _ in threads.map(objects.write, new.keys(), new.values()):
-                pass  # the first failure is raised here
+                pass  # if one of the tasks failed, its error is raised here
             stale -= new.keys()
             logger.info("%s: wrote %d files of %s", objects.uri, len(new), day.name)
     for name in stale:
@@ -437,7 +437,7 @@ def _publish_days(objects: Objects, days: Path, source: str) -> None:
 
 
 def _publish_malformed(path: Path, final: Path) -> None:
-    """Replace the malformed rows of an earlier ingestion by those of this one, if there are any."""
+    """Replace the malformed rows of an earlier ingestion by those of this ingestion, if any."""
     final.unlink(missing_ok=True)
     if path.exists():
         _publish_file(path, final)

@@ -28,7 +28,7 @@ HASH_DIGITS = 12
 
 
 def print_models(store: Path, *, as_json: bool = False) -> None:
-    """Print one line per entry of the journal, newest last, with a mark at the live version.
+    """Print one line per entry of the journal, newest last, and mark the live version.
 
     JSON also has the URI of each model's card, or null if there is no card.
     """
@@ -94,7 +94,7 @@ def _hashes(entry: Promotion) -> str:
 
 
 def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
-    """Print the version that was live at `time`.
+    """Print which version was live at `time`.
 
     JSON is the journal's entry with an additional `until`, which is null if the version is still
     live.

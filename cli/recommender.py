@@ -1,7 +1,7 @@
 """`evergreen recommender` drafts, checks, compares, accepts and lists recommenders.
 
-It also prints the schema of their records. The package `recommender_file` reads, writes and drafts
-the file. The model registry stores accepted recommenders.
+The command also prints the schema of their records. The package `recommender_file` reads, writes
+and drafts the file. The model registry stores accepted recommenders.
 """
 
 import argparse
@@ -79,8 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
-    `diff` returns `REFUSED` if the recommenders differ, and `check` if `ingest` would refuse the
-    rows.
+    `diff` returns `REFUSED` if the recommenders differ. `check` returns `REFUSED` if `ingest` would
+    refuse the rows.
     """
     arguments = build_parser().parse_args(argv)
     commands = {

@@ -42,8 +42,8 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 
 RUN = "reproduce"
 _OF_A_RUN = ("model_id", "created_at", "sha256", "validation_report", "raw_dataset", "training_set")
-"""Fields of manifests that are not compared, in addition to URIs. The files behind hashes and
-references are compared themselves."""
+"""Fields of manifests that are not compared. URIs are not compared either. Hashes and references
+are skipped, because the files behind them are compared."""
 _OF_VALIDATION = ("digest", "num_train_rows", "num_quarantined")
 """Fields of a `RawDataset` that validation changes if rows enter or leave the quarantine."""
 MAX_SHOWN = 8
@@ -57,23 +57,23 @@ class Reproduction:
     store: Path
     model: Model
     raw: RawDataset
-    """The rows that trained and evaluated the model."""
+    """The rows on which the model was trained and evaluated."""
     lake: str
     until: str
     """Time in ISO 8601 when the original run read the lake. Later files and decisions do not
     count."""
     facts: Mapping[str, Any]
-    """Facts from the notes of the original run: the requested window, and the number of threads of
-    the fit."""
+    """Facts from the notes of the original run: the requested window, and the number of threads in
+    training."""
     folder: Path
-    """Work folder, which is created anew."""
+    """Work folder, which is replaced if it exists."""
 
     def steps(self) -> Iterator[tuple[str, list[str]]]:
         """Run the steps one by one, and yield the name and the differences of each.
 
         Raises:
             ContractError: inputs of the model are gone, or a step raised this error.
-            Refused, PermanentError: a step failed like this. The message has its reason.
+            Refused, PermanentError: a step raised this error. The message has its reason.
         """
         self._expect_inputs()
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -216,7 +216,7 @@ class Reproduction:
 def differing(found: Manifest, expected: Manifest, *, but: Collection[str] = ()) -> list[str]:
     """Return the differing fields of two manifests.
 
-    Fields with names, folders or times of a run are skipped, and so are the fields `but`.
+    Names, folders and times of a run are skipped. The fields `but` are skipped too.
     """
     skipped = {*_OF_A_RUN, *but, *(name for name in asdict(expected) if name.endswith("uri"))}
     ours, theirs = (
@@ -293,7 +293,7 @@ def differing_weights(found: Model, expected: Model, stored: Path) -> list[str]:
 
 
 def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> Reproduction:
-    """Return the reproduction of a stored model.
+    """Find a stored model and the inputs that are needed to train it again.
 
     Args:
         store: The model registry.

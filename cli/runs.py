@@ -31,12 +31,13 @@ from evergreen.runtime.plain_text import show
 
 @dataclass(frozen=True, kw_only=True)
 class RunLine:
-    """One run for people. An undefined number is None."""
+    """Summary of one run. An undefined number is None."""
 
     run: str
-    """Name of the run's folder in the registry, by which all commands call the run."""
+    """Name of the run's folder in the registry. All commands identify the run by this name."""
     name: str
-    """The run's name in Kubeflow, which is not unique. For a run on this machine it is `run`."""
+    """The run's name in Kubeflow, which is not unique. The name of a run on this machine is
+    `run`."""
     state: str
     """State as in `RunOutcome`, or `running` for a run without an outcome."""
     step: str
@@ -54,8 +55,8 @@ class RunLine:
     """AUC of the candidate on the held-out rows."""
     verdict: str | None
     settings: dict[str, dict[str, object]]
-    """All settings of the model's recommender that are not defaults, by section, including those of
-    the run."""
+    """All settings of the model's recommender that differ from their defaults, by section,
+    including the settings of the run."""
     reason: str
 
 
@@ -72,7 +73,10 @@ def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
 
 
 def _start_of(store: Path, run: str) -> str:
-    """Return when the first step of a run began, or if unknown when the run ended, or ""."""
+    """Return when the first step of a run began.
+
+    If that is unknown, returns when the run ended, or "" if that is unknown too.
+    """
     if first := next(each_note(store, run), None):
         return first.started_at
     outcome = find_outcome(store, run)
@@ -113,7 +117,7 @@ def read_run(store: Path, run: str) -> RunLine:
 
 
 def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None, Verdict | None]:
-    """Return the run's model and verdict, each None if the run did not get so far."""
+    """Return the run's model and verdict, each None if the run ended before it was written."""
     name = trained_model(notes)
     if name is None:
         return None, None
@@ -122,7 +126,7 @@ def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None
 
 
 def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False) -> None:
-    """Print a line for each run, and the reasons of failed ones.
+    """Print a line for each run, and the reason if the run failed.
 
     JSON also has the settings of each run.
     """
@@ -186,7 +190,7 @@ def print_lost_runs(store: Path, server: KubeflowServer, *, newest: int | None) 
 
 
 def describe_run(store: Path, outcome: RunOutcome) -> str:
-    """Return where a run's reports are, its model, and in the last line how it ended."""
+    """Return lines about a run: its reports, its model, and at last how it ended."""
     made = read_run(store, outcome.run)
     lines = [f"report of {step}: {uri}" for step, uri in outcome.reports.items()]
     if made.model_id is not None:
@@ -198,7 +202,7 @@ def describe_run(store: Path, outcome: RunOutcome) -> str:
 
 
 def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> str | None:
-    """Return advice about a run that released nothing, or None if nothing is to be done.
+    """Return advice about a run that released nothing, or None if no action is needed.
 
     Args:
         store: The model registry.
@@ -234,11 +238,11 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
 
 
 _SETTINGS = "settings="
-"""Start of the pipeline parameter with the settings of `--set`."""
+"""Start of the flag for the pipeline parameter that has the settings of `--set`."""
 
 
 def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """Return the command with these flags in place of those that they replace."""
+    """Return the command with these flags, which replace earlier flags of the same names."""
     replaced = {word.partition("=")[0] for word in flags if "=" in word}
     replaced |= {
         "trigger_id",

@@ -57,7 +57,7 @@ class Dimension:
     low: int | float = 0
     high: int | float = 0
     log: bool = False
-    """Whether values are drawn uniformly in the logarithm."""
+    """Whether values are drawn from a log-uniform distribution."""
     choices: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -184,7 +184,7 @@ def search(
     *,
     given: Mapping[str, str],
 ) -> None:
-    """Run the missing trials of the study, and print all of them.
+    """Run the missing trials of the study, and print all trials.
 
     The first trial changes no setting of the space.
 
@@ -213,7 +213,7 @@ def search(
         direction=DIRECTIONS[metric],
         load_if_exists=True,
     )
-    # Rows that arrive during the search must not evaluate a trial.
+    # Rows that arrive during the search must not be used to evaluate a trial.
     now = f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
     given = {"window_end": study.user_attrs.get("parameters", {}).get("window_end", now), **given}
     for name, value in {"parameters": given, "space": repr(space)}.items():
@@ -270,8 +270,8 @@ def run_trial(
     folders.logs.mkdir(parents=True, exist_ok=True)
     with open(folders.logs / "search.log", "a") as log:
         variables = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        # Ctrl-C reaches the run too, and the run then ends its step. `subprocess.run` would kill it
-        # before that.
+        # Ctrl-C also interrupts the run, which then ends its step. `subprocess.run` would kill the
+        # run before its step has ended.
         with subprocess.Popen(command, env=variables, stdout=log, stderr=log) as process:
             process.wait()
     outcome = find_outcome(folders.store, name)
@@ -298,8 +298,8 @@ def katib_experiment(
     """Return the search as an Experiment, with the image and volume of the pipeline's exit handler.
 
     Raises:
-        ContractError: a choice holds a character that Katib cannot pass on, because Katib inserts
-            values into JSON unescaped.
+        ContractError: a choice contains a character that would break the JSON into which Katib
+            inserts values unescaped.
     """
     if broken := [
         word for each in space.values() for word in each.words if {'"', "\\"} & set(word)

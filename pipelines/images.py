@@ -1,6 +1,6 @@
 """Map each step to its image, and each image to its local environment.
 
-There is one image per step, built by the Dockerfile of its component, and one pinned lock per
+There is one image per step, built by the Dockerfile of its component. There is one pinned lock per
 environment. Steps with the same needs share a lock. Validation's image has a newer TFDV than its
 environment, pinned by `validation-trixie.lock`. `pipelines.placement` decides the nodes and
 resources of each step, and `tools.build_images` builds the images.
@@ -15,8 +15,8 @@ ENVIRONMENT_OF_STEP = {
     "deployment": "driver",
     "run_outcome": "driver",
 }
-"""Environment of each step. The step's image installs the lock of this environment (validation's:
-`validation-trixie`). On a laptop the step runs in `.venvs/<environment>`."""
+"""Environment of each step. The step's image installs the lock of this environment. Validation's
+image installs `validation-trixie` instead. On a laptop the step runs in `.venvs/<environment>`."""
 
 TRAINING_IMAGES = {"pytorch": "training", "torchrec": "training", "hugectr": "training_hugectr"}
 """Image of each training backend. `components/training/Dockerfile.hugectr` adds our code to

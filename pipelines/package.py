@@ -1,7 +1,7 @@
 """Write the compiled pipeline for a placement, and read its parameters, places and tag.
 
 The file is read before a run, so that a wrong name or value is reported at once and not later by a
-server. Only writing needs kfp.
+server. kfp is needed only for writing.
 """
 
 import os
@@ -37,8 +37,8 @@ def compile_pipeline(path: Path, placement: "Placement") -> None:
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's loader, if PyYAML was built with it. It parses the file in 0.02 s instead of 0.14 s,
-and a run parses it twice."""
+"""libyaml's loader, if PyYAML was built with it. This loader parses the file in 0.02 s instead of
+0.14 s, and a run parses the file twice."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml's dumper, if PyYAML was built with it."""
 
@@ -90,7 +90,7 @@ def read_parameters(
 def run_outcome_pod(package: Path) -> tuple[str, str, str]:
     """Return image, volume claim and mount path of the exit handler.
 
-    Another pod that needs the model registry can use the same three.
+    Another pod that needs the model registry can use the same image, claim and path.
 
     Raises:
         ContractError: the file is absent or not a compiled pipeline of ours.
@@ -171,7 +171,7 @@ def _read_document(package: Path) -> Any:
 
 
 def _read_documents(package: Path) -> list[Any]:
-    """Return the pipeline and, if the file has one, its Kubernetes section."""
+    """Return the pipeline and, if the file has a Kubernetes section, this section."""
     try:
         return list(yaml.load_all(package.read_text(), _LOADER))
     except OSError as error:

@@ -1,9 +1,9 @@
-"""Define where and how each step runs: image, nodes, GPU, volume, memory, variables, retries.
+"""Define where and how each step runs: image, nodes, GPU, volume, memory, variables, and retries.
 
 A cluster's placement may be a YAML file with the fields of `Placement`. In this file `${NAME}` is
-replaced by the value from `cluster.env` in the same folder, from which the cluster's manifests are
-rendered too. The runner on a laptop uses the same compiled file, and ignores volumes, GPUs and
-limits. `pipelines.retraining` defines the steps and their data flow.
+replaced by the value from `cluster.env` in the same folder. The cluster's manifests are rendered
+from the same values. The runner on a laptop uses the same compiled file, and ignores volumes, GPUs
+and limits. `pipelines.retraining` defines the steps and their data flow.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ class Toleration:
 
     key: str
     operator: typing.Literal["Exists", "Equal"] = "Exists"
-    """`Exists` tolerates any value of the taint, and `Equal` only `value`."""
+    """`Exists` tolerates any value of the taint. `Equal` tolerates only `value`."""
     value: str = ""
     effect: typing.Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
@@ -128,8 +128,8 @@ class Placement:
     needs: Mapping[str, NeedsChange] = field(default_factory=dict)
     """Changes to `NEEDS` by step."""
     run_as_user: int | None = None
-    """User id of the steps' containers, which then cannot run as root. None means the image's own
-    user, without this check. The user of our images is 10001."""
+    """User id of the steps' containers, which then cannot run as root. If it is None, the image's
+    own user is used, and root is not refused. The user of our images is 10001."""
     security_context: typing.Literal["set", "omit"] = "set"
     """Whether the pods get `run_as_user`. Set `omit` for Kubeflow Pipelines before 2.16, which
     refuses pods with it."""
@@ -237,7 +237,7 @@ class Placement:
     def needs_of(self, step: str) -> Needs:
         """Return the resources of `step` on this cluster.
 
-        For training they are those of each pod.
+        For training these are the resources of each pod.
         """
         change = dataclasses.asdict(self.needs.get(step, NeedsChange()))
         return dataclasses.replace(
@@ -275,12 +275,12 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     task.set_cpu_limit(needs.cpu)
     task.set_memory_limit(needs.memory)
     # Disable caching for all steps. The run's name is an argument of every task, and outputs are
-    # stored under it, so that a cached output would belong to another run.
+    # stored under this name, so a cached output would belong to another run.
     task.set_caching_options(False)
     num_retries = placement.training_retries if step == "training" else placement.num_retries
     if num_retries:
-        # Argo measures this limit from the start of the first try and includes the tries. It must
-        # cover all tries at their longest, or Argo would end or skip a retry.
+        # Argo measures this limit from the start of the first try. The limit must cover all tries
+        # at their longest. Otherwise Argo would end or skip a retry.
         longest = (num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
         task.set_retry(
             num_retries,
@@ -300,8 +300,8 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
             task, key=each.key, operator=each.operator, value=each.value or None, effect=each.effect
         )
     if uses_gpu:
-        # NCCL exchanges gradients between GPUs over shared memory, and Kubernetes' default of 64 MB
-        # is too small.
+        # NCCL exchanges gradients between GPUs over shared memory. Kubernetes' default of 64 MB is
+        # too small for this.
         kubernetes.empty_dir_mount(
             task,
             volume_name="shared-memory",
@@ -387,7 +387,7 @@ def train_job_spec(placement: Placement) -> str:
 
 
 def _pods_patch(placement: Placement, needs: Needs) -> dict[str, Any]:
-    """Return the patch of a TrainJob's pods over those of its runtime."""
+    """Return the patch that changes the pods of a TrainJob's runtime."""
     nodes = placement.nodes_of(needs)
     tolerations = [
         {name: of for name, of in dataclasses.asdict(each).items() if of}
@@ -422,7 +422,7 @@ VALUES_FILE = "cluster.env"
 
 
 def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement:
-    """Return the placement of the file `path`, with `overrides` over it.
+    """Return the placement of the file `path`, changed by `overrides`.
 
     Args:
         path: YAML file, or None for the defaults.

@@ -1,7 +1,8 @@
 """Read and replace the folders and servers that a compiled pipeline names.
 
-Another machine that runs the pipeline replaces them. They are not parameters of a run. The
-placement decides them, and each step has them as constants. `package` reads and writes the files.
+A machine replaces them if it runs a pipeline that was compiled for another machine. Folders and
+servers are not parameters of a run. The placement decides them, and each step has them as
+constants. `package` reads and writes the files.
 """
 
 from collections.abc import Iterator, Mapping

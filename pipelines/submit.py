@@ -1,8 +1,9 @@
 """Upload the pipeline to a Kubeflow Pipelines server, and start or schedule runs.
 
-`evergreen submit` uses it for people and for CI. The monitor itself decides when its runs are due,
-and that only one runs at a time. `evergreen.runtime.kubeflow` connects to the server. A version
-with the same name and content is reused, and a schedule with the same name is replaced.
+`evergreen submit` uses this module for people and for CI. The monitor needs no schedule, because it
+decides itself when its runs are due, and starts only one at a time. `evergreen.runtime.kubeflow`
+connects to the server. A version with the same name and content is reused, and a schedule with the
+same name is replaced.
 """
 
 import hashlib
@@ -88,8 +89,8 @@ def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
     """Start one run under this name, and return its id.
 
     The run's description has the reason and the recommender from its parameters. If the server's
-    response is lost, the server may still have created the run. A new run with this name then
-    counts as the created one.
+    response is lost, the server may still have created the run. If a new run with this name exists,
+    it is therefore treated as the created run.
 
     Raises:
         TemporaryError: the server does not respond, and there is no such run yet.
@@ -121,7 +122,7 @@ def _created_late(
     before: set[str],
     error: TemporaryError,
 ) -> str:
-    """Return the id of the run that was created by a request whose response is lost.
+    """Return the id of a run whose creation request got no response.
 
     Raises:
         TemporaryError: there is no such run yet. The message extends that of `error`.
@@ -145,8 +146,9 @@ def schedule(
 ) -> str:
     """Schedule runs by `cron` (UTC, seconds first), and return the schedule's id.
 
-    An earlier schedule of the same name is replaced. A due run waits for the end of the active one.
-    Of several missed runs, only the last one is made up for.
+    An earlier schedule of the same name is replaced. If a run is due while another run is active,
+    it waits for that run's end. If several runs were missed, only the last of them is started
+    afterwards.
 
     Raises:
         ContractError: `cron` does not have six fields.
@@ -165,8 +167,8 @@ def schedule(
             service_account=run.service_account or None,
             **source_arguments(run.source),
         )
-        # Delete the old schedules last. An error before this point leaves the old schedule, and an
-        # error here leaves both until the next call.
+        # Delete the old schedules last. An error before this point leaves only the old schedule. An
+        # error at this point leaves both schedules until the next call.
         for each in known:
             server.client.delete_recurring_run(each.recurring_run_id)
             logger.info("the previous schedule %s was deleted", name)
@@ -176,8 +178,8 @@ def schedule(
 def check_cron(cron: str) -> str:
     """Return the cron line with single spaces.
 
-    The server accepts five fields too, but reads them as seconds to months. It would run `0 3 * *
-    *`, which elsewhere means daily at three, every hour.
+    The server also accepts five fields, but reads them as seconds to months. For example, `0 3 * *
+    *` means daily at three elsewhere, but the server would run it every hour.
 
     Raises:
         ContractError: the line does not have six fields.

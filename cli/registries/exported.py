@@ -24,8 +24,8 @@ class Exported:
     rounds: list[ModelCard]
     """Cards of the models that the gate evaluated, oldest first."""
     versions: list[tuple[Release, ModelCard]]
-    """Versions that served traffic, live or as a canary, with the cards of their models. They are
-    in ascending order. Versions without a graph in the store are left out."""
+    """Versions that served traffic, live or as a canary, with the cards of their models. The
+    versions are in ascending order. Versions without a graph in the store are left out."""
     aliases: dict[str, int | None]
     """Number of the live version as `champion` and of the canary as `candidate`, by the promotion
     journal. None if there is no such version."""
@@ -65,7 +65,8 @@ def read_store(store: Path) -> Exported | None:
 def parameters_of(card: ModelCard) -> dict[str, str]:
     """Return the parameters of the run that trained a model.
 
-    They are the network, the recommender's settings, the gate's thresholds, and the training data.
+    The parameters are the network, the recommender's settings, the gate's thresholds, and the
+    training data.
     """
     model = card.model
     named = model.recommender.named_settings | {

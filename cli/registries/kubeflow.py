@@ -1,7 +1,7 @@
 """Export one store to the model registry of Kubeflow Hub.
 
 Each version that served traffic becomes a model version with the URI of its graph, so that graphs
-are not uploaded. The registry's own client finds its token at the place where pods have it. The
+are not uploaded. The registry's own client reads its token from the usual path in a pod. The
 registry has no aliases. Therefore the registered model's properties `champion` and `candidate` name
 the versions. A property is empty if there is no such version.
 """
@@ -64,8 +64,8 @@ def _export(registry: ModelRegistry, exported: Exported) -> None:
             registry.register_model(name, uri, version=number, **told, **_FORMAT)
             logger.info("Model Registry: created version %s", number)
         elif release.version == last and registry.get_model_artifact(name, number) is None:
-            # An export was killed between two calls of the client, so that only the newest version
-            # can lack its artifact.
+            # If an export was killed between two calls of the client, only the newest version can
+            # lack its artifact.
             registry.async_runner(
                 registry._register_model_artifact(present[number], name, uri, **_FORMAT)
             )

@@ -1,9 +1,9 @@
 """Export one store to MLflow.
 
-Each evaluated model becomes a run, each version becomes a model version, and aliases follow the
-promotion journal. MLflow's own client reads user, token and certificates from its variables
-(`MLFLOW_TRACKING_TOKEN`, ...). A run becomes `FINISHED` once it is complete. An incomplete run is
-written again.
+Each evaluated model becomes a run, and each version becomes a model version. The aliases follow the
+promotion journal. MLflow's own client reads user, token and certificates from its environment
+variables (`MLFLOW_TRACKING_TOKEN`, ...). A run becomes `FINISHED` once it is complete. An
+incomplete run is written again.
 """
 
 import logging
@@ -32,8 +32,8 @@ from evergreen.runtime.errors import TemporaryError, first_line
 from evergreen.storage.uris import local_path
 
 VERSION_TAG = "evergreen.version"
-"""Tag of a model version with our version number. Runs have the tag `model_id`, by which existing
-ones are found."""
+"""Tag of a model version with our version number. Runs have the tag `model_id`. The export finds
+existing entries by these tags."""
 _MOST_RUNS = 50_000
 """Maximum number of runs that a server returns in one response, enough for five years of hourly
 runs."""
@@ -151,7 +151,7 @@ def _number_of(client: MlflowClient, release: Release, card: ModelCard, *, run_i
 
 
 def _point(client: MlflowClient, name: str, aliases: dict[str, str | None]) -> None:
-    """Set each alias to the version with that MLflow number, or remove the alias if it is None."""
+    """Set each alias to a version of MLflow by its number, or remove the alias if it is None."""
     found = client.get_registered_model(name).aliases
     for alias, number in aliases.items():
         if number == found.get(alias):

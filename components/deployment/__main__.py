@@ -136,8 +136,8 @@ def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
         who=arguments.who or arguments.run,
     )
     if rollout == AUTO:
-        # `auto` resolves to `full` for the first version, because there is nothing to compare it
-        # with. A retried step can find its own model live, which is also `full`.
+        # `auto` resolves to `full` for the first version, because there is no version to compare it
+        # with. A retried step can find its own model live. `auto` is then `full`, too.
         live = promotion_journal.current(settings.store)
         replaces = live is not None and live.model_id != model.model_id
         rollout = CANARY if replaces and verdict.decision != PASS else FULL

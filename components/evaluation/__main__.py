@@ -116,8 +116,8 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         write_whole(Path(arguments.html), page)
     keep_report(store, arguments.run, STEP, html=page)
     card.write(card_path(store, card.model_id))
-    # The monitor compares served scores with this histogram. It is of held-out rows, because scores
-    # of training rows are overconfident.
+    # The monitor compares served scores with this histogram. The histogram is computed from
+    # held-out rows, because scores of training rows are overconfident.
     scores = ScoreHistogram.of(evaluation.scored.candidate)
     scores.write(scores_path(store, evaluation.verdict.candidate_model_id))
     verdict = keep_verdict(store, evaluation.verdict, raw)

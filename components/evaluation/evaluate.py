@@ -1,6 +1,6 @@
-"""The order of an evaluation: check the inputs, score the held-out rows, decide, store the scores.
+"""The steps of an evaluation: check the inputs, score the held-out rows, decide, store the scores.
 
-The modules beside this one read rows, score them, check them and draw the report.
+Other modules of this package read, score and check the rows, and draw the report.
 """
 
 import io
@@ -73,7 +73,7 @@ def evaluate(
         training_set: The same rows, encoded with the candidate's workflow.
         model: The candidate.
         champion: The release to compare with. None = only floor and calibration are checked.
-        champion_reference: How the run chose the champion, for the verdict.
+        champion_reference: How the run chose the champion. This choice is written to the verdict.
         settings: The limits.
         final: Folder for the scores. A folder of an earlier try is replaced.
 
@@ -138,7 +138,7 @@ def _find_leaks(raw: RawDataset, auc: float | None) -> tuple[dict[str, float], l
 def _score_both(
     raw: RawDataset, training_set: TrainingSet, score: Callable[..., ScoredHoldout]
 ) -> tuple[ScoredHoldout, ScoredHoldout | None]:
-    """Score the held-out rows of the window, and those of earlier days if there are any."""
+    """Score the held-out rows of the window, and any held-out rows of earlier days."""
     counts = (raw.num_holdout_rows, training_set.num_holdout_rows)
     scored = score(raw.holdout_uri, training_set.holdout_uri, counts=counts)
     if not raw.replay_holdout_uri or not training_set.replay_holdout_uri:
@@ -150,7 +150,7 @@ def _score_both(
 def check_holdout(
     scored: ScoredHoldout, slices: Mapping[str, NDArray[np.bool_]], settings: GateSettings
 ) -> GateDecision:
-    """Check scored rows (`gate.decide`)."""
+    """Check the scored rows with `gate.decide`."""
     return decide(
         scored.labels,
         scored.candidate,
@@ -202,7 +202,10 @@ def _expect_same_round(raw: RawDataset, training_set: TrainingSet, model: Model)
 
 
 def _expect_same_champion(raw: RawDataset, champion: Release | None) -> None:
-    """Refuse a champion other than extraction's. It may have been trained on the held-out rows."""
+    """Refuse a champion other than the one that extraction chose.
+
+    Another champion may have been trained on the held-out rows.
+    """
     found = champion.model_id if champion else None
     if found != raw.champion_model_id:
         raise Refused(

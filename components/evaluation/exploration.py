@@ -1,33 +1,33 @@
 """Estimate the clicks that the candidate's order would gain, from randomized rankings.
 
 The estimate uses held-out rows of lists in which the client swapped two neighbours at random by the
-rule of `contracts.exploration`, and the candidate's scores of these rows. It is information for
-people, and no check of the gate uses it.
+rule of `contracts.exploration`. The estimate also uses the candidate's scores of these rows. The
+estimate is information for people, and no check of the gate uses it.
 
 Two neighbours of a list are disputed if the candidate scores the lower one higher. The gain of a
 disputed pair is the number of clicks on its two rows if they are swapped, minus the number if they
-are not. The rest of the list stays as it was served. The estimate is the mean gain over all
+are not swapped. The rest of the list stays as it was served. The estimate is the mean gain over all
 disputed pairs. A swap is the smallest step from the live order towards the candidate's, and the log
 contains such swaps with known probabilities. The clicks on a list in the candidate's own order are
-not estimated, because the log hardly ever contains one. The effect of a swap on other rows of the
-list is not estimated either.
+not estimated, because the log hardly ever contains such a list. The effect of a swap on other rows
+of the list is not estimated either.
 
 A list of k rows that was explored with probability s adds a term X. If a pair was swapped, X is the
 excess of that pair if it is disputed, else 0. If no pair was swapped, X = -s / ((1 - s)(k - 1))
 times the sum of the disputed pairs' excess. A pair's excess is its clicks minus its expected
-clicks. The expected clicks are the pair's two served scores, calibrated by the earlier lists. Both
-orders are centred by the same number, so the expectation of X is s / (k - 1) times the sum of the
-gains of the list's disputed pairs. The sum of X is divided by the expected number of swaps of
-disputed pairs, which is the sum of s (disputed pairs) / (k - 1). The result is unbiased. It is
-inverse propensity weighting of both orders, with each list weighted by its s. The centring removes
-the variance of the number of swaps, as self-normalized weights do (Swaminathan and Joachims 2015,
-NeurIPS), and adds no bias.
+clicks. The expected clicks are the sum of the pair's two served scores, calibrated by the earlier
+lists. The expected clicks do not depend on the order of the pair. The expectation of X is therefore
+s / (k - 1) times the sum of the gains of the list's disputed pairs. The sum of X is divided by the
+expected number of swaps of disputed pairs, which is the sum of s (disputed pairs) / (k - 1). The
+result is unbiased. The method is inverse propensity weighting of both orders, with each list
+weighted by its s. Subtracting the expected clicks removes the variance of the number of swaps, as
+self-normalized weights do (Swaminathan and Joachims 2015, NeurIPS), and adds no bias.
 
 The interval uses |X| <= 2 and psi(lambda) = -log(1 - lambda) - lambda. For each lambda in (0, 1),
 exp((lambda / 2) sum(X - E X) - psi(lambda) sum (X / 2)^2) is a nonnegative supermartingale of mean
-at most 1. This is an empirical-Bernstein bound (Howard, Ramdas, McAuliffe and Sekhon 2021, Annals
-of Statistics 49). Ville's inequality, divided among the `_LAMBDAS` and both sides, gives a 95 %
-interval that holds at all numbers of lists at once. Lists may differ, and the click rate may
+at most 1. The interval is an empirical-Bernstein bound (Howard, Ramdas, McAuliffe and Sekhon 2021,
+Annals of Statistics 49). Ville's inequality, divided among the `_LAMBDAS` and both sides, gives a
+95 % interval that holds at all numbers of lists at once. Lists may differ, and the click rate may
 change with time.
 """
 
@@ -49,13 +49,13 @@ ALPHA = 0.05
 MIN_SWAPS = 30
 """Minimum number of swaps of disputed pairs for an estimate."""
 _LAMBDAS = 0.8 / 2.0 ** np.arange(7)
-"""Values of lambda: large ones suit few swaps, small ones suit a million swaps."""
+"""Values of lambda. Large values suit few swaps, and small values suit a million swaps."""
 _LARGEST = 2.0
 """Upper bound of |X|, because a pair has at most two clicks."""
 
 
 class ShownRows(NamedTuple):
-    """Rows of randomized rankings, list by list in the order shown, each [n]."""
+    """Rows of randomized rankings, one list after another, in the order shown, each [n]."""
 
     lists: NDArray[np.int64]
     """Request of each row, as in `ScoredHoldout`. Rows of one request are adjacent."""
@@ -131,8 +131,8 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
 def deviation_bound(sums: NDArray[np.float64]) -> float:
     """Return a bound on the sum of the terms minus the sum of their expectations.
 
-    The bound holds at all n at once, with a probability of at least 1 - `ALPHA`. The terms [n] are
-    in [-2, 2].
+    The bound holds for all n simultaneously, with a probability of at least 1 - `ALPHA`. The terms
+    [n] are in [-2, 2].
     """
     variance = float(np.square(sums / _LARGEST).sum())
     price = math.log(2 * len(_LAMBDAS) / ALPHA)
@@ -144,7 +144,10 @@ def deviation_bound(sums: NDArray[np.float64]) -> float:
 def _calibration_before(
     clicks: NDArray[np.float64], scores: NDArray[np.float64], of_pair: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return for each pair the clicks per expected click in all earlier lists, starting at 1."""
+    """Return for each pair the ratio of clicks to expected clicks in all earlier lists.
+
+    The ratio is 1 before the first list.
+    """
     sums = [np.bincount(of_pair, each) for each in (clicks, scores)]
     seen, expected = (1.0 + np.cumsum(each) - each for each in sums)
     before: NDArray[np.float64] = (seen / expected)[of_pair]

@@ -1,16 +1,18 @@
 """The gate: checks from labels and scores whether the candidate may be released.
 
-Two checks compare a 95 % interval with a limit: the candidate's AUC with a floor, and its paired
-difference to the champion's AUC with the loss that is allowed (non-inferiority). The intervals are
-DeLong's, with the rows of one user, or else of one request, counted as dependent. Such a check
-passes if the whole interval is on the good side of the limit, and fails if it is on the bad side.
-Otherwise it is inconclusive. A canary can go on comparing an inconclusive model.
+Two checks compare a 95 % interval with a limit. The floor check compares the candidate's AUC with a
+floor. The champion check compares the paired difference to the champion's AUC with the allowed
+degradation (non-inferiority). The intervals are DeLong's. Rows of one user count as dependent, or
+rows of one request if the user is unknown. Such a check passes if the whole interval is on the good
+side of the limit, and fails if the whole interval is on the bad side. Otherwise the check is
+inconclusive. A canary can go on comparing an inconclusive model.
 
-Two checks can only pass or fail, and fail if the rows are sure of it. One tests for each slice of
-the rows whether it loses more log loss than is allowed (one-sided tests, Holm's correction over all
-slices). The other tests whether expected clicks are off by more than a factor. docs/evaluation.md
-shows the power of each check. Sample weights count in these two checks, because both depend on the
-click rate. An AUC does not, and counts rows alike. Scores are computed elsewhere.
+Two other checks either pass or fail, and fail only on significant evidence. The slice check tests
+for each slice of the rows whether its log loss increases by more than is allowed (one-sided tests,
+Holm's correction over all slices). The calibration check tests whether expected clicks are off by
+more than a factor. docs/evaluation.md shows the power of each check. These two checks use sample
+weights, because both depend on the click rate. An AUC does not depend on it, and counts rows alike.
+Scores are computed elsewhere.
 
 A candidate can be weak in a slice although it is good overall. Slices are all rows, rows by the age
 of their categories and items, hours of the day, positions in ranked lists, and frequent values of
@@ -56,26 +58,29 @@ from evergreen.statistics.metrics import (
 )
 
 MIN_CLASS_REQUESTS = 10
-"""Minimum requests (or users) with a click, and with a row without one, for a reliable interval.
+"""Minimum requests (or users) with a click, and also with a non-click, for a reliable interval.
 
-In simulations with clicks in 4 to 9 requests, some 95 % intervals hold in 92 % of the windows
-(docs/evaluation.md)."""
+In simulations in which only 4 to 9 requests have clicks, some 95 % intervals cover the true value
+in only 92 % of the windows (docs/evaluation.md).
+"""
 CHANCE = 0.5
 """AUC of random scores."""
 SLICE_ALPHA = 0.05
-"""Highest probability, over all slices, of refusing a model that loses no more than is allowed."""
+"""Maximum probability, over all slices, of refusing a model that degrades no slice by more than is
+allowed."""
 TOP_VALUES = 5
 MAX_POSITION = 10
 MAX_SHOWN = 40
-"""Number of slices that are measured for the card: those with the smallest p-values."""
+"""Number of slices whose metrics are on the card. These slices have the smallest p-values."""
 _HOUR_SECONDS = 3_600
 _NOTHING = MISSING_CATEGORY - 1
-"""Marker of a slot that repeats a value of its row, or is empty in a row with other values."""
+"""Marker of a slot without a value to count: a repeated value of its row, or an empty slot beside
+other values."""
 _MORE_ROWS = "bring more rows, or hold out a larger share of them (extraction.holdout_fraction)"
 
 
 class Estimates(NamedTuple):
-    """AUCs with their intervals. None for a number that does not exist."""
+    """AUCs with their intervals. An undefined AUC is None."""
 
     candidate: AucEstimate | None
     champion: AucEstimate | None
@@ -104,7 +109,8 @@ class GateDecision(NamedTuple):
     checks: Sequence[Check]
     estimates: Estimates
     slice_p_values: Mapping[str, float]
-    """One-sided p-value of each tested slice: that it loses no more than is allowed."""
+    """One-sided p-value of each tested slice. The hypothesis is that the slice degrades by no more
+    than is allowed."""
 
     @property
     def decision(self) -> str:
@@ -191,7 +197,7 @@ def _check_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> Check 
 
 
 def _fewest_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> tuple[str, int]:
-    """Return the class of rows that comes from the fewest requests, and their number."""
+    """Return the class, click or non-click, with the fewest requests, and their number."""
     found = {
         "clicks": len(np.unique(group[click == 1])),
         "rows without a click": len(np.unique(group[click == 0])),
@@ -276,7 +282,10 @@ def _check_slices(evidence: _Evidence, settings: GateSettings) -> Check | None:
 
 
 def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
-    """Fail if expected clicks are surely off by more than the factor and than the champion's."""
+    """Fail if expected clicks are off by significantly more than the factor.
+
+    The check passes if the champion's expected clicks are further off.
+    """
     click, weights, factor = evidence.click, evidence.weights, settings.max_calibration_factor
     scores = np.asarray(evidence.candidate, np.float64)
     ratio = calibration(click, scores, weights=weights)
@@ -317,9 +326,9 @@ def _slice_p_values(
     *,
     slices: Mapping[str, NDArray[np.bool_]],
 ) -> dict[str, float]:
-    """Return by slice the p-value of its mean `excess` [n] being at most 0.
+    """Return the p-value of each slice for the hypothesis that its mean `excess` is at most 0.
 
-    A slice with too few clicks to test is left out.
+    `excess` has one value per row, [n]. A slice with too few clicks to test is left out.
     """
     tested = {
         name: rows
@@ -331,10 +340,10 @@ def _slice_p_values(
 
 
 def mean_p_value(values: NDArray[np.float64], group: NDArray[np.int64]) -> float | None:
-    """Return the one-sided p-value of the values' mean being at most 0, by Student's t.
+    """Return the one-sided p-value for the hypothesis that the mean is at most 0.
 
-    Values of one group are not independent. Returns None without a standard error
-    (`grouped_deviation`).
+    The test is Student's t. Values of one group are not independent. Returns None if
+    `grouped_deviation` finds no standard error.
     """
     deviation = grouped_deviation((values, group))
     if deviation is None or not deviation.standard_error:
@@ -367,9 +376,9 @@ def cut_slices(
 
     Args:
         scored: The rows.
-        is_first_round: Whether no model came before. Then every category is new, and new ones are
-            no slice. None = it is not known which categories are new.
-        shown: Names of the categories. Columns whose values it hides are not sliced.
+        is_first_round: Whether the model has no parent. Then every category is new, so there is no
+            slice of new categories. None = it is not known which categories are new.
+        shown: Names of the categories. Columns whose values are hidden are not sliced.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}
     if is_first_round is not None:
@@ -460,7 +469,7 @@ def _by_value(
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield the slices of the values [n, slots].
 
-    A row belongs once to each of its values, and to `missing` if it has none.
+    A row belongs to the slice of each of its values, or to `missing` if it has no value.
     """
     held = np.sort(values, axis=1)
     held[:, 1:][held[:, 1:] == held[:, :-1]] = _NOTHING

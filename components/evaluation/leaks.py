@@ -1,10 +1,10 @@
 """Find the columns that leak the label, if the candidate's AUC is suspiciously high.
 
-A column that is filled after the click, or derived from it, is a leak. The model ranks the held-out
-rows almost perfectly, but it is useless in production, where the value does not exist yet. Each
-column is measured alone. A numeric column's AUC is the AUC of its values. The AUC of any other
-column is the AUC of its click rates by value in the training rows. The gate only warns, and people
-decide whether to remove a column.
+A column leaks the label if it is filled after the click or derived from the click. With such a
+column a model ranks the held-out rows almost perfectly, but it is useless in production, where the
+value does not exist yet. Each column is measured alone. A numeric column's AUC is the AUC of its
+values. The AUC of any other column is the AUC of its click rates by value in the training rows. The
+gate only warns, and people decide whether to remove a column.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from evergreen.storage.uris import local_path
 SUSPICIOUS_AUC = 0.99
 """AUC on held-out rows above which a leak is more likely than a good model."""
 MAX_TRAINING_ROWS = 500_000
-"""Number of the newest training rows that give the click rates by value."""
+"""Maximum number of training rows for the click rates by value. The newest rows are used."""
 _BATCH_ROWS = 65_536
 
 
@@ -38,11 +38,11 @@ def column_aucs(raw: RawDataset) -> dict[str, float]:
         raw: The rows. Columns that the run left out are not measured.
 
     Returns:
-        AUCs by column, each in [0.5, 1]. A column whose order is the opposite of the label's counts
-        like one whose order is the label's. Empty unless the held-out rows have both labels.
+        AUCs by column, each in [0.5, 1]. An AUC below 0.5 is replaced by 1 minus the AUC. Empty
+        unless the held-out rows have both labels.
     """
     found = {}
-    # A column that is served as one constant value cannot rank rows when the candidate is scored.
+    # If a column is served as one constant value, it cannot rank rows when the candidate is scored.
     for column in (
         name for name in raw.recommender.features.needed if name not in raw.excluded_columns
     ):

@@ -50,13 +50,13 @@ def make_card(
 
 
 def metrics_document(verdict: Verdict, *, train_rows: int) -> dict[str, float]:
-    """Return the metrics by which people compare runs in Kubeflow. Unknown ones are left out.
+    """Return the metrics by which people compare runs in Kubeflow. Unknown metrics are left out.
 
     Each check is a metric, with the ends of its interval. The model's card has the other numbers.
 
     Args:
         verdict: The gate's verdict on the candidate.
-        train_rows: Rows that the candidate was fitted to in this run.
+        train_rows: Number of rows on which the candidate was trained in this run.
     """
     values: dict[str, float | None] = {
         "accepted": int(verdict.accepted),
@@ -105,9 +105,9 @@ def roc_curve(
 ) -> list[RocPoint]:
     """Return points of the ROC curve from (0, 0) to (1, 1), evenly spaced along it.
 
-    Every point is on the exact curve. The list is empty unless both classes are present. No row is
-    above the first point's threshold. Its threshold is 1, the largest probability, because metadata
-    stores reject infinity.
+    Every point is on the exact curve. The list is empty unless both classes are present. No row
+    scores above the threshold of the first point. This threshold is 1, the largest probability,
+    because metadata stores reject infinity.
     """
     num_clicks = int(np.count_nonzero(labels))
     num_others = len(labels) - num_clicks
@@ -123,8 +123,7 @@ def roc_curve(
     along = true_rate + false_rate
     wanted = np.searchsorted(along, np.linspace(0.0, 2.0, max_points))
     kept = np.unique(np.r_[0, np.minimum(wanted, len(along) - 1), len(along) - 1])
-    # searchsorted's first hit for 0 is the point (0, 0) itself, so no more than max_points + 1 are
-    # kept.
+    # searchsorted returns the point (0, 0) for 0, so at most max_points + 1 points remain.
     return [
         RocPoint(*map(float, point))
         for point in zip(false_rate[kept], true_rate[kept], thresholds[kept])
@@ -138,9 +137,9 @@ def calibration_bins(
     *,
     weights: NDArray[np.float32] | None = None,
 ) -> list[CalibrationBin]:
-    """Return the mean score and the click rate of equal shares of the rows, lowest scores first.
+    """Return the mean score and the click rate of bins of equal size, lowest scores first.
 
-    Both are weighted if rows have weights. There are never more bins than rows.
+    Both numbers are weighted if rows have weights. There are never more bins than rows.
     """
 
     def mean(values: NDArray[Any], rows: NDArray[np.int64]) -> float:

@@ -1,9 +1,10 @@
 """Score the held-out rows with the candidate's weights and with the champion's served graph.
 
-The rows are stored in two folders, raw as they were logged and encoded for the candidate, in the
-same order. Counts and labels are compared, because scores of different rows must never be mixed.
+The rows are stored in two folders in the same order: raw as they were logged, and encoded for the
+candidate. Counts and labels of both folders are compared, because scores of different rows must
+never be mixed.
 
-The champion scores raw rows through its ONNX graph, exactly as it answers users. The graph contains
+The champion scores raw rows through its ONNX graph, exactly as in production. The graph contains
 the champion's own feature workflow. `gate` compares the scores.
 """
 
@@ -46,7 +47,7 @@ BATCH_ROWS = 8192
 
 
 class RawBatch(NamedTuple):
-    """Raw rows in the form in which they are served."""
+    """Raw rows in the form that production requests have."""
 
     labels: NDArray[np.int8]
     event_seconds: NDArray[np.float64]
@@ -74,7 +75,7 @@ class EncodedBatch(NamedTuple):
 
 
 NEW_ITEM, UNKNOWN_ITEM = 1, 2
-"""Newness of an item: it got its id in this run, or it has no id of its own."""
+"""Newness of an item: its id was assigned in this run, or it has no id of its own."""
 
 ScoreEncoded = Callable[[EncodedBatch], NDArray[np.float32]]
 ScoreRaw = Callable[[RawBatch], NDArray[np.float32]]
@@ -96,7 +97,7 @@ class ScoredHoldout:
     candidate: NDArray[np.float32]
     champion: NDArray[np.float32] | None
     has_new_category: NDArray[np.bool_]
-    """Whether the row has a category that got its id in this run."""
+    """Whether the row has a category whose id was assigned in this run."""
     has_unknown_category: NDArray[np.bool_]
     """Whether the row has a category without an id of its own."""
     item_newness: NDArray[np.int8] | None
@@ -127,13 +128,13 @@ class ScoredHoldout:
 
 
 def candidate_scorer(model: Model) -> ScoreEncoded:
-    """Return a function that scores encoded rows with the candidate, as it would be served.
+    """Return a function that scores encoded rows with the candidate, as in production.
 
     The scores use the constants of `CategoricalOptions.served_as` and the number format of
     `TableSettings`.
 
     Raises:
-        ContractError: Its files are absent, corrupt or of another shape.
+        ContractError: The candidate's files are absent, corrupt or of another shape.
     """
     from evergreen.networks.scoring import load_scorer
 
@@ -165,7 +166,7 @@ def champion_scorer(release: Release, features: Features) -> ScoreRaw:
     Each column is found by its name.
 
     Raises:
-        ContractError: The graph is absent, corrupt, or not the one that was released.
+        ContractError: The graph is absent or corrupt, or is not the released graph.
     """
     path = local_path(release.graph_uri)
     if not path.is_file():
@@ -243,7 +244,7 @@ def score_holdout(
 def score_with_both(
     raw_uri: str, features: Features, named: ColumnNames, *, candidate: Model, champion: Model
 ) -> ScoredHoldout:
-    """Score raw rows with the weights of two models, as each would be served.
+    """Score raw rows with the weights of two models, as in production.
 
     The result does not say which categories are new.
 
@@ -330,7 +331,7 @@ def _raw_parts(
 def _newness(
     ids: NDArray[np.int64], is_new: Sequence[NDArray[np.bool_]], item: int | None
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int8]]:
-    """Return whether each row has a new category, and an unknown one, and its item's newness."""
+    """Return whether each row has a new or an unknown category, and its item's newness."""
     found, of_item = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.int8)
     for known, column in zip(is_new, ids.T):
         found |= known[column]
@@ -355,7 +356,7 @@ def _columns(
 
 
 def _numbered(requests: pa.Array, numbers: dict[str, int]) -> NDArray[np.int64]:
-    """Return the requests' numbers, and add the new requests to `numbers`."""
+    """Return the number of each request, and add new requests to `numbers`."""
     encoded = requests.dictionary_encode(null_encoding="encode")
     known = [
         numbers.setdefault(request, len(numbers)) for request in encoded.dictionary.to_pylist()
@@ -384,7 +385,7 @@ def _expect_hash(name: str, stated: str | None, found: str) -> None:
 def parquet_files(folder: Path) -> list[Path]:
     """Return the Parquet files of `folder` in row order.
 
-    The order is that of HugeCTR's file list if there is one, or else of the names.
+    If there is a file list of HugeCTR, it defines the order. Otherwise files are ordered by name.
 
     Raises:
         ContractError: There are no files, or the list is wrong.
@@ -401,7 +402,7 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
     """Return the number of held-out rows, if both folders and both manifests agree.
 
     Raises:
-        ContractError: They disagree. The error names both numbers.
+        ContractError: The numbers differ. The message has both numbers.
     """
     num_raw, num_encoded = _num_rows(raw), _num_rows(encoded)
     if num_raw != num_encoded:

@@ -1,7 +1,7 @@
 """Extraction: copies the rows of one time window of the lake into a `RawDataset`.
 
-It also samples rows of earlier days (`components.extraction.replay`). Some are trained on again,
-and others measure how much the model has forgotten.
+Extraction also samples rows of earlier days (`components.extraction.replay`). The model is trained
+on some of these rows again. The other sampled rows measure how much the model has forgotten.
 
 `python -m components.extraction` is the pipeline's step. `python -m cli.ingest` writes a user's
 Criteo files to the lake. Validation checks the rows, and preprocessing encodes them.

@@ -36,7 +36,8 @@ COUNTS = (
     "quarantined_files",
 )
 TIMES = ("first_event_time", "last_event_time", "last_learned_time")
-"""Fields of a `RawDataset` in the step's note: numbers, without their `num_`, and times."""
+"""Fields of a `RawDataset` that the step's note contains: times, and numbers without the prefix
+`num_`."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -99,7 +100,7 @@ def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time
     """Run the step and return its exit code (`evergreen.runtime.exit_codes`).
 
     Args:
-        argv: The flags. None = those of the process.
+        argv: The flags. If it is None, the flags of the process are used.
         clock: Function that returns seconds since the epoch. Rows ahead of the clock are not read.
             `--lake-until` replaces it.
     """

@@ -1,9 +1,10 @@
-"""Duplicate rows: keep one copy of each (request id, row), and count the others by kind.
+"""Duplicate rows: keep one copy of each (request id, row), and count the dropped copies by kind.
 
-Copies with equal content are redeliveries. Among copies with different content the newest is kept.
-The newest is the one with the latest event time, then the one with a click, because a click comes
-after its row was shown. If both are equal, the content itself decides, so that the result never
-depends on the order of files. Rows of a back-filled version are corrections, and are always kept.
+Copies with equal content are redeliveries. Among copies with different content the newest copy is
+kept. The newest copy is the one with the latest event time. Among copies with the same event time,
+a copy with a click is newer, because a click comes after its row was shown. If the copies are still
+tied, the content itself decides, so that the result never depends on the order of files. Rows of a
+back-filled version are corrections, and are always kept.
 """
 
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from evergreen.runtime.errors import ContractError
 
 KEY = [REQUEST_ID, ROW]
 _NEWEST = [EVENT_TIME, LABEL]
-"""Columns that decide which of two copies is newer, in this order."""
+"""Columns by which two copies are compared, in this order, to find the newer copy."""
 
 
 @dataclass(kw_only=True)
@@ -29,11 +30,12 @@ class Copies:
     """Counts of rows that were left out because another copy was kept."""
 
     num_equal: int = 0
-    """Copies with the same content as the kept one (redeliveries)."""
+    """Copies with the same content as the kept copy (redeliveries)."""
     num_updated: int = 0
-    """Copies with the same features as the kept one, and another label, time, weight or score."""
+    """Copies with the same features as the kept copy, but with another label, time, weight or
+    score."""
     num_conflicting: int = 0
-    """Copies with other features than the kept one."""
+    """Copies whose features differ from those of the kept copy."""
     example: str = ""
     """First conflict, for messages."""
 
@@ -43,7 +45,7 @@ class Copies:
         return self.num_equal + self.num_updated + self.num_conflicting
 
     def add(self, other: "Copies") -> None:
-        """Add the counts of later rows to these."""
+        """Add the counts of `other`, which belong to later rows."""
         self.num_equal += other.num_equal
         self.num_updated += other.num_updated
         self.num_conflicting += other.num_conflicting
@@ -66,7 +68,8 @@ class Copies:
             key: Names of the columns of request and row in the files.
 
         Raises:
-            ContractError: more rows conflict. The message names the key and an example.
+            ContractError: a larger share of the rows conflicts. The message names the key and an
+                example.
         """
         num_rows = num_kept + self.num_rows
         if self.num_conflicting > max_fraction * num_rows:
@@ -87,7 +90,7 @@ def newest_copies(table: Any, features: Features) -> tuple[Any, Copies]:
         features: Features of the rows.
 
     Returns:
-        The sorted rows, and the counts of those left out.
+        The sorted rows, and the counts of the rows that were left out.
     """
     table = table.sort_by(
         [(EVENT_TIME, "ascending"), (REQUEST_ID, "ascending"), (ROW, "ascending")]
@@ -126,15 +129,16 @@ def newest_copies(table: Any, features: Features) -> tuple[Any, Copies]:
 
 
 def without_known(table: Any, known: Any, features: Features) -> tuple[Any, Copies]:
-    """Leave out the rows that have a copy among `known` rows, which are always kept.
+    """Leave out the rows that have a copy among the `known` rows.
 
     Args:
         table: Rows, each (request id, row) once.
-        known: Training rows of earlier runs, or rows of a correction.
-        features: Features of both.
+        known: Training rows of earlier runs, or rows of a correction. These known rows are always
+            kept, even if their copies in `table` are newer.
+        features: Features of both tables.
 
     Returns:
-        The rows without a known copy, and the counts of those left out, even if they are newer.
+        The rows without a known copy, and the counts of the rows that were left out.
     """
     both = [each.select(KEY) for each in (table, known)]
     known = known.take(pa.array(_positions_in(both[1], both[0])))
@@ -199,7 +203,7 @@ def _equal(left: Any, right: Any, names: list[str]) -> NDArray[np.bool_]:
 
 
 def _example(rows: Any, features: Features) -> str:
-    """Describe two rows of one key by the first feature in which they differ."""
+    """Describe two rows with the same key by the first feature in which they differ."""
     one, other = rows.to_pylist()
     name = next(name for name in features.names if one[name] != other[name])
     return (

@@ -1,15 +1,16 @@
 """The extraction of one window: rows sorted by time, split into training rows and holdout.
 
-The holdout consists of the newest rows. Neither the candidate, its parent nor the champion learned
-from their times or requests. A model looks better than it is on its own training rows, and on other
-rows of the same requests, because the rows of a request are alike. So the split is between two
-times, after the newest training row of the parent and the champion. A row after the split is
-dropped if its request has rows before the split. No row is lost, because the next run begins after
-the newest training row of this run. A request whose other rows are all before the window cannot be
-detected here. Late rows (see `seen_files`) precede the others in training and are never held out.
+The holdout consists of the newest rows. The candidate, its parent and the champion were trained on
+no row of the holdout's times or requests. A model looks better than it is on its own training rows,
+and on other rows of the same requests, because the rows of a request are alike. The split is
+therefore a point in time after the newest training row of the parent and the champion. A row after
+the split is dropped if its request has rows before the split. The dropped row is not lost, because
+the next run begins after the newest training row of this run. If all other rows of a request are
+before the window, this run cannot detect the request. Late rows (see `seen_files`) precede the
+other rows in training and are never held out.
 
 The output folder `<work>/<run>/extraction/` is written atomically, and a retried task replaces it.
-It contains:
+The folder contains:
 
 - `train/` and `holdout/`: Parquet files in the raw schema.
 - `replay/` and `replay_holdout/`: rows older than the window (see `components.extraction.replay`).
@@ -17,9 +18,9 @@ It contains:
 - `ahead.jsonl`: files with rows ahead of the clock, if there are any.
 - `words.json`: counts of string categories, if a column has them.
 
-Files that are unfit to read are left out (see `evergreen.rows.unfit`). A pass over the rows
-collects all unfit files, and the next pass reads without them. The result therefore equals that of
-a lake without these files.
+Unreadable files and files with unsuitable content are left out (see `evergreen.rows.unfit`). One
+pass over the rows finds all such files, and the next pass does not read these files. The result
+therefore equals that of a lake without these files.
 """
 
 import hashlib
@@ -69,7 +70,7 @@ logger = logging.getLogger(__name__)
 
 MIN_ROWS = 10
 LOT_ROWS = 4 * FILE_ROWS
-"""Approximate number of rows that a worker copies at a time."""
+"""Approximate number of rows that a worker copies in one task."""
 WINDOW, LATE = "all", "late"
 """Temporary folders of the step. `LATE` is also the prefix of the late rows' files, so that they
 sort before `part`."""
@@ -107,7 +108,7 @@ def find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None)
     Args:
         parts: Files with the window's rows, sorted by time.
         num_wanted: Number of holdout rows.
-        learned: Time of the newest row that a baseline learned, microseconds since the epoch. All
+        learned: Time of the newest training row of the baselines, microseconds since the epoch. All
             holdout rows are newer. None if there is no baseline.
     """
     num_rows = sum(part.num_rows for part in parts)
@@ -123,8 +124,8 @@ def find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None)
 def remove_straddling(holdout: Path, learned: Sequence[Path], workers: Workers) -> int:
     """Remove from `holdout` the rows of requests that also have training rows.
 
-    Memory holds 4 bytes for each request of `holdout`, and the request ids of one file for each
-    worker.
+    The function needs 4 bytes of memory for each request of `holdout`. Each worker needs memory for
+    the request ids of one file.
 
     Args:
         holdout: Folder of the holdout rows.
@@ -163,7 +164,7 @@ def _request_ids(path: Path) -> Any:
 
 
 def _ids_among(hashes: NDArray[np.uint32], path: Path) -> list[str]:
-    """Return the request ids of a file whose hash is among these ascending hashes.
+    """Return the request ids of a file whose hashes are among these ascending hashes.
 
     Different ids may have the same hash.
     """
@@ -227,8 +228,8 @@ def extract(
         folder: Output folder.
         recommender: Recommender with its settings.
         baselines: Parent and champion of the candidate.
-        dask_scheduler: Address of the Dask scheduler whose workers copy the rows. Empty = processes
-            of this machine.
+        dask_scheduler: Address of the Dask scheduler whose workers copy the rows. If it is empty,
+            processes on this machine copy them.
 
     Raises:
         ContractError: a setting is wrong, there are too few rows for training or the holdout, or
@@ -359,12 +360,12 @@ class _Written(NamedTuple):
     copied: _CopiedRows
     late: _CopiedRows
     copies: Copies
-    """Rows that were left out of the window's rows and of the late ones."""
+    """Counts of the copies that were left out of the window's rows and of the late rows."""
     malformed: MalformedRows
     num_ahead: int
     num_late_clicks: int
-    """Number of late clicks on rows of the window and on late rows. Those on replayed rows are not
-    counted."""
+    """Number of late clicks on rows of the window and on late rows. Late clicks on replayed rows
+    are not counted."""
     last_learned: int
     split: "_Split"
     record: "_Record"
@@ -381,7 +382,7 @@ def _write_rows(
     baselines: Baselines,
     workers: Workers,
 ) -> _Written:
-    """Write the output folders of the module's docstring into `folder`.
+    """Write the output folders that the module's docstring lists into `folder`.
 
     Raises the errors of `_extract_fit`.
     """
@@ -402,7 +403,7 @@ def _write_rows(
     cut = _cut(parts, window, lake=lake, settings=settings, baselines=baselines)
     split = _split(parts, cut, num_late=late.num_rows, folder=folder)
     last_learned = max(cut.last_learned, watermark(baselines.parent) if baselines.parent else 0)
-    # The record is made before old rows are drawn. A file that is unfit only for the drawing
+    # The files are recorded before old rows are sampled. A file that is only unfit for sampling
     # therefore still counts as seen.
     record = _Record(
         days=_days_read(
@@ -433,7 +434,7 @@ def _write_rows(
 
 
 def _expect_few_unfit(lake: Lake, window: TimeSpan, *, settings: ExtractionSettings) -> None:
-    """Check that most files can be read: those with rows of the window, late rows or late outcomes.
+    """Check that most files with rows of the window, late rows or late outcomes can be read.
 
     Files that an earlier run of the lineage left out do not count.
 
@@ -473,7 +474,7 @@ def _note_ahead(lake: Lake, path: Path) -> int:
 
 
 def _warn_of_left(lake: Lake, settings: ExtractionSettings) -> None:
-    """Log the files that the lineage has not seen and that this run does not learn from."""
+    """Log the files that the lineage has not seen and whose rows this run leaves out."""
     if not (left := lake.left_files):
         return
     assert lake.seen is not None
@@ -651,7 +652,7 @@ def _files_unread(lake: Lake, window: TimeSpan, last_learned: int) -> dict[str, 
 
 
 class _Record(NamedTuple):
-    """Entries of the manifest about the lake's files."""
+    """The manifest's entries about files of the lake."""
 
     days: list[dict[str, Any]]
     """See `RawDataset.days`."""
@@ -672,9 +673,10 @@ class _Split(NamedTuple):
 
 
 def _split(parts: list[PartFile], cut: Cut, *, num_late: int, folder: Path) -> _Split:
-    """Move the window's rows to `folder`/train and `folder`/holdout, and late rows to the former.
+    """Move the window's rows to `folder`/train and `folder`/holdout.
 
-    The file names of late rows sort first.
+    Late rows are moved to `folder`/train. The file names of late rows sort before those of the
+    other rows.
     """
     num_newer = sum(part.num_rows for part in parts) - cut.num_older
     cut_newest(parts, num_newer, older=folder / "train", newest=folder / "holdout")
@@ -759,9 +761,9 @@ def _cut(
 
 
 def _enough(lake: Lake, learned: int, attribution: int) -> str:
-    """Return a phrase for messages: the window's end that would leave enough rows.
+    """Return a phrase for messages that says which end of the window would leave enough rows.
 
-    All of these rows are newer than `learned`.
+    All of the counted rows are newer than `learned`.
     """
     newer: list[int] = []
     with MalformedRows(Path(os.devnull), max_fraction=1.0, collects_unfit=True) as ignored:

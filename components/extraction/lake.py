@@ -2,14 +2,15 @@
 
 Days do not overlap in time, so reading days in order gives rows in order. A day with more rows than
 fit in memory is divided into intervals, which are sorted separately. `PIECE_ROWS` limits the rows
-of an interval as far as the statistics of the row groups allow. Many rows with the same time cannot
-be divided.
+of an interval as far as the statistics of the row groups allow. Rows with the same time cannot be
+divided, even if there are many.
 
 Clicks that arrived after their rows were archived are in `outcomes/day=*/`
-(`evergreen.contracts.raw_rows.OUTCOME_TYPES`). They are joined to the rows when these are read. A
-row with such a click gets label 1 if the click happened within the attribution window that the file
-states, however late it was reported. Labels therefore mean the same as in the monitor. A click
-after the window, other events, outcomes of other rows, and repetitions change nothing.
+(`evergreen.contracts.raw_rows.OUTCOME_TYPES`). Late clicks are joined to the rows when the rows are
+read. A row with such a click gets label 1 if the click happened within the attribution window that
+the file states. The time of the report does not matter. Labels therefore mean the same as in the
+monitor. A click after the window, other events, outcomes of other rows, and repetitions change
+nothing.
 """
 
 import hashlib
@@ -62,18 +63,20 @@ logger = logging.getLogger(__name__)
 PIECE_ROWS = 250_000
 _SCHEMA = arrow_schema(OUTCOME_TYPES)
 _COUNTS_FROM = "counts_from"
-"""Column with the event time of the oldest row for which a click is in time. It is the click's time
-minus the window, in microseconds since the epoch as float64, which is exact to the year 2255."""
+"""Column with the earliest event time of a row for which the click is in time. The value is the
+click's time minus the attribution window, in microseconds since the epoch as float64, which is
+exact to the year 2255."""
 _MICROS = pa.timestamp("us", tz="UTC")
 CLOCKS = timedelta(days=1)
-"""Because of clock skew, a click can be stored under the day before its prediction's day."""
+"""Tolerance for clock skew. With skewed clocks, a click can be stored under the day before its
+prediction's day."""
 
 
 @dataclass
 class LateClicks:
     """The late clicks of one lake.
 
-    They are read as far back as the rows that they are joined to.
+    Clicks are read back to the day of the oldest row to which they are joined.
     """
 
     files: LakeFiles
@@ -81,8 +84,8 @@ class LateClicks:
     """Number of rows so far whose label a late click changed from 0 to 1."""
     _hashes: dict[str, str] = field(default_factory=dict)
     _clicks: dict[date, Any] = field(default_factory=dict)
-    """Clicks by partition. Each clicked (request, row) occurs once, with the least `_COUNTS_FROM`
-    of its clicks."""
+    """Clicks by partition. Each clicked (request, row) occurs once, with the smallest
+    `_COUNTS_FROM` of its clicks."""
 
     def join(self, table: Any, day: date) -> Any:
         """Set label 1 for the raw rows of the UTC day `day` that have a late click.
@@ -90,8 +93,8 @@ class LateClicks:
         Raises:
             UnfitFiles: files of outcomes are corrupt, or lack a column.
         """
-        # If the monitor no longer knew the prediction, the click is stored under its own day, which
-        # can be any number of days later.
+        # If the monitor no longer had the prediction, the click is stored under the click's own
+        # day. This day can be any number of days after the prediction's.
         late = [clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - CLOCKS]
         if not late or not table.num_rows:
             return table
@@ -132,7 +135,7 @@ class LateClicks:
         return hashlib.sha256(lines.encode()).hexdigest()
 
     def read_since(self, first: date) -> dict[date, Any]:
-        """Return the clicks by partition, after reading those on rows of `first` or a later day."""
+        """Read the clicks on rows of `first` and later days, and return all clicks by partition."""
         wanted = [
             day for day in self.files.outcomes if day >= first - CLOCKS and day not in self._clicks
         ]
@@ -184,12 +187,13 @@ def _with_first_time(clicks: Any) -> Any:
 
 
 class Piece(NamedTuple):
-    """A part of one day that is read at a time."""
+    """A part of one day, which is read as a unit."""
 
     day: date
     files: list[Path]
     """Files of the day that may have rows of the interval, by the statistics of their row groups.
-    The first piece has all files, so that rows without a time or of another day are found."""
+    The first piece of a day has all files, so that rows without a time or of another day are found.
+    """
     span: TimeSpan
     num_rows: float
     """Approximate number of rows in the interval, from the statistics of the row groups."""
@@ -212,11 +216,11 @@ class LeftFile(NamedTuple):
     name: str
     """Path relative to the lake."""
     num_rows: int | None
-    """Number of rows that are left out. None if the file is not on this machine, or not
-    readable."""
+    """Number of rows that are left out. None if the file is not on this machine or cannot be
+    read."""
     counts_as_seen: bool
-    """Whether the lineage has seen the file after this run. This is so if the run reads other rows
-    of the file, or starts a new record."""
+    """Whether the file counts as seen by the lineage after this run. The file counts as seen if the
+    run reads other rows of the file, or starts a new record."""
 
 
 class WindowPiece(NamedTuple):
@@ -287,9 +291,9 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
 
     There is at least one piece.
 
-    A piece can have half as many rows more, as far as the statistics tell. The rows are assumed to
-    be spread evenly over their row group, or over `span` if a group has no statistics. Traffic in
-    bursts is thus divided by its rows and not by the clock.
+    A piece has at most 50 % more rows than `piece_rows`, as estimated from the statistics. The
+    estimate assumes that rows are spread evenly over their row group, or over `span` if a group has
+    no statistics. Traffic in bursts is thus divided by its rows and not by the clock.
 
     Args:
         day: Day of the files.
@@ -318,7 +322,7 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
     wanted = before[0] + (before[-1] - before[0]) * np.arange(1, num_pieces) / num_pieces
     after = np.searchsorted(before, wanted)
     nearest = after - (wanted - before[after - 1] < before[after] - wanted)
-    # Prefer a cut between two row groups, because a group that two pieces share is decoded twice.
+    # Prefer a cut between two row groups, because a group is decoded twice if two pieces share it.
     is_near = np.abs(before[nearest] - wanted) <= piece_rows / 4
     inner = np.where(
         is_near, edges[nearest], np.interp(wanted, before, edges).astype(np.int64)
@@ -338,7 +342,10 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
 
 
 def _groups(path: Path) -> list[tuple[GroupTimes | None, int]]:
-    """Return the event times, None if unknown, and the number of rows of each row group."""
+    """Return the event times and the number of rows of each row group.
+
+    Unknown event times are None.
+    """
     file = open_parquet(path)
     is_time = (
         EVENT_TIME in file.schema_arrow.names
@@ -350,7 +357,7 @@ def _groups(path: Path) -> list[tuple[GroupTimes | None, int]]:
 
 @dataclass(frozen=True, kw_only=True)
 class Lake:
-    """The rows of a lake, ordered by time."""
+    """A lake whose rows are read in the order of time."""
 
     files: LakeFiles
     features: Features
@@ -364,11 +371,11 @@ class Lake:
     seen: SeenFiles | None = None
     """Files that the parent's lineage has seen. If None, no row is late."""
     ahead_from: int | None = None
-    """First time that is ahead of the clock, in microseconds since the epoch. Rows from then on are
-    not read. None reads all rows."""
+    """Time in microseconds since the epoch. Rows at or after this time are ahead of the clock and
+    are not read. None reads all rows."""
     late: LateClicks = field(init=False, repr=False)
-    """Clicks that arrived after their rows were written. They are joined to the rows when these are
-    read."""
+    """Clicks that arrived after their rows were written. These clicks are joined to the rows when
+    the rows are read."""
 
     words: WordCounts = field(init=False, repr=False, default_factory=WordCounts)
     """Counts of the string categories of the rows that were read."""
@@ -401,9 +408,9 @@ class Lake:
         return self.files.of_day(day).version
 
     def digest_of(self, day: date, window: TimeSpan) -> str:
-        """Return the SHA-256 of the day's files that may have a row of the window or a late row.
+        """Return the SHA-256 of the day's files that may have rows of the window or late rows.
 
-        It covers names, sizes and contents.
+        The digest covers names, sizes and contents of the files.
 
         Raises:
             ContractError: a file of the day is corrupt.
@@ -460,8 +467,8 @@ class Lake:
             window: Window of the run.
 
         Returns:
-            For each name the time up to which the lineage has learned rows of the file, ISO 8601.
-            Empty if it learned none.
+            For each file name, the ISO 8601 time up to which the lineage was trained on rows of the
+            file. The time is an empty string if no row of the file was used for training.
         """
         continues = self.seen is not None and not self.seen.begins_anew
         learned = self.seen.learned.get(day, {}) if self.seen is not None and continues else {}
@@ -479,7 +486,7 @@ class Lake:
         return found
 
     def _unread(self, day: date) -> list[ObjectInfo]:
-        """Return the day's version 0 files that are unfit, or left for a later run."""
+        """Return the day's version 0 files that are unfit or deferred to a later run."""
         names = {each.name for each in self.left_files if not each.counts_as_seen} | set(
             self.files.unfit
         )
@@ -496,9 +503,10 @@ class Lake:
 
     @cached_property
     def left_files(self) -> list[LeftFile]:
-        """Files that the lineage has not seen and whose rows this run leaves out, by day and name.
+        """Return the unseen files whose rows this run leaves out, by day and name.
 
-        If the run does not read the day, a bucket's file is not downloaded only to count its rows.
+        A file is unseen if no run of the lineage has seen it. If the run does not read the day, a
+        bucket's file is not downloaded just to count its rows.
         """
         if self.seen is None:
             return []
@@ -582,7 +590,7 @@ class Lake:
     def pieces(self, window: TimeSpan) -> list[WindowPiece]:
         """Return the pieces with the window's rows in order.
 
-        Their files are fetched, and the late clicks are read into memory.
+        The files of the pieces are fetched, and the late clicks are read into memory.
 
         Raises:
             ContractError: a file is corrupt.
@@ -607,8 +615,9 @@ class Lake:
     ) -> Iterator[tuple[Any, Copies]]:
         """Yield the late rows (see `seen_files`) in the form of `tables`.
 
-        A row that also occurs in a file of its day that is not late was learned before. It is left
-        out as a copy, and a warning reports the number of such rows with other content.
+        If a file of the day that is not late contains the same row, the late row is left out,
+        because the lineage was already trained on it. A warning reports how many of these rows
+        differ in content.
 
         Args:
             window: Window of `tables`. Malformed rows without a time are recorded only once.
@@ -649,7 +658,7 @@ class Lake:
                 yield self.late.join(table, day), copies
 
     def _late_pieces(self, day: date, files: list[ObjectInfo]) -> Iterator[tuple[Piece, bool]]:
-        """Yield the pieces of a day's late rows, each with whether it is the first of its files."""
+        """Yield the pieces of a day's late rows, and whether each is the first of its files."""
         assert self.seen is not None
         for span in dict.fromkeys(self.seen.not_learned(day, file) for file in files):
             own = self.files.paths(
@@ -662,7 +671,8 @@ class Lake:
     def newest(self) -> int | None:
         """Return the time of the newest row that is not ahead of the clock, or None.
 
-        The time is in microseconds since the epoch. Unfit files are left out from this call on.
+        The time is in microseconds since the epoch. After this call, the lake leaves out unfit
+        files.
         """
         try:
             return self._newest()
@@ -706,9 +716,9 @@ class Lake:
     def read(
         self, piece: Piece, malformed: MalformedRows, *, with_strays: bool = False
     ) -> tuple[Any, Copies]:
-        """Return the rows of a piece without copies and with late clicks, and counts of the copies.
+        """Return the rows of a piece without copies, and counts of the copies.
 
-        `with_strays` is that of `RawParquet`.
+        The labels include late clicks. `with_strays` is that of `RawParquet`.
         """
         table, copies = self._sorted(piece, malformed, with_strays=with_strays)
         return self.late.join(table, piece.day), copies
@@ -766,12 +776,12 @@ class Lake:
     def _without_known(
         self, table: Any, piece: Piece, malformed: MalformedRows
     ) -> tuple[Any, Copies]:
-        """Leave out the rows whose key is in a valid row of `piece`.
+        """Leave out the rows whose key also occurs in a valid row of `piece`.
 
-        One batch of these is read at a time.
+        The rows of `piece` are read one batch at a time.
         """
         requests = table.column(REQUEST_ID).combine_chunks()
-        # The runs that learned from these files have checked their malformed rows already.
+        # The malformed rows of these files were checked by the runs that trained on the files.
         with MalformedRows(
             Path(os.devnull), max_fraction=1.0, collects_unfit=malformed.collects_unfit
         ) as ignored:

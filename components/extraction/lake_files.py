@@ -1,15 +1,15 @@
 """The files of a lake by day, and their local copies.
 
 A lake in a folder is read in place. Objects of a bucket are downloaded when they are needed. A lake
-is listed once, and a run reads only what is in that listing. Files that an uploader or a back-fill
-adds later belong to a later run. Objects of a bucket are downloaded at the listed generations into
-a cache, so that none is downloaded twice. If an object was replaced or removed since, the run fails
-with a temporary error. Names, bytes and order are those of the bucket. So a window's rows and
-digest equal those of the same lake in a folder.
+is listed once, and a run reads only the listed files. Files that an uploader or a back-fill adds
+later belong to a later run. Objects of a bucket are downloaded into a cache, at the generations in
+the listing, so that no object is downloaded twice. If an object was replaced or removed since the
+listing, the run fails with a temporary error. Names, bytes and order of the copies are those of the
+bucket. A window's rows and digest therefore equal those of the same lake in a folder.
 
-In the cache, `objects/<generation>/<name>` is complete and never changes. With the suffix `.part`
-it is an unfinished download, which the next run continues. One run at a time uses the cache and
-holds `lock`. Objects that it did not need are deleted.
+In the cache, `objects/<generation>/<name>` is complete and never changes. A name with the suffix
+`.part` is an unfinished download, which the next run continues. Only one run at a time uses the
+cache, and it locks the file `lock`. Objects that the run did not need are deleted.
 
 A day consists of its newest complete version and the files that were added to version 0 later. A
 back-fill replaces the files of the day's folder that its marker names, and nothing else. Files that
@@ -84,7 +84,7 @@ class VersionMarker:
     files: list[FileMark]
     """Files of the version."""
     replaces: list[FileMark]
-    """Files of version 0 that existed when the version was written. They are no longer read."""
+    """Files of version 0 that existed when this version was written. Readers skip these files."""
     num_rows: int
     created_at: str
     reason: str
@@ -124,8 +124,8 @@ class DayFiles:
     version: int
     """Newest complete version. 0 if the day was never back-filled."""
     files: list[ObjectInfo]
-    """Files to read: those of the version, then those added to version 0 later, each sorted by
-    name."""
+    """Files to read. The files of the version come first, and then the files that were added to
+    version 0 later, each sorted by name."""
     own: list[ObjectInfo]
     """All files of version 0, including those that the version replaces."""
     sha256: dict[str, str] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class DayFiles:
 
     @property
     def appended(self) -> list[ObjectInfo]:
-        """Files to read that belong to version 0. The uploader wrote them."""
+        """Files to read that the uploader added to version 0 later."""
         return [each for each in self.files if each.name not in self.sha256]
 
 
@@ -188,7 +188,7 @@ def has_place(name: str) -> bool:
     *folders, file = name.split("/")
     if not file or not all(
         map(is_visible, (*folders, file))
-    ):  # a bucket's console creates folders as empty names
+    ):  # a bucket's console represents a folder by an object with an empty name
         return True
     is_partition = bool(folders) and folders[-1].startswith(DAY_PARTITION.format(day=""))
     if folders and version_of_folder(folders[-1]):
@@ -201,7 +201,7 @@ def has_place(name: str) -> bool:
 def files_in_place(
     objects: Objects, listed: Iterable[ObjectInfo], pass_over: Sequence[str], *, name: str
 ) -> list[ObjectInfo]:
-    """Leave out the files to pass over, and check that all others are allowed in a lake.
+    """Leave out the files to pass over, and check that all other files are allowed in a lake.
 
     Args:
         objects: Objects of the lake.
@@ -210,7 +210,7 @@ def files_in_place(
         name: Name of the lake in messages.
 
     Raises:
-        ContractError: another file is not allowed in a lake, or is not a regular file.
+        ContractError: one of the other files is not allowed in a lake, or is not a regular file.
     """
     found = [
         each for each in listed if not any(fnmatchcase(each.name, pattern) for pattern in pass_over)
@@ -232,7 +232,10 @@ def files_in_place(
 
 
 def _folder_pattern(name: str) -> str:
-    """Return a pattern for all files in this file's folder, or for this file in a day's folder."""
+    """Return a pattern that matches the file and all other files in its folder.
+
+    A file in a day's folder gets a pattern that matches only this file.
+    """
     folder, _, file = name.rpartition("/")
     return (
         f"{folder}/*"
@@ -324,9 +327,10 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
     """Replace a Parquet file of a lake by `content`, which has `num_gone` rows fewer.
 
     Readers see either the old or the new file. A file of a complete version gets another name, and
-    one write of the version's marker switches to it. If the marker does not name the file, the file
-    is removed, because nobody reads it. Any other file keeps its name, so that later runs know that
-    they have seen it. Its new size is first added to the markers of the versions that replace it.
+    one write of the version's marker switches to the new name. If the marker does not name the
+    file, the file is removed, because nobody reads it. Any other file keeps its name, so that later
+    runs recognize it as seen. Before such a file is replaced, its new size is added to the markers
+    of the versions that replace it.
 
     Raises:
         Changed: another writer came first.
@@ -370,7 +374,7 @@ def free_bytes(folder: Path) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadCache:
-    """The downloaded objects of one lake. One run at a time uses it."""
+    """The downloaded objects of one lake. Only one run at a time uses a cache."""
 
     folder: Path
     free: Callable[[Path], int] = free_bytes
@@ -379,7 +383,10 @@ class DownloadCache:
 
     @property
     def objects_folder(self) -> Path:
-        """Folder with one folder for each generation, which contains the object under its name."""
+        """Return the folder of complete objects.
+
+        This folder has one folder for each generation, which contains the object under its name.
+        """
         return self.folder / "objects"
 
     def path(self, wanted: ObjectInfo) -> Path:
@@ -438,9 +445,9 @@ class DownloadCache:
                 path.unlink()
 
     def _is_whole(self, wanted: ObjectInfo) -> bool:
-        """Return whether the complete object is here with the listed bytes.
+        """Return whether the cache has the complete object with the listed bytes.
 
-        Remove it if its bytes differ.
+        A file with other bytes is removed.
         """
         path = self.path(wanted)
         if not path.is_file() or path.stat().st_size != wanted.size:
@@ -479,8 +486,8 @@ class LakeFiles:
     Args:
         objects: Objects of the lake.
         cache: Local copies of a bucket's objects. None for a folder.
-        until: Objects that were written later, in seconds since the epoch, are ignored. None
-            ignores none.
+        until: Time in seconds since the epoch. Objects that were written after it are ignored. None
+            ignores no object.
         pass_over: Objects whose names match one of these patterns are ignored.
 
     Raises:
@@ -519,7 +526,7 @@ class LakeFiles:
         }
         """Files of late outcomes, by day in order."""
         self.of_day: Callable[[date], DayFiles] = functools.cache(self._files_of_day)
-        """Returns the files to read of a day, see `files_of_day`."""
+        """Function that returns the files to read of a day, see `files_of_day`."""
         self.unfit: dict[str, QuarantinedFile] = {}
         """Files that are left out, by name."""
         self._names: dict[Path, str] = {}

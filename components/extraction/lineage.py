@@ -1,7 +1,8 @@
-"""`evergreen lineage`: list which version of which day each model learned from, without changes.
+"""`evergreen lineage`: list which version of which day each model was trained on.
 
-A model that continues a parent keeps what the parent learned. If a day was back-filled later, its
-old rows affect every descendant, up to the next model that was trained from scratch.
+The command changes nothing. A model that continues a parent also depends on the parent's training
+rows. If a day was back-filled later, its old rows affect every descendant, up to the next model
+that was trained from scratch.
 """
 
 import argparse
@@ -47,10 +48,11 @@ class ModelLineage:
         Returns:
             A dictionary. `model_id`, `parent_model_id`, `is_live` and `learned_later` describe the
             model. Its holdout rows are between `last_learned_time` and `last_event_time`. `days`
-            lists, starting with the model's own run: day, version, num_rows, num_late_rows and
-            num_holdout_rows, replay, and the model_id that learned from it. With `versions` each
-            day also has its lake_version (None if the lake lacks the day) and whether the rows are
-            outdated. `unknown` lists the ancestors whose days were not recorded.
+            starts with the days of the model's own run. Each entry has day, version, num_rows,
+            num_late_rows, num_holdout_rows, replay, and the model_id of the model that was trained
+            on it. If `versions` is given, each entry also has its lake_version (None if the lake
+            lacks the day) and whether the rows are outdated. `unknown` lists the ancestors whose
+            days were not recorded.
         """
         days = []
         for model, entry in [(each, entry) for each in self.models for entry in each.days]:
@@ -165,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps({"models": documents}, indent=2))
         return 0
-    # A model with unknown ancestors may have learned from the day, so it is printed too.
+    # A model with unknown ancestors may depend on the day, so it is printed too.
     to_print = [each for each in documents if day is None or each["days"] or each["unknown"]]
     nothing = "no model saw it" if found else "there is no model in the store"
     for line in [line for each in to_print for line in _lines(each)] or [nothing]:

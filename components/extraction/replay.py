@@ -1,13 +1,14 @@
 """Old-row rehearsal: sample rows of days before the window for training and for a holdout.
 
-The training sample is learned again beside the window. The holdout sample measures how much a model
-has forgotten.
+The training sample is used for training again, together with the window's rows. The holdout sample
+measures how much a model has forgotten.
 
-Rows are sampled by a hash of their identity, so that a repeated task draws the same rows and
-another window draws others. Every request belongs to the same side in every run, so no run replays
-a held-out request. (A model may have learned it when it was new.) Reading is bounded twice. Only
-one piece is in memory at a time. Of long days only as many rows are read as the sample needs, from
-pieces that are spread evenly over the rows before the window.
+Rows are sampled by a hash of their identity and the window. A repeated task therefore draws the
+same rows, and a run with another window draws other rows. Every request belongs to the same side in
+every run, so no run replays a held-out request. (A model may have been trained on the request when
+it was new.) Reading is bounded in two ways. Only one piece is in memory at a time. From long days
+only as many rows are read as the sample needs. The rows come from pieces that are spread evenly
+over the rows before the window.
 """
 
 import logging
@@ -37,25 +38,25 @@ logger = logging.getLogger(__name__)
 REPLAYED, HELD_OUT = "replay", "replay_holdout"
 MALFORMED_FILE = "replay_malformed_rows.jsonl"
 HELD_OUT_SHARE = 1 / 8
-"""Share of the requests that are held out. The new holdout is a tenth of a window, and there are
-rows of several windows before it."""
+"""Share of the old requests that are held out. The holdout of new rows is a tenth of a window, and
+the days before the window have the rows of several windows."""
 MAX_HELD_OUT_ROWS = 100_000
-"""Largest number of held-out rows. With 3 % clicks an AUC then has a standard error of 0.005, and a
-paired difference less. Sixteen rows are read for each held-out row. Without this limit a long
-window would read more old rows than its own."""
+"""Maximum number of held-out rows. With 3 % clicks, this number gives an AUC with a standard error
+of 0.005, and a paired difference with a smaller one. Sixteen rows are read for each held-out row.
+Without this limit, a run with a long window would read more old rows than new rows."""
 READ_PER_DRAWN = 2
 """Oversampling factor, to make up for malformed rows."""
 MIN_PIECES = 32
-"""Minimum number of pieces that are read, if there are as many. It is more than four pieces a day
-over a week, so that a day is not represented by one hour."""
+"""Minimum number of pieces that are read, if so many pieces exist. This number gives more than four
+pieces a day over a week, so that the sample of a day does not come from a single hour."""
 FEW_PIECES = 8
-"""Minimum number of pieces if the sample is so small that 32 pieces would give fewer than
-`ROWS_OF_PIECE` rows each. A piece costs 0.1 s of a core however few of its rows are taken. For a
-run of 1,000 rows, 32 pieces took a fifth of the time."""
+"""Minimum number of pieces for small samples, for which 32 pieces would give fewer than
+`ROWS_OF_PIECE` rows each. Reading a piece takes 0.1 s of a core, even for a few rows. In a run of
+1,000 rows, reading 32 pieces took a fifth of the run's time."""
 ROWS_OF_PIECE = 25
 STRETCH_ROWS = BATCH_ROWS // 4
-"""Minimum number of consecutive rows that are read of a piece. That is several requests, even if a
-request has hundreds of rows."""
+"""Minimum number of consecutive rows that are read from a piece. So many rows cover several
+requests, even if a request has hundreds of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +82,14 @@ def draw_replay(
 
     A folder is not created for a side without rows. Malformed rows are written to
     `folder`/replay_malformed_rows.jsonl and do not stop the step, because an earlier run checked
-    them. Unfit files are left out of the lake. Too many of them stop the step only if training rows
-    are wanted.
+    them. Unfit files are left out of the lake. If too many files are unfit, the step stops, but
+    only if training rows are wanted.
 
     Args:
         lake: Lake with the rows.
         before: Time of the window's first row in microseconds. Older rows of the newest
             `replay_days` days are sampled.
-        num_rows: Number of training rows. If there are fewer, all are taken.
+        num_rows: Number of training rows. If fewer rows exist, all of them are taken.
         num_holdout_rows: Number of holdout rows, at most `MAX_HELD_OUT_ROWS`.
         settings: Settings of the extraction.
         folder: Existing folder for the output.
@@ -185,10 +186,11 @@ def _copy_drawn(
 def _spread(
     pieces: list[Piece], wanted: dict[str, int], salt: np.uint64
 ) -> list[tuple[Piece, float]]:
-    """Return the pieces to read in order, each with the share of all rows up to its group's end.
+    """Return the pieces to read, in order, each with a cumulative share of the rows.
 
     The pieces are divided into groups of neighbours. The salt selects one piece of each group, and
-    one chunk of that piece. A fixed step would select the same hour of every day.
+    one chunk of that piece. A fixed step would select the same hour of every day. The share is that
+    of all rows up to the end of the group.
     """
     if not pieces or not any(wanted.values()):
         return []
@@ -224,7 +226,10 @@ def _stretch(piece: Piece, num_rows: float, *, at: float) -> Piece:
 def _smallest(
     hashes: NDArray[np.uint64], candidates: NDArray[np.int64], num: int
 ) -> NDArray[np.int64]:
-    """Return the `num` candidates with the smallest hashes in ascending order, or all if fewer."""
+    """Return the `num` candidates with the smallest hashes, in ascending order of the hashes.
+
+    If there are fewer candidates, all of them are returned.
+    """
     if num >= len(candidates):
         return candidates
     chosen = np.argsort(hashes[candidates], kind="stable")[: max(num, 0)]

@@ -1,9 +1,10 @@
-"""Temporary storage of a user's rows on disk, sorted and deduplicated out of memory by DuckDB.
+"""Temporary storage of a user's rows on disk, sorted and deduplicated by DuckDB.
 
-A row is an event with an identity, (request id, row). Rows without a request id get one from a hash
-of their content, so that the same row in a renamed or grown file is the same event. If a file
-contains a row again, an equal copy is dropped. Of different copies the last one is kept. Rows that
-are in the lake already are left out.
+DuckDB uses the disk if the rows do not fit into its memory limit. A row is an event with an
+identity, (request id, row). A row without a request id gets one from a hash of its content, so that
+the same row in a renamed or grown file is the same event. If a file contains a row again, equal
+copies are dropped. Among different copies of a row the last copy is kept. Rows that the lake
+already has are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,18 +45,18 @@ OWN_ID = "row-"
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """Numbers of the rows by what was done with them."""
+    """Numbers of kept and dropped rows."""
 
     rows: int
     """Events that were kept."""
     clicks: int
     """Kept events with label 1."""
     copies: Copies
-    """Dropped copies, each before the last copy of its row."""
+    """Number of dropped copies. The last copy of each row is kept."""
     known: int
     """Rows that were left out because the lake has them already."""
     repeated: int
-    """Kept events without an id of their own that equal an earlier one except for the label."""
+    """Kept events without an id of their own that equal an earlier event except for the label."""
 
 
 class Known(NamedTuple):
@@ -70,14 +71,14 @@ class Known(NamedTuple):
 
 
 class Spool:
-    """A user's rows in a folder. They are written once, then read in order.
+    """A user's rows in a folder. The rows are written once, then read in order.
 
     Args:
         folder: Existing folder for the rows and for DuckDB's temporary files.
         features: Features of the rows.
         weighted: Whether rows have weights.
-        salt: Part of the ids that are made from content, so that they differ from those of the same
-            content elsewhere.
+        salt: Part of the ids that are made from content. Rows with the same content get different
+            ids under different salts.
     """
 
     def __init__(self, folder: Path, *, features: Features, weighted: bool, salt: str = "") -> None:
@@ -147,8 +148,8 @@ class Spool:
     def rows_of(self, source: str, *, more: str = "") -> str:
         """Return the SQL query of key, label, time, weight and a digest of the features.
 
-        The digest covers the names and values of all features that are not null. It does not depend
-        on the order of the features, nor on a new feature without a value.
+        The digest covers the names and values of all features that are not null. The digest depends
+        neither on the order of the features nor on new features without a value.
         """
         column = self._columns
         names = sorted(
@@ -237,15 +238,15 @@ class Events:
         self._connection.close()
 
     def leave_out_known(self, files: Sequence[Path], *, with_times: bool) -> Known:
-        """Leave out the events that are in Parquet files of a lake with the same content.
+        """Leave out the events that Parquet files of a lake have with the same content.
 
         Args:
             files: Files in the lake's schema.
             with_times: Whether the times must be equal, too.
 
         Returns:
-            The number of events that were left out, and the number whose key is in the lake with
-            other features.
+            The number of events that were left out, and the number of events whose key is in the
+            lake with other features.
 
         Raises:
             ContractError: a file is not readable Parquet, or not in the lake's schema.
@@ -371,7 +372,7 @@ class Events:
     def _translated(self) -> Iterator[None]:
         """Translate errors of DuckDB to PermanentError with the folder's name.
 
-        The SQL contains no values of users.
+        The messages contain no data of users, because the SQL contains none.
         """
         try:
             yield

@@ -1,23 +1,23 @@
-"""The rows that a run learns from: the window, the watermark, late rows, and rows with open labels.
+"""The rows on which a run trains: the window, the watermark, late rows, and immature rows.
 
 This module defines which rows belong to a run and reads no rows. `components.extraction.lake` reads
 the files, and `components.extraction.extract` selects the holdout.
 
 - Watermark: without an explicit window, a run begins after its parent's newest training row. The
-  parent's holdout rows are newer, so this run learns from them. If a run fails, or validation or
-  the gate refuses it, its model does not become a parent, and the next run reads its rows again.
+  parent's holdout rows are newer, so this run trains on them. If a run fails, or validation or the
+  gate refuses it, its model does not become a parent. The next run then reads the same rows again.
   Without a parent, a run begins with the lake's first row, or `full_days` before its end.
 - Late rows: rows at or before the watermark in a file that the parent's lineage has not seen. The
-  parent's manifest names the files of the newest days (`Model.files`). So every row is newer than
-  the watermark, in a seen file, or late. A file belongs to one day. Either all of its rows up to
-  the watermark are late, or none. Back-filled versions are not late, because a window or replay
-  learns them again. Unseen files of days older than `late_days` are counted and named. They stay
-  unseen, so that a later run can learn from them.
+  parent's manifest names the files of the newest days (`Model.files`). Every row is therefore newer
+  than the watermark, in a seen file, or late. A file belongs to one day. Either all of its rows up
+  to the watermark are late, or none. Back-filled versions are not late, because a later window or
+  replay reads them again. Unseen files of days older than `late_days` are counted and named. Such
+  files stay unseen, so that a later run can train on them.
 - Clock: rows ahead of the clock by more than a tolerance are in no window and do not move the
   watermark. A later run reads them when their time has come.
-- Maturity: a row is mature if it is at least `attribution_hours` old, counted back from the
-  requested end of the window. A younger row without a click may still get one. So the window ends
-  before the younger rows, and the next run reads them.
+- Maturity: a row is mature if it is at least `attribution_hours` old at the requested end of the
+  window. A younger row without a click may still get a click. The window therefore ends before the
+  younger rows, and the next run reads them.
 """
 
 import logging
@@ -45,20 +45,21 @@ class SeenFiles:
     watermark: int
     """Time of the newest training row, microseconds since the epoch."""
     by_day: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
-    """Sizes in bytes by name, for the considered days whose files are known. Rows of other days are
-    never late."""
+    """Sizes in bytes by file name, for the days that are searched for late rows and whose files are
+    known. Rows of other days are never late."""
     unknown: tuple[date, ...] = ()
-    """Considered days whose files were not recorded."""
+    """Days that would be searched for late rows, but whose files were not recorded."""
     record: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
-    """Sizes in bytes by name, for all recorded days. A later day that is absent here had no
-    files."""
+    """Sizes in bytes by file name, for all recorded days. A day after the first recorded day had no
+    files if it is absent here."""
     left_before: int
-    """Rows before this time, microseconds since the epoch, are left out of this run."""
+    """Time in microseconds since the epoch. This run leaves out rows before it."""
     learned: Mapping[date, Mapping[str, int | None]] = field(default_factory=dict)
-    """Files that the lineage left out as unfit, by day and name. The value is the time up to which
-    it has learned their rows, microseconds since the epoch, or None if it learned none."""
+    """Files that the lineage left out as unfit, by day and name. The value is the time of the
+    newest row of the file that was used for training, microseconds since the epoch. The value is
+    None if no row was used."""
     begins_anew: bool = False
-    """Whether the record of seen files starts again with this run, as after an explicit window."""
+    """Whether this run starts a new record of seen files, as after an explicit window."""
 
     @property
     def read(self) -> TimeSpan:
@@ -66,7 +67,7 @@ class SeenFiles:
         return TimeSpan(None, self.watermark + 1)
 
     def not_learned(self, day: date, file: ObjectInfo) -> TimeSpan:
-        """Return the times of the day for which no rows of this unseen file were learned."""
+        """Return the times of the day at which no row of this unseen file was used for training."""
         learned = self.learned.get(day, {}).get(base_name(file))
         return day_span(day).clipped(TimeSpan(None if learned is None else learned + 1, None))
 
@@ -91,7 +92,7 @@ class SeenFiles:
     def late(self, day: date, files: Iterable[ObjectInfo]) -> list[ObjectInfo]:
         """Return a day's unseen files.
 
-        A file that was changed after it was seen is not among them.
+        A file that was changed after the lineage had seen it is not returned.
         """
         return (
             [file for file in files if base_name(file) not in self.by_day[day]]
@@ -122,7 +123,7 @@ class SeenFiles:
 
 
 def days_asked(newest: int, late_days: int) -> list[date]:
-    """Return the days whose late rows are learned: the day of `newest`, and `late_days` before it.
+    """Return the days to search for late rows: the day of `newest`, and `late_days` before it.
 
     `newest` is in microseconds since the epoch.
 
@@ -138,8 +139,9 @@ def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> Seen
 
     Args:
         parent: Model that the run continues.
-        late_days: Number of days before the watermark's day whose late rows are learned. 0 = none.
-        start: Requested start of the window. No row is late if there is one. Empty = after the
+        late_days: Number of days before the watermark's day that are searched for late rows. 0 =
+            none.
+        start: Requested start of the window. If it is given, no row is late. Empty = after the
             watermark.
 
     Raises:
@@ -188,9 +190,9 @@ def resolve_window(
 ) -> TimeSpan:
     """Return the window [start, end) of a run.
 
-    It ends `attribution` before its requested end, or before the end of the lake. The next run
-    reads the younger rows. A row's age is counted from that end and not from this machine's clock,
-    so a retry reads the same rows.
+    The window ends `attribution` before its requested end, or before the end of the lake. The next
+    run reads the younger rows. A row's age is counted from that end and not from this machine's
+    clock, so a retry reads the same rows.
 
     Args:
         start: ISO 8601, inclusive. Empty = after the parent's last training row.
@@ -200,7 +202,8 @@ def resolve_window(
             the first row.
         attribution: Microseconds after which a row's label is final.
         newest: Function that returns the time of the newest row, microseconds since the epoch, or
-            None. It is called only if the window depends on it, because it may download a file.
+            None. The function is called only if the window depends on its result, because it may
+            download a file.
 
     Raises:
         ContractError: a time is not ISO 8601, or the window is empty.
@@ -231,7 +234,7 @@ def resolve_window(
 class Baselines:
     """The stored models that a run's candidate is compared with.
 
-    They are the same for all steps.
+    All steps of the run use the same models.
     """
 
     parent: Model | None = None
@@ -241,16 +244,16 @@ class Baselines:
 
     @property
     def models(self) -> list[Model]:
-        """Parent and champion, once if they are the same model."""
+        """Return parent and champion, or only one model if they are the same."""
         return list(
             {model.model_id: model for model in (self.parent, self.champion) if model}.values()
         )
 
     @property
     def learned(self) -> int | None:
-        """Time of the newest training row of both, microseconds since the epoch.
+        """Return the time of the newest training row of both, microseconds since the epoch.
 
-        None without models.
+        Returns None without models.
         """
         return max(map(watermark, self.models), default=None)
 
@@ -286,16 +289,16 @@ def find_baselines(store: Path, *, parent: str, champion: str, features: Feature
 
 
 def expect_past(baselines: Baselines, ahead_from: int) -> None:
-    """Check that no model learned a row that is ahead of the clock.
+    """Check that no model was trained on a row that is ahead of the clock.
 
-    Otherwise no later row would be new.
+    After such a row, no later row would be newer than the watermark.
 
     Args:
         baselines: Models that the run continues and compares with.
         ahead_from: First time that is ahead of the clock, microseconds since the epoch.
 
     Raises:
-        ContractError: a model did. The message says how to continue.
+        ContractError: a model was trained on such a row. The message says how to continue.
     """
     for model in baselines.models:
         if (newest := watermark(model)) >= ahead_from:

@@ -1,11 +1,11 @@
 """Encode all parts of a dataset, verify the files and describe them for HugeCTR.
 
 An engine encodes the rows, and other processes may encode some of the partitions. HugeCTR checks
-neither types nor ranges. It reads the bits of an int32 label as a float, and an id that is too
+neither types nor ranges. HugeCTR reads the bits of an int32 label as a float, and an id that is too
 large for its slot falls into the next slot. Every written file is therefore read back and checked
 here. The first rows of each file are also compared with `evergreen.contracts.workflow`, because the
-served graph is built from that alone. HugeCTR needs `_metadata.json` and `_file_list.txt` beside
-the Parquet files.
+served graph is built from this workflow alone. HugeCTR needs `_metadata.json` and `_file_list.txt`
+beside the Parquet files.
 """
 
 import json
@@ -36,7 +36,7 @@ ROW_GROUP_BYTES = 128_000_000
 COMPARED_ROWS = 1024
 """Number of rows compared at the start of each file."""
 TOLERANCE = 1e-6
-"""Largest relative difference of dense values. On one machine they are equal bit for bit, as the
+"""Maximum relative difference of dense values. On one machine they are equal bit for bit, as the
 tests check."""
 
 
@@ -95,7 +95,9 @@ def _encode_task(encoder: Callable[[Any], Columns], features: FeatureWorkflow, t
     partition, path = task
     table = pa.table(encoder(read_partition(partition)))
     row_group_size = -(-ROW_GROUP_BYTES * table.num_rows // table.nbytes)
-    with whole_file(path) as file:  # a worker that counts as lost may still write the same rows
+    with whole_file(
+        path
+    ) as file:  # a worker that is reported as lost may still write the same rows
         write_parquet(table, file, compression="NONE", row_group_size=row_group_size)
     num_rows = verify_file(
         path, features.features, features.slot_sizes, weighted=partition.weighted
@@ -175,7 +177,7 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
             wrong_ids += int(np.count_nonzero(found != expected))
         else:
             relative = np.abs(found - expected) / np.maximum(np.abs(expected), 1.0)
-            # A NaN counts as a difference, because np.maximum propagates it.
+            # np.maximum propagates NaN, so a NaN counts as a difference.
             difference = float(np.maximum(difference, relative.max()))
     if wrong_ids or not difference <= TOLERANCE:
         raise PermanentError(

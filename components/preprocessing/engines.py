@@ -19,17 +19,18 @@ Columns = dict[str, NDArray[Any]]
 
 
 class EncodingEngine(Protocol):
-    """A module of this package whose functions return callables.
+    """Interface of an engine: a module of this package whose functions return callables.
 
-    The callables take record batches of `raw_partitions.read_partition`. They can be used in a
-    forked process and sent to a Dask worker.
+    The callables take record batches of `raw_partitions.read_partition`. These callables can be
+    used in a forked process and sent to a Dask worker.
     """
 
     def unscaler(self, features: Features, names: tuple[str, ...]) -> Callable[[Any], Columns]:
         """Return the function that computes numeric columns before they are scaled.
 
-        Its columns are float32. They are filled, clipped and log-transformed as the options of the
-        feature say. A column to be bucketed is only clipped, and its missing values are NaN.
+        The function returns float32 columns. The options of each feature decide how missing values
+        are filled, and whether values are clipped and log-transformed. A column that will be
+        bucketed is only clipped, and its missing values are NaN.
 
         Args:
             features: The recommender's features.
@@ -42,13 +43,13 @@ class EncodingEngine(Protocol):
     ) -> Callable[[Any], Columns]:
         """Return the function that encodes rows exactly as `FeatureWorkflow` does, bit for bit.
 
-        Its columns are the label, `Features.dense_inputs`, `Features.id_names` and, if the rows
-        have weights, the weight. Ids are int64 and all other columns are float32.
+        The function returns the label, `Features.dense_inputs`, `Features.id_names` and, if the
+        rows have weights, the weight. Ids are int64 and all other columns are float32.
 
         Args:
             features: The fitted workflow.
-            scratch: Folder for files of the engine. It does not exist yet, and the engine may
-                create it.
+            scratch: Folder for files of the engine. The folder does not exist yet, and the engine
+                may create it.
             weighted: Whether the rows have weights.
         """
         ...

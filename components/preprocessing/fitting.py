@@ -37,7 +37,7 @@ def statistics_of_all(
     Args:
         shares: Partitions of each task, at least one task.
         unscaled: Result of `engines.EncodingEngine.unscaler` for the numeric columns to fit. None
-            if there are none.
+            if there are no such columns.
         workers: Processes that share the tasks.
         scratch: Temporary folder, which this function creates and removes. Workers exchange counts
             of millions of categories by files in it.
@@ -52,7 +52,7 @@ def statistics_of_all(
         ]
         found = workers.run_all(_merge_files, groups)
     statistics: Statistics = found[0].read()
-    shutil.rmtree(scratch, ignore_errors=True)  # a worker that counts as lost may still write
+    shutil.rmtree(scratch, ignore_errors=True)  # a worker that is reported as lost may still write
     return statistics
 
 
@@ -94,9 +94,9 @@ def next_workflow(
 ) -> tuple[FeatureWorkflow, list[Column]]:
     """Return the workflow of this run, and the columns that the next run continues.
 
-    Without a parent the workflow is fitted on these rows alone. With a parent, the parent's
-    arithmetic on dense columns is used, because the parent's weights were trained with it. Only
-    columns that the parent lacks are fitted on these rows.
+    Without a parent the workflow is fitted on these rows alone. With a parent, dense columns are
+    transformed as in the parent's workflow, because the parent's weights were trained with these
+    transforms. Only columns that the parent lacks are fitted on these rows.
 
     Args:
         statistics: Statistics of the training rows.
@@ -166,8 +166,9 @@ def _boundaries(
 ) -> NDArray[np.float32]:
     """Return the quantiles i / `num_buckets` of a column.
 
-    Each quantile is a value of the column (NumPy's method `higher`), so it is exact in float32.
-    Quantiles that equal another one or the smallest value are dropped, so that no bucket is empty.
+    Each quantile is a value of the column (NumPy's method `higher`), so it is exact in float32. A
+    quantile is dropped if it equals another quantile or the smallest value, so that no bucket is
+    empty.
 
     Args:
         values: Distinct values of the column, ascending.

@@ -1,11 +1,11 @@
-"""NVTabular's engine: one graph before the workflow is fitted, and one that applies it.
+"""NVTabular's engine: one graph computes the input of the fit, and another applies the workflow.
 
-The second graph is built from a `FeatureWorkflow`. It uses Categorify with vocabulary files in the
-order of our ids, and `Normalize` with given moments. NVTabular therefore computes exactly the
-numbers of the served graph. `numpy_engine` computes the same encoding.
+The second graph is built from a `FeatureWorkflow`. This graph uses Categorify with vocabulary files
+in the order of our ids, and `Normalize` with given moments. NVTabular therefore computes exactly
+the numbers of the served graph. `numpy_engine` computes the same encoding.
 
 NVTabular plans, executes and types the graphs, and Categorify looks up every id. The operators in
-this module override methods of NVTabular's operator interface. Each does so for one of three
+this module override methods of NVTabular's operator interface. Each operator has one of three
 reasons, which its docstring states:
 
 - Speed. Categorify gets each distinct value of a column once, because its merge and sort of all
@@ -46,8 +46,8 @@ from evergreen.contracts.workflow import (
 def stored_name(name: str) -> str:
     """Return the name under which Categorify looks up a column.
 
-    Categorify's own tables have the columns `order` and `labels`. The slash avoids a clash with
-    them, because no feature name contains one.
+    Categorify's own tables have the columns `order` and `labels`. A slash in the name avoids a
+    clash with these columns, because no feature name contains a slash.
     """
     return f"/{name}"
 
@@ -55,8 +55,8 @@ def stored_name(name: str) -> str:
 class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
     """Categorify that looks up each distinct value of a column once.
 
-    It also accepts a partition in which a column has no value at all. NVTabular 23.8 raises an
-    error there.
+    The operator also accepts a partition in which a column has no value at all. NVTabular 23.8
+    raises an error there.
     """
 
     def __init__(self, vocabularies: dict[str, str], features: Features, *, folder: Path) -> None:
@@ -127,7 +127,7 @@ class RoundedLogOp(ops.LogOp):  # type: ignore[misc]
 class Emptied(ops.Operator):  # type: ignore[misc]
     """Operator that makes columns missing in every row.
 
-    A workflow that excludes a column must not depend on the values that the rows have in it.
+    The values of an excluded column must not affect the result of the workflow.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -184,7 +184,7 @@ def encoder(
 def _transformed(workflow: Any, features: Features, rows: Any) -> Columns:
     """Run the workflow's graph on the rows.
 
-    It uses the executor that NVTabular uses for a partition of a Dask collection.
+    The function uses the executor that NVTabular uses for a partition of a Dask collection.
     """
     found = LocalExecutor(Device.CPU).transform(_frame(rows, features), workflow.graph)
     return {name: found[name].to_numpy() for name in workflow.output_schema.column_names}
@@ -303,7 +303,8 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
     folder.mkdir(parents=True)
     paths = {}
     for i, (name, values) in enumerate(zip(features.features.slots, features.vocabularies)):
-        # NVTabular fails with an empty vocabulary. This placeholder is a value that no raw row has.
+        # NVTabular fails with an empty vocabulary. This placeholder is a value that does not occur
+        # in raw rows.
         listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
         frame = pd.DataFrame(
             {stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed))
@@ -316,15 +317,15 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
 
 
 def _present(columns: tuple[str, ...], excluded: tuple[str, ...]) -> Any:
-    """Return the columns as the start of a graph, with the excluded ones emptied."""
+    """Return the columns as the start of a graph, with the excluded columns emptied."""
     return list(columns) >> Emptied(excluded) if set(columns) & set(excluded) else list(columns)
 
 
 def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
     """Replace each tombstone of the vocabulary by a different negative value.
 
-    An id is a position, so each id needs a value, and no raw row has a negative one. The values
-    differ because NVTabular looks up by a merge. If a negative value ever passed the checks, equal
-    ones would duplicate its row.
+    An id is a position, so each id needs a value. Negative values do not occur in raw rows. The
+    values differ because NVTabular looks up by a merge: if a negative value ever passed the checks,
+    equal values would duplicate its row.
     """
     return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)

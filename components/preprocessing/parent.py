@@ -1,10 +1,10 @@
 """The parent model's feature workflow and category counts, which this run continues.
 
-A stored workflow is refused unless the model was trained with it. If ids had moved, every embedding
-would silently belong to another category. `admission.npz` is used only by the preprocessing of the
-next run. It records when each category was last seen, and the counts of categories that have no id
-yet. Training copies the folder into the model, so a rollback to an older model also restores its
-counts.
+A stored workflow is refused unless the model was trained with it. With another workflow, every
+embedding could silently belong to another category. `admission.npz` is used only by the
+preprocessing of the next run. The file records when each category was last seen, and the counts of
+categories that have no id yet. Training copies the folder into the model, so a rollback to an older
+model also restores its counts.
 """
 
 import io
@@ -28,14 +28,14 @@ from evergreen.runtime.errors import ContractError, run_again
 logger = logging.getLogger(__name__)
 
 ADMISSION_FILE = "admission.npz"
-"""File with int64 arrays for each column, named by the column's position. `0` is the last time of
-each id. `0_candidates`, `0_sightings` and `0_last_seen` describe the candidates."""
+"""File with int64 arrays for each column, named by the column's position. `0` has the time at which
+each id was last seen. `0_candidates`, `0_sightings` and `0_last_seen` describe the candidates."""
 
 
 def save_columns(columns: Sequence[Column], folder: Path) -> None:
     """Write the counts and times of the categorical columns into `folder`.
 
-    Equal columns give equal bytes.
+    Columns with the same content give the same bytes.
     """
     arrays: dict[str, Any] = {}
     for i, column in enumerate(columns):
@@ -43,8 +43,8 @@ def save_columns(columns: Sequence[Column], folder: Path) -> None:
         arrays |= {f"{i}": column.last_seen, f"{i}_candidates": known.categories}
         arrays |= {f"{i}_sightings": known.sightings, f"{i}_last_seen": known.last_seen}
     content = io.BytesIO()
-    # All categories of one window have the same time, so compression helps: a million ids of 30
-    # windows take 1 MB instead of 8.
+    # All categories of one window have the same time, so compression is effective. A million ids of
+    # 30 windows take 1 MB instead of 8 MB.
     np.savez_compressed(content, **{name: array.astype("<i8") for name, array in arrays.items()})
     write_whole(folder / ADMISSION_FILE, content.getvalue())
 

@@ -1,13 +1,13 @@
 """Write the training set of a run from its raw rows, completely or not at all.
 
 The step fits the workflow, encodes the rows and verifies the files. It compares the files with
-`evergreen.contracts.workflow`, because the served graph is built from that alone.
+`evergreen.contracts.workflow`, because the served graph is built from this workflow alone.
 
-This module also does negative downsampling: it keeps a share of the training rows without a click,
-replayed rows included. The choice is the same in every try. Extraction does not downsample, so that
-validation and the monitor's reference see all rows, and windows of runs with different rates stay
-comparable. Categories are counted after downsampling. Held-out rows are never downsampled.
-`components.training.start` corrects the bias for the rate.
+This module also does negative downsampling. Of the training rows without a click, including
+replayed rows, only a share is kept. The choice is the same in every try. Extraction does not
+downsample. Validation and the monitor's reference therefore see all rows, and windows of runs with
+different rates stay comparable. Categories are counted after downsampling. Held-out rows are never
+downsampled. `components.training.start` corrects the bias for the rate.
 """
 
 import logging
@@ -49,18 +49,19 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 SALT = 0x5EED0F7415
-"""Salt of the random choice. Replay uses another salt. With the same one, replayed rows would not
-be downsampled at `negative_rate`."""
+"""Salt of the random choice. This salt differs from the salt of replay. With the same salt,
+replayed rows would not be downsampled at `negative_rate`."""
 GROUP_ROWS = 65_536
 THINNED_ROWS = 250_000
 """Approximate number of rows of a downsampled file."""
 FIT_ROWS = 65_536
-"""Maximum rows of a partition while categories are counted. It equals a raw row group, so that
-processes get similar numbers of rows."""
+"""Maximum rows of a partition while categories are counted. This number equals that of a raw row
+group, so that processes get similar numbers of rows."""
 
 TRAIN, HOLDOUT, WORKFLOW = "train", "holdout", "workflow"
 REPLAY, REPLAY_HOLDOUT = "replay", "replay_holdout"
-"""Old rows. They are encoded with this run's workflow, but it is not fitted on them."""
+"""Parts with old rows. Old rows are encoded with this run's workflow, but the workflow is not
+fitted on these rows."""
 SCRATCH = ".scratch"
 """Temporary folder for counts of parts of the rows, and then for files of the engine."""
 DOWNSAMPLED = ".downsampled"
@@ -83,8 +84,8 @@ def thin(
 
     Args:
         source: Folder of the raw rows.
-        into: Folder to create. Its files have about `THINNED_ROWS` rows. It stays empty if no row
-            is kept.
+        into: Folder to create. Its files have about `THINNED_ROWS` rows. The folder stays empty if
+            all rows are dropped.
         negative_rate: Share of the rows without a click to keep.
         features: The recommender's features.
         expected_rows: Number of rows of `source` according to its manifest.
@@ -145,8 +146,8 @@ def _downsample_files(
 def kept_rows(batch: Any, negative_rate: float) -> Any:
     """Return a mask of the rows that negative downsampling keeps.
 
-    It keeps all clicks and a share of the other rows. The choice depends only on the row's
-    identity, not on its position or its neighbours.
+    Negative downsampling keeps all clicks and a share of the other rows. The choice depends only on
+    the row's identity, not on its position or its neighbours.
 
     Args:
         batch: Arrow batch with label, request id and row number.
@@ -315,12 +316,12 @@ def _fit_workflow(
     workers: Workers,
     aside: Path,
 ) -> tuple[FeatureWorkflow, list[Column]]:
-    """Fit the workflow of this run and write it, with the recorded counts, into `aside`."""
+    """Fit the workflow of this run, and write it and the recorded counts into `aside`."""
     now = raw_rows.microseconds(moment_of(raw.last_event_time).timestamp())
     features = raw.recommender.features
     new = tuple(name for name in features.numeric if parent is None or name not in parent.scaling)
     unscaled = engine.unscaler(features, new) if new else None
-    # pyarrow imports pandas, if it is installed, at its first use. Do this once, before forking.
+    # pyarrow imports pandas lazily, if it is installed. Trigger this import once, before forking.
     pa.scalar(0)
     shares = forked.shares(plan, workers.num_shares, weight=lambda partition: partition.num_rows)
     workflow, columns = fitting.next_workflow(

@@ -88,7 +88,7 @@ def read_partition(partition: Partition, *, first_rows: int | None = None) -> An
 
     Args:
         partition: The rows to read.
-        first_rows: Number of rows to read from its start. None to read all.
+        first_rows: Number of rows to read from the start of the partition. None to read all rows.
 
     Raises:
         ContractError: the file is corrupt.
@@ -130,9 +130,9 @@ def place_columns(rows: Any, features: Features) -> dict[str, Any]:
 def distinct_values(values: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the index of each value among the distinct values, and the distinct values.
 
-    The distinct values are in the order of their first occurrence. A missing value gets the index
-    after the last one. Arrow's hash table is three times as fast as pandas' (7 to 11 ns per value,
-    against 26 to 33 with `factorize`).
+    The distinct values are in the order of their first occurrence. The index of a missing value is
+    the number of distinct values. Arrow's hash table is three times as fast as pandas' `factorize`
+    (7 to 11 ns per value instead of 26 to 33 ns).
     """
     encoded = pa.array(values, from_pandas=True).dictionary_encode()
     distinct = encoded.dictionary.to_numpy(zero_copy_only=False)

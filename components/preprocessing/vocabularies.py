@@ -1,10 +1,11 @@
 """Update the vocabulary of one column from run to run.
 
-A category is admitted when its count, summed over the runs, reaches a threshold. It is evicted
-after a time without rows. Ids never move: an evicted category leaves a tombstone. A later run
-reuses the ids of tombstones before it appends new ones. The result depends only on the parent's
-column and the counts of this run, so a retry decides the same. `window_statistics` counts the rows,
-and `parent` has the file that passes the columns to the next run.
+A category is admitted when its count, summed over the runs, reaches a threshold. A category is
+evicted if it has not occurred for a given time. Ids never move: an evicted category leaves a
+tombstone. A later run reuses the ids of tombstones before it appends new ids. The result depends
+only on the parent's column and the counts of this run, so a retry has the same result.
+`window_statistics` counts the rows. `parent` defines the file that passes the columns to the next
+run.
 """
 
 from dataclasses import dataclass
@@ -36,8 +37,8 @@ class Column:
     vocabulary: NDArray[np.int64]
     """See `FeatureWorkflow.vocabularies`."""
     last_seen: NDArray[np.int64]
-    """Time of the newest row of the last window with the category, for each id. It is 0 for a
-    tombstone."""
+    """Time at which each id's category was last seen: the time of the newest row of the last window
+    that had the category. The time of a tombstone is 0."""
     candidates: Candidates
 
 
@@ -69,8 +70,8 @@ def next_column(
         parent: The column before this run.
         seen: Distinct categories of this run's training rows, in any order.
         counts: Number of rows of each category in `seen`.
-        now: Time of the window's newest row. It becomes the `last_seen` of all categories in the
-            window.
+        now: Time of the window's newest row. This time becomes the `last_seen` of all categories in
+            the window.
         rules: Settings for the admission of categories.
 
     >>> parent = unseen_column(np.array([7, -2, 8]))
@@ -90,8 +91,8 @@ def next_column(
     last_seen[vocabulary == TOMBSTONE] = 0
 
     counted = _add_counts(parent.candidates, seen[~is_live], counts[~is_live], now=now)
-    # If the threshold was lowered, an old count may suffice. Without a row in this run the category
-    # could not be trained.
+    # If the threshold was lowered, an old count may suffice. A category without a row in this run
+    # could not be trained, so it is not admitted.
     is_here = np.isin(counted.categories, seen[~is_live], assume_unique=True)
     enters = is_here & (counted.sightings >= rules.frequency_threshold)
     new = counted.categories[enters][np.argsort(-counted.sightings[enters], kind="stable")]
@@ -121,7 +122,7 @@ def _add_counts(
 def _retained(
     counted: Candidates, is_out: NDArray[np.bool_], *, now: int, rules: PreprocessingSettings
 ) -> NDArray[np.int64]:
-    """Return the positions of the candidates that the next run should know, ascending."""
+    """Return the positions of the candidates to save for the next run, ascending."""
     if rules.ttl:
         is_out = is_out & (now - counted.last_seen <= rules.ttl)
     places = np.flatnonzero(is_out)

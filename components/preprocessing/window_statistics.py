@@ -33,12 +33,13 @@ class Moment(NamedTuple):
     """Exact sum of the squares, in multiples of `UNIT` squared."""
     least: float
     largest: float
-    """`least` and `largest` are float32 values. Both are infinite if there is no value."""
+    """Largest value. `least` and `largest` are float32 values. Both are infinite if there is no
+    value."""
 
     def mean_and_std(self) -> tuple[float, float]:
         """Return the mean and the sample standard deviation (n - 1).
 
-        The standard deviation of one value is 0. The numerator n * squares - total^2 is exact,
+        The standard deviation of a single value is 0. The numerator n * squares - total^2 is exact,
         because integers are not rounded.
         """
         n = self.num_values
@@ -119,8 +120,8 @@ def _moments(values: NDArray[np.float32]) -> Moment:
 def _exact_sums(values: NDArray[np.float32]) -> tuple[int, int]:
     """Return the exact sum and sum of squares of float32 values, for fewer than 2^29 rows.
 
-    The values are added by binary exponent. A mantissa has 24 bits, and so does each half of its
-    square. `bincount` adds in float64, which is exact up to 2^53.
+    The values are added by binary exponent. A mantissa has 24 bits, and its square is added in two
+    halves of 24 bits. `bincount` adds in float64, which is exact up to 2^53.
     """
     bits = values.view(np.uint32)
     exponents = ((bits >> 23) & 0xFF).astype(np.int64)

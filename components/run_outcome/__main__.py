@@ -1,8 +1,8 @@
 """The exit handler: record the outcome of a run, and send a notification.
 
-KFP's state does not show the outcome. The hosted backend passes COMPLETE or FAILED without a
-message. The local one passes SUCCEEDED or FAILED, and names the exit handler itself. The outcome is
-therefore derived from the steps' notes (`evergreen.registry.runs`).
+The state that KFP passes does not show the outcome. The hosted backend passes COMPLETE or FAILED
+without a message. The local backend passes SUCCEEDED or FAILED, and names the exit handler itself.
+The outcome is therefore derived from the steps' notes (`evergreen.registry.runs`).
 
 A notification is sent for a run that a person or a schedule started. A run of the monitor has a
 `trigger_id`, and the monitor announces it as part of the incident. A failed notification does not
@@ -38,17 +38,18 @@ logger = logging.getLogger(__name__)
 
 ADDRESS_VARIABLE = "EVERGREEN_NOTIFY_URL"
 """Environment variable with the webhook's address, from an optional secret. If it is empty or
-absent, no notification is sent. A flag or a parameter would be visible to everyone on the machine
-or in the UI."""
+absent, no notification is sent. The address is not a flag or a parameter, because these are visible
+to everyone on the machine or in the UI."""
 PAUSES_SECONDS = (2.0, 10.0, 30.0)
 """Pauses between attempts. Together they are far shorter than the exit handler's time limit (600
 s)."""
 
 
 def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str) -> str:
-    """Write the run's outcome to the registry, notify the webhook, and return one sentence.
+    """Write the run's outcome to the registry, notify the webhook, and return a summary.
 
-    `trigger_id` is empty for a run that a person or a schedule started.
+    The summary is one sentence. `trigger_id` is empty for a run that a person or a schedule
+    started.
     """
     own_umask()
     folder = local_path(store)
@@ -80,8 +81,8 @@ def notify(
 ) -> None:
     """Send one message about the outcome, with retries if the webhook does not answer.
 
-    Nothing is sent if `url` is empty. Nothing is sent for a run of the monitor either, unless a
-    step wants something reported: the monitor knows the outcome but not the reports of the steps.
+    Nothing is sent if `url` is empty. A run of the monitor is announced only if a step has
+    something to report, because the monitor knows the outcome but not the reports of the steps.
     """
     if not url.strip() or (outcome.trigger_id and not _reported_by_steps(notes)):
         return
@@ -90,8 +91,8 @@ def notify(
         answer = post(url.strip(), body)
         if answer.state != "retry" or pause is None:
             break
-        # If the webhook requires a longer wait than the longest pause, the message is lost, because
-        # this task should end.
+        # If the webhook requires a longer wait than the longest pause, the message is dropped, so
+        # that this task ends.
         sleep(min(max(pause, answer.retry_after or 0.0), max(PAUSES_SECONDS)))
     if answer.state != "delivered":
         logger.warning("the run's end was not announced: %s", answer.reason)

@@ -27,8 +27,8 @@ from evergreen.runtime.plain_text import log_as_text
 VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
 """Environment variable with the pipeline's parameters as JSON. Its `trigger_id` names the trial."""
 EXPERIMENT = "evergreen-search"
-"""Experiment of the trials in KFP. It differs from the monitor's, because the monitor starts no run
-while another run of its experiment is active."""
+"""Experiment of the trials in KFP. This experiment differs from the monitor's, because the monitor
+starts no run while another run of its own experiment is active."""
 
 
 @exits_with_code

@@ -129,8 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.backend == "hugectr" and (nodes := communicator()) and nodes.Get_rank():
         follow(importlib.import_module("hugectr"), nodes)
         return ExitCode.DONE
-    # `stop_on_sigterm` is outside `noted`, which would otherwise treat SIGTERM as an end without a
-    # save.
+    # `stop_on_sigterm` is outside `noted`, because inside, `noted` would record SIGTERM as an end
+    # without a save.
     with stop_on_sigterm() as stop, noted(store, flags.run, "training") as note:
         import torch
 
@@ -166,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _numbers(num_train_rows: int, result: "FitResult") -> dict[str, float]:
-    """Return the numbers of the run's note, without those that do not exist."""
+    """Return the numbers of the run's note, without undefined numbers."""
     numbers = {
         **{f"progressive_{name}": value for name, value in result.progressive.items()},
         "train_rows": num_train_rows,

@@ -25,7 +25,7 @@ def require_backend(
     Args:
         backend: Name of the backend.
         config: Configuration of the network.
-        features: The recommender's features. None skips the checks of list features.
+        features: The recommender's features. If it is None, list features are not checked.
         weight: Column with sample weights, or None.
 
     Raises:
@@ -81,9 +81,10 @@ def make_engine(
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
         settings: Settings of the fit.
-        scratch: Folder for temporary files. It is only created by an engine that needs it.
+        scratch: Folder for temporary files. Engines that need no temporary files do not create this
+            folder.
         num_gpus: GPUs of each node that share a batch. PyTorch uses one.
-        features: Features that a row looks up. None to look up every slot once.
+        features: Features that a row looks up. If it is None, each slot is looked up once.
 
     Raises:
         ContractError: there is no such backend, or it does not support the network or a setting.
@@ -94,7 +95,7 @@ def make_engine(
     if len(slot_sizes) != num_slots or min(slot_sizes, default=1) < 1:
         raise ContractError(f"slot sizes are {slot_sizes}, expected {num_slots} of at least 1")
     places = features.id_places if features else None
-    # The libraries take seconds to import, so wrong arguments are reported first.
+    # The libraries take seconds to import, so they are imported after the arguments are checked.
     if backend == "pytorch":
         from components.training.pytorch.engine import PytorchEngine
 

@@ -1,12 +1,12 @@
 """Correct the bias of the final logit, as the last step of a fit.
 
-The rows that an optimizer trained on last leave a model's mean prediction several percent too high
-or too low. Correcting the bias alone makes the mean prediction equal to the click rate of the
-newest training rows. It changes no ranking. `start` corrects for negative downsampling, and `fit`
-corrects for features that are served as one value.
+After training, a model's mean prediction is several percent too high or too low, because the last
+rows have a strong effect on the bias. Correcting the bias alone makes the mean prediction equal to
+the click rate of the newest training rows. The correction changes no ranking. `start` corrects for
+negative downsampling, and `fit` corrects for features that are served as one value.
 
-Rows may have weights. Only their ratios count: if all weights are 3, the result is the same as if
-all are 1.
+Rows may have weights. Only the ratios of the weights count: if all weights are 3, the result is the
+same as if all are 1.
 """
 
 import math
@@ -15,15 +15,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PRIOR_DEVIATION = 0.1
-"""Standard deviation of the shift, measured in fits without the correction. A few dozen clicks
-determine the click rate only to about ten percent. This prior keeps them from moving a parent that
-was calibrated on many more."""
+"""Standard deviation of the normal prior of the shift, as measured in fits without the correction.
+A few dozen clicks determine the click rate only to about ten percent. The prior prevents them from
+shifting a parent that was calibrated on many more clicks."""
 _MIN_PROBABILITY = 1e-7
 _NEWEST_PARTS = (1, 3, 10)
-"""Rows that can set the bias: all rows, the newest third, or the newest tenth."""
+"""Parts of the rows that can set the bias: all rows, the newest third, or the newest tenth."""
 _MAX_STANDARD_ERRORS = 3.0
-"""Largest difference between the newest tenth's clicks and the expected clicks, in standard errors.
-If it is larger, fewer rows are used."""
+"""Maximum difference between the clicks of the newest tenth and the expected clicks, in standard
+errors. If the difference is larger, fewer rows are used."""
 
 
 def newest_bias_shift(
@@ -31,11 +31,12 @@ def newest_bias_shift(
     probabilities: NDArray[np.float32],
     weights: NDArray[np.float32] | None = None,
 ) -> float:
-    """Return the `bias_shift` of the largest part of the rows that still fits the newest ones.
+    """Return the `bias_shift` of the largest part of the rows that still fits the newest rows.
 
     The parts are all rows, the newest third and the newest tenth. A part fits if its shift explains
-    the clicks of the newest tenth to within three standard errors (binomial). Therefore a change of
-    the click rate within the window, which the model has learned, is not undone.
+    the clicks of the newest tenth to within three standard errors (binomial). If the click rate
+    changed within the window, the correction therefore does not undo what the model has learned of
+    the change.
 
     Args:
         labels: 0 or 1 in order of time, [n].
@@ -73,8 +74,9 @@ def bias_shift(
 ) -> float:
     """Return the most likely shift of all logits, given a normal prior around 0.
 
-    It minimises the sum of the rows' log losses plus shift^2 / (2 * 0.1^2) by Newton's method. This
-    sum is convex. Each row's log loss is multiplied by its `_evidence`.
+    The shift minimises the sum of the rows' log losses plus shift^2 / (2 * 0.1^2). This sum is
+    convex, and Newton's method finds its minimum. Each row's log loss is multiplied by its
+    `_evidence`.
 
     Args:
         labels: 0 or 1, [n].
@@ -103,11 +105,12 @@ def bias_shift(
 def _evidence(
     labels: NDArray[np.float32], probabilities: NDArray[np.float32], weights: NDArray[np.float32]
 ) -> NDArray[np.float64]:
-    """Scale the weights so that each one counts as that many independent rows of weight 1, [n].
+    """Scale the weights so that they are effective numbers of independent rows of weight 1, [n].
 
-    Equal weights become 1. The variance of a weighted sum of errors is estimated by the squared
-    errors times the squared weights. The same number of independent rows of weight 1 would give the
-    squared errors times the weights. The scale makes the two equal.
+    Equal weights become 1. The variance of a weighted sum of errors is estimated by the sum of the
+    squared errors times the squared weights. For independent rows of weight 1, as many as the
+    weights say, it would be the sum of the squared errors times the weights. The scale makes both
+    sums equal.
     """
     squares = (labels - probabilities.astype(np.float64)) ** 2
     doubled = _total(squares, weights.astype(np.float64) ** 2)

@@ -1,10 +1,10 @@
 """Checkpoints of a fit: folders of weights, and a small file that records the progress.
 
-The small file also names the folders that are current. It is replaced by one rename after these
-weights are on disk. A fit that is killed at any moment therefore finds its last checkpoint
-complete. The next save removes folders that the file does not name. No state of a random generator
-is stored, because each call of the engine has its own seed. `step` checks whether a checkpoint
-belongs to the current run.
+The small file also names the current folders. The small file is replaced by one rename after the
+weights are on disk. If a fit is killed at any moment, its last checkpoint is therefore complete.
+The next save removes folders that the file does not name. No state of a random generator is stored,
+because each call of the engine has its own seed. `step` checks whether a checkpoint belongs to the
+current run.
 """
 
 import json
@@ -24,13 +24,14 @@ from evergreen.statistics.metrics import grouped_deviation
 logger = logging.getLogger(__name__)
 
 START = "start"
-"""Folder of the weights at the start of the fit. For an incremental run the caller writes it before
+"""Folder of the weights at the start of the fit. In an incremental run the caller writes it before
 the fit."""
 FINAL = "final"
 """Folder of the final weights of the fit."""
 _PROGRESS = "progress.json"
 _LOSSES = "row_losses-{:02d}.npy"
-"""File of a trial's row losses, by the number of the trial."""
+"""Name pattern of the files with a trial's row losses. The name contains the number of the
+trial."""
 _NUM_BLOCKS = 20
 """Number of time blocks. With fewer blocks the standard error is too uncertain. With more blocks
 too many requests are split between two blocks."""
@@ -41,14 +42,14 @@ class Position:
     """Progress of a fit, and the folder of its weights."""
 
     trial: int
-    """Number of the learning rate on trial. After the last trial it is one more than the largest
-    number."""
+    """Number of the trial, which has its own learning rate. After the last trial it is the number
+    of trials."""
     passes: int
     """Completed passes over the rows."""
     batches: int = 0
     """Completed batches of the current pass."""
     loss_sum: float = 0.0
-    """Sum of the mean losses of these batches."""
+    """Sum of the mean losses of the completed batches."""
     step: int
     weights: str
     """Name of the folder with the weights."""
@@ -56,13 +57,14 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Judgement:
-    """Evaluation of a trial's network on rows just before it trains on them."""
+    """Evaluation of a trial's network on rows that it has not been trained on yet."""
 
     scores: Mapping[str, float | None]
     """`auc` and `log_loss`, or None where undefined."""
     row_losses: NDArray[np.float64]
-    """Log loss of each row, after the correction of the bias that ends a fit, times the row's
-    weight if it has one. All trials use the same rows. Empty if the trial diverged."""
+    """Log loss of each row, after the correction of the bias at the end of a fit. If a row has a
+    weight, its loss is multiplied by it. All trials use the same rows. Empty if the trial diverged.
+    """
 
 
 DIVERGED = Judgement(scores={"auc": None, "log_loss": None}, row_losses=np.empty(0))
@@ -94,7 +96,7 @@ def best_of(judged: Sequence[Judgement]) -> int:
 def time_blocks(num_rows: int) -> NDArray[np.int64]:
     """Return the number of each row's time block: 20 blocks of equal length, [num_rows].
 
-    Rows must be in order of time. Rows of one request depend on each other and are adjacent.
+    Rows must be in order of time. The rows of one request are adjacent and depend on each other.
     Encoded rows do not have a request id, but most requests are complete in one block. Blocks can
     therefore be treated as independent.
 
@@ -186,7 +188,8 @@ class CheckpointFolder:
     def _remove_all_unnamed(self, checkpoint: Checkpoint) -> None:
         """Remove files that the checkpoint does not name.
 
-        Files that cannot be removed are ignored, because NFS keeps files that are open.
+        Files that cannot be removed are ignored, because open files cannot be removed completely on
+        NFS.
         """
         named = {START, FINAL, _PROGRESS, checkpoint.now.weights}
         named |= {_LOSSES.format(number) for number in range(len(checkpoint.judged))}

@@ -1,9 +1,10 @@
 """Interface between a fit and the engine that computes it.
 
 An `Engine` is one network with its optimizer. `fit` decides which rows are used, in which order,
-how often, when to stop and what to save, in the same way for every engine. The engine only computes
-the steps. Weights are exchanged as a folder (`evergreen.networks.files`). Therefore no engine needs
-another's library, and saving needs no second copy of a large table in memory.
+how often, when to stop and what to save. These decisions are the same for every engine. The engine
+only computes the steps. Weights are exchanged as a folder (`evergreen.networks.files`). Therefore
+no engine needs another engine's library, and saving needs no second copy of a large table in
+memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ class Engine(Protocol):
     def restore(self, weights: Path) -> None:
         """Load the model in folder `weights`, with its optimizer state and step count.
 
-        Without optimizer state both are zero.
+        If the folder has no optimizer state, the state and the step count are zero.
 
         Raises:
             ContractError: a file is absent, corrupt or of another network.
@@ -41,14 +42,14 @@ class Engine(Protocol):
         """Write weights and optimizer state into the empty `folder`.
 
         Raises:
-            PermanentError: the written files are not what the engine meant to write.
+            PermanentError: the written files differ from the engine's weights or state.
         """
 
     def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
         """Return the training rows of these folders, see `rows.open_rows`."""
 
     def segment_batches(self, batch_size: int) -> int:
-        """Return the number of batches that one call of `learn` should get.
+        """Return the number of batches to pass to one call of `learn`.
 
         Between two calls a fit checks the loss and may save.
         """
@@ -75,8 +76,8 @@ class Engine(Protocol):
             rate: Learning rate of each step. None for the constant rate of the settings.
 
         Returns:
-            Mean of the batches' losses in nats. It is NaN or infinite if the loss of a batch is. It
-            is 0 if no batch has a loss.
+            Mean of the batches' losses in nats. The mean is NaN or infinite if a batch's loss is
+            NaN or infinite. The mean is 0 if no batch has a loss.
         """
 
     def score(self, rows: Rows) -> NDArray[np.float32]:

@@ -5,15 +5,15 @@ trains on shuffled rows, and its learning rate falls to zero over the second hal
 run trains on its rows in time order, because the click behaviour can change within its window.
 
 An incremental run tries several constant learning rates, each from the parent's weights. A low rate
-preserves what the parent has learned, and a high rate follows a change. Before the last tenth of
-the rows is used for training, it is scored (progressive validation: Blum, Kalai and Langford 1999).
-These scores choose the rate, so no rows have to be held back. A later rate that scores worse is not
-trained further. `benchmarks.quality` has the measurements.
+preserves what the parent has learned, and a high rate follows a change. The last tenth of the rows
+is scored before it is used for training (progressive validation: Blum, Kalai and Langford 1999).
+These scores choose the rate, so no rows have to be held out. If a later rate scores worse, its
+trial stops there. `benchmarks.quality` has the measurements.
 
-Rows may have sample weights. They count in every step, in the choice of the rate and in the
-correction of the bias, but not in an AUC. Weights of the model are in folders that the engine
-restores and saves, not in memory here. `row_order` orders the rows of a pass, `start` writes the
-initial weights, `calibration` corrects the logit, and `step` publishes the model.
+Rows may have sample weights. The weights count in every step, in the choice of the rate and in the
+correction of the bias, but not in an AUC. The model's own weights are not in memory here, but in
+folders that the engine restores and saves. `row_order` orders the rows of a pass, `start` writes
+the initial weights, `calibration` corrects the logit, and `step` publishes the model.
 """
 
 import logging
@@ -53,12 +53,14 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 _EVALUATED_SHARE = 0.1
-"""Share of a pass, at its end, that is scored before the network trains on it."""
+"""Share of a pass that is scored before the network trains on it. These are the last rows of the
+pass."""
 _DECAYING_SHARE = 0.5
-"""Share of a first model's steps, at their end, in which its learning rate falls to zero."""
+"""Share of a first model's steps in which its learning rate falls to zero. These are the last
+steps."""
 _MAX_SCORED_ROWS = 1 << 20
-"""Maximum number of rows that are scored at a time. From more rows, evenly spaced ones are taken. A
-million rows determine a click rate of 3 % to within 0.6 % of its value."""
+"""Maximum number of rows that are scored at a time. If there are more rows, evenly spaced rows are
+scored. A million rows determine a click rate of 3 % to within 0.6 % of its value."""
 _PART_ROWS = 1 << 16
 """Number of rows whose labels or numbers are copied at a time, in a loop over all rows."""
 _CHECKED_ROWS = 1 << 12
@@ -67,7 +69,7 @@ _EMIT_SECONDS = 10.0
 """Time between two reports within a pass."""
 
 Numbers = Mapping[str, float | None]
-"""Numbers that a fit reports at one step, by name. None stands for a number that does not exist."""
+"""Numbers that a fit reports at one step, by name. An undefined number is None."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,15 +92,15 @@ class FitResult:
     """Result of one fit."""
 
     weights: Path
-    """Folder of the final weights (`evergreen.networks.files`). Their scores apply to all rows,
-    even if the training rows were downsampled."""
+    """Folder of the final weights (`evergreen.networks.files`). Their probabilities hold for all
+    rows, even if the training rows were downsampled."""
     optimizer_step: int
     """Optimizer steps taken, including those of earlier runs."""
     progressive: Mapping[str, float | None]
-    """`auc` and `log_loss` of a tenth of the rows, scored just before training on them. For an
-    incremental run these are the newest rows. If the training set is downsampled, so are these
-    rows, and their click rate differs from that of the held-out rows. The log losses of the two are
-    then not comparable."""
+    """`auc` and `log_loss` of a tenth of the rows, scored just before training on them. In an
+    incremental run these are the newest rows. If the training set is downsampled, these rows are
+    downsampled too. The click rate of these rows then differs from that of the held-out rows, and
+    the two log losses are not comparable."""
     learning_rate: float
     """The learning rate that was chosen."""
     rows_per_second: float | None
@@ -120,14 +122,14 @@ def fit(
     Args:
         job: Training set, network, settings and folders.
         engine: New engine for the job's network. The caller closes it.
-        emit: Called with the numbers of each pass, and now and then within a pass.
+        emit: Called with the numbers of each pass, and periodically within a pass.
         clock: Time in seconds.
         should_stop: Called between segments. If it returns True, the fit is saved and ends.
 
     Raises:
         ContractError: the training set does not match its manifest, or its labels are all equal.
         PermanentError: a loss or a score is not finite at the first learning rate. At a later rate
-            only that trial is abandoned.
+            only the trial of this rate is abandoned.
         Preempted: `should_stop` returned True. The fit is saved, and the next call continues it.
     """
     return _Fit(job, engine, emit=emit, clock=clock, should_stop=should_stop).run()
@@ -138,7 +140,7 @@ class _DivergedError(PermanentError):
 
 
 class _TrialLost(Exception):  # noqa: N818 - no error
-    """The rate of this trial is not the best so far, and further training cannot change that."""
+    """The rate of this trial is worse than an earlier rate, whatever further training does."""
 
 
 class _Fit:
@@ -275,7 +277,7 @@ class _Fit:
         return state
 
     def _at_start(self, trial: int) -> Position:
-        """Restore the weights at the start of the fit, and return this position."""
+        """Restore the weights at the start of the fit, and return this position in the fit."""
         self._engine.restore(self._path(START))
         return Position(trial=trial, passes=0, step=self._engine.num_steps, weights=START)
 
@@ -317,7 +319,7 @@ class _Fit:
         self._commit(replace(self._state, now=now))
 
     def _finish(self) -> None:
-        """Correct the bias of the best weights and save them as the final ones."""
+        """Correct the bias of the best weights and save them as the final weights."""
         numbers = np.arange(0, self._num_new, -(-self._num_new // _MAX_SCORED_ROWS))
         labels, weights = self._rows.labels[numbers], self._weights(numbers)
         shift = newest_bias_shift(labels, self._scores(numbers), weights)
@@ -334,8 +336,8 @@ class _Fit:
             add_to_bias(folder, shift + served_shift)
 
         self._folder.keep_weights(FINAL, save)
-        # The position stays that of the weights on disk. After the final weights were moved away, a
-        # later call needs it to make them again.
+        # The position still describes the weights on disk. If the final weights are moved away, a
+        # later call needs this position to write them again.
         self._commit(
             replace(self._on_disk, final_step=self._engine.num_steps, served_shift=served_shift)
         )
@@ -348,7 +350,10 @@ class _Fit:
         )
 
     def _served_ids(self) -> dict[int, int]:
-        """Return `FeatureWorkflow.served_ids`, or nothing if no feature is served as one value."""
+        """Return `FeatureWorkflow.served_ids`.
+
+        The result is empty if no feature is served as one value.
+        """
         manifest = self._job.training_set
         if not manifest.recommender.features.served_as:
             return {}
@@ -392,10 +397,11 @@ class _Fit:
         self._on_disk = self._state = state
 
     def _evaluate(self, order: PassOrder) -> None:
-        """Evaluate the trial on the rows of the pass that remain. Replayed rows do not count.
+        """Evaluate the trial on the rest of the pass. Replayed rows do not count.
 
         Trials are compared after the correction of the bias, which `_finish` applies anyway. At a
-        high rate the bias varies from step to step, which would hide what the network has learned.
+        high rate the bias varies from step to step, and this variation would hide what the network
+        has learned.
         """
         first, chunks = self._evaluated_at * self._batch_size, []
         for at in range(first, len(order), _PART_ROWS):
@@ -428,7 +434,7 @@ class _Fit:
 
         Args:
             numbers: Row numbers.
-            ids: Id that replaces those of an id column in every row, by the number of the column.
+            ids: Id that replaces all ids of an id column, by the number of the column.
         """
         rows = self._rows.take(numbers)
         for place, one in (ids or {}).items():
@@ -463,7 +469,7 @@ class _Fit:
         """Train from the current position to the end of its pass, and return the new position.
 
         The seed of a segment depends only on its position, so an interrupted pass takes the same
-        steps as an uninterrupted one.
+        steps as an uninterrupted pass.
         """
         now, num_batches, batch_size = self._state.now, self._num_batches, self._batch_size
         seed = derived_seed(self._settings.seed, now.passes + 1)

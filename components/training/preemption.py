@@ -1,11 +1,11 @@
 """Handle SIGTERM during training: save the fit and end, so that a later run can continue it.
 
 Kubernetes sends SIGTERM before it drains a node, and kills the process 30 seconds later. A fit in
-progress saves first. Anything else ends at once, because its output is complete or absent.
-`evergreen.runtime.exit_codes` has the exit code.
+progress is saved first. Outside a fit the process ends at once, because its output is complete or
+absent. `evergreen.runtime.exit_codes` has the exit code.
 
 On Kubeflow a retry does not depend on the exit code, because Argo retries after every failure. The
-save cannot be relied on there either. According to its source, KFP's launcher, which is the parent
+save may also be cut short there. According to its source, KFP's launcher, which is the parent
 process of the step, does not handle SIGTERM, so the container ends with the launcher. Such a retry
 continues from the last save of `checkpoint_minutes`.
 """
@@ -20,7 +20,7 @@ from evergreen.runtime.errors import Preempted
 
 
 class StopRequest:
-    """Records whether SIGTERM arrived, and decides what it does."""
+    """Records whether SIGTERM arrived, and decides how the process reacts."""
 
     def __init__(self) -> None:
         self.came = False
@@ -32,7 +32,10 @@ class StopRequest:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Defer the end, so that the body can check the request itself and save its work."""
+        """Do not end the process on SIGTERM within the body.
+
+        The body can then check for the request itself and save its work.
+        """
         self._deferred = True
         try:
             yield

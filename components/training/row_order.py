@@ -1,8 +1,8 @@
 """Order of the training rows within one pass: shuffled, or in time order.
 
-Replayed rows are mixed in evenly. Rows, share and seed determine the order, so a resumed pass
-continues in the same order. `fit` decides the number of passes and which of the two orders they
-use.
+Replayed rows are mixed in evenly. The order depends only on the rows, the share of replayed rows
+and the seed, so a resumed pass continues in the same order. `fit` decides the number of passes and
+which of the two orders they use.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 _RUN_ROWS = 1 << 10
 """Number of adjacent rows that move together in a long pass."""
 _MOST_RUNS = 1 << 10
-"""Maximum number of row groups that are shuffled together in a long pass. Together they have a
-million rows, whose order takes 8 MB."""
+"""Maximum number of row groups that are shuffled together in a long pass. These groups have a
+million rows, and their order takes 8 MB."""
 
 
 def derived_seed(*numbers: int) -> int:
@@ -43,12 +43,12 @@ class PassRows:
 
 
 def replayed(num_new: int, share: float, available: int) -> int:
-    """Return how many replay rows join `num_new` new rows, so that they are a `share` of all.
+    """Return how many replay rows to add to `num_new` new rows.
 
     Args:
         num_new: Number of new rows.
-        share: Share of replay rows, in [0, 1).
-        available: Number of replay rows. The result is at most this.
+        share: Share of replay rows among all rows, in [0, 1).
+        available: Number of available replay rows, which is the maximum of the result.
 
     >>> replayed(900, 0.1, 5000), replayed(900, 0.1, 50), replayed(900, 0.0, 50)
     (100, 50, 0)
@@ -61,12 +61,11 @@ class PassOrder:
 
     A shuffled pass is shuffled in two steps, so that memory does not grow with its length and reads
     stay local. First, groups of 1024 adjacent rows are permuted over the whole pass. Then the pass
-    is cut into windows of equally many groups, at most 1024, and the rows of each window are
+    is cut into windows with equal numbers of groups, at most 1024, and the rows of each window are
     permuted. A batch therefore has rows from hundreds of positions of the pass.
 
-    A pass in time order is cut into tenths, or into smaller windows if a tenth would exceed the
-    window size above. The rows of each window are permuted, so that no batch consists of a single
-    request.
+    A pass in time order is cut into tenths. If a tenth has more than 1024 groups, the windows are
+    smaller. The rows of each window are permuted, so that no batch consists of a single request.
 
     Each pass uses replay rows at equal distances, starting at a different row.
     """
@@ -119,8 +118,8 @@ class PassOrder:
 
     def _to_rows(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         part = self._part
-        # Number of replay rows before and up to each position. Every interval of the pass gets its
-        # share of them.
+        # Number of replay rows before and up to each position. Every interval of the pass has its
+        # share of replay rows.
         before, until = ((positions + end) * part.num_replayed // len(self) for end in (0, 1))
         rows = positions - before
         if part.num_replayed:

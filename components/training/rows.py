@@ -29,7 +29,8 @@ from evergreen.rows.archived_rows import parquet_file, reading_parquet
 from evergreen.runtime.errors import ContractError, PermanentError
 
 _DECODED_ROWS = 1 << 14
-"""Rows decoded at a time by each thread: 4 MB of columns. Half as many took 5 % longer."""
+"""Number of rows that each thread decodes at a time: 4 MB of columns. With half as many rows,
+decoding took 5 % longer."""
 _TRANSPOSED_ROWS = 1 << 12
 """Rows transposed at a time, so that the written part fits into a core's cache (0.4 MB)."""
 
@@ -87,7 +88,7 @@ class RowFolder:
 
 
 class Share(NamedTuple):
-    """Row groups that one of several processes decodes: every `of`-th, starting at `number`."""
+    """The row groups that one process decodes: every `of`-th row group, starting at `number`."""
 
     number: int = 0
     of: int = 1
@@ -102,20 +103,20 @@ def open_rows(
     """Return all rows of the folders, one folder after another, in the order of `_file_list.txt`.
 
     Row groups outside the `share` are zeros, which take no room on disk or in memory. The flat
-    files have no name once they are open. They disappear with the arrays, however the process ends,
-    and no later process can mistake them for its own. A later process decodes again, which takes
-    less than a tenth of the time of one pass.
+    files have no name once they are open. These files disappear with the arrays, however the
+    process ends, so no later process can find them. A later process decodes the rows again, which
+    takes less than a tenth of the time of one pass.
 
     Args:
-        folders: At least one folder. All have the same features, and either all or none have
-            weights.
+        folders: At least one folder. All folders have the same features, and either all or none
+            have weights.
         slot_sizes: Number of ids of each slot.
         cache: Folder on the disk for the flat files, created if it is absent.
         share: Row groups that this process decodes.
 
     Raises:
-        ContractError: a file is absent or corrupt, it has other columns or types than expected, or
-            nulls, or its number of rows differs from the manifest. Another cause is a wrong value:
+        ContractError: a file is absent or corrupt, has unexpected columns, types or nulls, or its
+            number of rows differs from the manifest. The error is also raised for a wrong value:
             one that is not finite, a label other than 0 or 1, a weight below 0, or an id outside
             its slot.
         PermanentError: the flat files cannot be written, for example because the disk is full.
@@ -125,14 +126,14 @@ def open_rows(
     starts = np.cumsum([0, *(group.num_rows for group in groups)]).tolist()
     parts = [slice(*bounds) for bounds in zip(starts, starts[1:])][share.number :: share.of]
     rows = _map_nameless_files(cache, starts[-1], alike=folders[0], written=parts)
-    # Arrow and NumPy release the GIL while they work. If several groups fail, the error of the
-    # first one is raised.
+    # Arrow and NumPy release the GIL while they work. If several row groups fail, the error of the
+    # first failed group is raised.
     with ThreadPoolExecutor(pa.cpu_count(), "decode") as pool:
         own = zip(groups[share.number :: share.of], parts)
         deque(
             pool.map(lambda each: _decode_group(each[0], rows[each[1]], slot_sizes), own), maxlen=0
         )
-    # Arrow keeps the memory that it freed, and the fit can use it.
+    # Arrow does not return freed memory by itself. The fit can use this memory.
     pa.default_memory_pool().release_unused()
     return replace(rows, group_starts=np.array(starts[:-1], np.int64))
 
@@ -247,7 +248,7 @@ def _decode(
                 f"column {name} of {source} is {values.type} with {values.null_count} nulls, "
                 f"expected {expected} without nulls"
             )
-        # Arrow's to_numpy imports pandas if it is installed, which takes 0.4 s and 25 MB.
+        # Arrow's to_numpy imports pandas if pandas is installed. The import takes 0.4 s and 25 MB.
         return np.frombuffer(values.buffers()[1], dtype)[values.offset :][: len(values)]
 
     labels = column(LABEL, pa.float32(), np.float32)

@@ -1,18 +1,19 @@
-"""Initial weights of a fit: fresh ones, or a parent's in the layout of this run's vocabularies.
+"""Initial weights of a fit: fresh weights, or a parent's in the layout of this run's vocabularies.
 
-A parent's table is copied in chunks from one mapped file to another, so that no table has to be in
-memory. Extraction chooses the parent, and `evergreen.contracts.workflow` describes the changes of
-the vocabularies.
+A parent's table is copied in chunks from one mapped file to another, so that no complete table has
+to be in memory. Extraction chooses the parent, and `evergreen.contracts.workflow` describes the
+changes of the vocabularies.
 
-This module also corrects for negative downsampling (`TrainingSet.negative_rate`). If rows without a
-click are kept with probability r, whatever their features, the odds of a click among the kept rows
-are 1/r times those among all rows. A model of the kept rows has logits that are too large by
-log(1/r). Its ranking is right, but its probabilities are wrong. Adding log(r) to the bias corrects
-every logit (King and Zeng 2001, "Logistic Regression in Rare Events Data", prior correction).
+This module also corrects for negative downsampling (`TrainingSet.negative_rate`). Suppose that rows
+without a click are kept with probability r, whatever their features. The odds of a click among the
+kept rows are then 1/r times the odds among all rows. The logits of a model of the kept rows are too
+large by log(1/r). The ranking of this model is right, but its probabilities are wrong. Adding
+log(r) to the bias corrects every logit (King and Zeng 2001, "Logistic Regression in Rare Events
+Data", prior correction).
 
 Weights in the model registry are corrected, and weights during a fit are not. The correction is
-therefore subtracted when a fit starts from a parent, and added once when its final weights are
-written.
+therefore subtracted when a fit starts from a parent, and added once when the final weights of the
+fit are written.
 """
 
 import logging
@@ -81,10 +82,10 @@ def write_initial(
 ) -> None:
     """Write fresh weights into `folder`, without optimizer state.
 
-    Equal seeds give equal weights. The dense parameters are the network's initial ones. The bias is
-    the log-odds of the click rate, because small data sets would need hundreds of steps to learn
-    it. The vectors of a slot are drawn from U(+-f/sqrt(slot size)), where f is the network's
-    `fresh_vectors`.
+    Equal seeds give equal weights. The dense parameters are the network's initial parameters. The
+    bias is the log-odds of the click rate, because with small data sets training would need
+    hundreds of steps to find it. The vectors of a slot are drawn from U(+-f/sqrt(slot size)), where
+    f is the network's `fresh_vectors`.
 
     Args:
         folder: Folder to write.
@@ -92,7 +93,7 @@ def write_initial(
         slot_sizes: Number of ids of each slot.
         click_rate: Share of clicks, in (0, 1).
         seed: Seed of the weights.
-        places: Places that a row looks up. None to look up each slot once.
+        places: Places that a row looks up. If it is None, each slot is looked up once.
     """
     dense = _fresh_dense(config, seed)
     tables = tables_of(places or one_each(slot_sizes), config.widths)
@@ -122,22 +123,22 @@ def continue_from(
 ) -> Path:
     """Write the parent's weights, moments and step count in the layout of this run's vocabularies.
 
-    The written logits are those for the training set's downsampled rows, whatever the parent's own
-    rate was. They do not include the parent's `served_shift`.
+    The written weights give logits for rows that are downsampled at the training set's rate,
+    whatever the parent's own rate was. The logits do not include the parent's `served_shift`.
 
     Args:
         parent: The parent model.
         training_set: Training set of this run. Its workflow continues the parent's.
         config: Configuration of this run's network.
-        into: Folder to write. One left by an earlier try is replaced.
+        into: Folder to write. A folder of an earlier try is replaced.
         seed: Seed of the fresh weights for columns that the parent lacks.
 
     Returns:
         `into`.
 
     Raises:
-        ContractError: the parent has another network, its ids stand for other categories or its
-            dense values for other numbers, a slot shrank, or one of its files is corrupt.
+        ContractError: the parent has another network, its ids stand for other categories, its dense
+            values are transformed differently, a slot shrank, or one of its files is corrupt.
         PermanentError: a file cannot be written.
     """
     features, features_before = training_set.recommender.features, parent.recommender.features
@@ -194,15 +195,17 @@ def grow(
     """Write a stored model in the layout of new vocabularies and columns.
 
     The following parts are copied bit for bit: the rows and moments of ids whose category stays,
-    the reserved ids, and the dense parameters. Rows with only such ids are scored as before.
+    the reserved ids, and the dense parameters. The score of a row that has only such ids does not
+    change.
 
-    An id that has a new category starts with the out-of-vocabulary row of its slot, because that
-    category was scored with it until now. Its moments are zero, because there is no history of it
-    alone. The row and the moments of a tombstone are zero.
+    An id that has a new category starts with the out-of-vocabulary row of its slot, because the
+    category was scored with this row until now. The moments of such an id are zero, because it has
+    no history of its own. The row and the moments of a tombstone are zero.
 
-    Columns are matched by name. New columns do not change the logits, except for rounding: their
-    dense parameters and moments are zero. Their vectors are those of a fresh model, or zero
-    (`NetworkConfig.takes_new_vectors_at_zero`). Parameters of removed columns are dropped.
+    Columns are matched by name. New columns do not change the logits, except for rounding, because
+    their dense parameters and moments are zero. The vectors of new columns are those of a fresh
+    model, or zero (`NetworkConfig.takes_new_vectors_at_zero`). Parameters of removed columns are
+    dropped.
 
     Args:
         stored: The model to copy.
@@ -212,8 +215,7 @@ def grow(
         seed: Seed of fresh weights.
 
     Raises:
-        ContractError: an id stands for another category than before, or a new list would change the
-            logits.
+        ContractError: the category of an id has changed, or a new list would change the logits.
         PermanentError: a file cannot be written.
     """
     features_before, features = before.workflow.features, now.workflow.features
@@ -272,9 +274,9 @@ def _carry_positions(
     old_axis: tuple[int, list[Hashable]],
     new_axis: tuple[int, list[Hashable]],
 ) -> None:
-    """Copy the values at positions of columns that both layouts have.
+    """Copy the values of the columns that both layouts have.
 
-    Other positions are unchanged.
+    The values of other columns are unchanged.
     """
     where = {position: i for i, position in enumerate(old_axis[1])}
     kept = [(i, where[position]) for i, position in enumerate(new_axis[1]) if position in where]
@@ -291,9 +293,10 @@ def _carry_tables(
     changes: Sequence[VocabularyChange],
     random: np.random.Generator | None,
 ) -> None:
-    """Copy the rows of each slot of the old layout into zeros, see `grow`.
+    """Copy the rows of each slot of the old layout into tables of zeros, see `grow`.
 
-    `random` generates fresh vectors if the tensors are weights. It is None for moments.
+    `random` generates fresh vectors if the tensors are weights. If the tensors are moments,
+    `random` is None.
     """
     kept = dict(
         zip(before.workflow.features.slots, old.slots(before.workflow.slot_sizes, before.tables))
@@ -348,7 +351,7 @@ def _workflow(folder: Path, slot_sizes: list[int]) -> FeatureWorkflow:
 
 
 def _require_same_transforms(old: FeatureWorkflow, new: FeatureWorkflow) -> None:
-    """Check that columns of both workflows are scaled alike, and excluded in both or in neither."""
+    """Check that both workflows scale and exclude their common columns in the same way."""
     both = set(old.features.names).intersection(new.features.names)
     excluded, expected = (both.intersection(workflow.excluded) for workflow in (new, old))
     if excluded != expected:

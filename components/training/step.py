@@ -56,7 +56,7 @@ def publish(
         store: Folder of the model registry.
         described: Creates the manifest from the model's id, its final folder and the hash of each
             part.
-        weights: Folder of the weights. It is moved away, and a later fit that misses it writes it
+        weights: Folder of the weights. It is moved away. If a later fit needs it, the fit writes it
             again.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
@@ -75,8 +75,7 @@ def publish(
         logger.info("model %s is already in the registry", model_id)
         return Model.read(final / Model.MANIFEST)
     with whole_directory(final, replace=True) as parts:
-        # The weights are moved last, so that an absent part is reported before the fit loses its
-        # weights.
+        # The weights are moved last. If another part is absent, the fit then still has its weights.
         _copy_parts(parts, workflow_path, report)
         _move(weights, parts / Model.WEIGHTS)
         sha256 = {name: sha256_tree(parts / name) for name in Model.PARTS if name != Model.WEIGHTS}
@@ -95,12 +94,12 @@ def _export_network(weights: Path, config: NetworkConfig, slot_sizes: list[int])
 
 
 def _move(source: Path, target: Path) -> None:
-    """Move a folder, by a copy if the target is on another disk.
+    """Move a folder. If the target is on another disk, copy the folder and remove the source.
 
-    Under its own name the source is complete or absent at any moment.
+    At any moment, the source under its own name is either complete or absent.
     """
-    # After an interrupted copy, the next try would take a partial source for complete. It removes
-    # the renamed folder.
+    # The source is renamed before it is removed. After an interruption, the next try would
+    # otherwise treat a partial source as complete. The next try removes the renamed folder.
     shutil.move(source.rename(source.with_name(f".{source.name}.moved")), target)
 
 
@@ -122,7 +121,7 @@ def _copy_parts(parts: Path, workflow_path: Path, report: ValidationReport) -> N
 
 
 def _is_published(folder: Path, weights_hash: str, created_at: datetime) -> bool:
-    """Return whether the folder has this run's model of these weights, with all parts unchanged."""
+    """Return whether the folder has this run's model with these weights and all parts unchanged."""
     try:
         model = Model.read(folder / Model.MANIFEST)
     except ContractError:
@@ -143,10 +142,10 @@ _SCRATCH = "engine"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """Request for one training run."""
+    """The inputs and the folders of one training run."""
 
     run: str
-    """Name of the run. A second try with the same name continues the first."""
+    """Name of the run. A second try with the same name continues the first try."""
     store: Path
     """Folder of the model registry."""
     work: Path
@@ -269,7 +268,7 @@ def _start_from(
 @contextmanager
 def _engine(request: TrainingRun, training_set: TrainingSet, folder: Path) -> Iterator[Engine]:
     scratch = folder / _SCRATCH
-    shutil.rmtree(scratch, ignore_errors=True)  # a killed try leaves a table and more in it
+    shutil.rmtree(scratch, ignore_errors=True)  # a killed try leaves tables and other files in it
     engine = make_engine(
         request.backend,
         request.config,
@@ -305,11 +304,11 @@ def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> dat
         if attempt["fingerprint"] == fingerprint:
             return datetime.fromisoformat(attempt["created_at"])
         logger.info("the earlier try of this run had other inputs: starting from scratch")
-        # The attempt file is removed first. Otherwise, after an interruption, a later try with the
-        # old inputs would use partial files.
+        # The attempt file is removed first. If the removal of the other files is interrupted, a
+        # later try with the old inputs would otherwise use the remaining files.
         path.unlink()
     if folder.exists():
-        shutil.rmtree(folder)  # otherwise this try would continue from files of another one
+        shutil.rmtree(folder)  # otherwise this try would continue from files of another try
     created_at = clock()
     write_whole(
         path, json.dumps({"fingerprint": fingerprint, "created_at": created_at.isoformat()}) + "\n"

@@ -2,11 +2,11 @@
 
 The job's workers run this same step on the same shared volume. `pipelines.placement` sets image,
 nodes and command, and the engine coordinates the processes. The job of a step has a fixed name, so
-a retried step finds the job of its earlier try. It continues to follow a running job, and it
-replaces a failed one. The runtime of `k8s/components/kubeflow-trainer` restarts lost workers, which
-continue from the last save of the fit.
+a retried step finds the job of its earlier try. A retried step continues to follow a running job,
+and it replaces a failed job. The runtime of `k8s/components/kubeflow-trainer` restarts lost
+workers, which continue from the last save of the fit.
 
-This module uses the Kubernetes client. Kubeflow's SDK (0.5) can only send Python functions.
+This module uses the Kubernetes client, because Kubeflow's SDK (0.5) can only send Python functions.
 """
 
 import argparse
@@ -40,13 +40,13 @@ POLL_SECONDS = 10.0
 _SPEC_HASH = "evergreen/asked"
 """Annotation with the hash of the requested spec."""
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-"""File with the pod's namespace, which the client does not read. The token and the certificates are
-beside it."""
+"""File with the pod's namespace. The Kubernetes client does not read this file. The token and the
+certificates are in the same folder."""
 _LOG_OVERLAP_SECONDS = 60
-"""Overlap with the previous read of a log. It is longer than a request can take."""
+"""Overlap with the previous read of a log. The overlap is longer than a request can take."""
 _TEMPORARY_STATUSES = (401, 408, 409, 429)
-"""HTTP statuses worth a retry besides 5xx: a token is being rotated, or a conflict ends with the
-next try."""
+"""HTTP statuses besides 5xx after which a retry can help: a token is being rotated, or a conflict
+ends with the next try."""
 _MAX_NAME_LENGTH = 45
 """Kubernetes allows 63 characters, and JobSet names its pods `<job>-launcher-0-0-abcde`."""
 
@@ -74,7 +74,7 @@ class TrainJobs:
         """
         # The API server is in this cluster, so a proxy from the environment must not be used.
         configuration.proxy = None
-        # The caller repeats failed requests and waits in between.
+        # The caller repeats failed requests, with pauses in between.
         configuration.retries = 0
         configuration.client_side_validation = False
         connection = client.ApiClient(configuration)
@@ -122,7 +122,7 @@ class TrainJobs:
         self._request(patch, **self._jobs, name=name, body=change, unless=404)
 
     def delete(self, name: str) -> None:
-        """Delete the job after its pods have ended."""
+        """Delete the job. Kubernetes deletes the job's pods first."""
         delete = self._custom.delete_namespaced_custom_object
         self._request(delete, **self._jobs, name=name, propagation_policy="Foreground", unless=404)
 
@@ -158,7 +158,10 @@ class TrainJobs:
         )
 
     def _request(self, call: Callable[..., Any], *, unless: int | None = None, **given: Any) -> Any:
-        """Return the result of the client's method, or None if the response status is `unless`."""
+        """Return the result of the client's method.
+
+        Returns None if the response status is `unless`.
+        """
         action = f"{call.__name__} {given.get('name', '')}".strip()
         try:
             return call(**given, _request_timeout=self._timeout)
@@ -186,7 +189,9 @@ def train_elsewhere(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Train as the TrainJob in `flags.train_job`, and copy its model manifest and its note's facts.
+    """Train as the TrainJob in `flags.train_job`.
+
+    The model manifest of the job's workers is copied, and so are the facts of their note.
 
     Raises:
         ContractError: the workers rejected their input, or another program created a job with this
@@ -220,8 +225,8 @@ def train_elsewhere(
 def job_name(run: str) -> str:
     """Return the name of a run's TrainJob.
 
-    It is the run's name if Kubernetes allows it, else the allowed characters of the name and a
-    hash.
+    If Kubernetes allows the run's name, it is the name of the job. Otherwise the job's name
+    consists of the allowed characters of the run's name and a hash.
 
     >>> job_name("evergreen-retraining-x7k2p"), job_name("Run 7")
     ('evergreen-retraining-x7k2p', 'run-7-94d812ac')
@@ -259,7 +264,8 @@ def _ensure(
 ) -> None:
     """Create the job, unless a job of an earlier try runs or has succeeded.
 
-    A failed job, or one with another spec, is deleted first. The function waits until it is gone.
+    If a job has failed or has another spec, it is deleted first. The function waits until it is
+    gone.
     """
     job = build_job(name, spec)
     requested = job["metadata"]["annotations"][_SPEC_HASH]
@@ -301,7 +307,9 @@ def _follow(
         try:
             job = jobs.find(name)
         except TemporaryError as error:
-            logger.warning("%s", error)  # a control plane may be upgraded during a fit of hours
+            logger.warning(
+                "%s", error
+            )  # the control plane may be upgraded during a fit, which can take hours
             sleep(POLL_SECONDS)
             continue
         if job is None:
@@ -328,7 +336,7 @@ def _follow(
 
 
 def _conditions(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the job's true conditions by type."""
+    """Return the job's conditions whose status is true, by type."""
     return {
         each["type"]: each
         for each in job["status"].get("conditions", [])
@@ -339,7 +347,7 @@ def _conditions(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
 class _Log:
     """Log of the job's first worker.
 
-    Each line is copied once, even if another pod replaces the worker's.
+    Each line is copied once, even if another pod replaces the worker's pod.
     """
 
     def __init__(self, jobs: TrainJobs, name: str, clock: Callable[[], float]) -> None:
@@ -387,7 +395,7 @@ def _note_of_workers(flags: argparse.Namespace, ours: StepNote) -> StepNote | No
 def _as_reported(error: PermanentError, note: StepNote | None) -> Exception:
     """Return a job's failure as the error that the workers' step raised.
 
-    The exit code of torchrun does not contain it.
+    The exit code of torchrun does not identify this error.
     """
     text = (
         f"{error}; last note of the workers: {note.state} {note.reason}".rstrip()

@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
-    """Return what a person can do about blocked rows."""
+    """Return advice on how to continue after rows were blocked."""
     correct = "correct the rows and ingest them again"
     blocking = {finding["rule"] for finding in report.findings if finding["severity"] == BLOCK}
     if blocking & UNLEARNABLE:
@@ -146,8 +146,8 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     if arguments.html:
         arguments.html.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(html, arguments.html)
-    # The registry keeps a copy, because the folder for big files may be emptied while people still
-    # read the report.
+    # The registry stores a copy of the report, because the folder for big files may be emptied
+    # while people still read the report.
     document = local_path(report.json_uri).read_bytes()
     keep_report(store, arguments.run, STEP, html=html.read_bytes(), document=document)
     return report
@@ -165,7 +165,7 @@ def _choose_summarizer(beam_options: str) -> Callable[..., Any]:
 
 
 def metric_values(report: ValidationReport) -> dict[str, float]:
-    """Return the report's numbers for KFP's metrics. Missing numbers are left out."""
+    """Return the report's numbers for KFP's metrics. Undefined numbers are left out."""
     severities = [finding["severity"] for finding in report.findings]
     values: dict[str, float] = {
         "num_rows": report.num_rows,
@@ -176,7 +176,8 @@ def metric_values(report: ValidationReport) -> dict[str, float]:
         "num_quarantined": sum(finding["num_quarantined"] for finding in report.findings),
     }
     for finding in report.findings:
-        # Each rule and action is one metric, such as `warn_drift`: the number of findings.
+        # Each pair of rule and action is one metric, such as `warn_drift`. Its value is the number
+        # of findings.
         name = f"{finding['action']}_{finding['rule']}"
         values[name] = values.get(name, 0) + 1
     if report.served is not None:

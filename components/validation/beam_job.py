@@ -1,9 +1,9 @@
 """TFDV's statistics by a Beam pipeline, for windows that take too long on one machine.
 
-Batches, options and counter are those of `tfdv_statistics`. They run on the runner that the options
-name. Results pass through `--temp_location`. If that is a bucket, the files are copied to it,
-because a runner's machines cannot read this machine's disk. If it is a folder, the machines read
-the files in place.
+Batches, options and counter are those of `tfdv_statistics`. The batches are processed by the runner
+that the options name. Results pass through `--temp_location`. If it is a bucket, the files are
+copied to it, because a runner's machines cannot read this machine's disk. If it is a folder, the
+machines read the files in place.
 """
 
 import contextlib
@@ -77,16 +77,19 @@ def parse_options(text: str) -> PipelineOptions:
 
 
 def _check_runner(options: PipelineOptions) -> None:
-    """Raise ValueError, or the runner's own error, if the job could not begin."""
+    """Check that the job can start.
+
+    Raises ValueError or the runner's own error if it cannot.
+    """
     runner, google = options.view_as(StandardOptions).runner, options.view_as(GoogleCloudOptions)
     needed = {"runner": runner, "temp_location": google.temp_location}
     if is_dataflow := "dataflow" in str(runner).lower():
-        # Without an image Beam would use its own, which lacks this package.
+        # Without this option Beam would use its own image, which lacks this package.
         image = options.view_as(WorkerOptions).sdk_container_image
         needed |= {"project": google.project, "region": google.region, "sdk_container_image": image}
     if missing := [f"--{name}" for name, value in needed.items() if not value]:
         raise ValueError(f"they lack {', '.join(missing)} (docs/validation.md)")
-    # Beam passes it to a shell unquoted, and then waits forever.
+    # Beam passes this value to a shell unquoted, and then waits forever.
     if (
         options.get_all_options()["direct_running_mode"] == "multi_processing"
         and " " in sys.executable
@@ -109,7 +112,7 @@ def summarize_on_beam(
 ) -> Any:
     """Compute the result of `summarize_files` on the runner that `options` name.
 
-    Copies of `counter` count every row, and are merged into it in any order.
+    Copies of `counter` count the rows, and are merged into `counter` in any order.
 
     Raises:
         ContractError: A file cannot be read.
@@ -136,7 +139,7 @@ def summarize_on_beam(
             counter.merge_dumped(stream.read())
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
             statistics = parse_statistics(stream.read())
-        # Workers return columns in the order in which they finish them.
+        # Workers return the columns in any order.
         order = {name: place for place, name in enumerate(judged_columns(counter.features))}
         statistics.datasets[0].features.sort(key=lambda feature: order[feature.path.step[0]])
         return statistics

@@ -1,6 +1,6 @@
 """Measure a run's rows and check them by all rules.
 
-The measures are statistics, anomalies, drift, click rate and skew.
+The measurements are statistics, anomalies, drift, click rate and skew.
 """
 
 import logging
@@ -37,7 +37,8 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 CERTAIN_ROWS = 10
-"""Expected number of rows from which on absence is no accident (probability e^-10)."""
+"""Expected number of rows at which their absence is no longer attributed to chance (probability
+e^-10)."""
 
 _COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
 _RULE_OF_ANOMALY = {
@@ -78,9 +79,11 @@ class Measured:
     statistics: Any
     """TFDV's statistics."""
     schema: Any
-    """Schema in force with rules for new features, or the schema inferred from these rows."""
+    """Schema in force with added rules for new features. Without a schema in force, the schema
+    inferred from these rows."""
     proposal: Any | None
-    """Schema that these rows would fit. None if they fit the schema in force, or there is none."""
+    """Schema that these rows would satisfy. None if they satisfy the schema in force, or if there
+    is no schema in force."""
     anomalies: Any
     """TFDV's anomalies of the statistics against the schema."""
     counter: ProfileCounter
@@ -158,7 +161,7 @@ def measure(round_: Round, folder: Path) -> Measured:
 
 
 def check(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """Return the findings of every check, the worst severity first."""
+    """Return the findings of all checks, ordered by severity, worst first."""
     findings = [finding for each in _CHECKS for finding in each(measured, rules)]
     return sorted(findings, key=lambda finding: (BLOCK, WARN, INFO).index(finding.severity))
 
@@ -170,7 +173,7 @@ def _check_rows(measured: Measured, rules: ValidationSettings) -> list[Finding]:
 
 
 def _check_columns(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """Find columns of the lake's files that have another type, or that the schema does not know."""
+    """Find columns of the lake's files that have another type or are not in the schema."""
     found: list[Finding] = []
     known = {feature.name for feature in measured.schema.feature}
     for each in measured.rows.dataset.schema_mismatches:
@@ -213,9 +216,10 @@ def _check_files(measured: Measured, rules: ValidationSettings) -> list[Finding]
 
 
 def _check_anomalies(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """Return TFDV's anomalies, each under its rule, except those that another rule explains better.
+    """Return TFDV's anomalies as findings, each with its rule.
 
-    Too few values in a column are `info` if the rows are too few to be sure of it.
+    Anomalies that another rule explains better are left out. If too few rows have a value in a
+    column, and the difference may be chance, the finding is only `info`.
     """
     found: list[Finding] = []
     features, wanted = (
@@ -318,9 +322,10 @@ def _check_empty_column(
 
 
 def check_click_rate(label: LabelShift | None, rules: ValidationSettings) -> list[Finding]:
-    """Find a click rate that differs from the merged windows' and the newest window's.
+    """Find a click rate that differs from the earlier windows.
 
-    Both differences must exceed the factor, and be larger than chance explains.
+    The click rate must differ from the merged windows and from the newest window. Both differences
+    must exceed the factor, and be larger than chance explains.
     """
     if label is None:
         return []
@@ -344,7 +349,7 @@ def check_click_rate(label: LabelShift | None, rules: ValidationSettings) -> lis
 
 
 def check_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> list[Finding]:
-    """Find drifted features and many new categories, the smallest q-value first."""
+    """Find drifted features and unusually many new categories, the smallest q-value first."""
     found: list[Finding] = []
     for entry in sorted(
         drift,
@@ -428,7 +433,7 @@ def check_skew(skew: Skew | None, rules: ValidationSettings) -> list[Finding]:
             f"{len(unread)} files of served rows cannot be read and were not compared; the "
             f"first: {unread[0]}"
         )
-        # Every run of these days finds the same files, so each would send a notification.
+        # Every run of these days finds the same files, so every run would send a notification.
         at_most = WARN if rules.action_of("files_quarantined") == NOTIFY else None
         found += find(rules, "files_quarantined", DATASET, text=text, at_most=at_most)
     if not skew.entries:

@@ -1,8 +1,9 @@
 """Changes of each feature and of the click rate since the rows of the champion's lineage.
 
-The rows are compared with all kept windows merged (`evergreen.statistics.comparison`). A change is
-not reported again if the champion has learned it already. That is so if its newest window would
-have shown the effect and does not differ from these rows.
+The rows are compared with all windows of the lineage, merged into one
+(`evergreen.statistics.comparison`). A change is not reported if the champion was already trained on
+it. A champion counts as trained on a change if its newest window is large enough to show the change
+but does not differ from these rows.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from evergreen.statistics.two_sample import proportion, share_change
 class LabelShift:
     """Change of the click rate.
 
-    Interval and p-value count similar rows of one request as fewer rows.
+    The rows of one request are alike. The interval and the p-value therefore count them as fewer
+    rows.
     """
 
     rate_now: float
@@ -33,13 +35,14 @@ class LabelShift:
     num_rows_now: int
     num_rows_before: int
     newest: "LabelShift | None" = None
-    """The same change against the champion's newest window. None if that is its only window."""
+    """The same change against the champion's newest window. None if the champion has only one
+    window."""
 
 
 def measure_drift(
     now: TableProfile, kept: KeptWindows, settings: ValidationSettings, *, shown: ShownValues
 ) -> list[ColumnDrift]:
-    """Return one entry per feature of both sides, in column order.
+    """Return one entry for each feature that both sides have, in column order.
 
     `kept` has at least one window.
     """

@@ -10,7 +10,7 @@ from evergreen.contracts.checks import AT_MOST, PASS
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One observation by one rule. A number that does not exist is None."""
+    """One observation by one rule. An undefined number is None."""
 
     feature: str
     """Column, or `DATASET`."""
@@ -45,7 +45,7 @@ def find(
     at_most: str | None = None,
     numbers: Mapping[str, Any] | None = None,
 ) -> list[Finding]:
-    """Return the finding of a rule as a list of one, or an empty list if the rule is off.
+    """Return a list with the finding of a rule, or an empty list if the rule is off.
 
     Args:
         rules: The actions of the rules.
@@ -53,7 +53,7 @@ def find(
         feature: A column, or `DATASET`.
         text: One sentence.
         kind: See `Finding`.
-        at_most: `info` if the rule applies but nobody has to act.
+        at_most: Action that replaces that of the rule. `info` if nobody has to act.
         numbers: `value`, `low`, `high`, `limit` and `bound`, as far as they exist.
     """
     action = rules.action_of(rule)

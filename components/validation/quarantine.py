@@ -59,7 +59,7 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
 
     Args:
         round_: The run's inputs.
-        schema: The schema in force. None in a first run, which infers it later.
+        schema: The schema in force. None in a first run, which infers the schema later.
         folder: The step's folder, which is not complete yet. Rows are written to its `train` and
             `quarantine`.
     """
@@ -125,7 +125,7 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
 def _split_file(
     path: Path, folder: Path, find: Callable[[pa.RecordBatch], Reasons]
 ) -> Iterator[Reasons]:
-    """Write valid rows below `train`, and the others with their reason below `quarantine`."""
+    """Write valid rows below `train`, and rejected rows with their reasons below `quarantine`."""
     schema = pq.read_schema(path)
     with_reason = schema.append(pa.field(REASON_COLUMN, pa.string()))
     for name in (TRAIN, QUARANTINED):

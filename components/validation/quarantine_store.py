@@ -2,9 +2,9 @@
 
 The step's own folder is removed with the work folder, but the registry stays. Each run that
 quarantined rows has a folder `<store>/quarantine/runs/<run>` with `quarantine.json` and
-`rows/*.parquet` (raw columns and `quarantine_reason`). Only the rows of a forgotten user are
-removed (`cli.forget`), and they stay counted. The lake is never changed, so it still has the
-quarantined rows.
+`rows/*.parquet` (raw columns and `quarantine_reason`). Only `cli.forget` removes quarantined rows,
+namely those of a forgotten user. The recorded number of rows still includes them. The lake is never
+changed, so it still has the quarantined rows.
 """
 
 import argparse

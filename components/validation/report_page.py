@@ -1,7 +1,7 @@
 """The report for people: findings, and one small chart per column, the most certain drift first.
 
-The page is drawn from the document of `validate` alone. Each chart's numbers are also in a folded
-table, for people who cannot see the chart. The bars differ by shape and by colour.
+The page is drawn from the document of `validate` alone. The numbers of each chart are also in a
+collapsed table, for people who cannot see the chart. The bars differ by shape and by colour.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from evergreen.reports.svg import Bar, BarChart
 
 Entry = Mapping[str, Any]
 Cells = Mapping[str, Callable[[Entry], object]]
-"""Function that makes a cell from an entry, by the head of its column."""
+"""Functions that make a table's cells from an entry, by the heading of the column."""
 _SEVERITIES = ("block", "warn", "info")
 
 
@@ -157,9 +157,9 @@ def _cards(document: Entry) -> Cards:
 
 
 def _evidence_rank(entry: Entry | None) -> tuple[bool, float, float]:
-    """Return a sort key: drifted features, then adjusted p-value, then effect.
+    """Return a sort key: drifted features first, then adjusted p-value, then effect.
 
-    Unmeasured ones are last.
+    Features without a measurement are last.
     """
     if entry is None:
         return True, 2.0, 0.0
@@ -236,7 +236,7 @@ def _describe_values(column: Entry, entry: Entry | None) -> str:
 
 
 def _describe_chart(column: Entry) -> str:
-    """Describe the chart: its largest change, or without a champion its largest share."""
+    """Return the text of a chart: its largest change, or without a champion its largest share."""
     bars, text = column["bars"], f"distribution of {column['column']}"
     if not bars:
         return text

@@ -48,8 +48,8 @@ class Round:
     parent: Path | None = None
     """Folder of the model that the run continues. None = from scratch."""
     schema_path: Path | None = None
-    """The schema in force. None = infer it from these rows."""
+    """The schema in force. If it is None, the schema is inferred from these rows."""
     served: Objects | None = None
-    """Served rows to compare with. None = not compared."""
+    """Served rows to compare with. If it is None, nothing is compared."""
     summarize: Callable[..., Any] = summarize_files
     """Function that computes the statistics of files, on this machine or on a runner of Beam."""

@@ -77,7 +77,8 @@ def read_part(
         file = parquet_file(
             part.path if opened is None else opened, read_dictionary=[raw_rows.REQUEST_ID]
         )
-        # Threads are off, because a forked process would inherit their pool without the threads.
+        # Threads are off, because a forked process would inherit the thread pool but not the
+        # threads.
         yield from file.iter_batches(
             BATCH_ROWS, row_groups=[part.row_group], columns=columns, use_threads=False
         )

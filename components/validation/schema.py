@@ -1,14 +1,15 @@
 """The schema of the training rows: inferred once, and checked by TFDV in every run.
 
-The first run infers the schema. The rules of a feature that the recommender gets later are inferred
-by the first run that has it. Categories are strings (see `tfdv_statistics`) without a list of
-allowed values, because new ones appear daily. Lists of categories may have any length. The label is
-in every training row, is 0 or 1, and is not served. A feature must have a value in as large a share
-of the rows as in the first run, less sampling error. A feature without any value in the first run
-is optional. Numeric columns must stay below `range_factor` times the first run's extremes, and must
-not contain NaN or infinity. They must not be negative if at least `SIGNED_ROWS` rows of the first
-run had values and none was negative. Drift thresholds are settings of the step. Later runs use a
-schema file that changes only when people accept a new version (`schema_versions`).
+The first run infers the schema. If the recommender gets a feature later, the first run that has it
+infers its rules. Categories are strings (see `tfdv_statistics`) without a list of allowed values,
+because new categories appear daily. Lists of categories may have any length. The label is required
+in every training row, is 0 or 1, and is not served. The share of rows in which a feature has a
+value must not be below that of the first run by more than sampling error. A feature without any
+value in the first run is optional. Numeric columns must stay below `range_factor` times the first
+run's extremes, and must not contain NaN or infinity. Negative values are not allowed if at least
+`SIGNED_ROWS` rows of the first run had values and none was negative. Drift thresholds are settings
+of the step. Later runs use a schema file that changes only when people accept a new version
+(`schema_versions`).
 """
 
 import math
@@ -27,15 +28,16 @@ from evergreen.contracts.manifests import RawDataset
 
 STANDARD_ERRORS = 4.0
 ALIKE_ROWS = 64
-"""Rows that count as one independent row, because the correlation of a request's rows is
-unknown."""
+"""Number of rows that are treated as one independent row, because the correlation of a request's
+rows is unknown."""
 SMALLEST_ROWS = 10_000
-"""Rows of the smallest window that a schema must accept fairly, however large its first window
-was."""
+"""Number of rows of the smallest window that a schema must not reject by chance, even if its first
+window was much larger."""
 
 SIGNED_ROWS = 10_000
-"""Rows with a value that show whether a column has negative values. A column with 3 % negative
-values shows some in 99 of 100 first runs, even if each 64 rows are alike."""
+"""Number of rows with a value that are enough to decide whether a column has negative values. If 3
+% of a column's values are negative, 99 of 100 first runs contain a negative value, even if every 64
+rows are alike."""
 
 _TYPES = {
     "string": "BYTES",
@@ -68,7 +70,8 @@ def infer_schema(
         if feature.name in features.lists:
             feature.ClearField("value_count")
         if feature.name in features.categorical + features.lists:
-            # TFDV inferred these from the strings: a list of values, or integers.
+            # TFDV inferred from the strings that the column is an integer or has a list of allowed
+            # values.
             if inferred := feature.WhichOneof("domain_info"):
                 feature.ClearField(inferred)
         elif feature.name in features.numeric:
@@ -118,7 +121,7 @@ def _set_presence(feature: Any, observed: Any, *, optional: bool) -> None:
     if optional:
         feature.presence.min_count = 0
     elif present:
-        # Assume few rows, because later windows can be small and reach as low by chance.
+        # Assume few rows, because a small later window can have such a share by chance.
         feature.presence.min_fraction = possible_shares(present / rows, min(rows, SMALLEST_ROWS))[0]
 
 
@@ -129,7 +132,7 @@ def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
         and math.isfinite(numbers.min)
         and math.isfinite(numbers.max)
     ):
-        # An extreme of zero has no multiple, so it counts as one.
+        # A multiple of zero is zero, so an extreme of zero is replaced by one.
         domain.min = numbers.min - (factor - 1) * max(abs(numbers.min), 1.0)
         domain.max = numbers.max + (factor - 1) * max(abs(numbers.max), 1.0)
         if numbers.min >= 0 and numbers.common_stats.num_non_missing >= SIGNED_ROWS:
@@ -137,11 +140,11 @@ def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
 
 
 def possible_shares(share: float, rows: int) -> tuple[float, float]:
-    """Return the lowest and the highest true share that an observed share of rows agrees with.
+    """Return the lowest and highest true share that is consistent with an observed share.
 
-    The interval is Clopper and Pearson's exact one, whose ends lie as far out as `STANDARD_ERRORS`
-    of a normal distribution. `rows / ALIKE_ROWS` rows count as independent: a column of the context
-    is missing in all rows of a request or in none.
+    The interval is Clopper and Pearson's exact one. The confidence level is that of
+    `STANDARD_ERRORS` of a normal distribution. Only `rows / ALIKE_ROWS` rows count as independent,
+    because a column of the context is missing in all rows of a request or in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)
@@ -160,11 +163,12 @@ def check_statistics(statistics: Any, schema: Any) -> Any:
 
 
 def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
-    """Return a copy of `schema` that TFDV updates to the rows, or None if they agree with `schema`.
+    """Return a copy of `schema` that TFDV updates to the rows.
 
-    Only facts about features are proposed: wider bounds, more values of a domain, fewer values
-    present, a new column. The label and all other rules that people wrote stay, because rows that
-    break them are wrong. The manifest `raw` lists columns of the lake that the schema may lack.
+    Returns None if the rows satisfy `schema`. Only changes of features are proposed: wider bounds,
+    more values of a domain, fewer values present, or a new column. The label and all other rules
+    that people wrote stay, because rows that break these rules are wrong. The manifest `raw` lists
+    columns of the lake that the schema may lack.
     """
     if not num_rows(statistics):
         return None

@@ -1,16 +1,16 @@
 """Schema files, and the versions that people accept by `evergreen schema`.
 
-The module needs protobuf but not TFDV. It runs in the validation environment, or on a cluster in
-the validation image (`python -m components.validation.schema_versions`). Every schema has rules for
-training and for serving (`TRAINING`, `SERVING`).
+The module needs protobuf but not TFDV. The module runs in the validation environment, or on a
+cluster in the validation image (`python -m components.validation.schema_versions`). Every schema
+has rules for training and for serving (`TRAINING`, `SERVING`).
 
 Two schemas are compared feature by feature, as text. A version is accepted only if every changed
 feature is named, so no rule changes unnoticed.
 
 Accepted versions are stored as `<store>/schemas/<n>.pbtxt`, numbered from 1.
 `<store>/schemas/journal.jsonl` records who accepted which version and why. A version is valid once
-it has its line in the journal. A file without a line was left by a killed accept, and the next
-accept overwrites it.
+the journal has a line for it. A file without a line is the remainder of a killed command, and the
+next accepted version overwrites it.
 """
 
 import argparse
@@ -40,7 +40,8 @@ from evergreen.storage.uris import local_path, typed_folder
 TRAINING, SERVING = "TRAINING", "SERVING"
 JOURNAL = "journal.jsonl"
 SCHEMA_WIDE = "schema"
-"""Name for parts that belong to no feature: environments, and value lists that features share."""
+"""Name for the parts of a schema that belong to no feature: environments, and value lists that
+features share."""
 
 
 def read_schema(path: Path) -> Any:
@@ -145,7 +146,7 @@ class AcceptedSchema:
     base: str
     """Schema that it was compared with: `version <n>`, `model <id>`, or `none`."""
     changed: list[str]
-    """Features that differ from `base`, as named by the person who accepted it."""
+    """Features that differ from `base`, as named by the person who accepted the schema."""
 
 
 def schemas_folder(store: Path) -> Path:
@@ -168,10 +169,10 @@ def read_accepted(store: Path) -> list[AcceptedSchema]:
 
 
 def newest_accepted(store: Path) -> AcceptedSchema | None:
-    """Return the newest accepted version, or None if nobody accepted one.
+    """Return the newest accepted version, or None if nobody accepted a version.
 
     Raises:
-        ContractError: Its file is absent, or is not the accepted one.
+        ContractError: The version's file is absent, or was changed after it was accepted.
     """
     newest = next(reversed(read_accepted(store)), None)
     if newest is not None:
@@ -201,9 +202,8 @@ def accept_schema(
 ) -> AcceptedSchema:
     """Make the schema in `source` the registry's newest version, completely or not at all.
 
-    The base of the comparison is the newest accepted version. If there is none, it is
-    `of_champion`, the id and schema of the live model. `change` names the features that may differ
-    from the base.
+    The schema is compared with the newest accepted version. If there is none, it is compared with
+    `of_champion`, the id and schema of the live model. `change` names the features that may differ.
 
     Raises:
         ContractError: The schema cannot be used, changes nothing, or changes other features than

@@ -1,10 +1,10 @@
 """Train/serve skew: differences between training rows and the rows that were served.
 
 The training rows are compared with archived rows that were served in the same span of time. Rows
-with the same name (request_id, row) are compared value by value, so a difference is certain,
-whatever the distributions are. Values are equal if they have the same bits, except for the sign of
-zero. Two missing values are equal. If fewer than `MIN_JOINED` rows join, nothing is compared.
-Labels are never compared, because served rows have none yet.
+with the same key (request_id, row) are compared value by value. A difference is therefore certain
+and not an estimate from distributions. Values are equal if they have the same bits, except for the
+sign of zero. Two missing values are equal. If fewer than `MIN_JOINED` rows join, nothing is
+compared. Labels are never compared, because served rows have no labels yet.
 
 With more than `SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
 the request id. Memory therefore does not grow with the window.
@@ -49,7 +49,8 @@ MIN_JOINED = 100
 SAMPLED_ROWS = 262_144
 """Approximate number of compared training rows. Each takes 280 bytes per side with 39 features."""
 EQUAL_RATIOS = 0.9
-"""Share of the ratios that must agree with their median, so that it is reported as a factor."""
+"""Minimum share of the ratios that must agree with their median. Only then is the median reported
+as a factor."""
 
 
 class EventSpan(NamedTuple):
@@ -79,9 +80,9 @@ class ServedRowFacts:
     served_uri: str
     first_event_time: str | None
     last_event_time: str | None
-    """Newest event time of the compared training rows. None if there are none."""
+    """Newest event time of the compared training rows. None if no rows were compared."""
     one_request_in: int
-    """One request in so many was compared. 1 = all requests."""
+    """Sampling rate: one in this number of requests was compared. 1 = all requests."""
     num_joined: int
     num_only_training: int
     num_only_served: int
@@ -109,7 +110,7 @@ class SkewEntry:
     """Training values divided by served values, if nearly all ratios are equal."""
     example: dict[str, Any] | None
     """First row that differs: request_id, row, and the values `training` and `served`, with
-    categories by name. None for a column of users."""
+    categories by name. None if the column identifies users."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,11 +154,12 @@ def measure_skew(
         features: The recommender's features.
         settings: The thresholds.
         excluded: Features that are not compared.
-        shown: Names of the categories. Columns whose values it hides have no example row.
+        shown: Names of the categories. Columns whose values are hidden have no example row.
         sampled_rows: Approximate number of training rows to compare.
 
     Raises:
-        ContractError: A file of training rows is corrupt, lacks a column or has it in another type.
+        ContractError: A file of training rows is corrupt, lacks a column or has a column of another
+            type.
         TemporaryError, PermanentError: The archive's bucket cannot be read.
     """
     compared = [name for name in features.names if name not in excluded]
@@ -220,8 +222,8 @@ def read_served(
     """Yield the columns `types` of the archived rows of the span, in batches, oldest day first.
 
     A file is ignored if a column of `words` has text values, because people ingested its rows into
-    the lake. A file that is corrupt, lacks a column or has it in another type is ignored too, and
-    `unread` gets the reason. The comparison uses the other files, and the run goes on.
+    the lake. A file is also ignored if it is corrupt, lacks a column or has a column of another
+    type. The reason is then added to `unread`. The comparison continues with the other files.
     """
     for archived in archived_files(archive, days=span.days()):
         try:
@@ -278,7 +280,7 @@ def _sample_requests(batches: Iterable[pa.RecordBatch], one_in: int) -> pa.Table
 
 
 class JoinedRows(NamedTuple):
-    """Rows of both sides in the same order. A name that appears twice on a side counts once."""
+    """Rows of both sides in the same order. A key that appears twice on a side counts once."""
 
     training: pa.Table
     served: pa.Table

@@ -2,10 +2,10 @@
 
 TFDV's own in-memory generators get the rows batch by batch, as in its Beam pipeline. Processes are
 forked, so that TFDV is imported once. `generate_statistics_from_dataframe` gives the same numbers
-but needs all rows in memory. Counts do not depend on batches and processes, and moments only by
-rounding. Quantiles, and top values of columns with more than 1024 distinct values, come from TFDV's
-mergeable sketches. `beam_job` uses Beam's runners, and `windows` has the histograms for
-comparisons.
+but needs all rows in memory. Counts do not depend on the division into batches and processes.
+Moments depend on it only by rounding. Quantiles, and top values of columns with more than 1024
+distinct values, come from TFDV's mergeable sketches. `beam_job` uses Beam's runners, and `windows`
+has the histograms for comparisons.
 """
 
 import copy
@@ -27,7 +27,7 @@ from evergreen.runtime.forked import run_all, shares, usual_processes
 from evergreen.statistics.profile_counter import ProfileCounter
 
 ROWS_PER_PROCESS = 25_000
-"""Minimum rows for another process."""
+"""Minimum number of rows for each additional process."""
 
 
 def make_options(features: Features) -> Any:
@@ -58,9 +58,9 @@ def summarize_files(
 ) -> Any:
     """Return the `DatasetFeatureStatisticsList` of the rows of Parquet files, which are read once.
 
-    Without files the statistics have zero examples. Copies of `counter` count every row, and are
-    merged into it in the order of the rows. By default there are `usual_processes`, and fewer if
-    each would have less than `ROWS_PER_PROCESS` rows.
+    Without files the statistics have zero examples. Copies of `counter` count the rows, and are
+    merged into `counter` in the order of the rows. By default there are `usual_processes`, or fewer
+    if a process would have less than `ROWS_PER_PROCESS` rows.
 
     Raises:
         ContractError: A file cannot be read.
@@ -100,7 +100,7 @@ def _add_to_partials(
 ) -> list[Any]:
     """Add a batch to the accumulators.
 
-    Only this call keeps the lists, which are four times as large.
+    The batch's lists, which are four times as large as the batch, are freed when this call returns.
     """
     return [generator.add_input(partial, lists) for generator, partial in zip(generators, partials)]
 
@@ -134,7 +134,7 @@ def parse_statistics(content: bytes) -> Any:
 
 
 def by_feature(statistics: Any | None) -> dict[str, Any]:
-    """Return the feature statistics by column name. Empty for None."""
+    """Return the feature statistics by column name. The result is empty if the argument is None."""
     if statistics is None:
         return {}
     return {feature.path.step[0]: feature for feature in statistics.datasets[0].features}

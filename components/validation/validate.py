@@ -65,7 +65,8 @@ STATISTICS_FILE, REFERENCE_FILE, WINDOWS_FILE = "statistics.pb", "reference.npz"
 HTML_FILE, JSON_FILE = "report.html", "report.json"
 Bar = dict[str, Any]
 SHOWN_VALUES = 12
-"""Number of categories with a bar, the most frequent ones of both sides."""
+"""Maximum number of categories with a bar. The most frequent categories of either side get a
+bar."""
 
 
 class Validated(NamedTuple):
@@ -241,7 +242,10 @@ def _label_bars(now: TableProfile, before: TableProfile | None) -> list[Bar]:
 def _feature_bars(
     now: ColumnProfile, before: ColumnProfile | None, text_of: Callable[[int], str | None]
 ) -> list[Bar]:
-    """Return bars of the most frequent categories, or of all buckets that either side fills."""
+    """Return bars of the most frequent categories, or of the buckets of a numeric column.
+
+    Empty buckets at both ends are left out.
+    """
     sides = [now] if before is None else [now, before]
     if listed := [(side.values, side.sums) for side in sides if side.values is not None]:
         cells = np.unique(np.concatenate([values[:SHOWN_VALUES] for values, _ in listed]))
@@ -264,7 +268,10 @@ def _feature_bars(
 
 
 def _bucket_label(bucket: int) -> str:
-    """Return the integers of a bucket of `DENSE_EDGES`: `7` if its width is 1, else its ends."""
+    """Return the range of a bucket of `DENSE_EDGES` as text.
+
+    A bucket of width 1 is named by its integer, such as `7`. Any other bucket is named by its ends.
+    """
     low, high = DENSE_EDGES[bucket], DENSE_EDGES[bucket + 1]
     first, last = math.ceil(low), math.ceil(high) - 1
     return f"{first}" if first == last else f"{low:.4g} to {high:.4g}"

@@ -1,7 +1,7 @@
 """Profiles of the windows of a model's lineage, which the next run's rows are compared with.
 
-They are stored with the model (`manifests.Model.WINDOWS`): the newest window, and all older ones
-merged into one, each of at most 2 MB.
+The profiles are stored with the model (`manifests.Model.WINDOWS`): the newest window, and all older
+windows merged into one. Each profile has at most 2 MB.
 """
 
 from dataclasses import dataclass
@@ -46,8 +46,8 @@ class KeptWindows:
         """Refuse features that cannot be compared.
 
         Raises:
-            ContractError: A numeric feature was a categorical one in these windows, or the other
-                way round.
+            ContractError: A feature is numeric now and was categorical in these windows, or the
+                other way round.
         """
         for name, column in self.merged.columns.items():
             if name in (

@@ -2,8 +2,9 @@
 
 An embedding of HugeCTR has one width and one way of pooling. A table of the registry
 (`evergreen.networks.files`) has one width. The slots of a table are therefore divided between two
-embeddings. One has the slots of lists that are averaged. The other has all other slots, because the
-sum of a single vector is that vector. Columns that share a table share its keys.
+embeddings. One embedding has the slots of lists that are averaged. The other embedding pools by sum
+and has all other slots. The sum of a single vector is the vector itself. Columns that share a table
+share its keys.
 """
 
 from collections.abc import Sequence
@@ -20,17 +21,17 @@ from evergreen.networks.files import slot_offsets, tables_of
 _MARGIN_ROWS = 1024
 """Additional rows beyond the keys, because HugeCTR's hash table rounds its sizes."""
 _FLOATS_PER_ROW = 3
-"""Values stored for each weight of a workspace: the weight and Adam's two moments."""
+"""Number of floats in a workspace for each weight: the weight and Adam's two moments."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A slot of an embedding in HugeCTR's sense: look-ups that become one of a row's vectors."""
+    """A slot of an embedding in HugeCTR's sense: look-ups that make one vector of a row."""
 
     vector: int
     """Number of the vector among a row's vectors."""
     columns: tuple[int, ...]
-    """Id columns that look it up: one column, or all columns of a list."""
+    """Id columns that look up in this slot: one column, or all columns of a list."""
     is_list: bool
     """Whether the columns belong to a list, whose elements may be padding."""
     first_key: int
@@ -42,13 +43,14 @@ class Embedding:
     """One embedding of HugeCTR."""
 
     number: int
-    """Position in the order in which embeddings are added. The names of its files contain it."""
+    """Position in the order in which embeddings are added. The names of the embedding's files
+    contain it."""
     combiner: str
     """Pooling of a list's vectors: `sum` or `mean`."""
     width: int
     """Width of its vectors."""
     table: int
-    """Number of the model's table with its vectors."""
+    """Number of the model's table that has the vectors of this embedding."""
     ranges: tuple[tuple[int, int], ...]
     """Half-open ranges of rows of that table. Keys number the rows of all ranges consecutively."""
     slots: tuple[Slot, ...]
@@ -60,7 +62,7 @@ class Embedding:
         return sum(stop - start for start, stop in self.ranges)
 
     def rows_of(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rows of the model's table for these keys."""
+        """Return the numbers of these keys' rows in the model's table."""
         firsts = slot_offsets([stop - start for start, stop in self.ranges])
         of_range = np.searchsorted(firsts, keys, side="right") - 1
         rows: NDArray[np.int64] = keys - firsts[of_range] + np.array(self.ranges)[of_range, 0]
@@ -128,7 +130,9 @@ def embeddings_of(
 
 
 def max_vocabulary_size(workspace_mb: int, dim: int) -> int:
-    """Return the number of rows in a HugeCTR workspace of one GPU, each with Adam's two moments.
+    """Return the number of rows that fit into a HugeCTR workspace on one GPU.
+
+    Each row has Adam's two moments.
 
     >>> max_vocabulary_size(267, 16)
     1458176

@@ -2,12 +2,13 @@
 
 A new model is created after weights are restored and when the batch size changes. Between models,
 and for scoring and saving, the weights are in a folder in the registry's layout. HugeCTR's own
-state only has the changes since then. `fit` decides which rows are used, in which order and how
-often. HugeCTR seeds dropout itself, with 0 in every model, so the seed of a call has no effect
-here.
+memory only has the changes since that folder was written. `fit` decides which rows are used, in
+which order and how often. HugeCTR seeds dropout itself, with 0 in every model, so the seed of a
+call has no effect here.
 
-HugeCTR only logs failed reads and writes, if it notices them, and continues. Therefore loaded
-weights are saved again and compared, and saved weights are checked before they are used as a model.
+HugeCTR only logs failed reads and writes, and continues. HugeCTR does not even notice some
+failures. Therefore loaded weights are saved again and compared, and saved weights are checked
+before they are used as a model.
 """
 
 import gc
@@ -63,7 +64,7 @@ class _Running:
     steps: int
     """Steps of this model, from 0."""
     stage: Stage
-    """Stage with which its readers were created."""
+    """Stage for which the model's readers were created."""
 
 
 class HugectrEngine:
@@ -89,12 +90,13 @@ class HugectrEngine:
             config: Configuration of the network.
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
-            places: Places that a row looks up. None to look up each slot once.
-            num_gpus: GPUs of each node that share a batch. The first ones are used.
-            nodes: MPI communicator of the nodes. None for the nodes that MPI started, or this
-                machine.
-            scratch: Folder for weights and staged rows. It needs four times the model with its
-                state, and 264 bytes for each row of three stages. None for a new temporary folder.
+            places: Places that a row looks up. If it is None, each slot is looked up once.
+            num_gpus: GPUs of each node that share a batch. The node's first GPUs are used.
+            nodes: MPI communicator of the nodes. If it is None, the nodes that MPI started are
+                used, or only this machine.
+            scratch: Folder for weights and staged rows. The folder needs four times the disk space
+                of the model with its state, and 264 bytes for each row of three stages. None for a
+                new temporary folder.
 
         Raises:
             ContractError: the settings contradict each other.
@@ -128,10 +130,10 @@ class HugectrEngine:
         self.num_steps = 0
 
     def restore(self, weights: Path) -> None:
-        """See `Engine`. The weights are copied to HugeCTR by the next call of `learn`."""
+        """See `Engine`. The next call of `learn` copies the weights to HugeCTR."""
         stored = open_model(weights, self._slot_sizes)
-        # HugeCTR accepts the weights of any network with as many parameters, so they are checked
-        # here.
+        # HugeCTR accepts the weights of any network with the same number of parameters, so the
+        # weights are checked here.
         load_scorer(weights, self._config, self._slot_sizes, places=self._places)
         self._end_model()
         self._replace_current(lambda folder: shutil.copytree(weights, folder))
@@ -205,7 +207,7 @@ class HugectrEngine:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _train(self, stage: Stage, batch_size: int, rate: Rate) -> Iterator[float]:
-        """Train on one stage and yield the losses that are read."""
+        """Train on one stage and yield the losses that are read from HugeCTR."""
         if self._running is not None and not self._running.stage.has_room_for(stage):
             self._update_current()
             self._end_model()
@@ -247,7 +249,7 @@ class HugectrEngine:
             shutil.rmtree(stage.file_list.parent, ignore_errors=True)
 
     def _begin_model(self, stage: Stage, batch_size: int) -> _Running:
-        """Create a model with the current weights and verify that it has them."""
+        """Create a model with the current weights, and verify that HugeCTR loaded them."""
         blueprint = Blueprint(
             config=self._config,
             embeddings=self._embeddings,
@@ -313,8 +315,8 @@ class HugectrEngine:
                 stored, self._config, self._embeddings, num_gpus=self._num_gpus, folder=folder
             )
             model.load_dense_weights(str(folder / DENSE_FILE))
-            # These are the overloads with lists. The overload of load_sparse_optimizer_states with
-            # names opens a name as a path.
+            # These calls use the overloads with lists. The overload of load_sparse_optimizer_states
+            # with names opens a name as if it were a path.
             model.load_sparse_weights(self._sparse_paths(folder, SPARSE_FOLDER))
             if stored.moments is not None:
                 model.load_dense_optimizer_states(str(folder / DENSE_OPTIMIZER_FILE))
@@ -371,7 +373,7 @@ class HugectrEngine:
 
 
 def _require_same(loaded: StoredModel, saved: StoredModel) -> None:
-    """Check that a model which was saved right after loading equals the model that was loaded."""
+    """Check that a loaded model did not change when it was saved again."""
     for kind, mine, its in zip(("weights", "Adam's m", "Adam's v"), loaded.parts, saved.parts):
         names = [
             name
@@ -387,7 +389,7 @@ def _require_same(loaded: StoredModel, saved: StoredModel) -> None:
 
 
 def _require_settings(settings: TrainingSettings, num_gpus: int) -> None:
-    """Check settings that HugeCTR would reject only after minutes, or not at all."""
+    """Check settings that HugeCTR would reject only after minutes, or would not reject at all."""
     if settings.precision == "bfloat16":
         raise ContractError("precision is 'bfloat16', expected float32 or tf32")
     if settings.batch_size % num_gpus:
@@ -401,10 +403,10 @@ def rate_correction(settings: TrainingSettings, *, step: int, model_step: int) -
 
     HugeCTR restarts its step count (Adam's t) with every model and does not save it. A new model is
     created whenever weights are restored or the batch size changes. HugeCTR's step is `w -= lr *
-    c(t) * m / (sqrt(v) + eps)` with `c(t) = sqrt(1 - beta2^t) / (1 - beta1^t)`. This is the only
-    use of t, for dense parameters and embeddings. Let T be the number of steps since the weights
-    were initialised. With the learning rate `lr * c(T) / c(t)`, HugeCTR takes exactly the step of
-    an Adam with step count T.
+    c(t) * m / (sqrt(v) + eps)` with `c(t) = sqrt(1 - beta2^t) / (1 - beta1^t)`. HugeCTR uses t
+    nowhere else, for dense parameters and embeddings alike. Let T be the number of steps since the
+    weights were initialised. With the learning rate `lr * c(T) / c(t)`, HugeCTR takes exactly the
+    step of an Adam with step count T.
 
     Args:
         settings: Settings of the fit.

@@ -11,11 +11,11 @@ without headers, and float32 unless stated otherwise.
 - `dcn<i>_opt_sparse_0.model` has m, then v. Each is the workspace of every GPU, [capacity, width],
   with zeros in unused rows.
 
-The files do not state the workspace row of a key. A loaded key's row is its position among the keys
-of its GPU, which is the key modulo the number of GPUs. A model that was exported here has all keys
-in ascending order, so key k has row k // n of GPU k % n. On one GPU, HugeCTR saves the keys in the
-order of their rows. Row r then belongs to key r of the file in any order, so a model that was
-trained only with HugeCTR can be imported, too.
+The files do not state the workspace row of a key. Key k is on GPU k % n, where n is the number of
+GPUs. The row of a loaded key is its position among the keys of its GPU. A model that was exported
+by this module has all keys in ascending order, so key k has row k // n of GPU k % n. On one GPU,
+HugeCTR saves the keys in the order of their rows. The r-th key of the file then has row r, whatever
+the order of the keys is. A model that was trained only with HugeCTR can therefore be imported, too.
 """
 
 import math
@@ -116,8 +116,8 @@ def import_model(
         step: Number of optimizer steps taken, which HugeCTR's files do not contain.
 
     Raises:
-        ContractError: a file is absent or has another size, or a key is missing or unknown. Another
-            cause is a value of the optimizer state in a row without a key, because the moments are
+        ContractError: a file is absent or has another size, or a key is missing or unknown. The
+            error is also raised if a row without a key has optimizer state, because the moments are
             then not at the expected rows.
         PermanentError: the disk has no room for the model.
     """
@@ -126,7 +126,7 @@ def import_model(
         _require_valid(folder, each, num_gpus)
     flat = np.fromfile(folder / DENSE_FILE, "<f4")
     both = np.fromfile(folder / DENSE_OPTIMIZER_FILE, "<f4")
-    # v ends at the end of the file, whether or not there is a gap before it.
+    # v occupies the end of the file, whether or not there is a gap before it.
     flats = (flat, both[: len(flat)], both[-len(flat) :])
     dense = unflatten(config, flat)
     num_rows = [0] * len(config.table_widths)
@@ -214,7 +214,7 @@ def _in_file_order(config: DcnConfig, dense: Mapping[str, FloatArray]) -> Iterat
 def _tower_names(config: DcnConfig) -> list[str]:
     """Return the names of the tower's linear layers.
 
-    ReLU and dropout follow each of them (`evergreen.networks.network.mlp`).
+    ReLU and dropout follow each linear layer (`evergreen.networks.network.mlp`).
     """
     return [f"tower.{3 * i}" for i in range(len(config.tower))]
 
@@ -228,7 +228,7 @@ def _require_dense_sizes(folder: Path, config: DcnConfig) -> None:
 
 
 def _require_valid(folder: Path, embedding: Embedding, num_gpus: int) -> None:
-    """Check that an embedding's files are complete and have their rows at expected positions."""
+    """Check that an embedding's files are complete and have the expected order of rows."""
     sparse, path = (
         folder / SPARSE_FOLDER.format(embedding.number),
         folder / SPARSE_OPTIMIZER_FILE.format(embedding.number),

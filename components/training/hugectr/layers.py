@@ -1,9 +1,9 @@
 """The Deep & Cross Network as layers of HugeCTR's Python API.
 
-Each embedding gives the vectors of its slots. The network takes all vectors in the order of the
-columns. Two layers use x0. HugeCTR would insert a Slice layer for this by itself, as in NVIDIA's
-DCN sample. The Slice is listed here explicitly, so that this module names all tensors. The module
-`hugectr` is an argument, so that this module can be imported without it.
+Each embedding outputs the vectors of its slots. The network's input x0 has all vectors in the order
+of the columns. Two layers use x0. HugeCTR would insert a Slice layer for this by itself, as in
+NVIDIA's DCN sample. The Slice is listed here explicitly, so that this module names all tensors. The
+module `hugectr` is an argument, so that this module can be imported without it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -84,7 +84,7 @@ def _input_layers(config: DcnConfig, embeddings: Sequence[Embedding]) -> Iterato
     """Yield the layers that build x0 from the embeddings.
 
     x0 has all vectors in their order, then the dense values. An embedding is sliced only if vectors
-    of others are between its own.
+    of other embeddings are between its vectors.
     """
     parts: dict[int, str] = {}  # tensors by the number of their first vector
     for each in embeddings:
@@ -123,8 +123,8 @@ class Blueprint:
     num_nodes: int = 1
     batch_size: int
     file_list: str
-    """`_file_list.txt` of staged rows, for training and for evaluation, until another source is
-    set."""
+    """Path of the `_file_list.txt` of staged rows. Training and evaluation read these rows until
+    another source is set."""
 
     @property
     def gpus_of_node(self) -> int:
@@ -140,7 +140,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
         _reader(hugectr, blueprint),
         _optimizer(hugectr, blueprint.settings),
     )
-    # A list has at most as many keys as columns. Every other slot has exactly one key.
+    # A list slot has at most as many keys as columns. Every other slot has exactly one key.
     keys = [
         hugectr.DataReaderSparseParam(
             top_name=f"keys_{each.number}",
@@ -211,7 +211,7 @@ def _reader(hugectr: Any, blueprint: Blueprint) -> Any:
         eval_source=blueprint.file_list,
         check_type=hugectr.Check_t.Non,
         num_workers=blueprint.gpus_of_node,
-        slot_size_array=[],  # staged keys are already those of the embeddings
+        slot_size_array=[],  # staged keys are already the keys of the embeddings
     )
 
 

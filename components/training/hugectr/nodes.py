@@ -1,10 +1,11 @@
 """Run HugeCTR on several nodes: MPI starts one process on each node, and all share every batch.
 
-The first process runs the step. The other processes repeat its calls of a model in the same order,
-because HugeCTR's calls are collective. Each process reads every batch and uses the share of its own
-GPUs. The first process receives the sum of the losses, and all processes write into the files of an
-embedding. This follows HugeCTR's sources and has not been run. The first process names the files,
-so all nodes must see the engine's scratch folder.
+The first process runs the step. Each call that it makes on a model is repeated by the other
+processes in the same order, because HugeCTR's calls are collective. Each process reads every batch,
+and its own GPUs train on their share of it. The first process receives the sum of the losses, and
+all processes write into the files of an embedding. This description follows HugeCTR's sources and
+has not been tested. The first process names the files, so all nodes must see the engine's scratch
+folder.
 """
 
 import importlib
@@ -34,7 +35,7 @@ class _OnAllNodes:
             try:
                 return getattr(self._own, name)(*args, **kwargs)
             finally:
-                self._nodes.Barrier()  # after this the engine may delete files that the others have read  # noqa: E501
+                self._nodes.Barrier()  # after this the engine may delete files that the other nodes have read  # noqa: E501
 
         return call
 
@@ -42,7 +43,7 @@ class _OnAllNodes:
 def built(hugectr: Any, blueprint: Blueprint, nodes: Any | None) -> tuple[Any, Any]:
     """Return the compiled model and its training reader.
 
-    They are created on all `nodes`, or only in this process if `nodes` is None.
+    Both are created on all `nodes`, or only in this process if `nodes` is None.
     """
     if nodes is not None:
         nodes.bcast(("build", blueprint))
@@ -54,7 +55,7 @@ def built(hugectr: Any, blueprint: Blueprint, nodes: Any | None) -> tuple[Any, A
 
 
 def follow(hugectr: Any, nodes: Any) -> None:
-    """Repeat the calls of the first process until it sends None."""
+    """Repeat the calls of the first process until this process sends None."""
     parts: dict[str, Any] = {}
     while (request := nodes.bcast(None)) is not None:
         if request[0] == "build":

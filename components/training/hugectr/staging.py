@@ -1,10 +1,10 @@
-"""Write rows as Parquet folders for HugeCTR, one folder during training on the previous one.
+"""Write rows as Parquet folders for HugeCTR. One folder is written while the previous one is used.
 
-HugeCTR reads files, not arrays. It has one worker for each GPU. Each worker reads its own file,
-cuts it into batches, and the workers take turns. Therefore each file has complete batches, and
+HugeCTR reads files, not arrays. HugeCTR has one worker for each GPU. Each worker reads its own file
+and cuts it into batches. The workers take turns. Therefore each file has complete batches, and
 batch b is in file b modulo the number of files. The batches are then read in the given order.
 HugeCTR checks neither types nor ranges, but `rows` has already checked these rows. A slot has a
-column with one key per row, or with lists of keys. Columns are named by numbers here.
+column with one key per row, or with lists of keys. The names of columns are numbers.
 """
 
 import json
@@ -43,18 +43,18 @@ class Stage:
     num_files: int
 
     def has_room_for(self, other: "Stage") -> bool:
-        """Return whether readers that were created for this stage can read the other stage.
+        """Return whether the readers of this stage can also read the other stage.
 
-        Their number of workers and their buffers must suffice.
+        The number of workers and the buffers of these readers must suffice.
         """
         return other.group_rows <= self.group_rows and other.num_files <= self.num_files
 
 
 def full_batches(order: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
-    """Return `order` with its last batch filled with rows from its start.
+    """Return `order`, with rows from its start appended to complete the last batch.
 
-    HugeCTR trains only on complete batches. The filling uses at most one batch of rows twice.
-    Dropping the incomplete batch would leave out the last rows of the pass.
+    HugeCTR trains only on complete batches. At most one batch of rows is used twice. Dropping the
+    incomplete batch would leave out the last rows of the pass.
 
     >>> full_batches(np.arange(5), 3).tolist(), full_batches(np.arange(2), 5).tolist()
     ([0, 1, 2, 3, 4, 0], [0, 1, 0, 1, 0])
@@ -169,7 +169,8 @@ def _write_file(
         pa.field(name, kind, nullable=False) for name, kind in zip((LABEL, *numeric, *keys), types)
     ]
     schema = pa.schema(fields)
-    # The file is read once, on this machine, so encoding and compression would only take time.
+    # The file is read only once, on this machine, so encoding and compression would cost time
+    # without a benefit.
     with pq.ParquetWriter(
         path, schema, use_dictionary=False, compression="none", write_statistics=False
     ) as writer:

@@ -1,19 +1,21 @@
 """The PyTorch engine, for any network, on the available device.
 
-Autograd computes the dense gradients. Gradients of the tables are summed for each row here, because
-autograd would build a gradient for all rows of a table, and a batch touches only a few thousand. On
-a CPU equal input gives equal bits. NumPy gathers and indexes the next batch in a separate thread
-during the current step. `fit` decides which rows are used, in which order and how often.
+Autograd computes the dense gradients. Gradients of the tables are summed for each row here.
+Autograd would build a gradient for all rows of a table, although a batch touches only a few
+thousand rows. On a CPU equal input gives equal bits. NumPy gathers and indexes the next batch in a
+separate thread during the current step. `fit` decides which rows are used, in which order and how
+often.
 
 Both optimizers are Adam as HugeCTR computes it. t is the number of steps taken, and g is the
 gradient of the mean loss. The moments are m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2. The
 step is w -= lr sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + eps). torch's Adam divides sqrt(v) by
-sqrt(1 - b2^t) before it adds its epsilon. It gives the same result if its epsilon in step t is eps
-/ sqrt(1 - b2^t). Table rows that a batch does not touch keep their weights and moments, as with
-HugeCTR's `Update_t.Local` and torch.optim.SparseAdam.
+sqrt(1 - b2^t) before it adds its epsilon. torch's Adam gives the same result if its epsilon in step
+t is eps / sqrt(1 - b2^t). Table rows that a batch does not touch keep their weights and moments, as
+with HugeCTR's `Update_t.Local` and torch.optim.SparseAdam.
 
-Shape suffixes are as in `evergreen.networks.network`, and P places of a table
-(`evergreen.networks.files.Table`), L look-ups of a batch in it, U distinct rows among them.
+Shape suffixes are those of `evergreen.networks.network` and three more. P is the number of places
+of a table (`evergreen.networks.files.Table`), L is the number of look-ups of a batch in the table,
+and U is the number of distinct rows among them.
 """
 
 from collections.abc import Sequence
@@ -79,13 +81,14 @@ class PytorchEngine:
             config: Configuration of the network.
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
-            device: torch's name of the device. None for the GPU, or the CPU if there is no GPU.
-            places: Places that a row looks up. None to look up each slot once.
+            device: torch's name of the device. If it is None, the GPU is used, or the CPU if there
+                is no GPU.
+            places: Places that a row looks up. If it is None, each slot is looked up once.
         """
         self._settings, self._slot_sizes = settings, list(slot_sizes)
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        # This flag applies to the whole process, which has one engine. If it is off, float32
-        # products are exact.
+        # This flag applies to the whole process, which has only one engine. If the flag is off,
+        # float32 products are exact.
         torch.backends.cuda.matmul.allow_tf32 = settings.precision == "tf32"
         self._network = build_network(config).to(self._device)
         self._dense = DensePart(self._network)
@@ -94,9 +97,9 @@ class PytorchEngine:
             _zeros((count, 3, width), self._device)
             for count, width in zip(num_rows(self._tables, slot_sizes), config.table_widths)
         ]
-        """Vector, m and v of each row of each table. They are adjacent so that one operation reads
-        or writes them. For the 34,000 distinct rows of a batch out of 10 million, this takes 1.6 ms
-        on one core. Three separate tables take 3.2 ms."""
+        """Vector, m and v of each row of each table. Vector, m and v are adjacent, so that one
+        operation reads or writes all three. For the 34,000 distinct rows of a batch, out of 10
+        million rows, this takes 1.6 ms on one core. With three separate tables it takes 3.2 ms."""
         self._places = [
             TablePlaces(columns, table.offsets(slot_sizes), table.places)
             for table, columns in zip(self._tables, columns_of(self._tables))
@@ -154,8 +157,8 @@ class PytorchEngine:
             parts = (part for part in parts if weights[part].any())
         batches = (self._on_device(assemble(rows, part, self._places)) for part in parts)
         self._network.train()
-        # Dropout draws from torch's generators. Their state is restored afterwards, because they
-        # belong to the caller.
+        # Dropout draws from torch's generators. The state of these generators is restored
+        # afterwards, because they belong to the caller.
         with (
             torch.random.fork_rng([self._device] if self._device.type == "cuda" else []),
             closing(made_ahead(batches, _BATCHES_AHEAD[self._device.type])) as assembled,
@@ -179,7 +182,7 @@ class PytorchEngine:
         return batch.map(lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True))
 
     def _step(self, batch: Batch) -> Tensor:
-        """Take an optimizer step and return the batch's mean loss before it, in nats."""
+        """Take an optimizer step and return the batch's mean loss before the step, in nats."""
         taken = [rows.index_select(0, of.table_rows) for rows, of in zip(self._rows, batch.lookups)]
         sums = [
             _summed_lookups(taken_U3E[:, 0], of).requires_grad_()
@@ -232,7 +235,8 @@ def _summed_lookups(vectors_UE: Tensor, of: Lookups) -> Tensor:
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Return zeros. On a CPU they take no memory until they are written.
 
-    Rows are decoded before an engine is restored, so the memory is needed later.
+    Rows are decoded before an engine is restored, so the zeros need no memory while rows are
+    decoded.
     """
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(shape, np.float32))

@@ -1,11 +1,11 @@
 """The TorchRec engine: several worker processes share each batch, the rows and the tables.
 
-One process, the leader, runs the fit. All workers, the leader included, execute the calls that it
-broadcasts (`follow`). Rows stay where they were decoded: each of N workers reads every Nth row
-group. The worker that has a row of a batch trains on it. A batch is therefore the same for any
-number of workers, and so is the model, except for rounding. Every worker has the dense parameters,
-and `DistributedDataParallel` sums their gradients. `tables` shards the tables and computes their
-steps.
+One process, the leader, runs the fit. All workers, including the leader, execute the calls that the
+leader broadcasts (`follow`). Rows stay where they were decoded: each of N workers reads every Nth
+row group. Each row of a batch is used by the worker that decoded the row. A batch is therefore the
+same for any number of workers. The model is the same too, except for rounding. Every worker has the
+dense parameters, and `DistributedDataParallel` sums their gradients. `tables` shards the tables and
+computes their steps.
 
 If a worker is lost, all workers end. The leader raises a `TemporaryError`, and a new group of any
 size continues from the last save. Dropout draws from each worker's own generator, so with dropout
@@ -96,7 +96,8 @@ class Steps:
     rates: list[float]
     """Learning rate of each step."""
     scales: list[float]
-    """Factor of each step that turns a row's weight into its share of the batch's loss."""
+    """Factor of each step by which a row's weight is multiplied to get its share of the batch's
+    loss."""
     seed: int
 
 
@@ -125,8 +126,8 @@ class _Model(nn.Module):
         """Return the logits, [B]."""
         found = self.tables(features).to_dict()
         vectors = [found[str(i)] for i in range(self._config.num_categorical)]
-        # Vectors of different widths are concatenated, see `Network`. A worker can have no row of
-        # the batch.
+        # Vectors of different widths are concatenated, see `Network`. A worker may have none of the
+        # batch's rows.
         vectors_BFE = (
             torch.cat(vectors, dim=1).unsqueeze(1)
             if self._config.widths
@@ -196,7 +197,7 @@ class _Worker:
         return list(zip(num_rows(self._tables, shared.slot_sizes), shared.config.table_widths))
 
     def new_model(self, folder: Path) -> Any:
-        """Create the model files in `folder` that `save` fills."""
+        """Create empty model files in `folder`. `save` fills them."""
         shapes = table_shapes(self._table_shapes) | self._dense.shapes
         return new_model(folder, shapes, step=self.num_steps)
 
@@ -257,17 +258,20 @@ class _Worker:
                     values[at : at + _GATHERED_LABELS] = part.numpy()
 
     def take(self, numbers: NDArray[np.int64]) -> Rows:
-        """Return the rows with these numbers. They are complete only in the leader."""
+        """Return the rows with these numbers. Only the leader gets the complete rows."""
         assert self._rows is not None, "rows are opened first"
         taken = self._rows.take(numbers)
         for values in filter(np.size, (taken.dense, taken.ids)):
-            dist.reduce(torch.from_numpy(values), 0)  # workers without the row have zeros
+            dist.reduce(
+                torch.from_numpy(values), 0
+            )  # workers that lack a row have zeros in its place
         return taken
 
     def learn(self, steps: Steps, sent: Rows | None = None) -> Any:
         """Take the steps with this worker's rows and return each batch's loss, float32 [steps].
 
-        Rows in `sent` are the same in all workers. Each worker then uses every Nth row.
+        If rows are passed in `sent`, all workers have the same rows, and each worker uses every Nth
+        row.
         """
         rows = self._rows if sent is None else sent
         assert rows is not None, "rows are opened first"
@@ -321,7 +325,10 @@ class _Worker:
         return loss.detach()
 
     def _features(self, ids: NDArray[np.int32]) -> KeyedJaggedTensor:
-        """Return the look-ups of rows with these `ids`. Weights pool the look-ups of a list."""
+        """Return the look-ups of rows with these `ids`.
+
+        A list's look-ups have weights, so that their weighted sum is the pooled vector.
+        """
         values, lengths, weights = [], [], []
         for start, stop, pool in self._spans:
             of_span = ids[:, start:stop]
@@ -363,8 +370,8 @@ class _Worker:
 
 
 _CHECKED = {"restore", "open_rows"}
-"""Calls that read files without communication. If they fail in one worker, the error is sent to the
-others."""
+"""Calls that read files without communication. If such a call fails in one worker, the error is
+sent to the other workers."""
 _WORKERS: dict[int, _Worker] = {}
 """Worker parts of this process's engines, by the number of the engine."""
 _NUMBERS = itertools.count()
@@ -395,13 +402,13 @@ def _execute(number: int, name: str, arguments: tuple[Any, ...]) -> Any:
 
 
 def follow() -> None:
-    """Execute the calls that the leader broadcasts, until it ends.
+    """Execute the calls that the leader broadcasts, until the leader ends.
 
     Raises:
         TemporaryError: a worker was lost.
     """
     begin_group()
-    # Only the leader handles SIGTERM. It needs this worker for the save.
+    # Only the leader handles SIGTERM. The leader needs this worker for the save.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with _lost_workers_reported():
         while (call := _broadcast(None)) is not None:
@@ -451,7 +458,7 @@ class _SharedRows(Rows):
 
 
 class TorchrecEngine:
-    """Implementation of `components.training.engine.Engine` in the leader."""
+    """Implementation of `components.training.engine.Engine`, which runs in the leader."""
 
     backend = "torchrec"
 
@@ -500,7 +507,7 @@ class TorchrecEngine:
         Args:
             name: Name of the method of `_Worker`.
             *arguments: Arguments of the call.
-            own: Arguments for the leader if they differ from those of the others.
+            own: Arguments for the leader if they differ from those of the other workers.
         """
         with _lost_workers_reported():
             _broadcast((self._number, name, arguments))

@@ -1,7 +1,7 @@
 """Start the workers of one training step on this machine, as `torchrun --standalone` does.
 
-A step that torchrun started itself, for example for a TrainJob on several machines, is already a
-worker and starts none. `engine` has the code of a worker.
+If torchrun itself started the step, for example for a TrainJob on several machines, the step is
+already a worker and starts no further workers. `engine` has the code of a worker.
 """
 
 import os
@@ -27,7 +27,8 @@ def is_leader() -> bool:
 def run_workers(arguments: Sequence[str], processes: int) -> int:
     """Run `python -m components.training` in several processes.
 
-    Returns 0, or the exit code of the first worker that failed. That worker has reported its error.
+    Returns 0, or the exit code of the first worker that failed. The failed worker has already
+    reported its error.
 
     Args:
         arguments: Flags of the step.
@@ -65,7 +66,7 @@ def run_workers(arguments: Sequence[str], processes: int) -> int:
             "continues"
         ) from error
     except ChildFailedError as error:
-        # Workers that were ended by SIGTERM come last, because another worker's failure is the
+        # Workers that SIGTERM ended are sorted last, because the failure of another worker is the
         # cause.
         for rank, failure in sorted(
             error.failures.items(), key=lambda each: each[1].exitcode == -signal.SIGTERM

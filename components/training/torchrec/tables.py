@@ -1,14 +1,14 @@
 """Shard the tables with TorchRec and train them with the Adam of all engines.
 
-A slot's vectors are one table in TorchRec. Each vector of a row is a feature, which is one look-up,
-or a list whose weighted sum is the pooled vector. TorchRec's planner assigns tables, or some of
-their columns, to workers. Each step sends the ids to these workers once and the pooled vectors back
-once. The gradients take the same way.
+A slot's vectors are one table in TorchRec. Each vector of a row is a feature of TorchRec. A feature
+is one look-up, or a list whose weighted sum is the pooled vector. TorchRec's planner assigns
+tables, or some of their columns, to workers. Each step sends the ids to these workers once and the
+pooled vectors back once. The gradients are sent to the same workers.
 
-`AdamRows` computes the look-ups. It is a custom kernel of TorchRec. FBGEMM's fused Adam cannot be
-used: it has no CPU build, and it adds epsilon after the bias correction, where all engines here add
-it before. A step only updates rows that the batch looks up, like HugeCTR's `Update_t.Local`. The
-moments of a row are stored beside its vector.
+`AdamRows` computes the look-ups. `AdamRows` is a custom kernel of TorchRec. FBGEMM's fused Adam
+cannot be used, because it has no CPU build, and because it adds epsilon after the bias correction,
+while all engines here add it before. A step only updates rows that the batch looks up, like
+HugeCTR's `Update_t.Local`. The moments of a row are stored beside its vector.
 """
 
 import os
@@ -48,7 +48,7 @@ _MIN_COLUMNS = 4
 def table_collection(
     slot_sizes: Sequence[int], places: Places, config: NetworkConfig
 ) -> EmbeddingBagCollection:
-    """Return the tables without memory, one for each slot.
+    """Return the tables without allocating memory, one table for each slot.
 
     The feature names of a table are the positions of its vectors in a row.
     """
@@ -67,7 +67,7 @@ def table_collection(
 
 
 def topology_here(workers: int, device: torch.device) -> Topology:
-    """Return a topology of `workers` workers, each with the memory of this one."""
+    """Return a topology of `workers` workers, each with the memory of this worker."""
     local = int(os.environ.get("LOCAL_WORLD_SIZE", workers))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local
     if device.type == "cuda":
@@ -101,7 +101,7 @@ def planner_of(
 class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
     """Sharder of the collection.
 
-    With Adam's name the planner counts two moments for each weight.
+    Its optimizer is named Adam, so that the planner counts two moments for each weight.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,10 @@ class _SharedTables(ShardedEmbeddingBagCollection):  # type: ignore[misc]
             self._lookups.append(_Lookup(configs, device=self._device, pg=self._env.process_group))
 
     def reset_parameters(self) -> None:
-        """Leave the weights unchanged. Fresh weights are restored like all others."""
+        """Leave the weights unchanged.
+
+        Fresh weights are restored from files like all other weights.
+        """
 
 
 class _Lookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
@@ -142,12 +145,12 @@ class _Lookup(GroupedPooledEmbeddingsLookup):  # type: ignore[misc]
 
 @dataclass(eq=False)
 class _Group:
-    """Rows of one width, from several tables one after another."""
+    """Rows with the same width from several tables, one table after another."""
 
     rows: Tensor
     """Vector, m and v of each row, [rows, 3, width]."""
     features: list[int]
-    """Numbers of the kernel's features that look up here."""
+    """Numbers of the kernel's features that look up rows of this group."""
     offsets: Tensor
     """First row of each feature's table."""
     taken: tuple[Tensor, Tensor] | None = None
@@ -258,7 +261,7 @@ def require_kernels(device: torch.device) -> None:
     """Check that FBGEMM was built for this device.
 
     Raises:
-        PermanentError: it was not.
+        PermanentError: FBGEMM was built for another device.
     """
     if not torch._C._dispatch_has_kernel_for_dispatch_key(
         "fbgemm::permute_2D_sparse_data", device.type.upper()
@@ -270,7 +273,7 @@ def require_kernels(device: torch.device) -> None:
 
 
 def group_device() -> torch.device:
-    """Return the device of this worker: the GPU with its number on the machine, or the CPU."""
+    """Return the worker's device: the GPU with its number on this machine, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
@@ -287,7 +290,7 @@ def begin_group() -> bool:
         return False
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    # The timeout is long, because the leader may decode rows or write a table for hours. The end of
-    # a worker is noticed by its closed connections.
+    # The timeout is long, because the leader may decode rows or write a table for hours. If a
+    # worker ends, its closed connections show this to the other workers.
     dist.init_process_group(backend, timeout=timedelta(days=1), **alone)
     return True
