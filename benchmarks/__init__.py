@@ -1,5 +1,5 @@
 """Benchmarks for the numbers of the README, each compared with a named peer in the same run.
 
-They are not tests: no figure decides whether a build is right. `components` and the other packages
-do not import this one.
+Benchmarks are not tests, and no figure fails a build. `components` and the other packages do not
+import this package.
 """

@@ -1,10 +1,10 @@
 """Run every benchmark in turn, unattended.
 
-`make benchmarks` runs all of them, and `python -m benchmarks training serving` those that are
-named. Each runs as a process in its environment, writes build/benchmarks/NAME.json, and prints to
-NAME.log there. A benchmark with a document of the current commit is skipped, so that a second call
-resumes an interrupted one. A failure or a timeout does not stop the others. `make performance` then
-writes the page.
+`make benchmarks` runs all of them. `python -m benchmarks training serving` runs only the benchmarks
+named there. Each benchmark runs as a process in its environment, writes build/benchmarks/NAME.json,
+and prints to NAME.log there. A benchmark with a document of the current commit is skipped, so that
+a second call resumes an interrupted one. A failure or a timeout does not stop the others. `make
+performance` then writes the page.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def is_done(name: str, commit: str | None, *, is_quick: bool) -> bool:
 def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
     """Run one benchmark to its end or timeout, and return a line about its result.
 
-    Its output is shown, or goes to its log.
+    The output of the benchmark goes to the terminal or to its log.
     """
     plan, began = PLANS[name], time.monotonic()
     command = [
@@ -112,7 +112,10 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the requested benchmarks. Return 1 if one of them has no figures, else 0."""
+    """Run the requested benchmarks.
+
+    Returns 1 if any of these benchmarks has no figures, else 0.
+    """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     minutes_of = ", ".join(f"{name} ({plan.quick}, {plan.full})" for name, plan in PLANS.items())
     parser.add_argument(

@@ -1,14 +1,15 @@
 """Measure when Triton's response cache saves time, for `make benchmark-cache`.
 
-The result depends on the cost of the model and on the hit rate. It repeats the comparison of the
-post "How to build a distributed inference cache with NVIDIA Triton and Redis" for no cache and the
-local one. The laptop's server has no Redis.
+The result depends on the cost of the model and on the hit rate. The comparison is that of the post
+"How to build a distributed inference cache with NVIDIA Triton and Redis", here without a cache and
+with the local cache. The laptop's server has no Redis.
 
 One server serves each network twice, with and without the cache. Every request is sent to both, one
 directly after the other in alternating order, so that a slow moment of the machine affects both.
 Only one request is in flight, so that the time of one response is measured, including hashing. Half
-of the requests are planted hits, which the server's own counters must confirm. Nothing waits, so
-the saved time at another hit rate follows from the saving of a hit and the cost of a miss.
+of the requests are planted hits, which the server's own counters must confirm. No request waits for
+another one, so the saved time at another hit rate follows from the saving of a hit and the cost of
+a miss.
 
 Prints a table, and writes all figures as JSON. `cache_model` has the requests and models.
 """
@@ -70,7 +71,7 @@ class Pair(NamedTuple):
 
 
 class Unplanted(PermanentError):
-    """The server counted other hits than the planted ones, so the figures are invalid."""
+    """The server's hits differ from the planted hits, so the figures are invalid."""
 
 
 class RoundMedians(NamedTuple):
@@ -97,7 +98,7 @@ def measure(
     """Return the figures of one network and request size.
 
     Raises:
-        Unplanted: the server counted other hits than the planted ones.
+        Unplanted: the server's hits differ from the planted hits.
     """
     requests, random = RequestStream(world, num_rows), np.random.default_rng(0)
     names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}

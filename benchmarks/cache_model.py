@@ -1,8 +1,8 @@
 """Requests and models for the benchmark of the cache.
 
 One server serves each of two networks with and without the cache. Rows are drawn from the demo's
-simulator, and their categories form the vocabularies. The weights are initial ones, because neither
-the cost of a model nor that of hashing its requests depends on training.
+simulator, and their categories form the vocabularies. The weights are untrained, because training
+changes neither the cost of a model nor the cost of hashing its requests.
 """
 
 from dataclasses import replace
@@ -27,7 +27,8 @@ from evergreen.serving.repository.triton_config import ServingOptions, triton_co
 from inference_client.rows import FeatureRows
 
 NETWORKS = {"demo": CONFIG, "sample": replace(CONFIG, num_cross_layers=6, tower=(1024, 1024))}
-"""Networks by name: `demo` is that of `make demo`, and `sample` that of NVIDIA's DCN sample."""
+"""Networks by name: `demo` is the network of `make demo`, and `sample` the network of NVIDIA's DCN
+sample."""
 PLAIN, CACHED = "plain", "cached"
 CACHE_BYTES = 256 * 2**20
 """Cache size in bytes, enough for every response, so that nothing is evicted."""
@@ -107,7 +108,7 @@ class RequestStream:
 def repeating_share(world: World, num_rows: int) -> float:
     """Return the share of repeated requests in the demo's traffic, with one row per request.
 
-    It is the hit rate of that traffic.
+    The share is the hit rate of that traffic.
     """
     rows = drawn_features(world, num_rows, seed=1)
     whole = np.concatenate([rows.dense.view(np.uint8), rows.categorical.view(np.uint8)], axis=1)

@@ -1,6 +1,6 @@
 """Generate encoded rows with a planted click logit, for tables of a given size.
 
-The table of 1,221,286 rows is that of NVIDIA's DCN sample, whose 26 slot sizes are one day of
+The table of 1,221,286 rows is that of NVIDIA's DCN sample. Its 26 slot sizes come from one day of
 Criteo 1TB after NVTabular. Ids have a probability of about 1 / (id + 1), Zipf with exponent 1, as
 in click logs after Categorify's order by frequency. The true logit is the sum of one weight per id
 and of the weighted dense values. A list adds the pooled weights of its elements. It has any number

@@ -31,15 +31,15 @@ DENSE, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1,
 NAMES = ["label", *DENSE, *CATEGORICAL]
 
 Way = Callable[[Path, Path], Callable[[], int]]
-"""Function that imports its libraries and returns the work: a function from file and folder to the
-number of rows."""
+"""Function that imports its libraries and returns the worker. The worker reads a file, writes to a
+folder, and returns the number of rows."""
 
 
 def ours(file: Path, folder: Path) -> Callable[[], int]:
     """Use extraction's reader and writer.
 
-    They check every value, set malformed lines aside with their line numbers, and convert
-    categories to int64.
+    Reader and writer check every value, set malformed lines aside with their line numbers, and
+    convert categories to int64.
     """
     from evergreen.contracts.criteo import CRITEO_RECOMMENDER
     from evergreen.rows.forms import find_reader
@@ -110,7 +110,7 @@ WAYS: dict[str, Way] = {each.__name__: each for each in (ours, pyarrow_whole, py
 def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
     """Run one way in this process, and return its resources.
 
-    They are seconds without imports, processor seconds, rows and peak bytes of memory.
+    The resources are seconds without imports, processor seconds, rows and peak bytes of memory.
     """
     folder.mkdir()
     work = WAYS[way](file, folder)
@@ -129,7 +129,7 @@ OURS = "ours"
 PYARROW = ("pyarrow_whole", "pyarrow_stream")
 RATIO_TARGET, MEMORY_TARGET, GROWTH_TARGET = 0.5, 10**9, 1.1
 """Targets: our rate relative to the faster way of pyarrow, peak memory in bytes, and peak memory of
-the large file relative to the small one. The last one allows a tenth for noise."""
+the large file relative to the small one. The last target allows a tenth for noise."""
 _ROWS, _QUICK_ROWS, _ROUNDS, _QUICK_ROUNDS = 1_500_000, 200_000, 5, 3
 _LARGER = 4
 _COMPARED_ROWS = 500
@@ -195,7 +195,7 @@ def measure(
 def figures(taken: Sequence[dict[str, Any]], num_rows: int) -> dict[str, dict[str, Spread]]:
     """Return the figures as spreads over rounds.
 
-    They are rows per second, processor seconds, peak bytes, and our ratio to each way.
+    The figures are rows per second, processor seconds, peak bytes, and our ratio to each way.
     """
     return {
         way: {

@@ -10,11 +10,11 @@ Events have the same order as in production. The live model scores the rows of a
 which then enter the lake. A canary is evaluated. After a policy's interval, a run trains on the
 lake so far, and its release scores the following rows.
 
-Gains are in AUC points, where 1 point is 0.01 of AUC. Each is the mean over hours of the difference
-within an hour, because different models scored different hours. Its interval is DeLong's: different
-hours hold different rows, so the variances of their paired differences add up. It covers the
-uncertainty from the rows, for these models and this simulator. Another seed gives another
-simulator.
+Gains are in AUC points, where 1 point is 0.01 of AUC. A gain is a mean over hours. It averages the
+difference within each hour, because different models scored different hours. The interval of a gain
+is DeLong's: different hours have different rows, so the variances of their paired differences add
+up. The interval covers the uncertainty from the rows, for these models and this simulator. Another
+seed gives another simulator.
 """
 
 import math
@@ -51,11 +51,12 @@ from tests.crossings.warm_steps import WarmSteps
 FROZEN = "never"
 FULL = "every 12 h, from scratch"
 CONTROL = "every 5 h"
-"""Policy that also runs without drift. Its gain there comes only from more rows."""
+"""Policy that also runs without drift. Without drift, the gain of this policy comes only from more
+rows."""
 BEST = "best possible"
 EXACT = "exact truth of hour 0"
-"""The true probabilities at the time when the first model was trained. They lose AUC only by
-drift."""
+"""The true probabilities at the time when the first model was trained. Their AUC on later rows
+falls only because of drift."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,8 @@ POLICIES = {
 }
 PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
 """Published gains in AUC points by interval: Monolith (Liu et al. 2022, arXiv 2209.07663), table 2.
-Each is the mean AUC of DeepFM on Criteo's rows with parameters synchronised at this interval, minus
-that of batch training alone."""
+Each gain is the mean AUC of DeepFM on Criteo's rows with parameters synchronised at this interval,
+minus that of batch training alone."""
 PUBLISHED_SAVING = 45
 """Published factor by which incremental training is cheaper than stateless batch training: Grubhub
 (Egg 2021, arXiv 2107.07106)."""
@@ -234,7 +235,7 @@ def _cost(rounds: Sequence[LineRound]) -> dict[str, Any]:
 def gain(scores: Scores, name: str, reference: str) -> dict[str, float]:
     """Return the mean over hours of AUC(name) - AUC(reference), with its 95 % interval.
 
-    Both are in AUC points.
+    Mean and interval are in AUC points.
     """
     differences, variances = [], []
     for rows in _rows_by_hour(scores):
@@ -297,7 +298,7 @@ def table(result: dict[str, Any]) -> str:
 def _rounds_table(study: dict[str, Any]) -> list[str]:
     """Return outcomes and cost of the runs as text.
 
-    Gains per cost are also given as multiples of those of `FULL`.
+    Gains per cost are also given as multiples of the gain per cost of `FULL`.
     """
     lines = [
         f"{'retrained':<26}"

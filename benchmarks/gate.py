@@ -1,8 +1,8 @@
 """Measure how often the gate accepts, refuses or stays undecided, for `make benchmark-gate`.
 
-Candidates with a planted loss of AUC (`tests.support.planted_models`) are compared with their
-champion. The shipped gate first evaluates single hold-outs. Then hourly runs of 20,000 rows are
-evaluated alone, and promoted to a canary with its shipped policy.
+Candidates whose AUC is lower by a planted amount (`tests.support.planted_models`) are compared with
+their champion. First, the shipped gate evaluates single hold-outs. Then hourly runs of 20,000 rows
+are evaluated alone, and promoted to a canary with its shipped policy.
 """
 
 import sys
@@ -30,7 +30,8 @@ from tests.support.planted_models import (
 
 MARGIN = GateSettings.max_auc_loss
 MARGIN_ALPHA = 0.025
-"""Maximum rate at which the gate accepts a loss of the margin: one side of its 95 % interval."""
+"""Maximum rate at which the gate accepts a candidate that is worse by the margin: one side of its
+95 % interval."""
 LOSSES = {"better": -MARGIN, "equal": 0.0, "at the margin": MARGIN, "worse": 2 * MARGIN}
 RATES, REQUEST_ROWS = (0.003, 0.03, 0.25), (1, 10)
 REPEATS = {2_000: 200, 20_000: 200, 100_000: 60, 1_000_000: 10}
@@ -40,8 +41,8 @@ ROUND_ROWS, ROUND_RATE, HOLDOUT_FRACTION, DAY_ROUNDS = 20_000, 0.03, 0.1, 24
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study.
 
-    Returns 0 if it is within the bounds, or 1 if losses of the margin went live more often than
-    stated.
+    Returns 0 if it is within the bounds, or 1 if candidates that are worse by the margin went live
+    more often than stated.
     """
     parser = benchmark_parser(
         "gate", __doc__, quick="a twentieth of the repeats, no hold-outs of a million rows"
@@ -73,7 +74,7 @@ def figures(
 ) -> list[Figure]:
     """Return shares with their 95 % intervals for all stated bounds and all canaries.
 
-    `repeats` is the number of repetitions by rows of the hold-out.
+    `repeats` is the number of repetitions for each size of the hold-out, in rows.
     """
 
     def share(name: str, value: float, *, count: int, target: float | None) -> Figure:
@@ -141,7 +142,7 @@ def gate_decision(rows: PlantedRows) -> str:
 def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
     """Return the shares released within a day, by lineage.
 
-    All candidates of a lineage have the same loss.
+    All candidates of a lineage are worse by the same amount.
     """
     found = []
     for rows_per_request in REQUEST_ROWS:
@@ -226,9 +227,10 @@ def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
 def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
     """Return how often the gate refuses a candidate for one slice.
 
-    Either every slice has the largest allowed loss, or one slice has more. Slices are those of 26
-    columns with Zipf's frequencies, half of them constant within a request. A slice of a twentieth
-    and one of a quarter of the rows are harmed: a common factor changes their odds.
+    Either every slice is worse by the largest allowed amount, or one slice is worse by more. The
+    slices are those of 26 columns with Zipf's frequencies, half of them constant within a request.
+    Two slices are harmed, with a twentieth and a quarter of the rows. A common factor changes the
+    odds of their rows.
     """
     settings, found = GateSettings(min_auc=0.0, max_auc_loss=1.0), []
     allowed = settings.max_slice_loss

@@ -1,8 +1,11 @@
-"""Steps of `benchmarks.gpu`, on the GPU, or without one on the CPU at a tiny size.
+"""Define the steps of `benchmarks.gpu`.
+
+Steps run on the GPU, or without a GPU on the CPU at a tiny size.
 
 A rate counts complete passes over rows in memory, in batches of `BATCH` rows, after a warm-up pass.
 Our engine gathers and sorts its batches on the CPU while the GPU computes. Plain PyTorch and
-TorchRec get theirs shuffled in pinned memory, which favours them. All train the same `nn.Module`.
+TorchRec get their batches already shuffled, in pinned memory, which favours them. All three train
+the same `nn.Module`.
 """
 
 import contextlib
@@ -42,7 +45,7 @@ CONFIGS: dict[str, NetworkConfig] = {
     "deepfm": DeepFmConfig(**COLUMNS, tower=(400, 400, 400)),
     "dlrm": DlrmConfig(**COLUMNS, tower=(1024, 1024, 512, 256)),
 }
-"""Networks as large as NVIDIA's samples of the three."""
+"""Networks of the sizes in NVIDIA's samples of DCN, DeepFM and DLRM."""
 TABLES = {"1.2M": sum(SAMPLE_SLOT_SIZES), "10M": 10_000_000, "100M": 100_000_000}
 QUICK_TABLES = {"1.2M": 150_000, "10M": 200_000, "100M": 300_000}
 BATCH, STEPS, PASSES = 65_536, 16, 4
@@ -231,7 +234,7 @@ def equality(name: str, *, is_quick: bool) -> StepFigures:
 def lookups_here(keys: Tensor) -> Lookups:
     """Return the lookups of rows of one table [B * P], on the device of `keys`.
 
-    They equal those of `engine.assemble`.
+    The lookups equal those of `engine.assemble`.
     """
     in_order, order = keys.sort()
     is_first = torch.ones_like(in_order, dtype=torch.bool)
@@ -287,7 +290,7 @@ def new_engine(
 def rates(name: str, *, is_quick: bool) -> StepFigures:
     """Measure rows per second of a network on a table.
 
-    It compares our engine by precision, plain PyTorch, and TorchRec if it is installed.
+    The step compares our engine by precision, plain PyTorch, and TorchRec if it is installed.
     """
     _, network, table = name.split("-")
     step, sizes, config = StepFigures(), GpuSizes.of(is_quick), CONFIGS[network]
@@ -344,7 +347,7 @@ def rate_figures(
     peers: dict[str, Spread],
     bytes_a_row: float,
 ) -> list[Figure]:
-    """Return our figures next to the hardware's bound and the fastest peer, then the peers'."""
+    """Return our figures next to the bound and the fastest peer, then the peers' figures."""
     figures, fastest = [], max(peers, key=lambda peer: peers[peer].median, default=None)
     by_memory = random_rows(is_quick=DEVICE == "cpu") * 1e9 / bytes_a_row
     for way, rate in found.items():
@@ -418,7 +421,8 @@ class PeerCase(NamedTuple):
 
 
 Peer = Callable[[PeerCase], Callable[[int], int]]
-"""Function that returns a function for one pass, from the number of the pass to its rows."""
+"""Function that prepares a peer and returns a function for one pass. That function takes the number
+of the pass and returns the number of its rows."""
 
 
 def pinned(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -641,9 +645,9 @@ def loading(name: str, *, is_quick: bool) -> StepFigures:
 def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
     """Return an estimate of the bytes that a fit needs.
 
-    They are vectors with two moments, dense weights with two moments, and the batch. A batch has
-    its gathered and looked-up vectors, their gradients and new values, every activation of the
-    network with its gradient, and three batches ahead.
+    The fit needs vectors with two moments, dense weights with two moments, and the batch. The batch
+    consists of its gathered and looked-up vectors, their gradients and new values, every activation
+    of the network with its gradient, and three batches ahead.
     """
     width = config.embedding_dim
     dense = sum(each.numel() for each in build_network(config).parameters())

@@ -1,10 +1,11 @@
 """Measure how cost grows with the work, as slopes on logarithmic axes.
 
-Run by `make benchmark-growth`. Steps by rows come from the document of `benchmarks.scale`, and a
-registry by runs from that of `benchmarks.year`. This benchmark measures the monitor's processor
-time by requests per second, with turns of at most a second of traffic. From it follows the number
-of replicas for a rate, each with its own partitions. A slope of 1 means that twice the work costs
-twice as much. A last slope above `STEEP` misses the target.
+Run by `make benchmark-growth`. The cost of steps by rows comes from the document of
+`benchmarks.scale`. The cost of a registry by runs comes from the document of `benchmarks.year`.
+This benchmark measures the monitor's processor time by requests per second, with turns of at most a
+second of traffic. The number of replicas for a rate, each with its own partitions, follows from
+this time. A slope of 1 means that twice the work costs twice as much. A last slope above `STEEP`
+misses the target.
 """
 
 import json
@@ -39,8 +40,8 @@ Curve = Sequence[tuple[float, float]]
 def last_slope(curve: Curve) -> float:
     """Return the slope up to the largest size on logarithmic axes.
 
-    1 is proportional, and 2 quadratic. The slope starts at the largest size of at most a third of
-    the last one, because noise dominates between closer sizes.
+    1 is proportional, and 2 quadratic. The slope is between the last size and the largest size that
+    is at most a third of it. Between closer sizes, noise dominates.
 
     >>> last_slope([(10, 1), (100, 2), (900, 170), (1_000, 200)])
     2.0

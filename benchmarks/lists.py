@@ -1,9 +1,10 @@
-"""Compare the cost of a list in the served graph with that of as many flat columns.
+"""Compare the cost of a list in the served graph with the cost of as many flat columns.
 
 Run by `make benchmark-lists`. ONNX Runtime runs three graphs in turn, without a server. The first
-has 26 columns. The second adds a list of up to 20 elements of the first column, pooled by mean. The
-third adds 20 flat columns with their own vocabularies. The list adds one vector to the network's
-input, and the flat columns add 20. Prints the time of a response, and writes all figures as JSON.
+graph has 26 columns. The second graph adds a list of up to 20 elements of the first column, pooled
+by mean. The third graph adds 20 flat columns with their own vocabularies. The list adds one vector
+to the network's input, and the flat columns add 20. Prints the time of a response, and writes all
+figures as JSON.
 """
 
 import sys

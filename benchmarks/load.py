@@ -1,9 +1,9 @@
 """Send a defined load to a server and measure it, in an open or a closed loop.
 
-In an open loop, requests come at a fixed rate whatever the server does, like those of users.
-Latency counts from the scheduled time of a request, so that the wait behind a slow request counts
-too (no coordinated omission). In a closed loop, each of several callers waits for its response
-before the next request.
+In an open loop, requests come at a fixed rate that does not depend on the server, like the requests
+of users. Latency counts from the scheduled time of a request, so that the wait behind a slow
+request counts too (no coordinated omission). In a closed loop, each of several callers waits for
+its response before the next request.
 """
 
 import asyncio
@@ -48,10 +48,11 @@ async def closed_loop(
     *,
     timing: Timing | None = None,
 ) -> Answers:
-    """Run `concurrency` callers for `seconds`. Each sends its next request after a response.
+    """Run `concurrency` callers for `seconds`.
 
-    `ask` sends the request with a number, counted from 0. Errors of the three error classes are
-    counted, and other errors are raised.
+    Each caller sends its next request after the response to the previous request. `ask` sends the
+    request with a number, counted from 0. Errors of the three error classes are counted, and other
+    errors are raised.
     """
     timer = (timing or Timing()).timer
     notes = _Notes(ask, timer)

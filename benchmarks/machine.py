@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 _BUSY_SHARE = 0.1
-"""Share of the machine's processor time used by others above which figures are doubtful."""
+"""Share of the machine's processor time that unrelated processes use, above which figures are
+doubtful."""
 
 
 def facts() -> dict[str, Any]:
@@ -46,9 +47,9 @@ def _git(*arguments: str) -> str:
 def limits() -> dict[str, float]:
     """Measure the current limits of cores, memory and disk, which takes two seconds.
 
-    Each is a median of a few tries. They are float32 matrix products by NumPy on all cores in
-    GFLOP/s, a memory copy by one core in GB/s (bytes read and written), and a write of 4 KiB with
-    fsync in milliseconds.
+    Each limit is the median of a few tries. The limits are float32 matrix products by NumPy on all
+    cores in GFLOP/s, a memory copy by one core in GB/s (bytes read and written), and a write of 4
+    KiB with fsync in milliseconds.
     """
     side, size = 2048, 2**27
     matrix, source = np.ones((side, side), np.float32), np.ones(size, np.uint8)

@@ -2,12 +2,12 @@
 
 A run executes extraction, preprocessing, training, evaluation and deployment with their defaults.
 Each step runs in its environment, forked from a process with its libraries
-(`tests.crossings.warm_steps`). Validation runs only in the first run. Its report serves all runs,
-because training only stores it.
+(`tests.crossings.warm_steps`). Validation runs only in the first run. All runs use the report of
+that validation, because training only stores it.
 
 The released graphs score traffic by the traffic plan. One arm scores each request for users, and
-the other one scores it as shadow traffic. `controller.canary` evaluates the canary over the rows
-that both scored. No server runs, so both arms count as equally fast and without errors.
+the other arm scores it as shadow traffic. `controller.canary` evaluates the canary over the rows
+that both arms scored. No server runs, so both arms count as equally fast and without errors.
 `benchmarks.freshness` decides when runs happen.
 """
 
@@ -65,7 +65,7 @@ finally:
 
 
 class CanaryEnd(NamedTuple):
-    """End of a canary by its evidence."""
+    """End of a canary that its evidence decided."""
 
     is_released: bool
     rows: int
@@ -84,7 +84,7 @@ class LineRound(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimedRows:
-    """Rows of some minutes, n of them, with their requests and times."""
+    """The n rows of some minutes, with their requests and times."""
 
     rows: WorldRows
     requests: list[str]
@@ -226,7 +226,8 @@ class ModelLine:
     def _step(self, name: str, **flags: Any) -> tuple[bool, float]:
         """Run a step.
 
-        Return whether it succeeded rather than refused, and its processor seconds.
+        Returns True if the step succeeded, or False if it refused its input, and its processor
+        seconds.
         """
         arguments = [f"--{flag.replace('_', '-')}={value}" for flag, value in flags.items()]
         arguments.append(f"--store={self._root / 'store'}")

@@ -1,21 +1,22 @@
 """Measure the complete monitor process: rows per second of one core, and its memory.
 
-Run by `make benchmark-monitor`. Only `Monitor.tick` is measured, on one core: pull, decode, store
-with fsync, sketch the features for drift, join clicks, mature, measure and decide, archive as
-Parquet with fsync. Messages are generated between the turns, outside the clock. 3.2 % of the rows
-are clicked, as their scores predict, so that no policy raises an alarm. Clicks come a simulated
-second after their predictions, with those of 100 requests in a message. The log is either a list of
-encoded messages, as the lower bound of a backend, or the SQLite log, whose pulls and
-acknowledgements then count too. A row counts when it is in a complete archive file, after a quarter
-of all rows. From then on, as many rows wait for their window or file at the end as at the
-beginning.
+Run by `make benchmark-monitor`. Only `Monitor.tick` is measured, on one core. It pulls, decodes,
+stores with fsync, sketches the features for drift, joins clicks, matures, measures, decides, and
+archives as Parquet with fsync. Messages are generated between the turns, outside the clock. 3.2 %
+of the rows are clicked, as their scores predict, so that no policy raises an alarm. Clicks come a
+simulated second after their predictions. A message has the clicks of 100 requests. The log is
+either a list of encoded messages, as the lower bound of a backend, or the SQLite log, whose pulls
+and acknowledgements then count too. A row counts when it is in a complete archive file. The first
+quarter of all rows does not count. After this quarter, the number of rows that wait for their
+window or file is the same at the beginning and at the end.
 
 The clock advances with each turn as it would at the given rate. Work that is done every ten seconds
 of event time, such as decisions, therefore has its real share per row.
 
 The last part has a log in 1, 2 and 4 partitions with equally many rows in each. Requests go to the
-partition that the client would choose. Each partition has its monitor, and these take turns on one
-core. Partitions scale if the work per row stays the same. In production each needs its own core.
+partition that the client would choose. Each partition has its own monitor, and the monitors take
+turns on one core. Partitions scale if the work per row stays the same. In production each monitor
+needs its own core.
 """
 
 import itertools
@@ -256,9 +257,9 @@ def measure(
 
 
 def log_alone(requests: int = 100_000) -> float:
-    """Return the one-row messages per second of a core that the SQLite log alone delivers.
+    """Return how many one-row messages per second a core reads from the SQLite log alone.
 
-    They are pulled and acknowledged.
+    Messages are pulled and acknowledged.
     """
     cpu = 0.0
     with (
@@ -277,7 +278,7 @@ def log_alone(requests: int = 100_000) -> float:
 def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> dict[str, Any]:
     """Run one monitor per partition, and return the processor time of each.
 
-    It ends when each has archived `rows` rows.
+    The measurement ends when each monitor has archived `rows` rows.
     """
     clock = {"time": START}
     traffic = RecordTraffic(rows_per_message, partitions=partitions)
@@ -331,7 +332,7 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
 def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
     """Return the anonymous memory after a tenth, after half and at the end, and its maximum.
 
-    The maximum is taken after the first tenth.
+    The maximum excludes the first tenth.
     """
     total = resident[-1][0]
     later = [size for archived, size in resident if archived >= total / 10]

@@ -1,19 +1,19 @@
 """Train the same network with our engine, with plain PyTorch, and with DeepCTR-Torch.
 
-Each trains on the given rows in one pass of shuffled batches with Adam at 0.001, and scores other
-rows. The rows are converted to its own form beforehand, outside the clock. `speed` measures time
-and quality.
+Each library trains on the given rows in one pass of shuffled batches with Adam at 0.001, and scores
+other rows. The rows are converted to the library's own form beforehand, outside the clock. `speed`
+measures time and quality.
 
 Plain PyTorch has 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the
 cross layers one by one, `torch.optim.Adam`, and a `DataLoader` over a Dataset of arrays. On two
 cores this Dataset delivers 201,000 rows/s, and a TensorDataset 107,000. Two workers would deliver
-238,000 but take a core from the step, so there are none. Other networks than DCN are ours, with an
-`nn.EmbeddingBag` for each column.
+238,000 but take a core from the step, so there are no workers. Networks other than DCN are our own
+networks with an `nn.EmbeddingBag` for each column.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. It has no DLRM. Parts that our
-network lacks are disabled, because they would slow it down: the linear part (except DeepFM's) and
-the L2 penalties on whole tables. Lists are its `VarLenSparseFeat`, which share another column's
-vectors if the recommender says so.
+network lacks are disabled, because they would slow DeepCTR-Torch down: the linear part (except
+DeepFM's) and the L2 penalties on whole tables. Lists are `VarLenSparseFeat` columns. A list shares
+another column's vectors if the recommender says so.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ _SCORED_ROWS = 8192
 
 
 class Trainer(Protocol):
-    """A network with its optimizer, of ours or of a peer."""
+    """A network and its optimizer, either ours or a peer's."""
 
     name: str
 
     def prepare(self, rows: Rows) -> Any:
-        """Return `rows` in the form of its users."""
+        """Return `rows` in the form in which users of this library would have them."""
 
     def learn(self, prepared: Any) -> None:
         """Train for one pass over the rows."""

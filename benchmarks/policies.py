@@ -1,11 +1,11 @@
 """Measure false alarms and delays of the monitor's policies on planted streams.
 
 Run by `make benchmark-policies`. Stationary streams have an AUC of .80, so that every retrain
-request is a false alarm. Other streams fall to .70. Both have three click rates. Further streams
-have rows that share their user, with one bet per row or one per request. The last part is hours of
-traffic under continuous retraining, with a release every 0.2, 1 and 5 attribution windows.
-`tests.support.click_streams` and `release_streams` generate the streams, and the policies are the
-monitor's own.
+request is a false alarm. In other streams the AUC falls to .70. Both kinds have three click rates.
+In further streams, several rows share their user, with one bet per row or one per request. The last
+part is hours of traffic under continuous retraining, with a release every 0.2, 1 and 5 attribution
+windows. `tests.support.click_streams` and `release_streams` generate the streams, and the policies
+are the monitor's own.
 """
 
 import math
@@ -90,7 +90,10 @@ sample by the hash of their ids."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the study. Return 0 within the bounds, or 1 with more false alarms than they allow."""
+    """Run the study.
+
+    Returns 0 if false alarms are within the bounds, or 1 if there are more.
+    """
     parser = benchmark_parser(
         "policies", __doc__, quick="50 streams in place of 1,000, to test that it runs"
     )
@@ -193,7 +196,8 @@ def _sequential(alpha: float, tolerance: float) -> SequentialPolicy:
 def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
     """Return the row at which the reference requests a run.
 
-    It does so as soon as the AUC of the last 200 rows is below the threshold, even with few clicks.
+    The reference requests a run as soon as the AUC of the last 200 rows is below the threshold,
+    even with few clicks.
     """
     ends = np.arange(max(after + 1, REFERENCE_ROWS), len(stream.labels) + 1, REFERENCE_STRIDE)
     for some in np.split(ends, range(250, len(ends), 250)):  # the first part mostly has the request
@@ -237,7 +241,7 @@ def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str,
 def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> float:
     """Return the AUC over all pairs of such traffic, as the gate measures it.
 
-    It is exact without users, and otherwise estimated from a sample.
+    The AUC is exact without users, and otherwise estimated from a sample.
     """
     if not traffic.user_spread:
         return auc
@@ -298,10 +302,10 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
 def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
     """Return false alarms and delays of the sequential test at one distance of releases.
 
-    The monitor's own code decides. A false alarm is a request without a change, or after a change a
-    request for a version that was trained on rows after it. All versions of a stream share one
-    alpha. The delay is in seconds of event time from the change to the newest row of the alarm. The
-    change is midway between two releases.
+    The monitor's own code decides. A request before the change is a false alarm. After the change,
+    a request is a false alarm if its version was trained on rows from after the change. All
+    versions of a stream share one alpha. The delay is in seconds of event time from the change to
+    the newest row of the alarm. The change is midway between two releases.
     """
     steady = replace(RELEASES, every=windows * RELEASES.window)
     middle = (FALL_AFTER // steady.every + 0.5) * steady.every
@@ -392,7 +396,7 @@ def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str,
 
 
 def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
-    """Return the median rows from the fall to the request, or None if most made no request.
+    """Return the median rows from the fall to the request, or None if most streams have none.
 
     Requests before the fall do not count.
     """

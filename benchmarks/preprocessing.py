@@ -5,16 +5,17 @@ Run by `make benchmark-preprocessing`.
 1. A first run: fit, transform, verification and publishing, against the script's fit, transform and
    to_parquet. Both outputs must agree (`same_encoding`), else the figures would compare different
    work.
-2. An incremental run: vocabularies are extended without a new fit. The script cannot do so, and
-   fits again. Parts 1 and 2 have 200,000 rows and a million rows, and the others a million.
+2. An incremental run: vocabularies are extended without a new fit. The script cannot extend them,
+   so it fits again. Parts 1 and 2 are measured with 200,000 rows and with a million rows, and the
+   other parts only with a million.
 3. Fixed cost: an incremental run of few rows, including interpreter and imports.
-4. Both engines: seconds, processor time and memory of each of these runs.
+4. Both engines: seconds, processor time and memory of the runs in parts 1 to 3.
 5. Memory at two sizes of the window: the proportional share of anonymous memory (Linux `Pss_Anon`),
    summed over the process and its children.
 
-All figures are of whole processes, in turn, in another order every round. A ratio divides two
-figures of one round. A missed target is printed, and the exit code stays 0. All figures are written
-as JSON.
+All figures are of whole processes. The processes run in turn, in another order every round. A ratio
+divides two figures of one round. A missed target is printed, and the exit code stays 0. All figures
+are written as JSON.
 """
 
 import shutil
@@ -43,7 +44,7 @@ def step(
 ) -> Run:
     """Return the command of the step on the raw rows of a manifest.
 
-    It writes `bench/work/<run>/preprocessing` and `bench/<run>.json`.
+    The command writes `bench/work/<run>/preprocessing` and `bench/<run>.json`.
     """
     asked: dict[str, int | str] = {"frequency_threshold": FREQUENCY_THRESHOLD, **settings}
     recommender = CRITEO_RECOMMENDER.with_settings(

@@ -8,11 +8,11 @@ vocabularies, and `fit` with the settings of the recommender's file. Figures are
 which draw new rows and initial weights, with minimum and maximum. The Bayes-optimal AUC is that of
 the true probabilities.
 
-Both peers are favoured. DeepCTR-Torch has one, two and three passes (in batches as small as ours),
-and LightGBM 25, 50, 100 and 200 trees (otherwise its defaults). Of these, the one with the lowest
-log loss on the evaluation rows counts, with only its own seconds. DeepCTR-Torch gets the encoded
-rows. LightGBM gets the raw numbers with their gaps, the ids as categories, and for each list the
-counts of its ids.
+Both peers are favoured. DeepCTR-Torch runs one, two and three passes, in batches as small as ours.
+LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each peer, only the
+variant with the lowest log loss on the evaluation rows counts, with only the seconds of that
+variant. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers with their gaps, the ids
+as categories, and for each list the counts of its ids.
 """
 
 import sys
@@ -125,7 +125,7 @@ def shop(num_rows: int, seed: int) -> Split:
 def criteo_file(path: Path) -> WorldRows:
     """Return the rows of a tab-separated Criteo file without header.
 
-    Their true probabilities are unknown.
+    The true probabilities of the rows are unknown.
     """
     fields = [line.rstrip("\n").split("\t") for line in path.open()]
     dense = [
@@ -177,7 +177,7 @@ def contestants(split: Split, seed: int) -> dict[str, TrainedScores]:
 def _deepctr(
     recommender: Recommender, sizes: list[int], window: Rows, *, judging: Rows
 ) -> Iterator[TrainedScores]:
-    """Yield the scores after each pass of its DCN v1, and of its DCN v2 if ours is a DCN v2."""
+    """Yield the scores after each pass of DeepCTR-Torch's DCN v1, and of its v2 if ours is a v2."""
     settings, config = (
         recommender.section("training", TrainingSettings),
         network_config(recommender),
@@ -285,7 +285,8 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) 
 def _interval(found: list[tuple[float, float]]) -> dict[str, float]:
     """Return the mean of differences with standard errors, and its 95 % interval.
 
-    The error is the larger one of that from the evaluation rows and that between seeds.
+    There is a standard error from the evaluation rows and another one between seeds. The larger of
+    the two is used.
     """
     differences, errors = np.array(found).T
     by_rows = float(np.sqrt((errors**2).sum())) / len(errors)

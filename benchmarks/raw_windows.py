@@ -2,7 +2,7 @@
 
 Columns have 4 to 400,000 categories, with frequencies of a power law (Zipf 1.2). Dense values are
 log-normal. Columns lack up to 36 % of their values. A later window adds new categories to the old
-ones.
+categories.
 """
 
 from dataclasses import replace

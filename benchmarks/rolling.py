@@ -1,11 +1,11 @@
 """Compare the cost of a rolling AUC per row with river's `RollingROCAUC`.
 
-Run by `make benchmark-rolling`. Both hold the newest 20,000 rows, and return their AUC after every
-row, every 100, 1,000 and 10,000. River takes one row per call, and keeps its rows sorted in C++.
-The monitor's `RowWindow` takes the matured rows of a turn as arrays, and sorts all rows when the
-AUC is read. The monitor reads it once per turn, so a busy monitor reads after thousands of rows.
-Both must end with the same AUC. The limit is an empty call in Python, the minimum cost of one row
-per call.
+Run by `make benchmark-rolling`. Monitor and river use the newest 20,000 rows, and return their AUC
+after every 1, 100, 1,000 and 10,000 rows. River takes one row per call, and keeps its rows sorted
+in C++. The monitor's `RowWindow` takes the matured rows of a turn as arrays, and sorts all rows
+when the AUC is read. The monitor reads the AUC once per turn, so a busy monitor reads it after
+thousands of rows. Monitor and river must end with the same AUC. The limit is an empty call in
+Python, the minimum cost of one row per call.
 """
 
 import sys

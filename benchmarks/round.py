@@ -151,8 +151,8 @@ class Bench:
     def round(self, rows: int) -> RoundSeconds | None:
         """Run the pipeline over the next `rows` rows of the lake, and return its seconds.
 
-        A request that continues behind these rows is left out. Returns None if the gate was
-        undecided with so few rows, so that no version was released.
+        If the last request has more rows after these, the complete request is left out. Returns
+        None if the gate was undecided with so few rows, so that no version was released.
         """
         first, before = self._num_read(), promotion_journal.current(self._folders.store)
         parameters: list[str] = []

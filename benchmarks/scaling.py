@@ -77,7 +77,7 @@ per GPU."""
 def exchanged_bytes(workers: int, rows_per_worker: int) -> float:
     """Return the bytes that a worker sends per row.
 
-    They are lookups, vectors with their gradients, and dense gradients.
+    A worker sends lookups, vectors with their gradients, and dense gradients.
 
     >>> exchanged_bytes(1, 1024)
     0.0
@@ -99,7 +99,7 @@ def rows_per_second(workers: int, rows_per_worker: int, *, device: Device, netwo
 
 
 def fitted(seconds: dict[int, float]) -> tuple[float, float]:
-    """Return seconds per step and per row, from the step's at two numbers of rows."""
+    """Return seconds per step and per row, from the step times at two numbers of rows."""
     (few, quick), (many, slow) = sorted(seconds.items())
     per_row = (slow - quick) / (many - few)
     return quick - per_row * few, per_row
@@ -230,7 +230,7 @@ def work(asked: str) -> int:
 def billion_row_plan(workers: int = 64) -> dict[str, Any]:
     """Return TorchRec's plan of a table of a billion rows and the sample's tables.
 
-    It is for GPUs of 80 GB, and nothing is allocated.
+    The plan is for GPUs of 80 GB. No memory is allocated for the tables.
     """
     from torchrec.distributed.planner import Topology
     from torchrec.distributed.types import ShardingType

@@ -1,9 +1,9 @@
 """Run the measurements of serving: parity, closed loops, open loops, cold starts, releases.
 
-All servers run all the time, and only one gets requests at a time. Rounds are interleaved. ONNX
-Runtime alone in this process takes its turn too. A percentile is computed within a round, and its
-figure is the median over rounds with minimum and maximum. A ratio divides figures of the same
-round, so that a slow moment of the machine affects both.
+All servers run all the time, and only one server gets requests at a time. Rounds are interleaved.
+ONNX Runtime without a server, in this process, is measured in turn with the servers. A percentile
+is computed within a round, and its figure is the median over rounds with minimum and maximum. A
+ratio divides figures of the same round, so that a slow moment of the machine affects both.
 """
 
 import asyncio
@@ -289,7 +289,8 @@ def _window(ours: Released, version: int) -> tuple[float, float]:
 def summary(answers: Answers, batch: int) -> dict[str, Any]:
     """Return the summary of one run.
 
-    It has two percentiles and the mean in milliseconds, rows per second and failed requests.
+    The summary has two percentiles and the mean in milliseconds, rows per second and failed
+    requests.
     """
     latencies = Latencies.of(answers.latencies)
     return {
@@ -316,7 +317,7 @@ def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], fig
 def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
     """Return the lower bound of the p50 of a server that runs the graph, per round.
 
-    It is the sum of the floor's and that of ONNX Runtime on a rested core.
+    It is the sum of the floor's p50 and of ONNX Runtime's p50 on a rested core.
     """
     return [floor["p50_ms"] + woken["p50_ms"] for floor, woken in zip(rounds[FLOOR], rounds[WOKEN])]
 
@@ -366,7 +367,7 @@ def release_figures(
 
     Args:
         answers: Results of a continuous load. All times are on its clock.
-        window: From before the first staged byte until every server has switched.
+        window: Times before the first staged byte, and after every server has switched.
         began: Start of the release's process, which builds and checks the graph before the window.
         batch: Rows per request.
     """

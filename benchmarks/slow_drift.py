@@ -11,7 +11,7 @@ which draws rows with their true click probability. These properties change:
 
 Bias and strength are adjusted so that the click rate and the spread of the logit stay constant. A
 model therefore loses quality with age only because its knowledge is outdated. Seeds and the hour
-determine everything, and a snapshot does not depend on earlier ones.
+determine everything, and a snapshot does not depend on earlier snapshots.
 """
 
 import math
@@ -45,17 +45,17 @@ class SlowDrift:
     """Hours after which the autocorrelation of weights and popularities is one half."""
     moving_share: float = 0.07
     """Share of these columns' planted variance that changes, in [0, 1]. The rest is constant. With
-    the other defaults, the true probabilities of one moment lose one point of AUC (0.01) within a
-    day, and 1.2 points within two days."""
+    the other defaults, the AUC of the true probabilities of one moment falls by one point (0.01)
+    within a day, and by 1.2 points within two days."""
     popularity_spread: float = 0.3
     """Standard deviation of the logarithm of a category's frequency about its mean. 0 means
     constant frequencies."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
-    """Columns with new categories. None of them may take part in an interaction."""
+    """Columns with new categories. None of these columns may take part in an interaction."""
     new_categories_per_hour: float = 1.0
     """New categories per hour in each of these columns."""
     new_category_share: float = 0.05
-    """Share of the rows with a new category in these columns. Older ones among them fade."""
+    """Share of rows that have a new category in these columns. The older new categories fade."""
     new_category_half_life_hours: float = 12.0
     """Hours in which a new category loses half of its popularity."""
     step_minutes: float = 15.0
@@ -83,8 +83,8 @@ class WorldSnapshot:
     ) -> NDArray[np.float64]:
         """Return the click probabilities [n] that rows of any time would have at this time.
 
-        A snapshot is therefore also the best model of its time. Its loss on later rows is the cost
-        of drift alone.
+        A snapshot is therefore also the best model of its time. If its AUC falls on later rows,
+        drift is the only cause.
         """
         return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 
@@ -117,12 +117,12 @@ class DriftingWorld:
     def tables_at(self, hours: float) -> Tables:
         """Return the columns of that time without strength and bias.
 
-        Their calibration takes nine tenths of the time of `at`.
+        The calibration of strength and bias takes nine tenths of the time of `at`.
         """
         return replace(self.world.tables, categories=self._categories(self._step_at(hours)))
 
     def _step_at(self, hours: float) -> int:
-        # A rounding error must not move an hour written as n / 4 into the previous step.
+        # A rounding error must not move a time of n / 4 hours into the previous step.
         return math.floor(hours * 60.0 / self.drift.step_minutes + 1e-9)
 
     def _calibration(self) -> Generator:
@@ -177,8 +177,8 @@ class DriftingWorld:
         if drift.new_category_share == 0.0 or drift.new_categories_per_hour == 0.0:
             return table
         life, rate = drift.new_category_half_life_hours, drift.new_categories_per_hour
-        # Category number k appears in the k-th interval of 1 / rate hours. The first ones appear
-        # long before hour 0.
+        # Category number k appears in the k-th interval of 1 / rate hours. The first categories
+        # appear long before hour 0.
         numbers = range(math.floor(hours * rate), math.floor((hours + _LIVES * life) * rate) + 1)
         drawn = [np.random.default_rng([drift.seed, 13, number, k]) for k in numbers]
         ages = np.array(
@@ -210,9 +210,9 @@ def ornstein_uhlenbeck(
 ) -> NDArray[np.float64]:
     """Return `count` independent stationary processes [count] at `step`, counted from 0.
 
-    They have mean 0 and variance 1. x_0 is standard normal, and x_k = decay x_(k-1) + sqrt(1 -
-    decay^2) e_k with standard normal e_k. This is an Ornstein-Uhlenbeck process at equal steps,
-    whose autocorrelation at lag k is decay^k.
+    The processes have mean 0 and variance 1. x_0 is standard normal, and x_k = decay x_(k-1) +
+    sqrt(1 - decay^2) e_k with standard normal e_k. This is an Ornstein-Uhlenbeck process at equal
+    steps, whose autocorrelation at lag k is decay^k.
     """
     random = np.random.default_rng(seed)
     # Draw in the order of steps, so that a later step starts with the same numbers.
@@ -227,9 +227,9 @@ def _orthogonal_to(
 ) -> NDArray[np.float64]:
     """Return the part of `path` that is orthogonal to the columns' mean and to `fixed`.
 
-    It is scaled to an expected variance of 1 over rows. `fixed` has mean 0 and variance 1 over
-    rows, so the variances of the fixed and the moving part add up. The map is linear and constant
-    in time, so it preserves the autocorrelation of the process.
+    The result is scaled to an expected variance of 1 over rows. `fixed` has mean 0 and variance 1
+    over rows, so the variances of the fixed and the moving part add up. The map is linear and
+    constant in time, so it preserves the autocorrelation of the process.
     """
     path = path - shares @ path
     path = path - fixed * (shares @ (fixed * path))

@@ -1,9 +1,9 @@
 """Run one case of the speed benchmark: a network on a table, in interleaved rounds.
 
 In a round, our engine and each peer train on the same rows, one after another, in an order that
-changes per round. A figure is a ratio of neighbours in time, so that a busy moment of the machine
-affects all of them. The first round is a warm-up and does not count. At the end all have trained on
-the same rows with the same batch size, and score the same held-out rows.
+changes per round. A ratio compares two measurements of the same round, so that a busy moment of the
+machine affects both. The first round is a warm-up and does not count. At the end all have trained
+on the same rows with the same batch size, and score the same held-out rows.
 """
 
 import gc
@@ -29,8 +29,8 @@ PRECISIONS = ("float32", "bfloat16")
 _HELD_OUT_ROWS = 100_000
 _CLICK_RATE = 0.25
 _MOST_DIFFERENCE = 2.5e-6
-"""Maximum difference of probabilities with the same weights. At the steepest point of the sigmoid
-it is 1e-5 between logits."""
+"""Maximum difference of probabilities with the same weights. At the steepest point of the sigmoid,
+it corresponds to a difference of 1e-5 between logits."""
 
 
 class NetworksDiffer(Exception):
@@ -95,7 +95,7 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
 def products_of_row(config: NetworkConfig) -> int:
     """Return the floating-point operations of a row's products with dense weights.
 
-    They are the forward pass, and twice that for the backward pass.
+    The backward pass counts twice as much as the forward pass.
     """
     sizes = [each.numel() for each in build_network(config).parameters() if each.ndim > 1]
     return 6 * sum(sizes)

@@ -98,7 +98,7 @@ def quality(demo: Path, scratch: Path) -> Iterator[dict[str, Any]]:
 def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
     """Write models with a table of `num_rows` random vectors in each number type.
 
-    They are served from `repository`. Returns rows for requests.
+    The models are served from `repository`. Returns rows for requests.
     """
     random, size = np.random.default_rng(7), num_rows // len(CRITEO.categorical)
     workflow = FeatureWorkflow(

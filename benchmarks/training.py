@@ -35,9 +35,9 @@ _TABLES = {"1.2M": sum(SAMPLE_SLOT_SIZES), "10M": 10_000_000}
 CASES = tuple(f"{network}-{table}" for table in _TABLES for network in _NETWORKS)
 _ROUNDS_AND_STEPS = {"1.2M": (6, 40), "10M": (5, 16)}
 _QUICK_ROUNDS_AND_STEPS = {"1.2M": (4, 5), "10M": (3, 3)}
-"""Rounds and steps of a quick run. 15 steps train nothing yet, so that its AUCs mean nothing."""
+"""Rounds and steps of a quick run. Its AUCs mean nothing, because 15 steps hardly train a model."""
 _BATCH_SIZE = 2048
-"""Rows per optimizer step, equal for all."""
+"""Rows per optimizer step, equal for all engines."""
 _RATIO_TARGETS = {"1.2M": 5, "10M": 20}
 _AUC_TARGET = 0.002
 
@@ -83,7 +83,7 @@ def print_case(result: dict[str, Any]) -> None:
 def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
     """Return the figures of one case.
 
-    They are our ratio to the faster peer, rows per second, and the AUC, which speed must not
+    The figures are our ratio to the faster peer, rows per second, and the AUC, which speed must not
     reduce.
     """
     rows = []

@@ -1,10 +1,11 @@
 """Compare power and false alarms of validation with TFDV's, for `make benchmark-validation`.
 
-For pairs of windows of a stationary simulator, it counts the pairs with any alarm. The target is at
-most the given `false_discovery_rate`. For windows with a planted shift, it counts those whose
-shifted feature is named. The target is 95 %. The validation step, called like in a run, and TFDV's
-drift comparator, with the thresholds of its guide and of BigQuery, get the same files.
-`benchmarks.validation_study` defines windows and shifts.
+One part has pairs of windows of a stationary simulator, and counts the pairs with any alarm. The
+target is at most the given `false_discovery_rate`. The other part has windows with a planted shift,
+and counts the windows whose shifted feature is named. The target is 95 %. Both methods get the same
+files. The methods are the validation step, called like in a run, and TFDV's drift comparator, with
+the thresholds of its guide and of BigQuery. `benchmarks.validation_study` defines windows and
+shifts.
 
 Prints tables, and writes all figures as JSON.
 """

@@ -11,8 +11,8 @@ def effects_of(
 ) -> NDArray[np.float32]:
     """Return the sum of the effects [n] of rows, possibly drawn by another set of tables.
 
-    A category that `tables` do not hold has the effect 0. Integers must be among those that they
-    draw.
+    A category that is not in `tables` has the effect 0. Integers must be among those that `tables`
+    can draw.
 
     >>> from demo.simulation.world import World
     >>> tables = World.create(7).tables

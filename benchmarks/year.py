@@ -1,13 +1,13 @@
 """Measure what a year of hourly runs leaves in an installation, and the cost of reading it.
 
-Run by `make benchmark-year`. The runs are not executed. Each is a copy of the demo's last one
+Run by `make benchmark-year`. The runs are not executed. Each run is a copy of the demo's last run
 (after `make demo`) with its own names and times, and with the journal lines of the deployment.
 `evergreen collect` runs every fifth night. Large files are hard links, whose sizes count in full.
 At the end of a day, a month and a year, the real readers of the registry are timed in CPU seconds
 of this process. `benchmarks.round` measures the cost of a run itself.
 
-Then a column of categories goes through as many runs under the shipped rules, with and without a
-time to live.
+Then the vocabulary of one column is updated by as many runs under the shipped rules, with and
+without a time to live.
 """
 
 import json
@@ -54,7 +54,7 @@ class Year:
     """A copy of `source`, to which hours are added."""
 
     def __init__(self, source: Path, store: Path) -> None:
-        """Copy the registry. Its last release is the template of every further run.
+        """Copy the registry. The last release of the registry is the template of every further run.
 
         Raises:
             FileNotFoundError: there is no finished demo.
@@ -152,7 +152,11 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
 
 
 def vocabulary_ids(rounds: int, ttl_days: float) -> dict[str, int]:
-    """Return the ids of a column after `rounds` hourly runs, and how many hold a category."""
+    """Return the number of ids of a column after `rounds` hourly runs.
+
+    Also returns how many of the ids have a category, and how many categories are remembered without
+    an id.
+    """
     random = np.random.default_rng(0)
     rules = PreprocessingSettings(category_ttl_days=ttl_days)
     column = unseen_column(np.zeros(0, np.int64))

@@ -1,1 +1,1 @@
-"""The laptop: the pipeline, Triton and the whole loop as local processes."""
+"""Run the pipeline, Triton and the complete loop as local processes on a laptop."""

@@ -207,10 +207,10 @@ class Demo:
         )
 
     def answered_since(self, moment: float, version: int) -> float | None:
-        """Return when a second of traffic ended in which only `version` served requests.
+        """Return the end of the first second in which only `version` served requests.
 
-        It is the first such second that began after `moment`. Times are in seconds since the epoch.
-        Returns None if there is no such second yet.
+        Only seconds of traffic that began after `moment` count. Times are in seconds since the
+        epoch. Returns None if there is no such second yet.
         """
         lines = self.traffic.lines
         for before, line in zip(lines, lines[1:]):
@@ -270,7 +270,7 @@ def run_demo(settings: DemoSettings) -> int:
 
 
 def _run_in(settings: DemoSettings) -> int:
-    """Run the demo in its folder, which holds only the marker."""
+    """Run the demo in its folder, which contains only the marker file."""
     folders = LocalFolders(root=settings.folder)
     folders.places()
     folders.logs.mkdir()
@@ -359,7 +359,7 @@ def _run_stages(
 def _complete_loop(demo: Demo) -> list[LiveChange]:
     """Start the drift and go through the rest of the loop as far as the rows allow.
 
-    Each stage is opened only after its event has begun. Returns the bad release and its rollback,
+    A stage is announced only after its event has begun. Returns the bad release and its rollback,
     or an empty list if the demo did not get so far.
     """
     screen = demo.screen
@@ -633,8 +633,8 @@ def _start_services(demo: Demo) -> None:
     demo.stack.wait_until(port.exists, what="the monitor's start", seconds=60, watch=demo.watch)
     demo.status_page = f"http://{LOOPBACK}:{json.loads(port.read_text())['port']}/"
     demo.screen.print(f"  status page: {demo.status_page}")
-    # Pub/Sub has no watermark until a lease has expired. Rows sent before that would only add rows
-    # from before the drift to the next model's training data.
+    # Pub/Sub has no watermark until a lease has expired. Rows that are sent earlier would only add
+    # rows from before the drift to the next model's training data.
     demo.stack.wait_until(
         lambda: demo.monitor_status()["log_read_up_to"] is not None,
         what="the monitor's first look at the log",

@@ -1,9 +1,9 @@
 """Run librdkafka's mock Kafka cluster with one topic of four partitions.
 
-The cluster speaks Kafka's protocol on loopback, and loses everything when it ends. A topic is
-created when a producer requests it. This process requests it at its start, so that a reader can
-connect before the first writer. The cluster stores 5 MB per partition and drops older messages,
-even unread ones. That is enough for a demo whose monitor keeps up, and for nothing else.
+The cluster speaks Kafka's protocol on loopback, and loses all messages when it ends. A topic is
+created when a producer requests it. This process requests the topic at its start, so that a reader
+can connect before the first writer. The cluster stores 5 MB per partition and drops older messages,
+even unread ones. That is enough only for a demo whose monitor keeps up.
 """
 
 import signal

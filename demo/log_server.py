@@ -1,8 +1,8 @@
 """Start the event log of one demo: an SQLite file, or a server process.
 
-The user chooses it with `make demo LOG=...`. Only the demo's client and monitor get the URL of the
-log, and the variable that directs Google's library to the emulator. The Pub/Sub emulator is a Java
-program of Google's Cloud SDK, which the user installs.
+The user chooses the kind of the log with `make demo LOG=...`. Only the demo's client and monitor
+get the URL of the log, and the variable that directs Google's library to the emulator. The Pub/Sub
+emulator is a Java program of Google's Cloud SDK, which the user installs.
 """
 
 import os

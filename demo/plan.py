@@ -41,8 +41,9 @@ CRITEO_FILE = REPOSITORY / "examples" / "criteo" / "recommender.yaml"
 DRAFTED_FORMS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 """Endings of the files in a folder from which a recommender can be drafted."""
 MAX_CHANGED_VALUES, MIN_ROWS_PER_VALUE = 1000, 20
-"""Bounds of the category columns that the drift permutes: few categories, with many rows each. A
-short window can then learn the new meaning of each category."""
+"""Limits for the category columns that the drift permutes: maximum number of categories, and
+minimum rows per category. Within them, the rows of a short window suffice to train each category's
+new meaning."""
 
 SEQUENTIAL, NOTIFY_ONLY = "sequential", "data_drift"
 POLICIES = (SEQUENTIAL, NOTIFY_ONLY)
@@ -97,8 +98,8 @@ class DemoPlan:
     min_clicks: int
     """Minimum clicks and minimum non-clicks of a window for a decision."""
     min_rows_since_breach: int
-    """Rows after the alarm before a run is requested. From them the next model learns the drifted
-    behaviour."""
+    """Number of rows after the alarm before a run is requested. The next model trains on these rows
+    and so adapts to the drift."""
     archive_roll_rows: int
     bake_rows: int
     """Rows after which a version without evidence against it counts as good."""
@@ -116,12 +117,13 @@ class DemoPlan:
     keeps_requests: bool = False
     """Whether the replay groups the rows by their original requests."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Further settings of the demo's recommender by path. A setting that the base names wins."""
+    """Further settings of the demo's recommender by path. Settings of the base recommender take
+    precedence."""
 
     def recommender(self) -> Recommender:
         """Return the recommender that the demo accepts into its registry.
 
-        Releases need a pass of the gate, because nobody steps a canary in the demo.
+        A release requires a pass of the gate, because the demo cannot advance a canary.
         """
         named = self.base.named_settings
         return self.base.with_settings(
@@ -166,8 +168,8 @@ def plan_for_simulator(settings: DemoSettings) -> DemoPlan:
         min_clicks=500,
         min_rows_since_breach=window * 4 // 5,
         archive_roll_rows=window,
-        # Of 300 shuffled streams, 0 to 22 % accepted the bad release after 4,000 rows, and none
-        # after 10,000.
+        # In simulations of 300 shuffled streams, 0 to 22 % of them accepted the bad release after
+        # 4,000 rows, and none after 10,000 rows.
         bake_rows=10_000,
         settings={"gate.min_auc": 0.65, "training.seed": settings.seed},
     )
@@ -423,7 +425,7 @@ class Services:
         """Return the command that runs the pipeline for the first model.
 
         No model is live yet. A model with too few rows for a decision of the gate is therefore
-        released too, and the verdict says so.
+        released too. The verdict reports this.
         """
         command = [
             *self.run_command(),
@@ -502,7 +504,7 @@ class Services:
     def replay_command(self) -> list[str]:
         """Return the command that sends and logs traffic.
 
-        It follows commands on its standard input.
+        The replay follows commands on its standard input.
         """
         plan, root = self.plan, self.folders.root
         flags: dict[str, object] = (

@@ -3,13 +3,13 @@
 KFP 2.17's SubprocessRunner runs every task in the driver's own interpreter. Its dispatcher looks up
 the task handler by attribute at each task. This module replaces that attribute during a run, so
 that each task's unchanged command line runs in the environment of its image. KFP has no extension
-point for it, because `local.init` refuses a runner of our own. A test fails if KFP stops calling
-the handler.
+point for this purpose, because `local.init` rejects custom runners. A test fails if KFP stops
+calling the handler.
 
 The monitor's local trigger starts a run as a process and reads its exit code. People call
-`evergreen run`. The output of each task goes to its own log file, and the run's notes say which
-step failed and why. Steps run at low priority, so that they do not slow down a server on the same
-machine (`yielding`).
+`evergreen run`. The output of each task goes to its own log file. The run's notes name the step
+that failed, and the reason. Steps run at low priority, so that they do not slow down a server on
+the same machine (`yielding`).
 """
 
 import contextlib
@@ -193,8 +193,8 @@ def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> i
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        # KFP's command is a shell around the step. With their own group both can be ended, and
-        # `yielding` needs the session.
+        # KFP's command is a shell around the step. In a process group of their own, shell and step
+        # can both be ended. `yielding` needs the session.
         start_new_session=True,
     )
     try:
@@ -347,6 +347,9 @@ def run_once(
 
 
 def _stop_run(signum: int, _frame: Any) -> None:
-    """Exit, which also ends the running task. A second signal does not interrupt that."""
+    """Exit, which also ends the running task.
+
+    A second signal does not interrupt the exit.
+    """
     signal.signal(signum, signal.SIG_IGN)
     raise SystemExit(128 + signum)

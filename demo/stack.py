@@ -135,7 +135,7 @@ class Stack:
 
     @property
     def tag_variables(self) -> dict[str, str]:
-        """The variable that adds a process of another starter to this stack."""
+        """The variable that adds any process with it to this stack."""
         return {TAG_VARIABLE: self._tag}
 
     def start(
@@ -186,7 +186,7 @@ class Stack:
             raise ProcessDied(self._obituary(name)) from error
 
     def check(self) -> None:
-        """Check that all processes live.
+        """Check that all processes are running.
 
         Raises:
             ProcessDied: a process ended unexpectedly. The message has the last line of its log.
@@ -205,7 +205,7 @@ class Stack:
         watch: Callable[[], None] = lambda: None,
         every: float = 0.2,
     ) -> None:
-        """Poll until `condition` holds, and check that every process lives.
+        """Poll until `condition` holds, and check that every process is running.
 
         Args:
             condition: The condition.

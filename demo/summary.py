@@ -57,8 +57,8 @@ class LiveChange:
     why: str
     """Reason in the journal."""
     answered_at: float | None = None
-    """End of the first second in which only this version served requests. None if that did not
-    happen or was not awaited."""
+    """End of the first second in which only this version served requests. None if there was no such
+    second, or the demo did not wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +83,16 @@ class ReplayedDecisions:
     """Whether all decisions equal those of the monitor."""
     digest: str
     late_requests: int = 0
-    """Number of requests that reached the monitor after their decision point. They are in the lake
-    but were not in the decision."""
+    """Number of requests that reached the monitor after their decision point. Such requests are in
+    the lake but were not used in the decision."""
     late_rows: int = 0
     """Number of rows that reached the monitor after the end of their feature bucket."""
 
     @property
     def could_differ(self) -> bool:
-        """Whether the lake holds late rows, so that a replayed decision may rightly differ.
+        """Whether the lake contains late rows, so that a replayed decision may rightly differ.
 
-        A busy machine can delay records in this way.
+        On a busy machine, records can be late.
         """
         return bool(self.late_requests or self.late_rows)
 
@@ -146,9 +146,9 @@ class VersionNumbers:
     model_id: str
     trained_rows: int
     trained_until: str
-    """Time of its newest training row."""
+    """Time of the newest training row of the version."""
     evaluation_rows: int
-    """Number of its evaluation rows, which are all newer."""
+    """Number of evaluation rows, which are all newer than the training rows."""
     parent: str | None
     gate: str
     reason: str
@@ -162,8 +162,8 @@ class TrafficDuring:
     requests_sent: int
     requests_failed: int
     p99_ms: float | None
-    """Maximum over seconds of the 99th percentile. With a few dozen requests per second it is about
-    the slowest request."""
+    """99th percentile of a second, as the maximum over all seconds. With a few dozen requests per
+    second, this is about the slowest request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +184,7 @@ class BadReleaseNumbers:
 
     made: LiveChange
     rolled_back: LiveChange
-    """The rollback. It starts when the bad version was live on all servers."""
+    """The rollback. The rollback starts when the bad version was live on all servers."""
     during: TrafficDuring
 
 
@@ -211,7 +211,7 @@ class FeatureDriftNumbers:
     """Findings of the drift watch about the features of version 1, without labels."""
 
     seconds: float | None
-    """Seconds from the drift to the end of the first bucket after it that shows it."""
+    """Seconds from the drift to the end of the first later bucket that shows the drift."""
     columns: dict[str, float]
     """Largest effect of each column that drifted, largest first."""
 
@@ -242,7 +242,7 @@ class DemoSummary:
     trigger: TriggerNumbers
     policies: dict[str, float | None]
     """Seconds from the drift to the last row that each policy needed for its alarm. None means no
-    alarm, and a negative number a false alarm."""
+    alarm. A negative number means a false alarm."""
     feature_drift: FeatureDriftNumbers
     decisions: ReplayedDecisions | None
     seconds: dict[str, float | None]
@@ -376,7 +376,7 @@ def first_alarms(decisions: Lines, drift_time: float | None) -> dict[str, float 
 
 
 def feature_drift(events: Lines, drift_time: float | None) -> FeatureDriftNumbers:
-    """Return the findings of the drift watch after the drift."""
+    """Return the findings of the drift watch after the planted drift."""
     drifted = [e for e in events if e["kind"] == "drift" and e["version"] == 1 and e["drifted"]]
     after = [e for e in drifted if drift_time is not None and e["bucket_end"] > drift_time]
     columns: dict[str, float] = {}
@@ -719,9 +719,9 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
 def failed_promises(summary: DemoSummary, *, simulated: bool) -> list[str]:
     """Return the promises of the demo that this run broke, one sentence each.
 
-    A stage that did not run promises nothing. On a user's own rows the monitor may rightly stay
-    silent, and a model may rightly not recover. Therefore only promises that hold for any data are
-    checked there.
+    A stage that did not run promises nothing. On a user's own rows, the monitor may rightly raise
+    no alarm, and the AUC may rightly not recover. Therefore only promises that hold for any data
+    are checked there.
     """
     promises = [*_loop_promises(summary, simulated=simulated), *_serving_promises(summary)]
     if (found := summary.decisions) is not None:

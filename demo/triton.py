@@ -37,7 +37,7 @@ from evergreen.runtime.onnx_runtime import SILENT
 def models_to_load(repository: Path) -> list[str]:
     """Return the models that a server loads at its start.
 
-    They are those with a configuration, except candidates that are only rehearsed.
+    All models with a configuration are loaded, except candidates that are only rehearsed.
     """
     names = sorted(path.parent.name for path in repository.glob(f"*/{CONFIG_FILE}"))
     return [name for name in names if not name.endswith(CANDIDATE_SUFFIX)]
@@ -87,7 +87,7 @@ class PreparedWheel:
 def prepare(venv: Path, runtime: Path) -> PreparedWheel:
     """Return the server of the environment `venv`.
 
-    Its backend is copied below `runtime` unless it is there already.
+    The server's backend is copied below `runtime` unless it is there already.
 
     Raises:
         ContractError: the environment or a file of its wheel is absent.
@@ -141,7 +141,7 @@ _ATTEMPTS = 3
 does."""
 _TAKEN = "already in use"
 _NOISE = ("CudaDriverHelper", "CUDA driver version", "pinned system memory")
-"""Harmless complaints of every start without a GPU."""
+"""Harmless warnings in the log of every start without a GPU."""
 
 
 class Ports(NamedTuple):
@@ -175,7 +175,7 @@ class TritonServer:
     therefore restarts with the versions published last.
 
     Start it from a thread that outlives it, because the kernel treats the end of that thread as the
-    end of the owner. Paths may hold spaces.
+    end of the owner. Paths may contain spaces.
 
     Args:
         repository: Model repository, which is created if it is absent.
@@ -251,7 +251,7 @@ class TritonServer:
     def alive(self) -> bool:
         """Return whether the process runs.
 
-        A running process may still serve wrong answers. Only an inference proves a model.
+        A running process may still serve wrong answers. Only an inference shows that a model works.
         """
         return self._process is not None and self._process.poll() is None
 
@@ -316,8 +316,8 @@ class TritonServer:
             )
             process.kill()
             process.wait()
-        # A stub can outlive its crashed server and ignore SIGTERM. All of them are in the group of
-        # the server.
+        # A stub can outlive its crashed server and ignore SIGTERM. All stubs are in the process
+        # group of the server.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         self._is_swept = True
@@ -362,8 +362,8 @@ class TritonServer:
             "--metrics-config=summary_latencies=true",
             "--pinned-memory-pool-byte-size=0",
             "--model-control-mode=explicit",
-            # config.pbtxt is complete. Completing it would start every stub twice (1.5 s instead of
-            # 0.3 s).
+            # config.pbtxt is complete. With Triton's auto-completion, every stub would start twice
+            # (1.5 s instead of 0.3 s).
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={max(1, int(self.settings.stop_seconds) - 2)}",
         ]
@@ -387,8 +387,8 @@ class TritonServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # The own group keeps Ctrl-C in the terminal from the server. The owner stops it in
-                # order.
+                # In its own process group, the server does not receive a Ctrl-C of the terminal.
+                # The owner stops it in order.
                 start_new_session=True,
             )
         atexit.register(self.stop)
@@ -429,7 +429,7 @@ class TritonServer:
     def _is_ready(self) -> bool:
         try:
             # Another Triton may have taken the port before this one. Only the name distinguishes
-            # them.
+            # the two servers.
             with DIRECT.open(f"{self.http_url}/v2", timeout=1) as answer:
                 named = json.load(answer)["name"] == self._name
             with DIRECT.open(f"{self.http_url}/v2/health/ready", timeout=1) as answer:

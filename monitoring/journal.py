@@ -1,11 +1,11 @@
 """Append to the monitor's journal files: `timeline.jsonl`, `events.jsonl`, `decisions.jsonl`.
 
 People, the report and the backtest read them. Each line in the state folder is one JSON object,
-appended and flushed to disk. An event is written before the step that it describes is recorded, so
-after a crash it can appear twice, but is never missing. While the disk is full, points and events
-wait in memory. Decisions do not wait, because nothing may act on an unwritten decision. A full file
-is renamed to `<name>.1`, which replaces the previous one. `monitoring.web.metrics` exports the
-Prometheus metrics.
+appended and flushed to disk. An event is written before its step is recorded in the state. After a
+crash an event can therefore appear twice, but it is never missing. While the disk is full, points
+and events wait in memory. Decisions do not wait, because nothing may act on an unwritten decision.
+A full file is renamed to `<name>.1`, which replaces the previous one. `monitoring.web.metrics`
+exports the Prometheus metrics.
 """
 
 import json
@@ -83,7 +83,7 @@ class Journal:
         once.
 
         Raises:
-            TemporaryError: A line cannot be written. Append it and those after it again.
+            TemporaryError: A line cannot be written. Append this line and all later lines again.
         """
         for time, line in lines.items():
             if self._decided_until is None or time > self._decided_until:
@@ -94,7 +94,7 @@ class Journal:
                 self._decided_until = time
 
     def accept_earlier_decisions(self) -> None:
-        """Accept decisions on earlier points, because the clock was ahead and was corrected."""
+        """Accept decisions on earlier points, after a clock that was ahead was corrected."""
         self._decided_until = None
 
     def append_point(self, point: dict[str, Any]) -> None:

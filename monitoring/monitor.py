@@ -93,7 +93,7 @@ class StoredEvaluator:
         """Restore the stored matured requests and the predictions after the last decision point.
 
         The newest requests matured after the state was last written. These requests are observed as
-        new ones, so that a request that was too late for its decision point stays excluded.
+        new requests, so that a request that was too late for its decision point stays excluded.
         """
         if requests is not None:
             num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)
@@ -129,8 +129,8 @@ class StoredEvaluator:
         """Append the decisions that are not in the journal yet.
 
         Raises:
-            TemporaryError: They cannot be written. The evaluator's state is ahead of them and must
-                not be stored then.
+            TemporaryError: The decisions cannot be written. The evaluator's state is ahead of them
+                and must not be stored then.
         """
         if points := self._unwritten:
             self._journal.append_decisions({point.time: point.line() for point in points})
@@ -144,8 +144,8 @@ class StoredEvaluator:
     def take_newest(self) -> DecisionPoint | None:
         """Return the newest decision point once, or None.
 
-        Earlier points of the same iteration trigger nothing. A lasting drift is found again at
-        later points.
+        Earlier decision points of the same iteration trigger nothing. A drift that lasts is
+        detected again at later decision points.
         """
         newest, self._newest = self._newest, None
         return newest
@@ -178,8 +178,8 @@ class Measurements:
         self.windows = VersionWindows(judge.window_rows)
         self._measured: dict[int, tuple[float, Kpis]] = {}
         """Time and result of each version's last measurement."""
-        # Delays of all versions together, because they depend on users and a new version has none
-        # for a whole window.
+        # Use the delays of all versions together. Delays depend on the users, and a new version has
+        # no delays for a whole attribution window.
         self._delays = ClickDelays()
         self.open_labels: tuple[OpenEstimate, ...] = ()
         """The newest estimate of each version with open rows."""
@@ -265,7 +265,7 @@ ORPHAN_SECONDS = 3600.0
 """Seconds after its window for which an outcome waits for its unknown request. After that the
 outcome is archived as late."""
 _LAST_MOMENT = 2e-6
-"""Seconds, more than the rounding error of times that are compared in microseconds."""
+"""Tolerance in seconds, above the rounding error of times that are compared in microseconds."""
 MAX_VERSIONS_SEEN = 1000
 """Number of highest model versions whose first prediction is remembered, so that it is reported
 once."""
@@ -321,7 +321,7 @@ class Monitor:
         self._archive = self._open_archive()
         self.actions = self._make_decision_handler(trigger)
         self._acts = settings.partition == 0
-        """Whether this monitor acts. Only one monitor of a partitioned log does, because the bounds
+        """Whether this monitor acts. Only one monitor of a partitioned log acts, because the bounds
         on false alarms hold for a single evaluator."""
         if not self._acts:
             self.journal.listener = lambda event: None
@@ -344,7 +344,7 @@ class Monitor:
         self._store_watcher = self._make_store_watcher()
         self._last_record_time: float | None = None
         self._newest: tuple[float, int] | None = None
-        """Time and model version of the newest prediction of no canary."""
+        """Time and model version of the newest non-canary prediction."""
         self._last_decision: DecisionPoint | None = None
         self._decision_text: str | None = None
         self._forgot_at = clock()
@@ -431,11 +431,11 @@ class Monitor:
 
     @property
     def serving_version(self) -> int | None:
-        """Version of the newest prediction of no canary, or None before the first.
+        """Version of the newest non-canary prediction, or None before the first prediction.
 
         Matured rows do not show the serving version, because rows of an old version mature for a
         whole attribution window after a release. The highest version number does not show it
-        either, because a rollback serves a lower one.
+        either, because a rollback serves a lower version.
         """
         return self._newest[1] if self._newest else None
 
@@ -467,7 +467,7 @@ class Monitor:
     def stop(self) -> None:
         """Read the backlog of the log and archive every matured row.
 
-        Other rows stay for the next start.
+        Rows with open labels stay in the state until the next start.
         """
         self._write_what_waits()
         # Messages that arrive meanwhile are left for the next start, because under a flood of
@@ -514,7 +514,7 @@ class Monitor:
     # -- intake
 
     def _drain(self, num_messages: float) -> None:
-        """Store and acknowledge about `num_messages` messages of the log at most."""
+        """Store and acknowledge at most about `num_messages` messages of the log."""
         while True:
             pulled_at = self._clock()
             deliveries = self._subscriber.pull(self._records.pull_messages)
@@ -571,8 +571,8 @@ class Monitor:
             self._drift.observe(stored.added)
         if unscored:
             self.actions.new_versions.count_unusable(unscored, now)
-        # Do this at once, because the next steps may fail and stored messages are not delivered
-        # again.
+        # Observe the predictions at once, because the next steps may fail and stored messages are
+        # not delivered again.
         if predictions is not None:
             self._note_predictions(predictions, now)
         self._checkpoint("intake.stored")
@@ -627,7 +627,7 @@ class Monitor:
     # -- join
 
     def _mature(self) -> None:
-        """Make the labels final whose window has closed."""
+        """Make labels final once their attribution window has closed."""
         if self._read_up_to is None:
             return
         window_seconds = self._judge_settings.attribution_window_seconds
@@ -657,7 +657,7 @@ class Monitor:
         return self._without_corrupt(lambda: self._store.waiting(before, MATURE_REQUESTS))
 
     def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
-        """Return what `read` returns after giving up the corrupt blocks that it raises."""
+        """Return the result of `read`, after giving up each corrupt block that it reports."""
         while True:
             try:
                 return read()
@@ -699,7 +699,7 @@ class Monitor:
         )
 
     def _close_drift(self) -> None:
-        """Pass the drift buckets that ended to the evaluator, and store the open ones."""
+        """Pass the drift buckets that ended to the evaluator, and store the open buckets."""
         read_up_to = self._read_up_to
         # Clients publish after the event, so the last predictions of a bucket may arrive after the
         # watermark passed its end.
@@ -747,9 +747,9 @@ class Monitor:
             self._forgot_at = now
 
     def _set_apart_ahead(self, now: float) -> None:
-        """Set rows apart that lie further in the future than records may.
+        """Set apart the rows whose times are too far in the future.
 
-        The monitor's clock was wrong when it accepted them.
+        Such rows were accepted while the monitor's clock was wrong.
         """
         ahead = now + MAX_FUTURE_SECONDS
         while (
@@ -773,7 +773,11 @@ class Monitor:
             )
 
     def _forget_times_ahead(self, now: float) -> None:
-        """Forget the newest prediction if its clock was ahead, instead of waiting for that time."""
+        """Forget the newest prediction if its time is in the future.
+
+        Such a time comes from a clock that was ahead. Otherwise no other prediction would count as
+        the newest until then.
+        """
         if (
             self._last_record_time is not None
             and self._last_record_time > now + CLOCK_AHEAD_SECONDS

@@ -66,7 +66,7 @@ class ReleasedModels:
     def versions(self) -> frozenset[int]:
         """Return the versions in the promotion journal.
 
-        The set is empty while it cannot be read.
+        The set is empty while the journal cannot be read.
         """
         try:
             return frozenset(each.version for each in read_entries(self._store))

@@ -109,7 +109,7 @@ class Uploader:
         clock: Callable[[], float] = time.time,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
-        """Open both, and create a missing folder.
+        """Open the archive and the lake, and create a missing folder.
 
         `checkpoint` is called with the name of each step that a crash may follow.
         """
@@ -129,10 +129,11 @@ class Uploader:
     def run_once(self) -> list[str]:
         """Move the files that are sealed now, and return their names.
 
-        Rows come before outcomes, older days before newer ones, and earlier sealed files before
-        later ones. A pipeline run that reads the lake meanwhile continues after the newest row that
-        it found. The run trains on older rows that arrive later only within `late_days` days. Files
-        that failed in an earlier pass come last, so that one bad file does not block the others.
+        Rows come before outcomes, older days before newer days, and files that were sealed earlier
+        before files that were sealed later. A pipeline run that reads the lake meanwhile continues
+        after the newest row that it found. The run trains on older rows that arrive later only
+        within `late_days` days. Files that failed in an earlier pass come last, so that one bad
+        file does not block the others.
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next
@@ -219,7 +220,7 @@ class Uploader:
 
 
 def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> None:
-    """Run passes over the archive until `stop` is set, and then a last one.
+    """Run passes over the archive until `stop` is set, and then one last pass.
 
     A file that fails temporarily waits for a later pass.
 

@@ -1,8 +1,8 @@
 """Build the inference client as a separate wheel, for `make client-wheel`.
 
-Services that install nothing else of Evergreen use it. The wheel holds `inference_client` and the
-modules of `evergreen` that it imports, unchanged. Building needs the driver's environment and no
-network.
+Services that install no other part of Evergreen use this wheel. The wheel contains
+`inference_client` and the modules of `evergreen` that it imports, unchanged. Building needs the
+driver's environment and no network.
 """
 
 import argparse
@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 NAME = "evergreen-client"
 ENTRY, CORE = "inference_client", "evergreen"
 DEPENDENCIES = ("msgspec", "numpy", "tritonclient[grpc]")
-"""Packages that the client always imports. The last one brings matching versions of gRPC and
+"""Packages that the client always imports. The last package brings matching versions of gRPC and
 Protobuf."""
 EXTRAS = {
     "gcs": "google-cloud-storage",
@@ -34,8 +34,8 @@ EXTRAS = {
 }
 """Packages for a traffic plan in a bucket, or for a log."""
 LOCKS = ("driver.lock", "serving.lock")
-"""Locks that define the minimum version of each dependency, which is the oldest one. Tests run the
-wheel with both locks."""
+"""Locks that define the minimum version of each dependency: the oldest version in any lock. Tests
+run the wheel with both locks."""
 _PROJECT = """\
 [build-system]
 requires = ["setuptools"]
@@ -149,7 +149,7 @@ def _file_of(module: str) -> Path | None:
 def _imported(path: Path) -> Iterator[str]:
     """Yield the names that a file imports from the packages of the wheel.
 
-    They are names of modules, and of their members.
+    The names are those of modules and of their members.
     """
     for node in ast.walk(ast.parse(path.read_text())):
         if (

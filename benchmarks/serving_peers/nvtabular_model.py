@@ -23,7 +23,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load the workflow in the folder of this file."""
         parameters = json.loads(args["model_config"])["parameters"]
-        # The workflow holds an operator of ours, which is imported from there.
+        # The workflow contains an operator of ours, which is imported from this path.
         sys.path.insert(0, parameters["import_from"]["string_value"])
         import nvtabular
 

@@ -1,7 +1,7 @@
 """Define the pairs of windows of the study: stationary pairs, and pairs with a shift.
 
 Pairs are drawn independently, each from its own number. All shifts of a pair are planted into the
-same second window, so that the first one is read once. TFDV gets only the first pairs.
+same second window, so that the first window is read once. TFDV gets only the first pairs.
 `contestants` describes the methods, and `benchmarks.validation` counts the alarms.
 """
 
@@ -33,7 +33,7 @@ class StudyCase:
 
     name: str
     pairs: Mapping[str, int]
-    """Number of pairs for each method by name, the first ones of the series."""
+    """Number of pairs for each method by name. A method gets the first pairs of the series."""
     shift: Shift | None = None
     """The planted shift, or None for stationary pairs."""
 
@@ -134,7 +134,7 @@ def show(
                 if not asked:
                     continue
                 # Each shift has its own random numbers, so that the choice of rows in one column
-                # does not determine that in the next.
+                # does not determine the choice in the next column.
                 struck = (
                     case.shift.plant(now, np.random.default_rng((*seed, place)))
                     if case.shift

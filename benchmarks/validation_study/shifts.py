@@ -2,7 +2,7 @@
 
 The simulator's own rows are independent, but those of a log are not. The rows of a request share
 the user's columns, so that 20,000 rows have as much information about these columns as 313
-independent ones. Each shift changes only what its name says. In a user's column it changes complete
+independent rows. Each shift changes only what its name says. In a user's column it changes complete
 requests, and in an item's column single rows, so that the rows of a request stay equally alike.
 `contestants` finds the shifts.
 """
@@ -23,7 +23,8 @@ from evergreen.contracts.criteo import CATEGORICAL, DENSE
 
 ROWS_PER_REQUEST = 64
 USER_COLUMNS = DENSE[:6] + CATEGORICAL[:13]
-"""Columns that are equal in all rows of a request. The others are drawn per row, like an item's."""
+"""Columns that are equal in all rows of a request. The other columns are drawn per row, like
+properties of an item."""
 _FIRST_SECOND = 1_760_000_000.0
 EQUAL, UNEQUAL, INDEPENDENT = "equal", "unequal", "independent"
 """Kinds of requests: of 64 rows each, of 64 rows on average with some of hundreds (geometric), and
@@ -52,7 +53,7 @@ def draw_window(
     drawn = world.draw(rows, random)
     if requests == INDEPENDENT:
         return DrawnWindow(drawn, np.arange(rows))
-    # One request per row is enough for any sizes.
+    # As many requests as rows are enough for requests of any size.
     sizes = (
         random.geometric(1 / ROWS_PER_REQUEST, rows)
         if requests == UNEQUAL
@@ -136,7 +137,7 @@ def double_category(
 ) -> DrawnWindow:
     """Double the chosen category's share of the rows with a value.
 
-    It replaces all other categories equally.
+    The category replaces all other categories equally.
     """
     values = column_of(window, columns[0]).copy()
     present = values != MISSING_CATEGORY

@@ -63,7 +63,7 @@ class ReplaySettings:
     """Mean seconds between a prediction and its click. The delay is exponential, up to
     `MAX_DELAY_FACTOR` times this mean."""
     max_rows: int | None = None
-    """Number of rows after which the replay stops. None = it stops on command."""
+    """Number of rows after which the replay stops. None means that it stops only on command."""
     max_in_flight: int = 16
     """Maximum concurrent requests. At this limit the replay falls behind."""
     max_consecutive_failures: int = 20
@@ -271,7 +271,7 @@ class ReplayStatistics:
     def take_second(self, time: float) -> dict[str, Any]:
         """Return the line about the time since the last line.
 
-        `versions` has the rows answered by each.
+        Its field `versions` is the number of answered rows by version.
         """
         counts = {"requests_sent": self.sent, "requests_failed": self.failed, "rows": self.rows}
         line: dict[str, Any] = {
@@ -339,9 +339,11 @@ class ReplayProcess:
     run: str
     """Prefix of the request ids, unique in the event log."""
     plan_uri: str | None = None
-    """Model repository with the traffic plan to follow. None = all requests use the one model."""
+    """Model repository with the traffic plan to follow. None means that all requests use one
+    model."""
     stdin: int = 0
-    """File descriptor of the commands drift and stop. Its end means stop."""
+    """File descriptor from which the commands `drift` and `stop` are read. The end of the file
+    means `stop`."""
 
 
 async def run_replay(

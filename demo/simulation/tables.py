@@ -4,9 +4,9 @@ A table contains the distribution of its column and the planted effect of every 
 chooses the tables, converts effects to probabilities, and applies drift.
 
 The columns have the shape of real Criteo rows (missing shares, tails, cardinalities). Cardinalities
-are reduced for a laptop to at most 20,000 distinct values. The shares of planted variance say which
-columns matter. Most of the variance is in columns with few, frequent categories, so that a change
-can be learned from some ten thousand rows.
+are reduced for a laptop to at most 20,000 distinct values. The shares of planted variance define
+which columns matter. Most of the variance is in columns with few, frequent categories. A model can
+therefore adapt to a change after some ten thousand training rows.
 """
 
 from dataclasses import dataclass, replace
@@ -39,8 +39,8 @@ class WorldDenseColumn:
     """
 
     missing: float
-    """Share of rows without a value. Columns with the same share lack it in the same rows, as in
-    the real log."""
+    """Share of rows without a value. Columns with equal shares have no value in the same rows, as
+    in the real log."""
     minimum: int
     median: int
     p99: int
@@ -56,10 +56,10 @@ class WorldCategoryColumn:
     missing: float
     cardinality: int
     head: float
-    """Share of the most frequent value among the present ones."""
+    """Share of the most frequent value among the values that are not missing."""
     exponent: float
     """Zipf exponent of the other values, fitted so that 6,400 rows have about as many distinct
-    values as real ones."""
+    values as real rows."""
     variance: float
 
 
@@ -200,7 +200,7 @@ class CategoryTable:
 
     missing: float
     frequencies: NDArray[np.float64]
-    """Share of each category among the rows that have one."""
+    """Share of each category among the rows that have a value."""
     keys: NDArray[np.int64]
     weights: NDArray[np.float32]
     spread: float

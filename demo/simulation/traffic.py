@@ -311,7 +311,9 @@ def _is_present(values: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def _mirrored(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[Any]:
-    """Map each of the ascending `values` to the one with as many rows below as it has above.
+    """Map each of the ascending `values` to its mirror image at the median.
+
+    The image of a value has as many rows below as the value has above.
 
     >>> _mirrored(np.array([0.0, 1.0, 5.0]), np.array([1, 1, 1])).tolist()
     [5.0, 1.0, 0.0]

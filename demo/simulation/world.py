@@ -121,7 +121,7 @@ class World:
     def drifted(self, drift: Drift) -> "World":
         """Return the simulator after one more drift.
 
-        The bias is adjusted, so the click rate stays.
+        The bias is adjusted, so that the click rate stays the same.
         """
         changed = replace(self, drifts=(*self.drifts, drift))
         return replace(
@@ -176,7 +176,8 @@ class World:
                 column, spread, np.random.default_rng([self.seed, 2, number])
             )
             for drift in self.drifts:
-                # Each column has its own random stream, so naming one more column changes no other.
+                # Each column has its own random stream, so that one more drifting column changes no
+                # other column.
                 random = np.random.default_rng([drift.seed, 3, number])
                 if name in drift.columns:
                     table = table.rotated(random)
@@ -232,7 +233,7 @@ def bias_for(effects: NDArray[np.float64], click_rate: float) -> float:
 def expected_auc(probability: NDArray[np.float64]) -> float:
     """Return the expected AUC of true click probabilities.
 
-    Each row counts as a click by its probability, and as no click by the rest.
+    A row with probability p counts as a click with weight p, and as a non-click with weight 1 - p.
     """
     ordered = np.sort(probability)
     others = 1.0 - ordered

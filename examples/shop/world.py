@@ -86,7 +86,7 @@ class Shop:
 def write_clicks(path: Path, *, rows: int, seed: int) -> dict[str, Any]:
     """Write a log of whole pages, and return its counts and the best possible AUC.
 
-    It has `rows` rows, or a few more to complete the last page.
+    The log has `rows` rows, or a few more to complete the last page.
     """
     table, probability = draw(rows, seed)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,8 @@ def _looked_at(random: Generator) -> NDArray[np.int64]:
 def _likeness(shop: Shop, looked_at: list[NDArray[np.int64]]) -> NDArray[np.float64]:
     """Return the likeness of each item to the viewed items, as [pages, items].
 
-    It is the mean share of the item's genres in the viewed items, or 0 without viewed items.
+    The likeness is the mean share of the item's genres in the viewed items, or 0 without viewed
+    items.
     """
     seen = np.stack(
         [

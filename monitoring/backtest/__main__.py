@@ -32,7 +32,8 @@ from monitoring.released_models import ReleasedModels
 from monitoring.state.rules_file import read_rules
 
 FEW_POINTS = 20
-"""Number of decision points below which the command warns that the result says little."""
+"""Minimum number of decision points. With fewer, the command warns that the result is
+unreliable."""
 
 
 @exits_with_code

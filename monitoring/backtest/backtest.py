@@ -1,14 +1,15 @@
 """Run the monitor's evaluator over archived requests, and report what its policies would have done.
 
 Input is the files of `monitoring.state.archive` in a folder or a bucket, read day by day in order
-of event time. Rows that none of our models served are skipped. Labels are those of the click
-window, because late outcomes changed no live decision. Memory is one day of rows.
+of event time. Rows that none of our models served are skipped. Labels contain only clicks within
+the attribution window, because late outcomes changed no live decision. Peak memory is that of one
+day of rows.
 
 Output is decision points and one `Backtest` per set of policies. The decision lines equal those
 that the monitor wrote over the same records, with two exceptions. The monitor ignored records that
-arrived after their decision point, which the archive does not show. And its settings, verdicts or
-training profiles may have been different. A fire changes no model here, so a second fire assumes
-that the release after the first one had no effect.
+arrived after their decision point, and the archive does not show which records these are. Also, the
+monitor's settings, verdicts or training profiles may have been different. A backtest releases no
+model, so a second fire assumes that the release after the first fire had no effect.
 """
 
 import argparse
@@ -101,7 +102,7 @@ def read_requests(
         user: User column, or None if the recommender names none.
 
     Raises:
-        ContractError: No file exists, or a file is corrupt, lacks a column or has one of another
+        ContractError: No file exists, a file is corrupt, or a column is missing or has another
             type.
     """
     for _, table in read_days(archive, span, features=features, user=user):
@@ -249,8 +250,8 @@ def evaluate_requests(
 ) -> Iterator[DecisionPoint]:
     """Yield the decision points of `requests`, which are ordered by (time, request id).
 
-    With an evaluator's `memory`, requests up to its last decision point fill the windows, and later
-    ones are decided on.
+    If `memory` is given, requests up to its last decision point only fill the windows. Later
+    requests are decided on.
 
     Args:
         requests: Archived requests.
@@ -268,7 +269,7 @@ def evaluate_requests(
         memory=memory,
     )
     stream = _Stream(evaluator, DriftWatch(reference, settings.drift, features=features), settings)
-    # Advance at least once per bucket of the drift watch, which has few open buckets at a time.
+    # Advance at least once per drift bucket, because only a few buckets can be open at a time.
     step = settings.drift.drift_bucket_seconds or settings.judge.decide_seconds
     passed: float | None = None
     for archived in requests:
@@ -335,7 +336,7 @@ class _Stream:
             yield from self._evaluator.decide_up_to(final_until)
 
     def end(self) -> Iterator[DecisionPoint]:
-        """Decide on the rest, after the last request's bucket and decision point ended."""
+        """Decide on the remaining requests, as if the last bucket and decision point had ended."""
         if self._newest is not None:
             judge, drift = self._settings.judge, self._settings.drift
             yield from self.pass_until(
@@ -374,9 +375,10 @@ class Backtest:
     held: int
     """Number of decision points at which the cooldown or the budget prevented a run."""
     false_alarms: int | None
-    """Number of fires before the drift, or None if its time is unknown."""
+    """Number of fires before the drift, or None if the time of the drift is unknown."""
     delay_seconds: float | None
-    """Seconds from the drift to the first fire after it, or None without either."""
+    """Seconds from the drift to the first fire after it. None if there is no known drift or no such
+    fire."""
 
 
 def backtest(
@@ -392,7 +394,7 @@ def backtest(
         points: Decision points in order.
         settings: Rules of the monitor.
         run_seconds: Seconds from a fire to the release of its run. No other run is requested before
-            the release, and the cooldown begins at it.
+            the release, and the cooldown begins at the release.
         drift_at: Time of the known change in seconds since the epoch. If None, no alarm can be
             called false.
     """

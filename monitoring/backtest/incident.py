@@ -11,10 +11,11 @@ An incident is a time span of records with the monitor's decisions, in one folde
 The folder is written under a temporary name and renamed, so it is complete when it exists. The
 decisions are computed by `monitoring.backtest.backtest`.
 
-A decision depends on predictions up to nearly one attribution window after its point, because they
-show which version served. The archive contains them once they matured. An incident that is recorded
-earlier is incomplete. The manifest contains the time up to which the incident is complete, and the
-replay names decisions after that time that cannot be compared.
+A decision also depends on predictions up to nearly one attribution window after its decision point,
+because these predictions show which version served. The archive contains a prediction only after it
+has matured. An incident that is recorded before then is incomplete. The manifest contains the time
+up to which the incident is complete, and the replay names decisions after that time that cannot be
+compared.
 """
 
 import argparse
@@ -119,7 +120,7 @@ def _record(arguments: argparse.Namespace) -> int:
 
 
 def _open_text(points: int, complete_until: float) -> str:
-    """Name the decisions of an incident that cannot be replayed for certain, and the reason."""
+    """Name the decisions of an incident that cannot be replayed reliably yet, and the reason."""
     which = (
         f"the last {points} of them, after {_format_time(complete_until)}, cannot be "
         "replayed for certain"
@@ -178,11 +179,11 @@ class Replayed:
     """One line per decision point, as `policies.policy.DecisionPoint` writes it."""
     recorded: tuple[str, ...]
     complete_until: float
-    """Time of the last decision point that can be replayed for certain."""
+    """Time of the last decision point that can be replayed reliably."""
 
     @property
     def num_complete(self) -> int:
-        """Number of recorded decisions that can be replayed for certain."""
+        """Number of recorded decisions that can be replayed reliably."""
         return sum(json.loads(line)["time"] <= self.complete_until for line in self.recorded)
 
     @property
@@ -266,7 +267,7 @@ class Recorded:
 
     points: int
     open_points: int
-    """Number of last decision points that cannot be replayed for certain."""
+    """Number of last decision points that cannot be replayed reliably yet."""
     complete_until: float
     needs_until: float
     """Event time up to which the archive must contain rows before all points can be replayed."""
@@ -289,11 +290,12 @@ def record(
         archive: Archive or lake with the rows of the span.
         store: Model registry.
         start: Seconds since the epoch, exclusive.
-        end: Seconds since the epoch, inclusive. None is the last decision. The labels of rows
-            before it must be final.
+        end: Seconds since the epoch, inclusive. None means the time of the last decision. The
+            labels of all rows before `end` must be final.
 
     Raises:
-        ContractError: `out` exists, the span has no decision, or the archive has no row of it.
+        ContractError: `out` exists, the span has no decision, or the archive has no row of the
+            span.
     """
     settings = read_rules(state)
     before, lines = _decisions(state, start, math.inf if end is None else end)
@@ -369,7 +371,10 @@ def _newest_row(archive: Objects) -> float:
 
 
 def _baselines(lines: Sequence[str]) -> dict[str, Any]:
-    """Return each version's baseline at its first decision. Later lines drop old versions."""
+    """Return each version's baseline at its first decision.
+
+    Later decision lines no longer contain the baselines of old versions.
+    """
     known: dict[str, Any] = {}
     for line in lines:
         known = {**json.loads(line)["memory"]["baselines"], **known}
@@ -379,8 +384,8 @@ def _baselines(lines: Sequence[str]) -> dict[str, Any]:
 def _decisions(state: Path, start: float, end: float) -> tuple[str | None, list[str]]:
     """Return the last decision line up to `start`, and the lines after it up to `end`.
 
-    If older lines were rolled away, the first line left replaces the one at `start`, because a
-    replay needs the evaluator's state before the first decision.
+    If the line at `start` was already removed from the file, the first remaining line is returned
+    instead. A replay needs the evaluator's state before the first decision.
 
     Raises:
         ContractError: There is no line after `start`.
@@ -415,7 +420,7 @@ def _copy_rows(
 ) -> set[int]:
     """Copy whole days up to `until` that fill every version's window, and return the versions.
 
-    The windows are filled at the event time `decided`.
+    The copied rows fill the windows as of the event time `decided`.
     """
     window: Counter[int] = Counter()
     needed: set[int] = set()

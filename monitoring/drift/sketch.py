@@ -85,8 +85,8 @@ class Layout:
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
         """Return the values of a categorical column as Arrow int64, and their cells.
 
-        The values end with the missing category. The cells end with no cell for that one, and the
-        cell of all other values.
+        The last value is the missing category. The last two cells belong to the missing category
+        (no cell) and to all values that are not listed.
         """
         import pyarrow as pa
 
@@ -211,7 +211,10 @@ class Sketch:
         }
 
     def add(self, predictions: Predictions) -> None:
-        """Add the rows of requests. Rows are counted once `PENDING_ROWS` of them wait."""
+        """Add the rows of requests.
+
+        Rows are only counted once `PENDING_ROWS` rows are pending.
+        """
         self.rows += predictions.num_rows
         self.requests += len(predictions)
         self.squares += int((predictions.sizes**2).sum())
@@ -271,7 +274,7 @@ class Sketch:
         """Restore a sketch that `memory()` saved, with the same layout.
 
         Raises:
-            ValueError: Its arrays have other sizes.
+            ValueError: The arrays of the saved sketch have other sizes.
         """
         sketch = cls(layout)
         sketch.rows = memory["rows"]

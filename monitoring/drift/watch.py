@@ -4,19 +4,19 @@ Input is accepted predictions, each once, in any order. Output is one `DriftRepo
 bucket. A report does not depend on the order of the records. `monitoring.drift.comparison` computes
 the numbers.
 
-A bucket closes when its caller states that no more records of it can come. That is the watermark
-minus `drift_grace_seconds`, because clients publish after the event. A record that comes even
-later, from a client with a slow clock, is skipped and counted. A bucket with fewer than
-`drift_min_rows` rows is merged into the next one of its version.
+A bucket closes when the caller states that no more of its records can arrive. Callers use the
+watermark minus `drift_grace_seconds`, because clients publish records a little after the event. A
+record that arrives even later, from a client with a slow clock, is skipped and counted. A bucket
+with fewer than `drift_min_rows` rows is merged into the next bucket of the same version.
 
-At most `MAX_OPEN` buckets are open, the earliest ones. If more are needed, for example after a long
-stop of the monitor, later buckets are deferred. Deferred rows are counted once `close` reaches
-their bucket and the caller passes them to `resume`.
+At most `MAX_OPEN` buckets are open, namely the earliest buckets. If more are needed, for example
+after a long stop of the monitor, later buckets are deferred. Deferred rows are counted once `close`
+reaches their bucket and the caller passes the rows to `resume`.
 
 The saved state contains every open bucket. The caller stores this state with the number of the last
-stored prediction. After a restart the caller observes the predictions that were stored later. Then
-nothing is lost, except for predictions whose rows were deleted meanwhile. Those are missing in the
-drift reports only.
+stored prediction. After a restart, the caller observes again all predictions that were stored after
+that number. Only predictions whose rows were deleted in the meantime are lost, and they are missing
+in the drift reports only.
 """
 
 from collections import Counter
@@ -35,8 +35,8 @@ from monitoring.drift.comparison import DriftReport, compare
 from monitoring.drift.sketch import Layout, Sketch
 
 MAX_OPEN = 32
-"""Maximum number of open buckets, about 1.5 MB each. A long stop, clocks that are ahead and many
-versions must not fill the memory."""
+"""Maximum number of open buckets, about 1.5 MB each. The limit bounds memory after a long stop,
+with clocks that are ahead, and with many versions."""
 MAX_LAYOUTS = 8
 MAX_UNKNOWN = 1000
 Key = tuple[int, int]
@@ -58,7 +58,8 @@ class DriftWatch:
             reference_of: Returns a version's training profile, or None. It is called again for each
                 new bucket.
             settings: A bucket length of 0 turns the watch off.
-            features: Columns of the predictions. None means those of each version's training rows.
+            features: Columns of the predictions. None means the columns of each version's training
+                rows.
         """
         self._reference_of, self._settings, self._features = reference_of, settings, features
         self._length = microseconds(settings.drift_bucket_seconds)
@@ -66,7 +67,7 @@ class DriftWatch:
         """Sketches by (bucket number, version)."""
         self._unknown: set[Key] = set()
         self._carried: dict[int, tuple[int, Sketch]] = {}
-        """For each version a sketch that was too small to compare, with the number of its first
+        """Sketches that were too small to compare, by version, each with the number of its first
         bucket."""
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
@@ -77,7 +78,10 @@ class DriftWatch:
         or `too_many_versions`."""
 
     def observe(self, predictions: Predictions) -> None:
-        """Add predictions. The caller adds each one once, and all with the same columns."""
+        """Add predictions.
+
+        Each prediction must be added once, and all predictions must have the same columns.
+        """
         if not self._length or not len(predictions):
             return
         for version, of_version in predictions.by_version():
@@ -138,8 +142,9 @@ class DriftWatch:
     def resume(self, predictions: Iterable[Predictions], up_to: float) -> list[DriftReport]:
         """Add the deferred rows, and report on their buckets that end by `up_to`.
 
-        `predictions` are all known ones since `deferred_since(up_to)`, and may include earlier
-        ones. If there are too many buckets, the later ones are deferred again.
+        `predictions` must contain all known predictions since `deferred_since(up_to)`, and may
+        contain earlier predictions. If there are too many buckets, the later buckets are deferred
+        again.
         """
         first, self._deferred_from = self._deferred_from, None
         for each in predictions:
@@ -149,7 +154,7 @@ class DriftWatch:
     def close(self, up_to: float) -> list[DriftReport]:
         """Report on the buckets that end by event time `up_to`, oldest first, and drop them.
 
-        If rows are deferred, it stops where they begin.
+        If rows are deferred, only buckets before the deferred rows are closed.
         """
         if self._length and self._deferred_from is not None:
             up_to = min(up_to, self._deferred_from * self._length / 1e6)

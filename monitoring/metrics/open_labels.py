@@ -34,10 +34,10 @@ from evergreen.runtime.errors import ContractError
 MIN_DELAYS = 20
 """Minimum number of click delays for an estimate. With fewer there are only bounds."""
 MAX_DELAYS = 10_000
-"""Number of newest delays that are used. Older ones may be outdated."""
+"""Number of newest delays that are used. Older delays may be outdated."""
 _CLICKS_PER_PART, _MAX_PARTS = 25, 20
-"""Arrived clicks that a part of the score range needs for a correction of its own, and the maximum
-number of parts."""
+"""Minimum number of arrived clicks for each part of the score range that gets its own correction,
+and the maximum number of parts."""
 
 
 class ClickDelays:
@@ -77,8 +77,8 @@ class OpenEstimate:
     final_at: float | None
     """Time when the last label becomes final, in seconds since the epoch. None without rows."""
     auc: float | None = None
-    """The estimate. None with fewer than `MIN_DELAYS` known delays, or if every labeling has one
-    class."""
+    """The estimate. None with fewer than `MIN_DELAYS` known delays, or if no labeling has both
+    classes."""
     auc_low: float | None = None
     """Lower bound over the labelings that have an AUC, or None without any. `auc_high` is the upper
     bound."""
@@ -162,7 +162,7 @@ def auc_bounds(
 
 
 def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating]) -> float | None:
-    """Return the expected number of pairs that the click wins over the expected number of pairs.
+    """Return the expected pairs that the click wins, divided by all expected pairs.
 
     A pair is a click and a non-click. Labels are independent, so i and j are such a pair with
     probability p_i (1 - p_j). Probabilities of 0 and 1 give the AUC of these labels.
@@ -194,7 +194,7 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
 def _below(
     weights: NDArray[np.float64], firsts: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return for each row the weight of lower scores plus half the weight of equal ones.
+    """Return, per row, the weight of lower scores plus half that of equal scores.
 
     The rows are ordered by score. `firsts` and `sizes` give the runs of equal scores.
     """
@@ -215,7 +215,7 @@ def _click_probabilities(
     arrived = np.where(may_click | clicked, delays.share_within(ages), 1.0)
     score = scores.astype(np.float64)
     p = np.minimum(score * _correction(score, arrived, clicked), 1.0)
-    # If p and F are both 1, a click would have come. The row is a non-click.
+    # If p and F are both 1, a click would have arrived by now. The row counts as a non-click.
     still = np.divide(
         p * (1 - arrived), 1 - p * arrived, out=np.zeros(len(p)), where=p * arrived < 1
     )
@@ -227,8 +227,8 @@ def _correction(
 ) -> NDArray[np.float64]:
     """Return arrived divided by expected clicks among rows with similar scores, for each row [n].
 
-    Both numbers are increased by one click at the ratio of all rows. So without clicks the
-    correction is 1.
+    Both numbers are smoothed by one click at the ratio over all rows, so the correction is 1
+    without any clicks.
     """
     expected = score * arrived
     overall = (clicked.sum() + 1) / (expected.sum() + 1)

@@ -17,7 +17,8 @@ from evergreen.statistics import metrics
 from monitoring.rows import MaturedRequests
 
 MAX_VERSIONS = 8
-"""Number of versions with rows. The version without rows for longest is dropped first."""
+"""Maximum number of versions with rows. The version that got no rows for the longest time is
+dropped first."""
 MAX_LISTS = 10_000
 """Number of newest ranked lists per version."""
 RANKING_K = 10
@@ -96,7 +97,7 @@ class VersionWindows:
     def update(self, requests: MaturedRequests) -> None:
         """Add the rows of these requests.
 
-        A list that several requests show counts several times.
+        A list that was shown in several requests counts once per request.
         """
         for version, of_version in requests.by_version():
             window = self._windows.pop(version, None) or RowWindow(self._capacity)

@@ -1,23 +1,24 @@
 """Test whether a new version is as good on live traffic as the gate promised, until it is baked.
 
-The input is the matured rows of the serving version, the gate's metrics of it, and earlier metrics
-of its predecessor. The output is a decision, `ROLLBACK` if the version must be rolled back. Five
-tests share `bake_alpha` equally. Four of them use outcomes:
+The input is the matured rows of the serving version, the gate's metrics of that version, and
+earlier metrics of its predecessor. The output is a decision, which is `ROLLBACK` if the version
+must be rolled back. Five tests share `bake_alpha` equally. Four of them use outcomes:
 
-- AUC: the e-process of `monitoring.policies.betting` tests it against a limit. The limit is the
-  lower end of two 95 % intervals, less `max_auc_loss`: the gate's interval, and that of the
-  predecessor's last window. The predecessor counts because a rollback to a version that is no
-  better helps nobody. After a change of user behaviour both are below the gate's promise.
-- Calibration in both directions, and the click rate: the test sums over requests what exceeds the
-  limit, for example clicks minus limit times predicted clicks. `mixture_evidence` evaluates the
-  sum, valid under any number of looks. Rows of one request are one term of the sum.
+- AUC: the e-process of `monitoring.policies.betting` tests it against a limit. Two 95 % intervals
+  set the limit: the gate's interval, and the interval of the predecessor's last window. The limit
+  is the smaller one of their lower ends, minus `max_auc_loss`. The predecessor is included because
+  a rollback to an equally bad version would not help. For example, a change of user behaviour
+  lowers the AUC of both versions.
+- Calibration in both directions, and the click rate: each test sums the excess over its limit, for
+  example clicks minus limit times predicted clicks. Each request adds one term to the sum.
+  `mixture_evidence` evaluates the sum, and its result is valid under any number of looks.
 
 The fifth test counts scores that are not numbers, before any label is known
 (`monitoring.retraining.new_versions`). A version that gives every row the same score is rolled back
 without a test.
 
-`controller.baking` rolls the version back and decides when its baking ends. Feature drift rolls
-nothing back, because it says nothing about the version.
+`controller.baking` rolls the version back and decides when its baking ends. Feature drift does not
+cause a rollback, because it is not evidence about the version's quality.
 """
 
 import math
@@ -43,17 +44,19 @@ from monitoring.policies.policy import (
 BAKING = "baking"
 """Name of the policy."""
 NUM_TESTS = 5
-"""Among which `bake_alpha` is divided: four of outcomes and one of scores."""
+"""Number of tests that share `bake_alpha`: four on outcomes and one on scores."""
 MIN_CLICKED_REQUESTS = 50
-"""Minimum requests with a click, or expected to have one, before a sum is tested. With fewer, the
-sum is far from normal."""
+"""Minimum number of requests with an observed or expected click before a sum is tested. With fewer
+requests, the distribution of the sum is far from normal."""
 STUCK_ROWS = 1_000
-"""Rows of one and the same score that show that the model does not look at its input."""
+"""Number of rows with an equal score after which the model counts as ignoring its input."""
 SUSPICION = 3.0
-"""Evidence of a test from which on a version is not called well: it goes on baking until there is
-less or enough. That of a version within its limits begins at 1 and falls."""
+"""Evidence at which a version becomes suspect. A suspect version bakes on until the evidence falls
+below this value or is enough for a rollback. For a version within its limits, the evidence begins
+at 1 and falls."""
 TUNED_SQUARES = 50.0
-"""Sum of squares at which `mixture_evidence` is sharpest: about as many clicks."""
+"""Sum of squares at which `mixture_evidence` is most sensitive. It corresponds to about as many
+clicks."""
 _NOTHING: Mapping[str, Any] = {"state": BAKES, "rows": 0, "evidence": None, "least_auc": None}
 """State of a version before its first row."""
 _NO_WINDOW = {
@@ -64,9 +67,9 @@ _NO_WINDOW = {
     "clicks": 0,
     "window_version": None,
 }
-"""Numbers in place of those of another version's window."""
+"""Numbers to report while the window has only rows of another version."""
 _OF_TESTS = ("auc", "sums", "low", "high")
-"""Parts of a version's memory that only its tests need."""
+"""Keys of a version's state that only its tests need."""
 _UNDER, _OVER, _RATE = (
     "more clicks than predicted",
     "fewer clicks than predicted",
@@ -101,7 +104,7 @@ def mixture_evidence(total: float, squares: float) -> float:
 
 
 class BakingPolicy:
-    """Judges each version that replaced another, once."""
+    """Tests each version that replaced another version, once."""
 
     name = BAKING
 
@@ -111,7 +114,7 @@ class BakingPolicy:
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`.
 
-        The memory holds, per version, its state, its limits and the sums of the tests.
+        For each version, the memory contains its state, its limits and the sums of its tests.
         """
         known: dict[str, Any] = dict(memory.get("versions", {}))
         version, has_rows = str(evidence.version), len(evidence.rows.labels) > 0
@@ -124,7 +127,8 @@ class BakingPolicy:
         if state["state"] == BAKES and has_rows:
             state = self._judge(evidence, state)
         if state["state"] != BAKES:
-            # Each decision is written with all that is remembered.
+            # Drop what only the tests need, because every decision line contains the complete
+            # state.
             state = {name: value for name, value in state.items() if name not in _OF_TESTS}
         known = without_oldest({**known, version: state}, needed=[evidence.version])
         return self._decision(evidence, state), {"versions": known}
@@ -209,7 +213,7 @@ class BakingPolicy:
     def _add_terms(self, rows: MaturedRows, state: Mapping[str, Any]) -> dict[str, list[float]]:
         """Return the sums after these rows.
 
-        They are the excess over each limit, its squares, and clicks or expected clicks.
+        The sums are the excess over each limit, its squares, and clicks or expected clicks.
         """
         ratio, least_rate = self._settings.max_calibration_ratio, state["least_rate"]
         clicks = np.bincount(rows.groups, rows.labels)
@@ -258,7 +262,7 @@ def _check(name: str, evidence: float, enough: float) -> Check:
 
 
 def _since(evidence: Evidence) -> float:
-    """Return the time since when the rows seen so far come from the serving version.
+    """Return the time from which on all rows so far come from the serving version.
 
     Rows of a version that was a canary, or that is live again, can be older than its last
     promotion.

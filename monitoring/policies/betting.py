@@ -1,28 +1,28 @@
 """E-process against "the AUC is at least theta", the proof behind the policy `sequential`.
 
-Input is matured rows in order. Output is the e-value and the time since when it has grown.
-`monitoring.policies.policies` makes decisions of it. An e-process can be read as the capital of a
+Input is matured rows in order. Output is the e-value and the time at which it began to grow.
+`monitoring.policies.policies` decides from both. An e-process can be read as the capital of a
 gambler who bets against the claim.
 
 **Payoff.** A round is a fixed number of successive requests. It compares every click with every
 non-click of *different* requests of the round. A pair scores 1 if the click has the higher score,
-1/2 for a tie, else 0, less theta. The payoff X is the sum over pairs, divided by a number fixed
-before the round (the planned pairs), so that X lies in [-theta, 1 - theta]. No two rounds share a
-row. Rows of one request, which share their user, are in one round and never form a pair. If the AUC
-over such pairs is at least theta, then E[X | earlier rounds] >= 0. Each factor 1 - lambda X, with
-lambda chosen before the round in [0, 1 / (1 - theta)), then has a mean of at most 1. The product of
-the factors is a nonnegative supermartingale (betting on a bounded mean: Waudby-Smith and Ramdas
-2024, JRSS-B 86).
+1/2 for a tie, and 0 otherwise, each minus theta. The payoff X is the sum over pairs, divided by a
+number fixed before the round (the planned pairs), so that X is in [-theta, 1 - theta]. No two
+rounds share a row. Rows of one request, which share their user, are in one round and never form a
+pair. If the AUC over such pairs is at least theta, then E[X | earlier rounds] >= 0. Each factor 1 -
+lambda X, with lambda chosen before the round in [0, 1 / (1 - theta)), then has a mean of at most 1.
+The product of the factors is a nonnegative supermartingale (betting on a bounded mean: Waudby-Smith
+and Ramdas 2024, JRSS-B 86).
 
 **Mixture.** A bet may start before any round s with the share w_s of the capital, where w_1 + w_2 +
 ... = 1. Shares that have not started stay constant. Each share is split equally over `FRACTIONS` of
 the largest lambda. A mixture of supermartingales is a supermartingale, so the capital is an
 e-process (Ramdas et al. 2023, Statistical Science 38). By Ville's inequality (1939), P(the capital
 ever reaches 1 / alpha) <= alpha, over all time and at every look. Late starts detect a drift after
-long service. By then the capital of the first rounds is lost, but a start at round t costs only a
+long service. By then, the shares that started early are lost, but a start at round t costs only a
 factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin, Ramdas and
-Rinaldo (2024) detect a drift sooner. They bound the mean time between false alarms, not the
-probability that one ever happens.
+Rinaldo (2024) detect a drift sooner. However, they bound the mean time between false alarms, and
+not the probability that one ever happens.
 
 **Several versions.** Each version has its own rounds and theta, and all versions bet with one
 capital in turn. The next lambda follows from theta and is chosen before the round's rows. So the
@@ -36,8 +36,8 @@ affect whether there is an alarm.
 **Assumptions.** The bound is exact if rows are independent given their labels, or if requests are
 independent and no round has more pairs than planned. A round with more pairs is scaled down, which
 moves the null slightly for dependent rows. The bound is not proven for users who return in other
-requests. In that case the claim is about the observed users, and the gate's interval by
-user allows for the difference. docs/policies.md has simulated rates.
+requests. In that case the claim is about the observed users, and the gate's interval by user allows
+for the difference. docs/policies.md has simulated rates.
 """
 
 import base64
@@ -56,16 +56,18 @@ FRACTIONS = tuple(0.9 / 2**k for k in range(6))
 AUC just below theta."""
 ROUND_CLICKS, ROUND_OTHERS = 1.0, 6.0
 """Minimum expected clicks and non-clicks of a round. A click is then compared with several
-non-clicks, and the largest possible loss of a round, which limits lambda, stays small."""
+non-clicks, and the largest amount that a bet can lose in a round stays small. This amount limits
+lambda."""
 FIRST_CLICKS = 10
 """Number of clicks that are only counted, to choose the size of the first round."""
 REMEMBERED_CLICKS = 1000.0
 """Approximate number of newest clicks that determine the size of the next rounds."""
 MAX_REQUESTS = 20_000
-"""Maximum requests of a round, whose rows are stored until it is complete. Below one click in that
-many requests, some rounds have no pair."""
+"""Maximum number of requests of a round. The rows of a round are stored until the round is
+complete. If clicks are rarer than one per `MAX_REQUESTS` requests, some rounds have no pair."""
 _SPREADS = 2.0
-"""Standard deviations above the mean in the planned numbers of clicks and non-clicks."""
+"""Safety margin of the planned numbers of clicks and non-clicks, in standard deviations above the
+mean."""
 
 
 class Rounds:
@@ -74,7 +76,7 @@ class Rounds:
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
         """Continue from what `memory()` returned.
 
-        Start anew if it is empty or has another `theta`, which is in (0, 1).
+        Start anew if that state is empty or has another `theta`. `theta` must be in (0, 1).
         """
         if memory.get("theta") != theta:
             memory = {}  # Evidence against another theta does not count.
@@ -93,7 +95,10 @@ class Rounds:
         return [fraction / (1.0 - self.theta) for fraction in FRACTIONS]
 
     def play(self, rows: MaturedRows) -> tuple[list[float], list[float]]:
-        """Return the payoffs and the clicks of the rounds with a pair that `rows` complete."""
+        """Add `rows`, and return the payoffs and the clicks of the rounds that they complete.
+
+        Rounds without a pair are left out.
+        """
         plan = self._plan_round()
         self._count_rows(rows)
         if plan is None:
@@ -199,7 +204,7 @@ class EProcess:
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
         """Continue from what `memory()` returned.
 
-        Start anew if it is empty or has another `theta`, which is in (0, 1).
+        Start anew if that state is empty or has another `theta`. `theta` must be in (0, 1).
         """
         self._rounds = Rounds(theta, memory)
         self._e_value = EValue(memory if memory.get("theta") == theta else {})
@@ -227,7 +232,7 @@ class EProcess:
     def update(self, rows: MaturedRows, enough: float) -> bool:
         """Bet on every round that `rows` complete, and return whether the e-value reached `enough`.
 
-        No further bet follows once it has.
+        Once the e-value has reached `enough`, the remaining rounds are skipped.
         """
         payoffs, clicks = self._rounds.play(rows)
         return self._e_value.bet(payoffs, clicks, self._rounds.lambdas, enough=enough)
@@ -243,7 +248,7 @@ class Trail:
 
     value: float = 1.0
     since: float | None = None
-    """Event time after which these rows came, in seconds. None if the product is 1."""
+    """Event time in seconds after which the rows of this product came. None if the product is 1."""
     shown_at: float | None = None
     """Event time of the rows that first made the product large enough, or None."""
 
@@ -260,7 +265,7 @@ class Trail:
 def factors(payoffs: list[float], lambdas: list[float]) -> list[float]:
     """Return the product of the rounds' factors for each bet.
 
-    The order of multiplication is that of the rounds, so that every machine gets the same bits.
+    The factors are multiplied in the order of the rounds, so that every machine gets the same bits.
     """
     rounds = 1.0 - np.outer(np.asarray(payoffs, np.float64), lambdas)
     with np.errstate(over="ignore", under="ignore"):
@@ -278,8 +283,8 @@ def cross_wins(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Count pairs of a click and a non-click of different groups, and those that the click wins.
 
-    A tie is half a win. Groups and rounds are integers from 0, ascending. A group is in one round,
-    and a round may have no row.
+    A tie is half a win. Groups and rounds are integers from 0, ascending. All rows of a group are
+    in one round, and a round may have no row.
 
     Args:
         labels: 0 or 1, shape [n].
@@ -354,7 +359,10 @@ def _concatenate(first: MaturedRows, second: MaturedRows) -> MaturedRows:
 
 
 def _pack_rows(rows: MaturedRows) -> dict[str, Any]:
-    """Return the rows as JSON. Clicks are few, and most requests have one row."""
+    """Return the rows as JSON.
+
+    The JSON is short, because few rows are clicks and most requests have one row.
+    """
     sizes = np.bincount(rows.groups)
     return {
         "clicks": np.flatnonzero(rows.labels).tolist(),

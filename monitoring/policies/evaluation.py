@@ -6,9 +6,9 @@ or its predecessors. The result does not depend on batch sizes or on the loop, s
 backtest over its archive write equal lines. `monitoring.state.store` stores the state. Cooldowns
 and actions depend on the clock and belong to `monitoring.retraining`.
 
-Rows of a version mature for a whole attribution window after it was replaced. They are evidence
-about the version that serves then, because both versions see the same traffic. The policies choose
-which rows count against which version.
+Rows of a version mature for a whole attribution window after the version was replaced. Such rows
+are evidence about its successor too, because both versions see the same traffic. The policies
+choose which rows count against which version.
 
 Decision points are the multiples of `decide_seconds`. Times are whole microseconds
 (`contracts.raw_rows.microseconds`).
@@ -49,7 +49,7 @@ def no_baseline(version: int) -> Baseline | None:
 
 
 def serving_ahead(settings: JudgeSettings) -> float:
-    """Return the seconds after a decision point whose predictions show which version serves.
+    """Return up to how many seconds after a decision point predictions show its serving version.
 
     The result is the attribution window minus the grace period, because at the watermark the last
     predictions may not have arrived.
@@ -70,15 +70,14 @@ class Evaluator:
     ) -> None:
         """Continue from `memory`, or start anew.
 
-        Call `restore` next with what matured before, and `record_predictions` with the predictions
-        after `decided_until + serving_ahead(settings)`.
+        Next, call `restore` with the requests that matured before, and `record_predictions` with
+        the predictions after `decided_until + serving_ahead(settings)`.
 
         Args:
             settings: Windows and times.
             policies: Policies in order.
-            baseline: Returns a version's baseline. It is called once per version and its result
-                remembered, so that a verdict that is replaced later does not change what a backtest
-                decides.
+            baseline: Returns a version's baseline. It is called once per version, so that a verdict
+                that is replaced later does not change the decisions of a backtest.
             memory: What `memory()` returned, or the state in a `DecisionPoint`, or None.
         """
         known = memory or {}
@@ -181,7 +180,7 @@ class Evaluator:
     def restore(self, requests: MaturedRequests) -> None:
         """Add requests that matured before a restart.
 
-        Requests up to the last decision point go to the windows. Later ones are decided on.
+        Requests up to the last decision point go to the windows. Later requests are decided on.
         """
         is_decided = self._is_decided(requests)
         if not is_decided.all():
@@ -192,9 +191,10 @@ class Evaluator:
         self._windows.update(restored.ordered(restored.micros))
 
     def decide_up_to(self, matured_until: float) -> list[DecisionPoint]:
-        """Decide at every point up to an event time up to which all predictions matured.
+        """Decide at every decision point up to an event time.
 
-        A point has no decision if no row of the serving version's lineage matured.
+        All predictions up to that time must have matured. A point has no decision if no row of the
+        serving version's lineage matured.
         """
         last = microseconds(matured_until) // self._span * self._span
         if self._decided is not None and 0 <= self._decided - last <= microseconds(
@@ -217,7 +217,7 @@ class Evaluator:
     def _take_due(self, last: int) -> Iterator[tuple[int, MaturedRequests]]:
         """Yield the pending requests of each point up to `last`, by time and id.
 
-        Others stay pending.
+        Later requests stay pending.
         """
         if not self._pending:
             return
@@ -305,8 +305,8 @@ class Evaluator:
     def _drift_until(self, point: int, version: int) -> tuple[FeatureDrift, ...]:
         """Remove the buckets closed by now, and return those of `version`.
 
-        When `point` is decided, everything up to one attribution window later was read, and buckets
-        are closed up to the grace period before that.
+        When `point` is decided, the log was read up to one attribution window later. Buckets are
+        closed up to that time minus the grace period.
         """
         ahead = (point + self._drift_ahead) / 1e6
         closed = sorted(
@@ -326,17 +326,18 @@ def _rows_of(requests: MaturedRequests) -> MaturedRows:
 
 
 MAX_LINEAGE = 64
-"""Number of remembered versions of a lineage, the newest ones. Fewer versions serve within one
+"""Number of newest versions of a lineage that are remembered. Fewer versions serve within one
 attribution window."""
 
 
 class ServingTimeline:
     """The version that serves at each point, and its lineage.
 
-    The serving version is that of the newest prediction of no canary up to `ahead` after the point
-    (see `serving_ahead`). The highest version number would be wrong, because a rollback serves an
-    older version. Of predictions at the same time the higher version counts as newer. A version
-    that is replaced by an earlier one was rolled back and leaves the lineage.
+    The serving version is the version of the newest non-canary prediction up to `ahead` after the
+    point (see `serving_ahead`). The highest version number would be wrong, because a rollback
+    serves an older version. If two predictions have the same time, the one of the higher version
+    counts as newer. A version that is replaced by an earlier version was rolled back and leaves the
+    lineage.
     """
 
     def __init__(self, span: int, ahead: int) -> None:
@@ -345,9 +346,8 @@ class ServingTimeline:
         # number of entries does not grow with the traffic.
         self._seen: dict[int, dict[int, tuple[int, int]]] = {}
         self.lineage: list[tuple[int, int]] = []
-        """The last serving version and its predecessors, ascending, each with its first prediction
-        since it serves, within the span in which it took over. Empty before the first prediction.
-        """
+        """The last serving version and its predecessors, ascending. Each has the time of its first
+        prediction within the span in which it began to serve. Empty before the first prediction."""
         self.reached: int | None = None
         """The last point passed, or None before the first."""
         self.last: tuple[int, int] | None = None
@@ -363,10 +363,11 @@ class ServingTimeline:
         return point + self._ahead
 
     def record(self, times: NDArray[np.int64], versions: NDArray[np.int32]) -> None:
-        """Record predictions of no canary, in any order.
+        """Record non-canary predictions, in any order.
 
-        A prediction whose point was already passed counts at the next point if it is newer than all
-        known ones, because clients publish a little after the event. An older one is ignored.
+        Clients publish a little after the event. A prediction whose point was already passed
+        therefore counts at the next point if it is newer than all known predictions, and is ignored
+        otherwise.
 
         Args:
             times: Microseconds, shape [m].
@@ -393,8 +394,8 @@ class ServingTimeline:
     def advance(self, point: int) -> None:
         """Advance to `point`. Every prediction up to `ahead` after it must have been recorded."""
         if self.reached is not None and point < self.reached:
-            # A clock was ahead and was corrected, so what it reported of later times has not
-            # happened.
+            # A clock that was ahead was corrected. Its predictions at later times have not happened
+            # yet.
             self.last = None
             self.lineage = [
                 (version, min(since, self.seen_until(point))) for version, since in self.lineage
@@ -415,7 +416,7 @@ class ServingTimeline:
             self.lineage = [*before, (version, since)][-MAX_LINEAGE:]
 
     def _shorten(self, point: int) -> None:
-        """Drop versions of which no later row can come, except the newest ones."""
+        """Drop versions that can have no more rows, except the newest versions."""
         is_served = [since <= point for _, since in self.lineage]
         self.lineage = self.lineage[max(sum(is_served) - MAX_VERSIONS, 0) :]
 

@@ -1,13 +1,13 @@
 """Evidence of a lineage: whose rows count against the serving version, and until when.
 
-Input is new rows by version, each version's theta, and the newest training row of each. Output is
-the evidence about the serving version, from which the policy `sequential` decides.
+Input is new rows by version, each version's theta, and the newest training row of each version.
+Output is the evidence about the serving version, from which the policy `sequential` decides.
 
 All versions of a lineage share one e-process (`monitoring.policies.betting`). A release does not
 reset it: a row that matures after its version was replaced counts against the versions that
-followed. An alarm says that the data have changed, and names the rows that show it. The trail with
-the largest product became large enough at `shown_at`, so the rows up to then suffice to see the
-change. A version that was trained on them has adapted to the change:
+followed. An alarm means that the data have changed, and names the rows that show the change. The
+trail with the largest product became large enough at `shown_at`, so the rows up to that time
+suffice to detect the change. A version that was trained on these rows has adapted to the change:
 
 - A version with training rows up to `shown_at` or later starts a new e-process, shared with the
   later versions that have adapted. Rows that other versions scored do not count in it, because

@@ -34,7 +34,7 @@ from monitoring.policies.policy import (
 )
 
 NAMED_COLUMNS = 5
-"""Maximum number of columns in a reason, worst first."""
+"""Maximum number of columns that a reason names, worst first."""
 
 
 class _ConfiguredPolicy:
@@ -232,7 +232,7 @@ class DataDriftPolicy(_ConfiguredPolicy):
     """Requires several buckets in a row in which enough columns drifted.
 
     Features can drift without harm to the AUC, and a concept can drift without any sign in the
-    features. Use this policy together with one that evaluates clicks.
+    features. Use this policy together with a policy that evaluates clicks.
     """
 
     name = "data_drift"
@@ -241,7 +241,7 @@ class DataDriftPolicy(_ConfiguredPolicy):
         """See `Policy`.
 
         The state contains `version`, the number of drifted `buckets` in a row, the `last` bucket,
-        and time and matured rows of the first one.
+        and the time and the number of matured rows at the first of these buckets.
         """
         is_held = _still_holds(memory, evidence, evidence.version)
         buckets, first, since = 0, 0, None
@@ -345,13 +345,14 @@ def confirm(
 ) -> tuple[Action, str, PolicyMemory]:
     """Turn the result of one window into an action, given the windows before it.
 
-    OK clears the count. UNDECIDABLE leaves it. A BREACH becomes RETRAIN once confirmed, and stays
-    so until a window is OK or belongs to a version with training rows from after the first breach.
+    OK resets the count of breaches. UNDECIDABLE does not change the count. A BREACH becomes RETRAIN
+    once confirmed, and stays so until a window is OK or belongs to a version with training rows
+    from after the first breach.
 
     Returns:
-        The action, an addition to its reason, and the state: `version` of the last window,
-        `breaches` in a row, `since`, the time of the first breach, and `matured_at_breach`, the
-        rows before it.
+        The action, an addition to its reason, and the state. The state contains `version` of the
+        last window, the number of `breaches` in a row, the time of the first breach (`since`), and
+        the number of rows before it (`matured_at_breach`).
     """
     version = evidence.kpis.version
     is_held = _still_holds(memory, evidence, version)
@@ -382,8 +383,8 @@ def confirm(
 def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
     """Return whether the saved evidence applies to this version too.
 
-    The evidence began at `since`. It does not apply to a later version with training rows from then
-    on.
+    The evidence began at `since`. It does not apply to a later version with training rows from that
+    time or later.
     """
     before, since, trained_until = (
         memory.get("version"),

@@ -52,7 +52,7 @@ class Baseline:
     high: float | None = None
     """Upper end of the 95 % interval."""
     previous_version: int | None = None
-    """The version that it replaced, or None for the first."""
+    """The version that this version replaced, or None for the first version."""
     trained_until: float | None = None
     """Event time of the model's newest training row, in seconds since the epoch. None if
     unknown."""
@@ -94,8 +94,8 @@ class Evidence:
     serving_since: float
     """Event time of the first prediction since this version serves, to within one decision span."""
     seen_until: float
-    """Event time up to which predictions, and so the serving version, are known. Not before
-    `serving_since`."""
+    """Event time up to which predictions are known, and therefore the serving version too. Not
+    before `serving_since`."""
     kpis: Kpis
     """KPIs of the serving version's window. Before any of its rows matured, KPIs of the newest
     row's version."""
@@ -103,15 +103,15 @@ class Evidence:
     """New rows of the serving version and its predecessors in the lineage, by ascending version."""
     lineage: tuple[int, ...]
     """The serving version and its predecessors, ascending, without versions that were rolled back.
-    Rows of those are not evidence about other versions."""
+    Rows of rolled-back versions are not evidence about other versions."""
     matured_total: int
     """Number of rows so far, of all versions. It never decreases."""
     baselines: Mapping[int, Baseline]
     """Known baselines of the versions in `rows_of`, of the serving version and of the window's
     version."""
     predecessor: Predecessor | None = None
-    """None if the version replaced none, the previous version has no known row, or this version has
-    no matured row."""
+    """None if the version replaced no other version, if the previous version has no known row, or
+    if this version has no matured row."""
     drift: tuple[FeatureDrift, ...]
     """Closed buckets of the serving version since the last decision, oldest first."""
 
@@ -282,7 +282,10 @@ class DecisionPoint:
 
 
 def combine(decisions: tuple[Decision, ...]) -> Decision:
-    """Return the first ROLLBACK, else the first RETRAIN, else the first BREACH, else the first.
+    """Return the first decision with the most severe action.
+
+    A ROLLBACK is more severe than a RETRAIN, and a RETRAIN more severe than a BREACH. Without any
+    of these, the first decision is returned.
 
     >>> one = Decision(policy="a", action=Action.UNDECIDABLE, reason="few rows", numbers={})
     >>> two = Decision(policy="b", action=Action.RETRAIN, reason="old", numbers={})

@@ -1,14 +1,14 @@
 """Rate limits of retraining runs, and the retrain request.
 
 A cooldown follows a release, a growing back-off follows failures, and a daily budget limits the
-number of runs. The functions are pure: from a decision, the memory of past runs and the time they
-compute the limited decision and the new memory. `monitoring.retraining.retraining` stores the
+number of runs. The functions are pure. They compute the limited decision and the new memory from a
+decision, the memory of past runs and the time. `monitoring.retraining.retraining` stores the
 memory.
 
-A `RetrainRequest` is named by its data. An incremental run takes minutes and continues from the
-current model. A full run takes hours and starts from scratch, which drops outdated knowledge such
-as the ids of deleted categories. Whether the next run is full depends on past runs. Both rules for
-full runs are off by default. `monitoring.retraining` submits the request.
+The name of a `RetrainRequest` is derived from its data. An incremental run takes minutes and
+continues from the current model. A full run takes hours and starts from scratch, which drops
+outdated knowledge such as the ids of deleted categories. Whether the next run is full depends on
+past runs. Both rules for full runs are off by default. `monitoring.retraining` submits the request.
 """
 
 from dataclasses import dataclass, replace
@@ -67,7 +67,7 @@ def apply_limits(
 
 def _why_not_now(memory: RunMemory, settings: RestraintSettings, now: float) -> str:
     pause = memory.blocked_until - now
-    # A longer pause was written before the clock was set back.
+    # A longer pause was computed before the clock was set back, so ignore it.
     if 0 < pause <= max(DAY_SECONDS, settings.cooldown_seconds):
         return f"held {pause:.0f} s more: {memory.blocked_by}"
     spent = memory.num_requests_today(now)
@@ -176,10 +176,10 @@ def make_request(
 ) -> RetrainRequest:
     """Return the request for a run over the rows up to `data_until`.
 
-    The name contains the end of the rows, the serving model and whether the run is a full one, but
-    no clock and no monitor. So two monitors that saw the same rows request the same run, which
-    every trigger starts once. The window ends one microsecond after `data_until`, because its end
-    is exclusive.
+    The name consists of the end of the rows, the serving model and the kind of the run (full or
+    incremental). It does not depend on a clock or on the monitor. So two monitors that saw the same
+    rows request the same run, and every trigger starts that run once. The window ends one
+    microsecond after `data_until`, because its end is exclusive.
 
     Args:
         decision: The decision to retrain.

@@ -2,7 +2,7 @@
 
 Input is decisions and iterations of the loop. Output is the decision after rate limits, events, at
 most one run at a time (`monitoring.retraining.retraining`), and messages
-(`monitoring.retraining.notifications`). `monitoring.policies.rate_limit` has the rate limits.
+(`monitoring.retraining.notifications`). `monitoring.policies.rate_limit` applies the rate limits.
 """
 
 import dataclasses
@@ -36,7 +36,8 @@ NOTIFY_LIMITS = "rate_limits.notify"
 REPORTED = "reported"
 """Document with the action of the drift that was last reported. Empty after the drift ended."""
 LOG_DOWN_SECONDS = 60.0
-"""Seconds without the log before it is reported. A broker that restarts takes less."""
+"""Seconds without the event log before the outage is reported. A restart of a broker takes less
+time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,7 @@ class DecisionHandler:
         self._reported = str((documents.read_document(REPORTED) or {"action": ""})["action"])
         self._log_down_since: float | None = None
         if not self._reported and self._is_idle:
-            # A predecessor was killed between the event and its note, so nothing else would close
+            # If a predecessor was killed between the event and its record, nothing else would close
             # the incident.
             self.notifier.close_silently(DRIFT)
 
@@ -170,7 +171,8 @@ class DecisionHandler:
 
         Args:
             decision: The combined decision.
-            decisions: Decision of each policy. Some start a run, others only notify people.
+            decisions: Decision of each policy. Some policies start a run, other policies only
+                notify people.
             now: Seconds since the epoch.
             data_until: Event time up to which every row matured, in seconds since the epoch.
 
@@ -194,7 +196,7 @@ class DecisionHandler:
     def step(self, now: float, *, log_problem: str | None = None) -> None:
         """Advance runs and messages without waiting.
 
-        `log_problem` is why nothing can arrive from the event log, or None.
+        `log_problem` is the reason why no record can arrive from the event log, or None.
         """
         self._report_log(log_problem, now)
         if self.new_versions.step(now):

@@ -44,7 +44,7 @@ LOOK_SECONDS = 2.0
 
 @dataclass(kw_only=True)
 class UnusableRows:
-    """Rows of the baking version without a usable score, a JSON object."""
+    """Rows of the baking version without a usable score, stored as a JSON object."""
 
     version: int = 0
     rows: int = 0
@@ -64,7 +64,7 @@ class UnusableRows:
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are more rows than a burst of a few requests.
+        """Whether there are more rows than a burst of a few requests could bring.
 
         Anybody with publish permission can forge such a burst.
         """
@@ -231,8 +231,9 @@ class NewVersions:
                     numbers=dict(numbers),
                 )
                 if state == BAD and self._reported_bad != version:
-                    # Emit the event before writing the findings, because after that nobody would
-                    # emit it. A crash between the two steps repeats the event.
+                    # Emit the event before writing the findings, because the event is not emitted
+                    # for findings that exist already. A crash between the two steps repeats the
+                    # event.
                     self._journal.emit("bad_release", reason, version=version, **numbers)
                     self._reported_bad = version
                 write_findings(self._store, found)

@@ -64,7 +64,8 @@ class _Rule(NamedTuple):
     title: str
     done: str = ""
     is_of_run: bool = False
-    """Sent once per run, and opens no incident, because a run can end after its drift."""
+    """Whether the event is sent once per run and opens no incident, because a run can end after its
+    drift."""
 
 
 _RULES = {
@@ -101,7 +102,7 @@ _RULES = {
         "kept in the state folder, tried at the next start",
     ),
 }
-"""Rules by kind of event. The end of a run is found by its outcome."""
+"""Rules by kind of event. The outcome of a run selects the rule for the end of the run."""
 _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can be reached again")}
 
 
@@ -111,13 +112,13 @@ class OpenIncident:
 
     since: float
     last_at: float
-    """Time of its newest event."""
+    """Time of the newest event of the incident."""
     sent_at: float
     amount: float = 0.0
     """Number of dead letters so far."""
     text: str = ""
     sent: tuple[str, ...] = ()
-    """Kinds of events that were sent. For a run, with its name."""
+    """Kinds of events that were sent. The kind of a run's event includes the name of the run."""
     numbers: dict[str, Any] = field(default_factory=dict)
 
 

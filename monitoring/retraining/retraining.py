@@ -2,8 +2,8 @@
 
 The phases are: decided, archive flushed, uploading, submitting, running, ended. There is at most
 one run at any time. Every transition is stored before the next one begins, and each step can be
-repeated. The request is named by its data (`monitoring.policies.rate_limit`), so that triggers
-recognize it.
+repeated. The name of the request is derived from its data (`monitoring.policies.rate_limit`), so
+that triggers recognize a repeated request.
 """
 
 from collections.abc import Callable
@@ -56,7 +56,7 @@ class RunProgress:
     awaited: tuple[str, ...] = ()
     """Files that were sealed when the archive was flushed. Later files belong to the next run."""
     obstacle: str = ""
-    """`busy` or `unreachable`, as last reported. Each is reported once."""
+    """The last reported obstacle, `busy` or `unreachable`. Each obstacle is reported once."""
     started_at: float = 0.0
     unknown_since: float = 0.0
     """Time since when the trigger does not know the run, or 0 if it does."""
@@ -98,7 +98,7 @@ class Retraining:
     def begin(self, decision: Decision, *, now: float, data_until: float) -> None:
         """Create a request from a confirmed decision, for rows up to the event time `data_until`.
 
-        It must be idle.
+        No other request may be in progress.
         """
         assert self.progress.phase == IDLE
         assert self._trigger is not None
@@ -118,12 +118,12 @@ class Retraining:
     def step(self, now: float) -> None:
         """Advance the request in progress as far as possible without waiting."""
         if self._trigger is None:
-            return  # a request of an earlier start waits for a start with a trigger
+            return  # a request of an earlier process waits for a start with a trigger
         if self.progress.phase == DECIDED:
             self._flush_archive(now)
         if self.progress.phase == UPLOADING:
             self._await_uploads(now)
-        # A longer pause was written before the clock was set back.
+        # A longer pause was computed before the clock was set back, so ignore it.
         is_time = not 0 < self.progress.next_try_at - now <= max(RETRY_SECONDS, self._poll_seconds)
         if self.progress.phase == SUBMITTING and is_time:
             self._submit(self._trigger, now)
@@ -212,7 +212,10 @@ class Retraining:
             self._end(run, now)
 
     def _note_active(self, now: float) -> None:
-        """Store when to ask next, and report a run that takes long. A paused run is active."""
+        """Store when to ask the trigger next, and report a run that takes long.
+
+        A paused run counts as active.
+        """
         progress = self.progress
         is_overdue = progress.is_overdue or now - progress.started_at >= OVERDUE_SECONDS
         if is_overdue and not progress.is_overdue:

@@ -6,16 +6,17 @@ defines the parameters of a run.
 A local run is a process that outlives the monitor that started it. It inherits a locked file, which
 the kernel releases exactly when the process ends, whatever happens to the monitor. A run writes its
 outcome to the model registry (`registry.runs`), and its exit code and output to `<state>/runs`. So
-a restarted monitor still learns how it ended.
+a restarted monitor still learns how the run ended.
 
 KFP has no idempotency key, and run names are not unique (kubeflow/pipelines issue 10446). So the
 run is named after the request, and the experiment is searched first for that name, then for any
 active run. Another monitor, started by mistake, may create a run between the search and the
-creation. Therefore each monitor searches again after creating. Of several active runs only the one
-that the server created first stays, and a monitor terminates its own run if it is a later one.
+creation. Therefore each monitor searches again after creating a run. Of several active runs, only
+the run that the server created first stays. A monitor terminates its own run if another run was
+created first.
 
 A server may create a run after its client has given up and asked again. So a search for a request's
-run terminates all active ones except the first.
+run terminates all active runs of that request except the first.
 """
 
 import fcntl
@@ -320,8 +321,9 @@ class KubeflowTrigger:
     def state(self, request_id: str) -> RunState:
         """See `Trigger`.
 
-        KFP calls a refused run successful. Only its outcome in the model registry distinguishes it
-        from a released one. Without an outcome, a successful run counts as released.
+        KFP calls a refused run successful. Only the run's outcome in the model registry
+        distinguishes a refused run from a released one. Without an outcome, a successful run counts
+        as released.
         """
         name = self._settings.kubeflow_experiment
         with self._server.requests(f"looking for {request_id}"):
@@ -366,9 +368,9 @@ class KubeflowTrigger:
         )
 
     def _resolve_race(self, experiment_id: str, name: str, run_id: str) -> str:
-        """Return the result of a new run, if others were created at the same time.
+        """Return the result of a new run that other runs may have raced with.
 
-        The run that was created first stays.
+        If several runs were created at the same time, the run that was created first stays.
         """
         active = self._server.active_runs(experiment_id)
         first = min(active, key=_creation_order, default=None)

@@ -1,9 +1,8 @@
 """Limit the model versions that predictions may name.
 
-Accepted are the versions in the promotion journal, and at most `MAX_OTHERS` other versions a day.
-The limit exists because every version has its own windows, drift buckets and state. Without it, a
-client that invents version numbers could slow the monitor down by minutes. Versions in the
-promotion journal are always accepted.
+The versions in the promotion journal are always accepted, and at most `MAX_OTHERS` other versions a
+day. The limit exists because every version has its own windows, drift buckets and state. Without
+it, a client that invents version numbers could slow the monitor down by minutes.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -12,8 +11,8 @@ from typing import Any
 from evergreen.runtime.errors import ContractError
 
 MAX_OTHERS = 64
-"""Maximum number of accepted versions that the promotion journal does not name, for example because
-another program serves a model."""
+"""Maximum number of accepted versions that the promotion journal does not name. Such versions
+exist, for example, if another program serves a model."""
 OTHERS_SECONDS = 86_400.0
 """Seconds without a prediction after which a version outside the journal loses its slot."""
 

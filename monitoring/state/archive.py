@@ -8,8 +8,8 @@ prediction is unknown. Extraction joins late outcomes to their rows, and `monito
 the files to the lake.
 
 Shadow scores of a ranked list are not archived. The model that served the list selected its rows,
-and on rows that one model selected another model looks better than it is. With ten rows out of 200,
-an equally good model gained 0.04 AUC.
+and on such rows any other model looks better than it is. For lists of ten out of 200 rows, an
+equally good model looked better by 0.04 AUC.
 
 The order of steps survives a kill:
 
@@ -306,7 +306,7 @@ class Archive:
 
     def _finish_intended(self) -> None:
         """Write and seal files that were begun, by a predecessor or before a write failed."""
-        while names := self._store.files("intended"):  # dividing a file intends two others
+        while names := self._store.files("intended"):  # `_divide` intends two more files
             for name in names:
                 self._finish_file(name)
 

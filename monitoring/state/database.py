@@ -77,10 +77,10 @@ CREATE TABLE documents (name TEXT PRIMARY KEY, content TEXT NOT NULL);
 """Schema of the file.
 
 - `predictions`: the rowid is the prediction's number.
-- `blocks`: the predictions numbered `first` to `last`, ordered by time. Those up to `matured_to`
-  have matured. `waiting_from` is the time of the first open prediction, and `newest` the time of
-  the last one. `unarchived` counts the predictions in no sealed file, and `held` those that are
-  still needed.
+- `blocks`: the predictions numbered `first` to `last`, ordered by time. Predictions up to
+  `matured_to` have matured. `waiting_from` is the time of the first open prediction, and `newest`
+  the time of the last one. `unarchived` counts the predictions in no sealed file, and `held` those
+  that are still needed.
 - `matured`: the requests up to position `last` in the order of maturing. `versions` is the number
   of rows of each model version.
 - `clicks`: `number` is the number of the prediction, or NULL while it is unknown.
@@ -235,7 +235,7 @@ class Database:
 
     @contextmanager
     def _transaction(self, counts: dict[str, float]) -> Iterator[sqlite3.Connection]:
-        """Run one transaction and add `counts`, as they are at its end.
+        """Run one transaction, and add the `counts` that exist at its end.
 
         An error undoes everything.
         """
@@ -508,7 +508,10 @@ class FileTables(Database):
         return unpack(Predictions, content, last)
 
     def _by_block(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """Yield each block with some of these predictions: its last number, and theirs."""
+        """Yield the last prediction number of each block, and those of `numbers` in the block.
+
+        Blocks without any of these predictions are left out.
+        """
         ordered = np.sort(numbers)
         while len(ordered):
             query = "SELECT last FROM blocks WHERE last >= ? ORDER BY last LIMIT 1"
@@ -526,7 +529,7 @@ class FileTables(Database):
         return [ArchiveOutcome(LateOutcome(*outcome), stored_at) for *outcome, stored_at in found]
 
     def seal_file(self, name: str, *, keep_rows: int, keep_after: float = np.inf) -> int:
-        """Mark a file as complete on disk, and delete payloads and matured rows that nobody needs.
+        """Mark a file as complete on disk, and delete payloads and rows that are no longer needed.
 
         `Store.forget` deletes the outcomes in sealed files.
 
@@ -561,8 +564,9 @@ class FileTables(Database):
     ) -> None:
         """Delete archived requests beyond the newest rows of each of the newest versions.
 
-        Their ids stay. A part is deleted or stays as a whole. At most `MAX_VERSIONS * keep_rows`
-        rows stay, so that a rare version does not keep the rows of all others.
+        The ids of deleted requests stay. A part is deleted or stays as a whole. At most
+        `MAX_VERSIONS * keep_rows` rows stay, so that a rare version does not keep the rows of all
+        others.
         """
         is_sealed = "file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
         query = (

@@ -106,9 +106,10 @@ class StoredDriftWatch:
         self._is_due = False
 
     def save_if_due(self) -> None:
-        """Store the state after `SAVE_SECONDS` with new predictions, or if deferred ones resumed.
+        """Store the state after `SAVE_SECONDS` with new predictions, or after a resume.
 
-        Deferred predictions may mature in this iteration and then leave the state.
+        Deferred predictions may mature in the same iteration as their resume, and then leave the
+        state.
         """
         # The absolute difference also covers a clock that was set back.
         is_time = self._saved_at is None or abs(self._clock() - self._saved_at) >= SAVE_SECONDS

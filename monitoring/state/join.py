@@ -21,11 +21,11 @@ from monitoring.rows import Click, LateOutcome, MaturedRequests, Waiting
 from monitoring.state.admission import AdmittedVersions
 
 MAX_FUTURE_SECONDS = 86_400.0
-"""Maximum seconds that a record may be in the future. A later record comes from a wrong clock and
-would stay open until then."""
+"""Maximum seconds that a record may be in the future. A record with a later time comes from a wrong
+clock, and its labels would stay open until that time."""
 DECODED_BYTES = 32 << 20
-"""Approximate maximum memory of the records that one call decodes one by one, unless a single
-record is larger."""
+"""Approximate maximum memory of the records that one call decodes one by one, in bytes. A single
+record may be larger."""
 
 
 class UnscoredRows(ContractError):
@@ -70,8 +70,8 @@ class IntakeRules(NamedTuple):
 def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -> Intake:
     """Decode messages, and check what their encoding does not guarantee.
 
-    One bad message must not stop the monitor later. Unusable are messages that cannot be decoded,
-    are too old or far in the future, come from another recommender, or name a rejected model
+    One bad message must not stop the monitor later. A message is unusable if it cannot be decoded,
+    is too old or far in the future, comes from another recommender, or names a rejected model
     version. Predictions without a probability for some row become `UnscoredRows`.
     """
     form, since, last = rules.form, max(now - rules.max_age_seconds, 0.0), now + MAX_FUTURE_SECONDS
@@ -141,7 +141,7 @@ class Attribution(NamedTuple):
 
     requests: MaturedRequests
     late: list[LateOutcome]
-    """Clicks that made no label, because they came after the window or name a row that the request
+    """Clicks that set no label, because they came after the window or name a row that the request
     does not have."""
     num_unmatched: int
     """Number of clicks in `late` that name no row of the request."""

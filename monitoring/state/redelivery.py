@@ -45,12 +45,12 @@ def classify(
     """Classify predictions as new, redelivered or reused.
 
     Args:
-        predictions: Predictions in any order. The first of several new ones with the same id
-            counts.
+        predictions: Predictions in any order. Of several new predictions with the same id, the
+            first one counts.
         known: Stored requests with these ids.
-        held: Returns the block of a stored prediction, given its number, with the number of the
-            block's first prediction. Returns None if the rows are archived. Time, version and
-            number of rows then decide.
+        held: Returns the block that contains the stored prediction with a given number, and the
+            number of the block's first prediction. Returns None if the rows are archived. In that
+            case, only time, version and number of rows are compared.
     """
     new: dict[str, int] = {}
     redelivered: list[int] = []

@@ -11,10 +11,10 @@ so they take no memory. This module stores, matures and deletes records. `monito
 decodes them, and `database` assigns rows to files.
 
 Requests are stored in blocks. A block contains the requests of one pull, ordered by time, so that
-those that have matured come first. A request moves from a block to a part of matured requests,
-whose click labels are final, then to an intended file, and then to a sealed file. The rows of a
-block are deleted once all of them are sealed. Conversions and late clicks are stored as late
-outcomes, and then move to an intended and a sealed file.
+matured requests come first. A request moves from a block to a part of matured requests, whose click
+labels are final, then to an intended file, and then to a sealed file. The rows of a block are
+deleted once all of them are sealed. Conversions and late clicks are stored as late outcomes, and
+then move to an intended and a sealed file.
 """
 
 import json
@@ -54,7 +54,8 @@ _KEEP_EARLIEST = (
     "ON CONFLICT DO UPDATE SET time = excluded.time, stored_at = excluded.stored_at, file = NULL"
     " WHERE excluded.time < late_outcomes.time"
 )
-"""Keep the earliest outcome, which decides whether the row had one within the window."""
+"""SQL clause that keeps the earliest outcome. It decides whether the row had an outcome within the
+window."""
 _OF_RECORDS = (
     sqlite3.DataError,
     sqlite3.IntegrityError,
@@ -67,13 +68,14 @@ _OF_RECORDS = (
 STORE_FILE = "monitor.db"
 """File name in the state folder."""
 RATED_REQUESTS = 20_000
-"""Number of newest requests with a closed conversion window in the conversion rate, over all
-versions."""
+"""Number of newest requests that the conversion rate covers, over all versions. Their conversion
+windows have closed."""
 _BLOCK_BYTES = 16 << 20
 """Maximum bytes of numbers in a block, unless a single request is larger. A block is read at
 once."""
 MAX_DEAD_LETTERS = 100_000
-"""Number of newest dead letters whose ids are stored, so that a redelivered one is counted once."""
+"""Number of newest dead letters whose ids are stored, so that a redelivered dead letter is counted
+once."""
 AHEAD_FOLDER = "ahead"
 """Folder in the file names for rows with times far in the future. These files are never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
@@ -81,7 +83,8 @@ _IS_HELD = (
     "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
     "BY last LIMIT 1)"
 )
-"""Condition on a prediction: its block still exists. NULL if no later block exists."""
+"""SQL condition that the block of a prediction still exists. It is NULL if no later block
+exists."""
 
 
 class Store(FileTables):
@@ -110,8 +113,8 @@ class Store(FileTables):
         Args:
             predictions: Predictions, or None.
             outcomes: Outcome batches.
-            unusable: Message ids of future dead letters. They are counted here and stored by the
-                log.
+            unusable: Message ids of future dead letters. Dead letters are counted here and stored
+                by the log.
             now: Seconds since the epoch.
 
         Raises:
@@ -374,7 +377,7 @@ class Store(FileTables):
         return block.between(matured_to + 1 - first, len(block))
 
     def newest_prediction(self, *, until: float = np.inf) -> tuple[float, int] | None:
-        """Return time and model version of the newest stored prediction of no canary, or None.
+        """Return time and model version of the newest stored non-canary prediction, or None.
 
         Predictions after the time `until` do not count.
         """
@@ -390,7 +393,7 @@ class Store(FileTables):
     ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_]]:
         """Return times, model versions and canary flags of stored predictions after `time`.
 
-        None returns all stored predictions.
+        Returns those of all stored predictions if `time` is None.
         """
         query = "SELECT time, model_version, canary FROM predictions WHERE time > ?"
         found = self._connection.execute(query, (-1.0 if time is None else time,)).fetchall()
@@ -440,7 +443,7 @@ class Store(FileTables):
             requests: Requests that `waiting` returned, in the order in which they are archived.
             counts: Counters to add in the same transaction.
             now: Seconds since the epoch.
-            late: Outcomes of these requests that made no label.
+            late: Outcomes of these requests that set no label.
             part_rows: Maximum rows of a part, unless a single request has more. A part has one UTC
                 day and is the smallest unit of an archive file.
             apart: Whether the requests are set apart for good and never archived.
@@ -583,16 +586,16 @@ class Store(FileTables):
     def forget(
         self, *, before: float, orphans_before: float | None = None, ahead: float = np.inf
     ) -> None:
-        """Delete what was stored before a time and is no longer needed.
+        """Delete records that were stored before a time and are no longer needed.
 
-        Deleted are ids of requests without stored rows, ids of outcome batches and dead letters,
-        and outcomes in sealed files whose requests have no stored rows. Clicks on requests that
-        stayed unknown become late outcomes.
+        These are ids of requests without stored rows, ids of outcome batches and dead letters, and
+        outcomes in sealed files whose requests have no stored rows. Clicks on requests that stayed
+        unknown become late outcomes.
 
         Args:
-            before: Delete what was stored before this time, in seconds since the epoch.
+            before: Delete records stored before this time, in seconds since the epoch.
             orphans_before: The same limit for clicks on unknown requests. None means `before`.
-            ahead: What was stored after this time had a wrong clock and counts as old.
+            ahead: Records stored after this time come from a wrong clock and count as old.
         """
         orphaned = before if orphans_before is None else orphans_before
         is_orphan = "stored_at NOT BETWEEN ? AND ? AND number IS NULL"
@@ -601,7 +604,7 @@ class Store(FileTables):
             connection.execute(
                 "DELETE FROM predictions WHERE stored_at NOT BETWEEN ? AND ? AND "
                 f"coalesce({_IS_HELD}, 0) = 0"
-                # The newest stays, because its number would be assigned again.
+                # Keep the newest prediction, because SQLite would assign its number again.
                 " AND rowid < (SELECT max(rowid) FROM predictions)",
                 (before, ahead),
             )
@@ -648,7 +651,10 @@ def _new_dead_letters(connection: sqlite3.Connection, keys: Sequence[str], *, no
 
 
 def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
-    """Count the stored matured rows of the user of this category, in a state opened by anyone."""
+    """Count the stored matured rows of the user with this category.
+
+    Any program may have opened the state.
+    """
     held = (
         unpack(MaturedRequests, packed)
         for (packed,) in memory.execute("SELECT requests FROM matured")
@@ -681,7 +687,7 @@ def _short_id(message_id: str) -> str:
 
 @contextmanager
 def _records_errors() -> Iterator[None]:
-    """Convert errors of a record's values to ContractError. Errors of the file pass."""
+    """Convert errors of a record's values to ContractError. Errors of the file pass unchanged."""
     try:
         yield
     except _OF_RECORDS as error:
@@ -762,7 +768,8 @@ def chunks(
 ) -> Iterator[tuple[int, int]]:
     """Yield start and stop of chunks whose sizes add up to at most `at_most`.
 
-    A larger element is a chunk of its own. A chunk has one of the ascending `periods`.
+    A larger element is a chunk of its own. All elements of a chunk have the same period. `periods`
+    is ascending.
 
     >>> list(chunks(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
     [(0, 2), (2, 3), (3, 4), (4, 5)]

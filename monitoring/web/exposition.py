@@ -42,7 +42,7 @@ class Snapshot:
     log_read_up_to: float | None = None
     """Watermark: every record published before this time was read. None if unknown."""
     log_problem: str | None = None
-    """Why nothing can arrive from the log. None while connected."""
+    """Reason why no record can arrive from the log. None while connected."""
     last_record_time: float | None = None
     """Time of the newest prediction."""
     serving_version: int | None = None
@@ -51,7 +51,8 @@ class Snapshot:
     open_labels: tuple[OpenEstimate, ...] = ()
     """Estimate for each model version with open rows."""
     drift: Mapping[str, Any] | None = None
-    """Newest closed bucket of feature drift, a JSON object. None before one has closed."""
+    """Newest closed bucket of feature drift, a JSON object. None before the first bucket has
+    closed."""
     decisions: tuple[Decision, ...] = ()
     """Decision of each policy at the last decision point."""
     decided_at: float | None = None
@@ -71,7 +72,7 @@ class Snapshot:
 
     @property
     def threshold(self) -> float | None:
-        """AUC limit of the first policy that has one, shown in the chart."""
+        """AUC limit shown in the chart, from the first policy with an AUC limit."""
         levels = (decision.numbers.get("threshold") for decision in self.decisions)
         return next((level for level in levels if level is not None), None)
 

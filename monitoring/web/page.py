@@ -90,7 +90,7 @@ def read_history(state: Path, store: Path) -> History:
 def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
     """Return the complete JSON lines within the last `num_bytes` of a file.
 
-    A missing file has none.
+    The result is empty if the file is missing.
     """
     try:
         with open(path, "rb") as file:
@@ -215,8 +215,7 @@ def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
 
 
 _WITHOUT_ROWS = (SchedulePolicy.name, BakingPolicy.name)
-"""Policies whose OK is not a statement about rows: the calendar, and the baking of a version that
-is done."""
+"""Policies whose OK is not a statement about rows: `schedule`, and baking after its end."""
 
 
 def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:
@@ -345,7 +344,10 @@ def _decisions(shown: Snapshot) -> PageBlock:
 
 
 def _check_row(decision: Decision) -> CheckRow:
-    """Return one policy's decision. The value is what the policy compares with its limit."""
+    """Return one policy's decision.
+
+    The value is the number that the policy compares with its limit.
+    """
     numbers = decision.numbers
     drifted, threshold = numbers.get("drifted_columns"), numbers.get("threshold")
     auc, low, high = (numbers.get(name) for name in ("auc", "auc_low", "auc_high"))

@@ -5,9 +5,9 @@ It serves `/` (the status page), /reports/, /models/ (cards), /metrics, /healthz
 reports and cards come from the model registry. No page changes anything, so there is no login. The
 network decides who may reach the port.
 
-A request names a run and a step, or a version. No path of a request reaches the file system. A
-report is a regular file of a fixed name in the run's own folder, of at most `MAX_BYTES`. A card is
-rendered for each request, so it always matches the promotion journal.
+A request names a run and a step, or a version. Paths of requests are never used as paths of files.
+A report is a regular file with a fixed name in the run's own folder, and has at most `MAX_BYTES`. A
+card is rendered for each request, so it always matches the promotion journal.
 """
 
 import json

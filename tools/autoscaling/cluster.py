@@ -1,7 +1,7 @@
 """Simulate the pods of the Deployment and their nodes, from creation to readiness.
 
-Scheduling is simple: each pod gets its own node, or its own slice of a node. The node is an idle
-one if there is any, else a new one. `queueing` simulates the requests in a pod.
+Scheduling is simple: each pod gets its own node, or its own slice of a node. An idle node is used
+if there is one, and otherwise a new node. `queueing` simulates the requests in a pod.
 """
 
 import math
@@ -15,8 +15,8 @@ READINESS_SECONDS = 5.0
 """Seconds from a loaded model to the first request: the probe's period, and the time until clients
 see the endpoint."""
 STOP_SECONDS = 40.0
-"""Seconds from a pod's removal from the Service to its stop. The preStop hook waits so long for
-clients to notice."""
+"""Seconds from a pod's removal from the Service to its stop. The preStop hook waits this long, so
+that clients notice the removal."""
 IDLE_NODE_SECONDS = 600.0
 """Seconds until a node without a pod is removed. This is Cluster Autoscaler's default
 scale-down-unneeded-time."""
@@ -28,7 +28,8 @@ SCRAPE_SECONDS = 15.0
 class StartTimes:
     """Start times in seconds.
 
-    They are assumptions, not measured on a cluster. Replace them by yours.
+    The times are assumptions and were not measured on a cluster. Replace them by the times of your
+    cluster.
     """
 
     node: float = 330.0
@@ -69,8 +70,8 @@ class Cluster:
     pods: list[Pod] = field(default_factory=list)
     """Pods that have not stopped yet."""
     _idle_nodes: list[tuple[float, float]] = field(default_factory=list)
-    """Nodes without a pod: the time when each is ready with the image, and the time when it lost
-    its pod."""
+    """Nodes without a pod. Each has the time when it is ready with the image, and the time when it
+    lost its pod."""
     _number: int = 0
     _seconds_of_gone: float = 0.0
 
@@ -95,7 +96,7 @@ class Cluster:
             self.pods[-1].ready_at = 0.0
 
     def scale(self, now: float, wanted: int) -> None:
-        """Create pods, or start to delete some: first unready ones, then the newest."""
+        """Create pods, or start to delete pods: first unready pods, then the newest."""
         staying = self.staying()
         for _ in range(wanted - len(staying)):
             idle = min(self._idle_nodes, default=None)

@@ -36,8 +36,8 @@ class ServiceTimes:
     rows: tuple[int, ...]
     """Numbers of rows, ascending."""
     medians: tuple[float, ...]
-    """Median seconds at each of `rows`, interpolated linearly. Beyond the last one the last slope
-    continues, but never falls."""
+    """Median seconds at each of `rows`, interpolated linearly. Beyond the last of `rows`, the last
+    slope continues, but the time never falls."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
     """Pairs of probability and multiple of the median, ascending and interpolated linearly."""
     what: str = ""
@@ -73,7 +73,7 @@ def read_service_times(path: Path) -> ServiceTimes:
     """Return the times of a file of `benchmarks/service_times.py`.
 
     The multiple of each probability is the median over the numbers of rows. Other work on the
-    machine may have disturbed one of them, but rarely most of them.
+    machine may have disturbed the measurement at one number of rows, but rarely at most of them.
 
     Raises:
         ContractError: the file cannot be read, or has another form.

@@ -1,6 +1,6 @@
 """Read or generate a trace of request rates, and draw requests from it.
 
-A trace is a CSV file or a synthetic one with a name. Requests are drawn per step from the seed
+A trace is a CSV file, or a synthetic trace with a name. Requests are drawn per step from the seed
 alone, so that every autoscaler gets the same requests.
 """
 
@@ -17,12 +17,12 @@ from evergreen.contracts.serving import MAX_BATCH_ROWS
 from evergreen.runtime.errors import ContractError
 
 COLUMNS = ("seconds", "requests_per_second", "rows_per_request")
-"""Columns of a trace's file. The last one is optional."""
+"""Columns of a trace's file. The last column is optional."""
 DEFAULT_ROWS = 1024
-"""Rows of a request, which are the candidates to rank, if the trace has no column for it."""
+"""Rows of a request (candidates to rank) if the trace has no column for them."""
 MOST_SECONDS = 31 * 86400.0
 MOST_OF_STEP = 2e7
-"""Maximum number of requests in one step, which are drawn at once and take half a gigabyte."""
+"""Maximum number of requests in one step. They are drawn at once, which takes half a gigabyte."""
 
 
 @dataclass(frozen=True, eq=False)
