@@ -1,4 +1,4 @@
-"""Tests of pages for people: width, escaping, and undefined probabilities."""
+"""Tests of pages for people: width, escaping and undefined probabilities."""
 
 import re
 from pathlib import Path
@@ -197,7 +197,7 @@ def test_wheel_has_every_template_and_style(monkeypatch):
     distribution.parse_config_files(["pyproject.toml"])
     command = build_py(distribution)
     command.finalize_options()
-    command.manifest_files = {}  # the files named in pyproject.toml, even if there are others
+    command.manifest_files = {}  # Only the files named in pyproject.toml count.
     folder = Path("components", "charts")
     needed = {str(each) for each in folder.rglob("*") if each.suffix in (".css", ".j2")}
     assert needed
