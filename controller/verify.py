@@ -223,7 +223,7 @@ def _check_hashes(
     return checks, graph
 
 
-def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> Check:
+def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> HashCheck:
     """Check that every journal entry of the version agrees with its manifest."""
     faults = [] if entries else [f"version {released.version} has a manifest but no journal entry"]
     for entry in entries:

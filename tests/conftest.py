@@ -23,7 +23,8 @@ ENVIRONMENT_OF_FOLDER = {
     "components/evaluation": "training",
 }
 """Folders that do not run in `driver`."""
-collect_ignore = ["hugectr_double"]  # has no test, and only its engine's tests import it
+# This folder has no test, and only its engine's tests import it.
+collect_ignore = ["hugectr_double"]
 
 FOLDERS_OF_PART = {
     "loop": ("loop",),
@@ -40,8 +41,8 @@ FOLDERS_OF_PART = {
     ),
     "monitor": ("evergreen/events", "k8s", "monitoring", "tools"),
 }
-"""Parts of the driver's tests, which take longest. `everywhere.py` runs them in parallel, and the
-`rest` beside them. `EVERGREEN_TEST_PART` selects the part of a pytest. If it is unset, all parts
+"""Parts of the driver's tests, which take longest. `everywhere.py` runs these parts and the `rest`
+in parallel. `EVERGREEN_TEST_PART` selects the part that one pytest runs. If it is unset, all parts
 run."""
 
 
@@ -52,7 +53,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     except ValueError:
         return None
     if relative == "support":
-        return True  # has no tests, and parts of it need another environment's libraries
+        # This folder has no tests, and parts of it need another environment's libraries.
+        return True
     here = Path(sys.prefix).name
     if collection_path.is_file():
         relative = str(Path(relative).parent)
@@ -76,7 +78,7 @@ def raw_table():
     return _make_raw_table
 
 
-@lru_cache(maxsize=16)  # drawing a table takes longer than most tests that use it
+@lru_cache(maxsize=16)  # Drawing a table takes longer than most tests that use the table.
 def _make_raw_table(
     n: int = 1000,
     *,
@@ -119,7 +121,7 @@ def _make_raw_table(
 
 @pytest.fixture(scope="session")
 def cloud_storage_server():
-    """The emulator behind `cloud_storage`, started once."""
+    """The emulator that `cloud_storage` uses. The emulator is started once."""
     _find_emulator()
     from tests.support.cloud_storage import CloudStorage
 
@@ -137,7 +139,10 @@ def cloud_storage(cloud_storage_server, monkeypatch):
 
 @pytest.fixture
 def kubeflow(tmp_path, monkeypatch):
-    """A double of the KFP API with the pipeline `ours`. Its client's home is a temporary folder."""
+    """A double of the KFP API with the pipeline `ours`.
+
+    The home of the KFP client is a temporary folder.
+    """
     from tests.support.kfp_server import KfpServer
 
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -149,9 +154,9 @@ def kubeflow(tmp_path, monkeypatch):
 
 
 def _find_emulator() -> None:
-    """Import the emulator from the driver's environment if this one lacks it.
+    """Import the emulator from the driver's environment if this environment lacks it.
 
-    It is plain Python.
+    The emulator is pure Python.
     """
     name = "gcp_storage_emulator"
     if importlib.util.find_spec(name) is None:

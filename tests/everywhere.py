@@ -1,7 +1,7 @@
 """Runs every test and docstring example in the environment of its image, and prints the counts.
 
-Two more parts run at a time than there are cores, because parts with servers are idle half of the
-time. Arguments are passed to every pytest.
+The number of parallel parts is the number of cores plus two, because parts with servers are idle
+half of the time. Arguments are passed to every pytest.
 """
 
 import os
@@ -91,8 +91,8 @@ def _counts(junit: Path) -> dict[str, int]:
 
 def main(arguments: list[str]) -> int:
     """Run all environments and return 0 if every test passed."""
-    # A shell starts background jobs with Ctrl-C ignored, and their children inherit that. Some
-    # tests send SIGINT.
+    # A shell starts background jobs with Ctrl-C ignored, and their children inherit this setting.
+    # Some tests send SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with ThreadPoolExecutor(available_cores() + NUM_WAITING) as runners:
         results = list(runners.map(lambda part: run(*part, arguments), PARTS))

@@ -217,7 +217,7 @@ def _time_form(reader: Any, recommender: Recommender, *, now: float) -> str | No
 
 
 class _ValueCollector:
-    """Collects the content of the rows."""
+    """Collector of the content of the rows."""
 
     def __init__(self, recommender: Recommender, trial: Trial, sample_rows: int) -> None:
         self.recommender, self.trial, self._left = recommender, trial, sample_rows

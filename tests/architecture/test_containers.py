@@ -1,7 +1,8 @@
 """The project's images built by podman, and the compiled pipeline in them.
 
-`make test-images` runs these tests. It needs root and a package index. They do not cover Python's
-own base images (`containers` describes the stand-ins), CUDA, NVIDIA's images, or a kubelet.
+`make test-images` runs these tests. The tests need root and a package index. They do not cover
+Python's own base images (`containers` describes the stand-ins), CUDA, NVIDIA's images, or a
+kubelet.
 """
 
 import json
@@ -51,7 +52,7 @@ def test_images_are_no_larger_than_their_ceilings(podman, images):
         layers = len(found[image]["RootFS"]["Layers"])
         print(f"{image:18}{size:8.0f}{CEILINGS_MB[lock(image)]:9}{layers:8}")
     assert all(size <= CEILINGS_MB[lock(image)] for image, size in sizes.items())
-    # One environment is one layer, the second one, over the base's layer.
+    # Each image has two layers: the base, and its environment.
     for locked in CEILINGS_MB:
         assert (
             len({found[image]["RootFS"]["Layers"][1] for image in PLAIN if lock(image) == locked})
@@ -169,7 +170,7 @@ print(json.dumps({"version": tfdv.__version__, **{name: MessageToDict(each) for 
 
 
 def leaves(value, path="") -> dict:
-    """Map paths to the values within `value`."""
+    """Map each path within `value` to its value."""
     if not isinstance(value, dict | list):
         return {path: value}
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
@@ -262,7 +263,7 @@ def test_newer_tfdv_of_image_judges_as_older_one_of_laptop(podman, images, volum
 
     volume.chmod(0o755)
     for run in ("r1", "r2"):
-        # The image's run also continues from the laptop's champion.
+        # The run in the image also continues from the laptop's champion.
         shutil.copytree(laptop, image, dirs_exist_ok=True)
         give_to_user(image)
         (older, report, page), (newer, its_report, its_page) = (

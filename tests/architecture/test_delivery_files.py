@@ -37,7 +37,7 @@ PINNED = re.compile(r"uses: +([\w.-]+/[\w./-]+)@[0-9a-f]{40} # v\d+(\.\d+)*$")
 
 
 def load(name: str) -> dict:
-    # YAML 1.1 parses `on` as true. No test reads it.
+    # YAML 1.1 parses the key `on` as true. No test reads this key.
     return yaml.safe_load((REPOSITORY / name).read_text())
 
 
@@ -71,7 +71,7 @@ def test_files_agree_with_published_schema(schema, paths):
 
 
 def test_cloud_build_is_told_nothing_that_it_does_not_know():
-    """The published schema is closed for steps and options, but not for the file's top level."""
+    """The published schema is strict about steps and options, but not about top-level keys."""
     package = pytest.importorskip(
         "check_jsonschema", reason="check-jsonschema is not in this environment"
     )
@@ -234,7 +234,7 @@ def test_cloud_builds_plan_is_script_that_builds_and_pushes(tmp_path):
     (text,) = [text for text in commands() if "DRY_RUN" in text]
     names = load("cloudbuild.yaml")["substitutions"]["_IMAGES"]
     text = text.replace("$_IMAGES", names).replace("build/images.sh", str(tmp_path / "images.sh"))
-    # Quoted twice: for this shell, and for the shell of make's recipe.
+    # The text is quoted twice, for this shell and for the shell of make's recipe.
     text = text.replace("make ", f"make PYTHON={shlex.quote(shlex.quote(sys.executable))} ")
     environment = {**os.environ, "OVERLAY": "k8s/overlays/gke", "REVISION": REVISION}
     subprocess.run(["bash", "-euc", text], check=True, cwd=REPOSITORY, env=environment, timeout=60)
@@ -362,7 +362,9 @@ def test_sample_that_fails_ends_release(checkout, kfp):
 
 @pytest.fixture
 def kubectl(tmp_path):
-    """PATH with a kubectl double that answers port-forwards by a server, and its records.
+    """A PATH and its records.
+
+    The kubectl on this PATH is a double that answers port-forwards with a server.
 
     A file `ready` next to the records holds the number of Triton's ready pods.
     """
@@ -386,13 +388,14 @@ if sys.argv[1:] == ["apply", "-f", "-"]:
 if "port-forward" in sys.argv:
     http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1].split(":")[0])), Answer).serve_forever()
 """)
-    # It has no `#!` line, which could not name a path with a space.
+    # The script has no `#!` line, because such a line cannot name a path with a space.
     command = shlex.join([sys.executable, str(folder / "kubectl.py")])
     (folder / "kubectl").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     (folder / "kubectl").chmod(0o755)
     yield f"{folder}:{os.environ['PATH']}", notes
     for line in notes.read_text().splitlines() if notes.exists() else []:
-        # A tunnel that was not stopped, with the loop that would restart it, in their own session.
+        # A tunnel that was not stopped and the loop that would restart it. Both run in their own
+        # session.
         with suppress(ProcessLookupError):
             if (group := os.getpgid(int(line.split()[0]))) != os.getpgrp():
                 os.killpg(group, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Tests of `make images`: its commands, and the files of the checkout that an engine sees.
 
-If podman is installed, it builds an image for that. Other tests put a script called docker or
+The second check builds an image if podman is installed. Other tests put a script called docker or
 podman on PATH that records its arguments.
 """
 
@@ -31,7 +31,7 @@ if sys.argv[2] == os.environ.get("ENGINE_FAILS"):
 if sys.argv[2] == "image":
     print(os.environ.get("ENGINE_KNOWS", ""))
 """
-# A `#!` line could not name a Python whose path has a space.
+# A `#!` line cannot name a Python whose path contains a space.
 SCRIPT = f'#!/bin/sh\nexec {shlex.join([sys.executable, "-c", NOTING])} "$0" "$@"\n'
 
 
@@ -45,7 +45,7 @@ def git(folder: Path, *words: str) -> str:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A commit of this checkout and its uncommitted changes, next to files for no image."""
+    """A commit of this checkout with its uncommitted changes, and files that belong to no image."""
     if GIT is None:
         pytest.skip("git is not installed")
     try:
@@ -92,9 +92,9 @@ def tree(original, tmp_path, monkeypatch):
 
 @pytest.fixture
 def engines(tmp_path, monkeypatch):
-    """`engines("docker")` puts scripts of these names on PATH, alone with git.
+    """`engines("docker")` limits PATH to git and scripts of these names.
 
-    The result reads their calls.
+    The result returns their calls.
     """
     folder, notes = tmp_path / "bin", tmp_path / "notes"
 
@@ -184,7 +184,7 @@ def test_digests_of_docker_are_those_of_repository_that_was_pushed_to(tree, engi
         f"{REGISTRY}/evergreen-monitoring@{digest}",
     ]
     words = ["monitoring", "--registry", REGISTRY, "--push", "--tag", "v1"]
-    assert build_images.main(words) == 3  # pushed, but the engine has no digest
+    assert build_images.main(words) == 3  # The image was pushed, but the engine has no digest.
     monkeypatch.setenv("ENGINE_KNOWS", json.dumps(known))
     assert build_images.main(words) == 0
     assert told()[-1][1:] == [

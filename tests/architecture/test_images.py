@@ -1,4 +1,4 @@
-"""Tests of the images without Docker: what each Dockerfile says, and that the copied files suffice.
+"""Tests of the Dockerfiles without Docker: their content, and whether the copied files suffice.
 
 The COPY lines are replayed into an empty folder, which then holds all of the image's own code.
 `test_containers.py` checks that the programs work there, and `test_image_builds.py` how images are
@@ -32,7 +32,7 @@ from tests.support.sources import HEAVY, imports_of, told_after
 STEPS = sorted(ENVIRONMENT_OF_STEP)
 IMAGES = sorted(DOCKERFILES)
 OURS_ALONE = [image for image in IMAGES if environment(image)]
-"""Images with one of the project's locks. The others are NVIDIA's with the project's code."""
+"""Images with one of the project's locks. The other images are NVIDIA's with the project's code."""
 OURS = (
     "evergreen",
     "components",
@@ -61,12 +61,11 @@ OPTIONAL = (
     *("tbbpool.cpython-311-x86_64-linux-gnu.so", "omppool.cpython-311-x86_64-linux-gnu.so"),
     "libcaffe2_nvrtc.so",
 )
-"""Libraries that may be absent: Numba's threading layers, because it has its own fallback, and
-torch's kernel compiler, because its library belongs to the GPU driver, which a node with a GPU
-mounts."""
+"""Libraries that may be absent. Numba has a fallback for its threading layers. The library of
+torch's kernel compiler belongs to the GPU driver, and a node with a GPU mounts it."""
 CUDA_FOLDER = "nvidia"
-"""Folder of CUDA's own packages, if torch is its CUDA build. They hold transports for networks that
-a node may lack."""
+"""Folder of CUDA's own packages, if torch is the CUDA build. The packages contain transports for
+networks that a node may lack."""
 DEBIAN_12_GLIBC_MINOR = 36
 HADOLINT = Path(sys.executable).with_name("hadolint")
 
@@ -249,7 +248,7 @@ def test_image_tells_what_it_is_and_runs_as_nobody_special(name):
         "org.opencontainers.image.source": "https://git.example/e",
         "org.opencontainers.image.licenses": "Apache-2.0",
     }
-    # Whatever differs between commits comes last, so that a label causes no rebuild of layers.
+    # Everything that differs between commits comes last, so that a new label rebuilds no layers.
     kinds = [keyword for keyword, _ in shipped.instructions]
     assert kinds.index("ARG") > max(
         i for i, kind in enumerate(kinds) if kind in ("COPY", "RUN", "ENV", "WORKDIR")

@@ -1,4 +1,4 @@
-"""Checks that the modules which docstrings, comments and pages name in backticks exist."""
+"""Checks that modules exist if docstrings, comments or pages name them in backticks."""
 
 import pytest
 

@@ -55,8 +55,8 @@ RUN cd /usr/local/lib/python3.11/dist-packages/pytriton/tritonserver \\
 ENV LD_LIBRARY_PATH=/usr/local/lib/python3.11/dist-packages/nvidia_pytriton.libs
 CMD ["sh", "-c", "trap exit TERM; sleep infinity & wait"]
 """  # noqa: E501
-"""Dockerfile with the laptop's serving environment over a stand-in base. Its server and backend are
-at NVIDIA's paths."""
+"""Dockerfile with the laptop's serving environment over a stand-in base. Server and backend have
+the same paths as in NVIDIA's image."""
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 TRAFFIC = "evergreen-played-traffic"
 
@@ -233,7 +233,7 @@ def release_first(podman, images, monkeypatch, folders):
     arguments, places = {"settings": settings, "trigger_id": "first"}, {"server": "python"}
     pythons = {name: python_of(name, REPOSITORY) for name in set(ENVIRONMENT_OF_STEP.values())}
     paths = {"root": root / "artifacts", "logs": root / "logs", "source": REPOSITORY}
-    previous = os.umask(0)  # KFP creates the folders of a task's outputs as root beforehand
+    previous = os.umask(0)  # KFP creates output folders as root before the task starts.
     try:
         runner.run_pipeline(
             package, arguments, places=places, name="first", pythons=pythons, **paths

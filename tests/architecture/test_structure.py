@@ -1,4 +1,4 @@
-"""Checks of house rules: import directions, light imports, names and exits."""
+"""Checks of house rules: import directions, light imports, names and exit codes."""
 
 import ast
 import importlib.metadata
@@ -93,7 +93,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 def is_pipeline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Return whether the function is a pipeline or component.
 
-    KFP wants those in one function with all parameters.
+    KFP requires one function with all parameters for them.
     """
     return any(
         ast.unparse(each).startswith(("dsl.pipeline", "dsl.component"))
@@ -186,7 +186,7 @@ def test_settings_and_contracts_import_only_numpy_msgspec_and_protobuf():
         for room in ("config", "contracts")
         for path in (REPOSITORY / "evergreen" / room).glob("*.py")
     }
-    own = {"__mp_main__"}  # multiprocessing's name of the main module
+    own = {"__mp_main__"}  # This is multiprocessing's name of the main module.
     optional = {"typing_extensions"}  # msgspec imports its supported types if they are installed
     messages = "evergreen.contracts.record_format"
     for modules, more in ((names - {messages}, set()), ({messages}, {"google"})):

@@ -1,4 +1,4 @@
-"""Tests of the load generator's schedule, latencies and counts, in virtual time."""
+"""Tests of the load generator's schedule, latencies and counts in virtual time."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from tests.support.virtual_time import VirtualTime
 
 
 def test_stall_is_charged_to_every_request_that_was_due_during_it():
-    """Avoids coordinated omission: the waits of single requests follow Lindley's recursion."""
+    """Coordinated omission is avoided: waits of single requests follow Lindley's recursion."""
     service = np.full(1000, 0.01)
     service[50] = 0.8
     time = VirtualTime()

@@ -1,4 +1,4 @@
-"""Tests of the slowly drifting simulator: its truth over time and its rate of forgetting."""
+"""Tests of the slowly drifting simulator: click probabilities, and how fast a model is outdated."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,10 @@ def test_click_rate_and_best_auc_do_not_wander(world, drifting, hours):
 
 
 def test_old_truth_loses_point_of_auc_in_day_and_more_older_it_is(drifting):
-    """The default `moving_share` documents this loss. Checked over five days, several times."""
+    """The documentation of the default `moving_share` states this loss.
+
+    The test checks the loss several times over five days.
+    """
     lost = {age: [] for age in (1.0, 5.0, 24.0)}
     for start in range(0, 120, 24):
         old = drifting.at(start)

@@ -1,4 +1,4 @@
-"""Checks that the training benchmark's peer is the same network for any lists."""
+"""Checks that the peer in the training benchmark is the same network, for any lists."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Tests of back-fills: a version is complete or absent, and no data is lost."""
+"""Tests of back-fills: a version of a day is complete or absent, and no data is lost."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Tests of `--help` of every command: its name, its defaults, and an example that parses."""
+"""Tests of `--help` of every command: it shows name, defaults, and an example that parses."""
 
 import argparse
 import re

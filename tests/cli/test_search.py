@@ -1,7 +1,7 @@
 """Tests of a search: allowed parameters, trials, the winner, and the equivalent Katib experiment.
 
-Trials are runs of a program that writes a run's results into the registry. Its AUC is a known
-function of the settings. The slow test uses real trials.
+A trial runs a program that writes a run's results into the registry. The AUC is a known function of
+the settings. The slow test uses real trials.
 """
 
 import json
@@ -183,7 +183,7 @@ def test_katib_is_given_experiment_whose_trials_run_uploaded_pipeline(
     assert search.main(line) == 0
     experiment = yaml.safe_load((tmp_path / "katib.yaml").read_text())
     validate_crd(experiment)
-    # Like Katib: every value is inserted into the template's JSON, and the arguments are joined for
+    # Like Katib, the test inserts every value into the template's JSON and joins the arguments for
     # a shell.
     spec, values = experiment["spec"], {"trial": "search-x7"}
     for each in spec["parameters"]:

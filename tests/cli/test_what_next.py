@@ -1,4 +1,4 @@
-"""Tests of the advice after a run without release, which is a command if there is one."""
+"""Tests of the advice after a run without release, which names a command if one helps."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""Tests of server counters of a baking version with simulated counters: p99, and equal versions."""
+"""Tests of a baking version with simulated server counters: a worse p99, and equal versions."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ ADDRESSES = ("triton-a:8002", "triton-b:8002")
 def told(version, requests, p99_ms):
     """Return a server's metrics of requests of 1 ms.
 
-    `p99_ms` None means that it exports no quantiles.
+    If `p99_ms` is None, the server exports no quantiles.
     """
     labels = f'model="{MODEL_NAME}",version="{version}"'
     values = [("request_success", requests), ("compute_infer_duration_us", 1000 * requests)]
@@ -67,7 +67,7 @@ class Rounds:
     def pass_by(self, number, *p99):
         """Run at most `number` rounds until a version is rolled back.
 
-        Return their count and last step.
+        Return the number of rounds and the last step.
         """
         self.p99, done = p99, []
         while len(done) < number and (not done or done[-1].action != TAKEN_BACK):
@@ -110,8 +110,9 @@ def test_p99_is_not_judged_while_server_does_not_answer(rounds):
 
 @pytest.mark.slow
 def test_of_thousand_equal_versions_counters_roll_back_at_most_ten():
-    """An hour each: 20 requests a second of log-normal times, one of 500 stalled for 100 ms, one of
-    200 failed.
+    """Equal versions with an hour of 20 requests a second each, with log-normal times.
+
+    One of 500 requests stalls for 100 ms, and one of 200 fails.
     """
     looks, requests, taken = 360, 200, 0
     for seed in range(1_000):

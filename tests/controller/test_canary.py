@@ -102,7 +102,7 @@ class Place:
         return canary.CanarySettings(**{**values, **changes})
 
     def start(self, seed=2, **other):
-        """Start the canary, and count errors and latency from then on."""
+        """Start the canary and the counting of its errors and latency."""
         done = start(*self.candidates[seed], settings=self.release_settings(), **other)
         if self.plan() is not None and not self.plan().baseline:
             self.step()
@@ -183,7 +183,7 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def unflushed(monkeypatch):
-    """A killed process loses nothing that it wrote, so these tests wait for no disk."""
+    """A killed process loses nothing that it wrote, so these tests skip fsync."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -272,7 +272,7 @@ def test_what_servers_counted_before_stage_is_not_held_against_it(place):
 
 @pytest.mark.parametrize("change", ["new", "restarted"])
 def test_warm_up_of_new_or_restarted_server_does_not_count_against_canary(place, change):
-    """70 slow requests are a small part of stable's and a large one of the canary's."""
+    """70 slow requests are a small share of stable's requests, but a large one of the canary's."""
     for server in place.servers.values():
         server.count(MODEL_NAME, 1, success=1000, infer_us=1_000_000)
     place.start()
@@ -420,7 +420,7 @@ def test_candidate_that_passes_gate_takes_place_of_canary_and_live_version(place
 def test_next_canary_unloads_one_before_once_clients_have_left_it(
     place, make_candidate, monkeypatch, is_told
 ):
-    """If no controller unloaded it, the plan can still name it."""
+    """The plan can still name a canary that no controller has unloaded."""
     before = place.start().version
     third, fourth = (judged(make_candidate(place.store, seed), "pass") for seed in (3, 4))
 
@@ -532,16 +532,14 @@ def test_server_that_is_down_does_not_keep_bad_canary_going(place):
     with pytest.raises(TemporaryError):
         place.step()
     assert place.plan().canary is not None, "a good one waits"
-    place.clock.advance(-12)  # these are the older ones, so they are looked at first
+    place.clock.advance(-12)  # These are older, so they are checked first.
     place.pairs(5000, canary_noise=3.0)
     assert place.step().action == "aborted"
     assert place.plan().canary is None
 
 
 def test_without_canary_step_needs_no_server(place):
-    """It is called every few minutes, also before the first model and where everything is scaled to
-    zero.
-    """
+    """The command runs every few minutes, even before the first model or without any server."""
     for server in place.servers.values():
         server.crash()
     assert place.step().action == "none"
@@ -636,7 +634,7 @@ def test_clock_that_was_set_back_cannot_keep_canary_draining_for_ever(place):
 
 
 def run_to(place, stage):
-    """Bring a fresh place to the point where `stage` comes next.
+    """Bring a fresh installation to the point before `stage`.
 
     Return the function that runs it.
     """
@@ -672,9 +670,7 @@ def run_to(place, stage):
     ],
 )
 def test_kill_at_any_step_is_put_right_by_next_one(tmp_path, make_candidate, stage):
-    """No cleaning up happens in the killed process: a kill is a crash after which nothing more is
-    written.
-    """
+    """The killed process does not clean up, and writes nothing after the kill."""
     number, names = 1, []
     place = Place(tmp_path / "place", make_candidate)
     act = run_to(place, stage)

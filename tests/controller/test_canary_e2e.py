@@ -24,7 +24,7 @@ from tests.support.real_servers import BackgroundTraffic, under_load
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 from tests.support.shadow_rows import write_shadow_rows
 
-# Two cores shared with everything else: latency is no evidence here, outcomes are.
+# The two cores are shared with everything else, so the test uses outcomes as evidence, not latency.
 POLICY = CanaryPolicy(
     min_pairs=150,
     max_looks=3,
@@ -38,7 +38,7 @@ PATIENCE_SECONDS = 100.0
 
 
 class Load(BackgroundTraffic):
-    """Users who send requests by the plan, without pause, in the background.
+    """Users who send requests according to the plan, without pause, in the background.
 
     The rows that both arms scored go to the archive, with labels drawn from the scores of the
     version named `truth`.

@@ -1,4 +1,4 @@
-"""A canary's rules against planted truths: how often they err, and what they never do."""
+"""Tests of a canary's rules on simulated pairs: how often they err, and what they never do."""
 
 import dataclasses
 import math
@@ -60,7 +60,7 @@ def world(
 
 
 def run(seed, policy=POLICY, counts=HEALTHY, **planted):
-    """Return how a canary of this simulated world ends, and its pairs at that time.
+    """Return how a canary of this simulator ends, and its number of pairs at that time.
 
     The policy is asked twice after each look's number of pairs.
     """
@@ -80,7 +80,7 @@ REPEATS = 120
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["single rows", "lists of ten"])
 def test_equal_model_is_aborted_no_more_often_than_stated(rows):
-    # No growth here: the margins are out of reach, so that every look can err.
+    # The margins are out of reach, so that the canary never grows and every look can err.
     strict = CanaryPolicy(min_pairs=500, max_looks=4, auc_margin=1e-6, log_loss_margin=1e-6)
     aborted = sum(run(seed, strict, rows=rows)[0] == "worse" for seed in range(REPEATS))
     stated = strict.alpha
@@ -90,8 +90,9 @@ def test_equal_model_is_aborted_no_more_often_than_stated(rows):
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["single rows", "lists of ten"])
 def test_few_clicks_are_no_evidence_however_many_pairs_there_are(rows):
-    """Three clicks among 2000 pairs: a normal approximation would abort one equal model in thirty
-    at a single look.
+    """Three clicks among 2000 pairs are too few for a normal approximation.
+
+    This approximation would abort one of thirty equal models at a single look.
     """
     policy = CanaryPolicy()
     found = [
@@ -114,7 +115,10 @@ def test_all_looks_together_have_stated_rates():
 
 @pytest.mark.parametrize("rows", [1, 10], ids=["single rows", "lists of ten"])
 def test_model_that_loses_margin_grows_no_more_often_than_stated(rows):
-    """Noise 0.5 -> 1.0 costs 0.039 of AUC, and the log loss stays far within its margin."""
+    """More noise lowers the AUC by 0.039, while the log loss stays far within its margin.
+
+    The noise rises from 0.5 to 1.0.
+    """
     policy = CanaryPolicy(
         min_pairs=500, max_looks=4, auc_margin=0.039, log_loss_margin=0.9, alpha=1e-9
     )
@@ -126,7 +130,10 @@ def test_model_that_loses_margin_grows_no_more_often_than_stated(rows):
 
 
 def test_worse_model_is_aborted_with_power_and_early():
-    """Noise 0.5 -> 1.0 costs 0.039 of AUC and 0.03 nats, nearly always seen before the last look."""  # noqa: E501
+    """Raising the noise from 0.5 to 1.0 lowers the AUC by 0.039 and adds 0.03 nats of log loss.
+
+    The canary nearly always ends before the last look.
+    """  # noqa: E501
     ends = [run(seed, canary_noise=1.0) for seed in range(60)]
     assert sum(end[0] == "worse" and end[1] < POLICY.looks[-1] for end in ends) >= 54
     assert not any(end[0] == GROW for end in ends)
@@ -236,8 +243,9 @@ def test_latency_over_bound_aborts_and_all_failures_leave_no_latency():
 
 
 def test_answers_from_cache_are_no_measure_of_model():
-    """Stable's cache has seen nine in ten of its requests, the canary's none: as models they are
-    equally fast.
+    """Stable's cache answers nine of ten requests, and the canary's cache is empty.
+
+    The models themselves are equally fast.
     """
     stable = ArmCounts(10_000, 0, 1_500_000, cache_hits=9_000)
     canary = ArmCounts(2000, 0, 3_000_000)

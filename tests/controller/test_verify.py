@@ -1,7 +1,4 @@
-"""Tests of verification: a version's logged scores against float64 NumPy.
-
-Anything changed is named.
-"""
+"""Tests of verification: a version's logged scores are compared with float64 NumPy."""
 
 import dataclasses
 import json
@@ -78,7 +75,10 @@ def logged(table, version, scores):
 
 @pytest.fixture
 def lake(tmp_path, raw_table, truth):
-    """Two days of rows with reference scores. `change(scores)` changes those of the second file."""
+    """Two days of rows with reference scores.
+
+    `change(scores)` changes the scores of the second file.
+    """
 
     def make(done, change=lambda scores: scores):
         folder = tmp_path / "a lake"
@@ -89,7 +89,8 @@ def lake(tmp_path, raw_table, truth):
             part.mkdir(parents=True)
             table = logged(table, done.version, change(scores) if day == 2 else scores)
             pq.write_table(table, part / "part-a.parquet", row_group_size=64)
-            # Rows of versions that were never right, of no version, and of an unfinished writer.
+            # These rows are of versions that were never valid, of no version, and of an unfinished
+            # writer.
             other = logged(raw_table(80, seed=seed + 100), done.version + 7, np.float32(0.5))
             pq.write_table(other, part / "part-b.parquet")
             pq.write_table(raw_table(40, seed=seed + 200), part / "simulated.parquet")

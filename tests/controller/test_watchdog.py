@@ -51,7 +51,7 @@ def watchdog(settings):
 
 
 def findings(watchdog):
-    """Return the findings about the live model on the one server."""
+    """Return the findings about the live model on the only server."""
     return [finding for key, finding in watchdog.look().items() if key.endswith(f" {MODEL_NAME}")]
 
 
@@ -77,7 +77,7 @@ def test_stub_killed_under_load_is_healed_and_requests_succeed_again(
 class OutOfTurn(Triton):
     """A real connection to two instances.
 
-    The dead one is skipped once, then gets every second request.
+    The dead instance is skipped once, then gets every second request.
     """
 
     turns = []
@@ -116,7 +116,7 @@ def test_during_release_nothing_is_reloaded_and_after_it_model_is_healed(
 
 
 class Counted(Triton):
-    """A real connection that records which models it was told to load."""
+    """A real connection that records the models of its load requests."""
 
     loads = []
 
@@ -129,7 +129,8 @@ def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(
     deploy, client, triton, settings
 ):
     deploy(1), deploy(2)
-    # Its record changes too, because a graph that differs from its record is never loaded.
+    # The checksum record changes too, because a graph that does not match its record is never
+    # loaded.
     other, live = (triton.repository / MODEL_NAME / version for version in "12")
     right = {
         name: (live / name).read_bytes() for name in ("model.onnx", "model.data", "version.json")
@@ -153,7 +154,7 @@ def test_wrong_scores_need_two_readings_and_reloads_become_ever_rarer(
 class Overloaded(Counted):
     """Refuses requests like the real server with a full queue.
 
-    tests/e2e/test_serving_faults.py checks that it does so.
+    tests/e2e/test_serving_faults.py checks that the real server does so.
     """
 
     def infer(self, *_, **__):
@@ -240,7 +241,7 @@ def test_server_that_is_gone_is_reported_until_it_is_back(deploy, client, triton
 
 
 def test_response_cache_cannot_answer_for_dead_stub(make_candidate, settings, tmp_path):
-    """The cache continues to answer earlier requests. Shuffled rows avoid that."""
+    """The cache continues to answer earlier requests. Shuffled rows avoid the cache."""
     with TritonServer(
         tmp_path / "cached",
         log=tmp_path / "triton.log",

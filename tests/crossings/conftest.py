@@ -53,7 +53,7 @@ SETTINGS = {
     "preprocessing": {"frequency_threshold": 2},
     "model": {"embedding_dim": 4, "num_cross_layers": 2, "tower": [16, 8]},
     "training": {"learning_rate": 0.003, "batch_size": 256, "seed": 7},
-    # The gate's decision does not matter in crossings, because so few rows decide nothing.
+    # These tests ignore the gate's decision, because so few rows are not conclusive.
     "gate": {
         "min_auc": 0.0,
         "max_auc_loss": 1.0,
@@ -71,7 +71,7 @@ class Round:
     run: str
     manifests: dict = field(default_factory=dict)
     paths: dict[str, Path] = field(default_factory=dict)
-    """Paths of the manifests. `valid` is that of the rows that validation passed on."""
+    """Paths of the manifests. `valid` is the manifest of the rows that validation passed on."""
 
     def __getattr__(self, step: str):
         try:
@@ -82,14 +82,14 @@ class Round:
 
 @dataclass
 class Chain:
-    """A folder with a lake, a registry and a repository, and the runs over them."""
+    """A folder with a lake, a registry and a repository, and the runs that use them."""
 
     root: Path
     rounds: list[Round] = field(default_factory=list)
     settings: dict[str, dict] = field(default_factory=lambda: dict(SETTINGS))
     """Changes of the recommender's settings for the next runs, by section."""
     warm: WarmSteps | None = None
-    """Forks the steps. None means that each is a plain command."""
+    """Function that forks the steps. If None, each step is a plain command."""
     recommender: Recommender = CRITEO_RECOMMENDER
 
     def copied_to(self, root: Path, **changed: object) -> "Chain":
@@ -230,8 +230,8 @@ def chain(tmp_path_factory, warm):
     )
     chain.turn("round-1")
     chain.warm = warm
-    # As if the rows had been extracted when the first model was already live. It is compared with
-    # itself.
+    # The manifest is as if the first model had been live during extraction. This model is compared
+    # with itself.
     first = chain.rounds[0]
     folder = first.paths["extraction"].parent
     live_first = keep(

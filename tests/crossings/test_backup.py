@@ -1,4 +1,4 @@
-"""Tests of backup and restore: what is restored after a lost disk, and what is not."""
+"""Tests of backup and restore: which data is restored after a lost disk, and which is not."""
 
 import hashlib
 import io
@@ -156,7 +156,7 @@ def test_release_under_copys_hands_leaves_no_backup(installation, tmp_path, monk
 
 @pytest.fixture
 def lost(installation, tmp_path):
-    """A backup whose installation is lost, and the lost content."""
+    """A backup of an installation that is lost, and a description of the lost content."""
     for number in range(5):
         (installation / "lake" / "day=2026-01-01").mkdir(exist_ok=True)
         path = installation / "lake" / "day=2026-01-01" / f"part-{number}.parquet"
@@ -202,7 +202,7 @@ def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_
         left[0] = number
         with pytest.raises(Killed):
             restore(backup, within=installation_root.parent, confirm=no)
-        # Leftovers of a power cut next to them.
+        # Next to them are leftovers of a power cut.
         (installation_root / "lake" / f".file.{'0a' * 16}").write_bytes(b"half")
     left[0] = 10**6
     restore(backup, within=installation_root.parent, confirm=no)

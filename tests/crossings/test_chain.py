@@ -1,4 +1,4 @@
-"""Tests of six steps in six processes: each reads what the previous one wrote."""
+"""Tests of six steps in six processes: each step reads the output of the previous step."""
 
 import json
 import subprocess

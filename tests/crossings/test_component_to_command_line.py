@@ -94,8 +94,8 @@ CODES = (1, 2, 3, ExitCode.PREEMPTED)
 ERROR_CODES = [
     (step, code) for step in STEPS for code in CODES if not (step in GATES and code == 1)
 ]
-"""Exit codes that mean an error. 1 of the gate is a decision. 1 of deployment is a refusal, which
-no retry changes."""
+"""Exit codes that mean an error. Code 1 is a decision of the gate, or a refusal of deployment,
+which no retry changes."""
 
 
 @pytest.mark.parametrize(("step", "code"), ERROR_CODES)

@@ -1,8 +1,8 @@
 """Tests that Criteo's rows give exactly the recorded rows, weights, graph and scores.
 
 `golden/criteo.json` has SHA-256 digests of both runs of the chain, from the code of revision
-a983fef, which had fixed features. A change that must not alter results must not alter this file.
-The latest digests are in `build/tests/criteo.json`. Metadata entries are ignored. Rows and
+a983fef, which had fixed features. This file must not change with code changes that must not alter
+results. The latest digests are in `build/tests/criteo.json`. Metadata entries are ignored. Rows and
 vocabularies are equal everywhere. The arithmetic on weights differs between processors and between
 library versions.
 """

@@ -22,7 +22,7 @@ LISTS, PLACES, SHARE = 700, 4, 0.4
 
 
 class LiveModel:
-    """Ranks by one number of the row, which says little about its clicks."""
+    """Ranks by a number of the row that says little about the row's clicks."""
 
     async def score(self, dense, categorical, *, request_id=None, key=None):
         return Scored((0.5 / (1 + np.nan_to_num(dense[:, 0]))).astype(np.float32), 1)
@@ -31,7 +31,7 @@ class LiveModel:
 def _talk(url, rows, clock):
     """Rank four rows per list.
 
-    Users see positions with falling odds and click by the row's label.
+    Users see lower positions less often, and click rows whose label is 1.
     """
     chance, asked = random.Random(5), []
 
@@ -84,13 +84,13 @@ def test_what_explored_lists_tell_of_candidate_stands_in_verdict(told):
     ]
     assert 0.4 * LISTS < len(lists) < 0.6 * LISTS
 
-    # The same sums list by list, from the client's lists and clicks.
+    # These are the same sums, computed list by list from the client's lists and clicks.
     total = num_swaps = num_disputed = 0
     seen = expected = 1.0
     for ranking, clicks in lists:
         order = np.lexsort(
             (ranking.candidates, -ranking.scores)
-        )  # equal scores keep the given order
+        )  # Equal scores preserve the given order.
         seen_before, expected_before = seen, expected
         for upper, lower in zip(order, order[1:]):
             on_pair = float((upper in clicks) + (lower in clicks))

@@ -1,4 +1,4 @@
-"""Tests of flipped bits in a lake's Parquet files: none is read as other rows."""
+"""Tests of flipped bits in a lake's Parquet files: no corrupt file is read as other rows."""
 
 import random
 
@@ -72,7 +72,8 @@ def test_no_flipped_bit_is_read_as_other_rows(tmp_path, raw_table, write, flips)
     def read():
         with reading_parquet(path), parquet_file(path) as file:
             table = file.read(columns=columns)
-        # Like all readers of the project: by name, with the types of the raw schema.
+        # Columns are read by name with the types of the raw schema, like in all readers of the
+        # project.
         if {field.name: field.type for field in table.schema} != types:
             raise ContractError(f"{path} has other columns")
         return table

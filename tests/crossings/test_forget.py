@@ -95,9 +95,10 @@ def rows_of(day: int, users: tuple[str, ...], *, name: str = "r", friend: str = 
 
 
 def fill_lake(lake: Path, files: Path) -> None:
-    """Write four days: a friend of the user, rows of the user in the next two, then none.
+    """Write four days.
 
-    The third day was back-filled. A file of the second has dictionaries.
+    The first day has a friend of the user, the next two have rows of the user, and the last has
+    neither. The third day was back-filled. One file of the second day has dictionaries.
     """
     files.mkdir()
     pq.write_table(rows_of(-1, OTHERS), files / "-1.parquet")
@@ -129,7 +130,7 @@ def users_of_row(row: int) -> list[int]:
 
 
 def run_monitor(folder: Path) -> None:
-    """Run a monitor on requests of two users: in the lake, in the archive, in its state."""
+    """Run a monitor on requests of two users, with rows in lake, archive and state."""
     bench = Bench(folder, archive_roll_rows=40, **JUDGING)
     bench.clock.now = START + 3 * 86_400
     bench.start(SHOP)
@@ -183,7 +184,7 @@ def keep_learnt(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """All data that holds a shop's rows, by the shipped writers."""
+    """All data of a shop that contains rows, written by the product's own writers."""
     folder, gone = tmp_path_factory.mktemp("a shop"), tmp_path_factory.mktemp("gone")
     store = folder / "store"
     accept_into(store, SHOP)
@@ -263,8 +264,8 @@ def holders(world: Path) -> set[str]:
         table = pq.ParquetFile(path).read() if content[:4] == b"PAR1" else pa.table({})
         users = table["user"].to_pylist() if "user" in table.column_names else []
         if "event" in table.column_names:
-            # Outcomes do not name users. The user has the odd rows of served requests. The last
-            # request is not archived yet.
+            # Outcomes do not name users. The odd-numbered rows of served requests are the user's.
+            # The last request is not archived yet.
             users = [
                 CATEGORY
                 for row in table.to_pylist()
@@ -278,7 +279,7 @@ def holders(world: Path) -> set[str]:
 
 
 def rows_of_windows(world: Path) -> int:
-    """Return the user's rows among those that the monitor stores for its windows."""
+    """Return the user's rows in the monitor's stored windows."""
     with closing(sqlite3.connect(world / "state" / "monitor.db")) as connection:
         held = connection.execute("SELECT requests FROM matured").fetchall()
         users = [unpack(MaturedRequests, packed).users for (packed,) in held]
@@ -288,7 +289,7 @@ def rows_of_windows(world: Path) -> int:
 def others_rows(world: Path) -> tuple[list[dict], list[str]]:
     """Return the other users' rows in the lake, and in archive, quarantine and late outcomes.
 
-    The user is removed from others' friends, and nobody else is.
+    Only this user is removed from the friends of other users.
     """
 
     def without_user(row: dict) -> dict:
@@ -366,7 +367,7 @@ def test_models_that_learned_user_are_named_with_run_to_replace_them(world, caps
 
 
 def test_live_version_contains_removed_user_until_full_run_is_live(world, capsys):
-    """Only rows show that model m4 learned from the user, and the first command deletes them."""
+    """Only rows show that m4 was trained on the user, and the first command deletes them."""
     store = world / "store"
     make_live(store, release(store, 2, "m4"))
     assert forget(world, "--yes") == 0
@@ -416,7 +417,7 @@ def killing(call, left):
 
 
 def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeypatch):
-    """It is killed before the third change of a name, then the fourth, then the third again."""
+    """The command is killed before its third rename, then the fourth, then the third again."""
     before, kills = others_rows(world), 0
     while True:
         left = iter(range(2 + kills % 2))
@@ -428,7 +429,7 @@ def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeyp
         kills += 1
         assert others_rows(world)[0] == before[0]
         if (incident := world / "incidents" / "one").exists():
-            replay(incident)  # fails if a file is absent
+            replay(incident)  # This fails if a file is absent.
     assert kills > 20
     assert (others_rows(world), holders(world)) == (before, set())
     assert [path.name for place in ("work", "incidents") for path in (world / place).iterdir()] == [

@@ -1,8 +1,8 @@
 """Tests of clicks that arrive after their row was archived, from the monitor to extraction.
 
-The simulated stream has its own truth: which rows are clicked within the attribution window,
-however late and often the log delivers it. A click after the window does not count, in the monitor
-and in training.
+The simulated stream knows which rows are clicked within the attribution window, however late and
+often the log delivers a click. A click after the window does not count, in the monitor and in
+training.
 """
 
 import random
@@ -19,7 +19,7 @@ from monitoring.uploader import Uploader
 from tests.support import monitors
 from tests.support.lakes import extract_by_command, rows_in
 
-BEGIN = 1_767_225_400.0  # one midnight passes while rows arrive, and another while clicks arrive
+BEGIN = 1_767_225_400.0  # One midnight passes while rows arrive, and another while clicks arrive.
 WINDOW, STEP, ROWS, NUM_REQUESTS = 30.0, 15.0, 5, 60
 OTHERS = ["at the end", "both", "just late", "clicked late", "days late", "converted"]
 
@@ -53,7 +53,7 @@ class Stream:
                     continue
                 event = CONVERSION if kind == "converted" else CLICK
                 if kind == "both":
-                    # Stored before the one that counts.
+                    # This click is stored before the click that counts.
                     self.messages.append(
                         (told - 60.0, self.outcome(batch, row, told - 61.0, event))
                     )
@@ -87,7 +87,7 @@ class Place(monitors.Bench):
         for number, group in groupby(
             messages, key=lambda message: int((message[0] - BEGIN) // STEP)
         ):
-            # An hour at a time while nothing is published.
+            # The clock moves by an hour at a time while nothing is published.
             while self.clock.now + 100 * STEP < BEGIN + number * STEP:
                 self.clock.now += (
                     3600 if BEGIN + number * STEP - self.clock.now > 3700 else 10 * STEP
@@ -117,7 +117,7 @@ def extracted(folder, lake, *, run: str) -> tuple[RawDataset, dict]:
 
 
 def download_all_of(lake: str, folder) -> None:
-    """Download the bucket's objects as the files that a mounted bucket shows."""
+    """Download the bucket's objects to the files that a mounted bucket would show."""
     objects = open_objects(lake)
     for each in objects.list():
         download(objects, each.name, folder / each.name)

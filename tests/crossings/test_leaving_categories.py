@@ -1,4 +1,4 @@
-"""Tests of evicted categories through the real steps: their ids are reused and learned."""
+"""Tests of evicted categories through the real steps: their ids are reused and trained."""
 
 from datetime import date
 
@@ -22,7 +22,7 @@ NEVER_SEEN = 2**32 - 1
 def leaving(chain, tmp_path_factory):
     """The chain's rounds and two more of a day each.
 
-    Categories live 36 hours, so those only in round 1 leave first.
+    Categories expire after 36 hours, so categories that occur only in round 1 are evicted first.
     """
     later = chain.copied_to(
         tmp_path_factory.mktemp("leaving"),

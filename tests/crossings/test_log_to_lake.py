@@ -1,4 +1,4 @@
-"""Tests of rows from the client through log, monitor and lake to extraction: nothing changes."""
+"""Tests that rows do not change from the client through log, monitor and lake to extraction."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ def extracted(tmp_path_factory, predictions):
     for _ in range(50):
         asyncio.run(publisher.flush())
         bench.turn(1, 3.0)
-    # Redelivered messages and events that label nothing have no effect.
+    # Redelivered messages have no effect, and neither do events that label no row.
     bench.tick(
         predictions[3], clicked("conversions", [("request 5", 6, bench.clock.now)], CONVERSION)
     )

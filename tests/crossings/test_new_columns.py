@@ -1,6 +1,6 @@
-"""Tests of a file that gets columns between two runs.
+"""Tests of a recommender file that gets new columns between two runs.
 
-The second run continues and learns from them.
+The second run continues the model and trains on these columns.
 
 The new columns are of all kinds: a number with an indicator and one in buckets, a category that is
 served as one value, lists with their own table and with another column's, and vectors of several
@@ -78,7 +78,7 @@ def words(source, num_categories, most):
 
 @pytest.fixture
 def rounds(chain_of):
-    """Both runs, and the second one's rows by request."""
+    """Both runs, and the second run's rows by request."""
     chain = chain_of(**MODEL)
     for day, n, columns in ((1, 2000, FIRST), (2, 4000, SECOND)):
         text = FILE
@@ -102,7 +102,10 @@ def rounds(chain_of):
 
 
 def places_of(row):
-    """Return the categories of a row as served, where the place is 7 for everybody."""
+    """Return the categories of a row as they are served.
+
+    The category `place` is 7 for everybody.
+    """
     tags, last = ([int(word) for word in row[name].split("|") if word] for name in ("tags", "last"))
     found = [row["city"], row["item"], row["place"]]
     return [*found, *[*tags[:2], -1, -1][:2], *[*last[-3:], -1, -1, -1][:3]]

@@ -1,4 +1,4 @@
-"""Tests of a quarantine rule: later steps use the other rows, and a later run learns all."""
+"""Tests of a quarantine rule: later steps skip the rows, and a later run trains on all rows."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def learn(chain, run, *, turn=Chain.turn, **rules):
     """Run one round as the pipeline joins its steps.
 
     Returns:
-        The rows that came in, those that validation passed on, training set and model.
+        The extracted rows, the rows that validation passed on, the training set and the model.
     """
     chain.settings = {
         **chain.settings,

@@ -31,14 +31,14 @@ PROGRAM = "import runpy; runpy.run_module('cli.registries', run_name='__main__',
 
 
 def ask(mlflow, path, body=None):
-    """Call a real server's REST API without its client."""
+    """Call a real server's REST API without the server's client."""
     content = None if body is None else json.dumps(body).encode()
     url, head = f"{mlflow}/api/2.0/mlflow/{path}", {"Content-Type": "application/json"}
     return json.load(DIRECT.open(urllib.request.Request(url, content, head), timeout=30))
 
 
 def state_of(mlflow):
-    """Return runs, MLflow's versions by the registry's number, and aliases."""
+    """Return the runs, MLflow's versions by the registry's number, and the aliases."""
     versions = ask(mlflow, "model-versions/search?filter=name%3D%27click_model%27")[
         "model_versions"
     ]
@@ -59,7 +59,7 @@ def by_key(pairs):
 
 @pytest.fixture(scope="module")
 def story(chain, tmp_path_factory):
-    """One registry exported repeatedly, and the content of both registries after each export."""
+    """A registry exported repeatedly, and the content of both registries after each export."""
     folder = tmp_path_factory.mktemp("registries")
     store, kubeflow = chain.copied_to(folder / "chain").root / "store", ModelRegistry()
     mlflow = f"http://127.0.0.1:{(port := free_port())}"
@@ -94,7 +94,7 @@ def story(chain, tmp_path_factory):
         stack.start("mlflow", server)
         export("away", f"http://127.0.0.1:{free_port()}")
         stack.wait_until(lambda: answers(f"{mlflow}/health"), what="MLflow's start", seconds=240)
-        # As left by an export that is killed between two of its calls.
+        # This is the state after an export was killed between two of its calls.
         tags = {"model_id": chain.rounds[1].training.model_id, "verdict": "pass"}
         ask(mlflow, "experiments/create", {"name": "click_model"})
         tags = [{"key": key, "value": tags[key]} for key in tags]

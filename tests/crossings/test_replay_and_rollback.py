@@ -79,13 +79,14 @@ def test_round_after_rollback_continues_model_that_is_live_again(chain, again):
 
 
 def test_same_round_after_rollback_gives_same_model_to_last_bit(chain, again):
-    """Weights, optimizer state and vocabulary equal the first model's.
+    """Weights, optimizer state and vocabulary equal those of the first model.
 
-    Any other start gives another model.
+    Any other start would result in another model.
     """
     second = chain.rounds[1]
     assert again.extraction.digest == second.extraction.digest
-    # Vocabularies, moments and category counts for the next run. NVTabular's own copy is below.
+    # Vocabularies, moments and category counts for the next run. NVTabular's own copy is in a
+    # folder below.
     workflows = [local_path(this.training.uri) / Model.WORKFLOW for this in (second, again)]
     files = [
         {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

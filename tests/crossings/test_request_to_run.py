@@ -1,4 +1,4 @@
-"""Tests that the monitor's request fills existing inputs of the pipeline."""
+"""Tests that the monitor's retrain request sets only inputs that the pipeline has."""
 
 import json
 import shlex
@@ -33,7 +33,7 @@ TYPES = {"STRING": str, "NUMBER_INTEGER": int, "NUMBER_DOUBLE": float, "BOOLEAN"
 
 
 class Archived:
-    """An archive with nothing to wait for."""
+    """An archive without pending rows."""
 
     def flush(self):
         return []
@@ -65,7 +65,7 @@ def inputs(package):
 
 @pytest.fixture
 def monitor_asks(tmp_path):
-    """Lets the monitor decide, write and submit a request through `trigger`.
+    """Lets the monitor decide, and write and submit a retrain request through `trigger`.
 
     Returns the request.
     """
@@ -121,13 +121,13 @@ def test_extraction_understands_requests_window(monitor_asks, tmp_path):
         start=request.window_start, end=request.window_end, parent=baselines.parent
     )
     assert window.start is None
-    assert window.end == round(NOW * 1e6) + 1  # the row at exactly that time belongs to the run
+    assert window.end == round(NOW * 1e6) + 1  # The row at exactly this time belongs to the run.
 
 
 def test_local_triggers_command_line_is_one_that_evergreen_takes(
     monitor_asks, services, package, inputs, tmp_path
 ):
-    # The demo's settings of the monitor, with a harmless program instead of the interpreter.
+    # The monitor's settings in the demo, with a harmless program in place of the interpreter.
     command = ["true", *services.run_command()[1:]]
     trigger = LocalTrigger(tmp_path / "state", tmp_path / "store", shlex.join(command))
     request = monitor_asks(trigger)

@@ -1,6 +1,7 @@
-"""Tests of three rounds: training and evaluation rows, counted where training reads them.
+"""Tests of the training and evaluation rows of three rounds, counted by training's own reader.
 
-Late rows are validated, encoded and learned before the window's, and recorded as seen.
+Late rows are validated, encoded and used for training before the window's rows, and recorded as
+seen.
 """
 
 from collections import Counter
@@ -29,7 +30,7 @@ NUM_LATE = 400
 def three(chain, tmp_path_factory):
     """The chain's two rounds and a third.
 
-    Before it, the second round's days get more files, one of them truncated.
+    Before the third round, the second round's days get more files, one of which is truncated.
     """
     later = chain.copied_to(tmp_path_factory.mktemp("three rounds"))
     changed = {"replay_share": 0, "max_quarantined_file_fraction": 0.5}
@@ -51,9 +52,9 @@ def three(chain, tmp_path_factory):
 
 
 def _learned(this, cache):
-    """Return the identities of the rows that training reads of a round.
+    """Return the identities of the rows that training reads in a round.
 
-    Their number must match the manifest.
+    The number of rows must match the manifest.
     """
     encoded = this.preprocessing
     features = encoded.recommender.features
@@ -117,7 +118,7 @@ def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
     raw = table_in(third.extraction.train_uri)
     num_late = third.extraction.num_late_rows
     late = raw.slice(0, num_late)
-    # Rows newer than what the second round learned are among the window's.
+    # Rows that are newer than the second round's training rows belong to the window.
     assert NUM_LATE / 2 < num_late < NUM_LATE
     names = raw[REQUEST_ID].to_pylist()
     assert sum(name.startswith("late-") for name in names) == NUM_LATE

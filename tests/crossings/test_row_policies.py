@@ -18,7 +18,7 @@ from tests.crossings.conftest import Chain
 pytestmark = pytest.mark.timeout(900)
 
 ROWS = 16_000
-"""Rows of each of the two parts of the lake."""
+"""Number of rows in each of the lake's two parts."""
 RATES = (0.2, 0.3)
 EXCLUDED = ("I4", "C2", "C20")
 KEPT = [name for name in criteo.FEATURES if name not in EXCLUDED]
@@ -133,7 +133,7 @@ def test_served_graph_scores_left_out_columns_as_training_without_them(rounds, t
     served = session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel()
     _, scores = held_out(this)
     np.testing.assert_allclose(served, scores, atol=1e-5, rtol=0)
-    # Other values there change nothing, but elsewhere they do.
+    # Other values in excluded columns change nothing, but in other columns they do.
     dense[:, 3], categorical[:, [1, 19]] = 7.0, 12_345
     np.testing.assert_array_equal(session.run([PROBABILITY_OUTPUT.name], inputs)[0].ravel(), served)
     categorical[:, 0] = 12_345

@@ -72,7 +72,7 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
     )
     chain.settings["preprocessing"] = {
         "negative_rate": 0.5
-    }  # of the remaining rows, with unchanged weights
+    }  # This is the mean of the remaining rows, with unchanged weights.
     first = chain.turn("sampled")
     labels, weights = (
         each.to_numpy() for each in table_in(first.preprocessing.train_uri, "label", WEIGHT).columns
@@ -87,7 +87,7 @@ def test_sampled_rows_with_weights_give_click_rate_of_all_rows(chain_of):
     )
     assert (
         first.evaluation.decision == "pass"
-    )  # the gate also weights the rows of its log loss and its clicks
+    )  # The gate also weights the rows of its log loss and its clicks.
     assert 0.9 < first.evaluation.candidate.calibration < 1.1
     assert first.evaluation.candidate.log_loss < 0.25
     assert first.training.progressive["log_loss"] < 0.35  # of downsampled rows

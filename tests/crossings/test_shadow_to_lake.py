@@ -1,7 +1,7 @@
 """Tests of shadow scores from the client's record to the lake.
 
-They do not affect readers that need no shadow scores. Extraction makes the same rows from the same
-records without them.
+Shadow scores do not affect readers that do not need them. Extraction makes the same rows from
+records with and without shadow scores.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ WINDOW, ROWS, NUM_REQUESTS = 30.0, 4, 25
 def _record(number: int) -> PredictionBatch:
     """Return a record.
 
-    The canary, version 4, answers every third one, and three of four have shadow scores.
+    The canary, version 4, answers every third request, and three of four requests have shadow
+    scores.
     """
     by_canary, has_shadow = number % 3 == 0, number % 4 != 0
     served = prediction(
@@ -49,7 +50,7 @@ PLAIN = [
 
 
 def _archived(folder, records):
-    """Run the monitor over `records` and a click on row 1 of each, and return its folder."""
+    """Run a monitor over `records` and a click on row 1 of each, and return the folder."""
     bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=16)
     bench.clock.now = BEGIN
     bench.start()
@@ -62,7 +63,7 @@ def _archived(folder, records):
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    """Records with shadow scores, partly uploaded, and the same records without."""
+    """Records with shadow scores, partly uploaded, and the same records without shadow scores."""
     with_shadow, without = (
         tmp_path_factory.mktemp("with shadow"),
         tmp_path_factory.mktemp("without"),

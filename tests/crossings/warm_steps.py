@@ -1,6 +1,6 @@
 """Pipeline steps forked from processes with their environment's libraries (`support/warm.py`).
 
-The chain's first round uses plain commands, which shows that a step also starts from nothing.
+The chain's first round uses plain commands, so that a start without a fork is tested too.
 """
 
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Tests of the demo's folder and data: one demo per folder, no foreign files, both labels."""
+"""Tests of the demo's folder and data: one demo per folder, no foreign files, and both labels."""
 
 import gzip
 import subprocess
@@ -219,9 +219,9 @@ def test_rows_that_no_draft_can_describe_are_refused_with_what_is_missing(tmp_pa
 
 @pytest.fixture
 def begun(tmp_path):
-    """A demo whose first run ends at once with a code.
+    """A demo whose first run ends at once with an exit code.
 
-    It leaves an outcome and a verdict, unless disabled.
+    The run leaves an outcome and a verdict, unless disabled.
     """
     folders = LocalFolders(root=tmp_path)
     folders.logs.mkdir()
@@ -281,7 +281,7 @@ def test_first_run_that_fails_says_why_and_one_that_says_nothing_is_error(begun,
 class Told:
     """A double of the stack for the loop's stages.
 
-    It records the calls of processes and waits for nothing.
+    The double records the calls of processes and never waits.
     """
 
     def __init__(self, *, has_ended: bool) -> None:

@@ -1,4 +1,4 @@
-"""Tests that `make environments` builds only what changed or was not finished."""
+"""Tests that `make environments` builds only environments that changed or were not finished."""
 
 import os
 import re

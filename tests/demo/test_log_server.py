@@ -62,7 +62,7 @@ def exchange(place, monkeypatch):
 
 
 def test_reader_of_demos_kafka_knows_its_offsets_before_first_write(tmp_path):
-    """The demo's traffic waits for this."""
+    """The demo's traffic waits until the log is available."""
     with (
         Stack(logs=tmp_path / "logs", variables={}) as stack,
         closing(open_subscriber(start_log("kafka", tmp_path, stack).url)) as reader,

@@ -62,6 +62,6 @@ def test_preempted_task_is_run_again_as_often_as_pipeline_says(run_tiny):
 
 def test_step_that_refuses_its_input_is_not_tried_again_and_nobody_waits(run_tiny):
     with pytest.raises(PipelineFailed):
-        run_tiny(passes=True, refuses=True)  # the pipeline waits an hour between retries
+        run_tiny(passes=True, refuses=True)  # The pipeline waits an hour between retries.
     assert (run_tiny.folder / "second").read_text() == "ran\n"
     assert (run_tiny.folder / "last").read_text() == "FAILED"

@@ -328,8 +328,8 @@ def test_bad_release_counts_requests_from_start_to_answer_of_old_version():
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
     found = numbers.bad_release_numbers(PLANTED, traffic)
     assert (found.made, found.rolled_back) == tuple(PLANTED)
-    # The last line starts at 206, the moment of the answer. It counts, because the window is
-    # closed.
+    # The last line starts at 206, exactly when the answer arrives. This line counts, because the
+    # interval includes its end.
     assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
     assert numbers.bad_release_numbers([], traffic) is None
 
@@ -430,7 +430,10 @@ def test_loop_that_turned_needs_nothing():
 
 
 def test_rows_needed_for_certainty_grow_with_logarithm_of_evidence(tmp_path):
-    """500 rows since the drift gave evidence 10. 100 is twice its logarithm, so twice the rows."""
+    """500 rows since the drift gave an e-value of 10.
+
+    The logarithm of 100 is twice as large, so 100 takes twice the rows.
+    """
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     decisions = [
         judged_line(90.0, evidence=3.0),

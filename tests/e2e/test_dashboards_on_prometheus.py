@@ -1,8 +1,8 @@
 """Checks that no panel of a dashboard is empty: a real Prometheus answers each query with numbers.
 
-It scrapes a real tritonserver under traffic and the monitor's own server, with a snapshot in which
-every number is present. The metrics of a cluster and a GPU (kube-state-metrics, the DCGM exporter,
-Triton with a GPU) are in not_here.prom, with their names and labels.
+This Prometheus scrapes a real tritonserver under traffic, and the monitor's own server with a
+snapshot in which every number is present. The metrics of a cluster and a GPU (kube-state-metrics,
+the DCGM exporter, Triton with a GPU) are in not_here.prom, with their names and labels.
 """
 
 import math
@@ -33,7 +33,7 @@ quantiles."""
 
 
 class Asking(Prometheus):
-    """Sends requests also for whole answers."""
+    """Sends requests for single rows and for whole answers."""
 
     def numbers(self, query: str) -> list[float]:
         """Return every sample's value."""
@@ -41,7 +41,7 @@ class Asking(Prometheus):
 
 
 def monitor(stack: ExitStack, snapshot) -> str:
-    """Return the URL of the monitor's metrics page with that snapshot."""
+    """Return the URL of the monitor's metrics page with this snapshot."""
     exposition = Exposition()
     exposition.show(snapshot)
     server = MonitorServer(exposition, HttpSettings(http_host=LOOPBACK, http_port=0))
@@ -50,7 +50,7 @@ def monitor(stack: ExitStack, snapshot) -> str:
 
 
 def triton(stack: ExitStack, folder):
-    """Start a server of both models, and return a call that sends each model the same row twice."""
+    """Start a server of both models, and return a call that sends the same row twice to each."""
     for name, cached in MODELS.items():
         write_model(folder / "repository", name, options=ServingOptions(response_cache=cached))
     settings = TritonSettings(cache_bytes=1 << 20)
@@ -139,7 +139,7 @@ def test_number_is_one_that_was_put_in(prometheus, dashboard, title, letter, num
 
 
 def test_half_of_cached_models_requests_are_hits(prometheus):
-    """Each row was sent twice. A scrape may fall between the two."""
+    """Each row was sent twice. A scrape may fall between both requests."""
     assert answer(prometheus, "serving", "Cache hits") == [pytest.approx(0.5, abs=0.2)]
 
 

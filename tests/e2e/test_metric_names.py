@@ -13,7 +13,7 @@ from tests.support.triton import write_model
 
 
 def test_recorded_names_and_labels_are_servers(tmp_path):
-    # Two models, because a model with cached answers has no summary of whole requests.
+    # There are two models, because a model with cached answers has no summary of whole requests.
     models = {"click_model": True, "click_model_canary": False}
     for name, cached in models.items():
         write_model(tmp_path / "repository", name, options=ServingOptions(response_cache=cached))
@@ -28,7 +28,8 @@ def test_recorded_names_and_labels_are_servers(tmp_path):
         text = urllib.request.urlopen(server.metrics_url, timeout=60).read().decode()
     found: dict[str, frozenset[str]] = {}
     values: dict[str, set[str]] = {"reason": set(), "quantile": set()}
-    # Parsed by hand, because the Python client's parser appends `_total` to counters.
+    # The test parses the text itself, because the Python client's parser appends `_total` to
+    # counters.
     for line in filter(lambda line: line and not line.startswith("#"), text.splitlines()):
         labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
         name = re.split(r"[{ ]", line)[0]

@@ -1,8 +1,8 @@
 """Tests of the metric that scales Triton, through a real Prometheus.
 
 The reference values are independent of Prometheus' source: the server's statistics extension counts
-nanoseconds, and the clients count answers. Both servers start at zero before the first scrape, and
-all load is in the query's window, so the query covers all that they counted.
+nanoseconds, and the clients count answers. Both servers start at zero before the first scrape. All
+load is in the query's window, so the query covers everything that the servers counted.
 """
 
 import pytest
@@ -47,7 +47,7 @@ def statistics(client: Client):
 def send(client: Client):
     """Send 246 requests to two models with different traffic.
 
-    A mean of means would be wrong.
+    A mean of the models' means would be wrong.
     """
     threads = client.ask_at_once(240) + client.ask_at_once(6, CANARY_NAME)
     for thread in threads:
@@ -57,7 +57,7 @@ def send(client: Client):
 
 def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers, prometheus):
     queries, client = read_queries(KEDA), servers[BUSY][1]
-    # A rate needs values from before the load: three scrapes.
+    # A rate needs values from before the load, so the test waits for three scrapes.
     scrapes = (
         f'min by (pod) (count_over_time(nv_inference_request_success{{model="{MODEL_NAME}"}}[1m]))'
     )
@@ -69,19 +69,19 @@ def test_shipped_query_is_servers_own_mean_under_load_and_zero_when_idle(servers
     )
     assert prometheus.ask(queries[QUEUE]) == prometheus.ask(queries[PENDING]) == {"": 0.0}
 
-    # Once is enough if a scrape falls into the load.
+    # Sending the load once suffices if a scrape falls into the load.
     wait_for(lambda: send(client) or prometheus.ask(queries[PENDING])[""] > 0)
     # The server counts a request after it has answered it.
     wait_for(lambda: statistics(client)[1] >= client.answered)
     microseconds, requests = statistics(client)
     assert requests == client.answered >= 246
-    # Everything is scraped twice, because during a scrape one counter may be older than another.
+    # Every server is scraped twice, because counters of one scrape may differ in age.
     counted = f'sum by (pod) (nv_inference_request_success{{pod="{BUSY}"}})'
     wait_for(lambda: prometheus.ask(f"min_over_time(({counted})[2s:1s])") == {BUSY: requests})
 
-    # The metrics hold whole microseconds, rounded down for each request, so they are up to 1 lower
-    # than the statistics. Prometheus extrapolates all counters over the same interval, because all
-    # start at zero. The ratio is exact except for float rounding.
+    # The metrics hold whole microseconds, rounded down for each request, so they are up to 1
+    # microsecond lower than the statistics. Prometheus extrapolates all counters over the same
+    # interval, because all start at zero. The ratio is exact except for float rounding.
     truth = microseconds / requests
     assert truth > 1000, "the requests queued"
     # The idle pod has no requests, so the overall mean is the busy pod's.

@@ -1,4 +1,4 @@
-"""Tests of the real server's response cache: it never returns an answer of another version."""
+"""Tests of the real server's response cache: it never returns another version's answer."""
 
 import dataclasses
 
@@ -37,7 +37,10 @@ def client(triton):
 
 
 def hits(server, version):
-    """Return the server's count of cache hits of `version`, which a canary's step reads too."""
+    """Return the server's count of cache hits of `version`.
+
+    A canary's step also reads this count.
+    """
     address = server.metrics_url.removeprefix("http://").removesuffix("/metrics")
 
     def seen():
@@ -46,7 +49,7 @@ def hits(server, version):
     def agree(counts):
         return counts["cache_hits"] <= counts["success"]
 
-    # Cached answers count as successful requests. The server counts them after it has answered.
+    # Cached answers count as successful requests. The server counts an answer after it has sent it.
     wait_for(lambda: agree(seen()))
     return seen()["cache_hits"]
 
@@ -62,7 +65,7 @@ def test_no_answer_of_previous_version_after_release_or_rollback(
             scores, answered = client.infer(MODEL_NAME, *rows)
             assert answered == version
             np.testing.assert_allclose(scores, expected(seed, rows), atol=1e-5)
-        # The second answer came from the cache, also with the right version.
+        # The second answer came from the cache, and also has the right version.
         wait_for(lambda: hits(triton, version) > before)
 
     deploy(1)

@@ -1,4 +1,4 @@
-"""Tests of answers during faults of servers, files and requests."""
+"""Tests that clients get correct answers during faults of servers, files and requests."""
 
 import dataclasses
 import os
@@ -28,7 +28,7 @@ from tests.support.triton import write_model
 
 @pytest.fixture
 def triton(tmp_path):
-    # After a stub was killed, this Triton always takes the full time that it is given to stop.
+    # After a stub was killed, this Triton always uses the full time that is allowed for stopping.
     settings = TritonSettings(stop_seconds=0.2)
     with TritonServer(
         tmp_path / "repository", log=tmp_path / "triton.log", settings=settings
@@ -37,7 +37,7 @@ def triton(tmp_path):
 
 
 def check_answers(answers, scores_of_version, settings):
-    """Assert that every answer has its version's scores, and that the journal knows it."""
+    """Assert that every answer has its version's scores, and that the journal lists the version."""
     repository = ModelRepository(open_objects(settings.repository), NAMES)
     entries = {entry.version: entry for entry in read_entries(settings.store)}
     for version in {answer.model_version for answer in answers}:

@@ -1,9 +1,9 @@
 """HugeCTR's Python interface, generated from `hugectr_api.json`.
 
-The document was extracted from HugeCTR's pybind wrappers (25.03, whose training API equals that of
-24.06). Anything outside it is absent here. A missing, unknown or wrongly typed argument is a
-TypeError, as in pybind. The double is stricter in one way: a bool is no number, and a NumPy number
-is no Python number.
+The document was extracted from HugeCTR's pybind wrappers of version 25.03. The training API of
+version 24.06 is the same. Anything that the document lacks is absent here. A missing, unknown or
+wrongly typed argument is a TypeError, as in pybind. The double is stricter in one way: it accepts
+neither a bool nor a NumPy number where a Python number is expected.
 """
 
 import enum

@@ -1,4 +1,4 @@
-"""`hugectr.Model`: the order of calls, the training step, and the files.
+"""Double of `hugectr.Model`: the order of calls, the training step, and the files.
 
 File errors are logged and ignored.
 
@@ -20,7 +20,7 @@ from double_table import Table
 logger = logging.getLogger("hugectr")
 ERROR = double_api.ENUMS["Error_t"]
 READER_CLASS: dict[str, type] = {}
-"""Class of the readers, set by `hugectr`."""
+"""Reader class, which `hugectr` sets."""
 
 
 class Model:
@@ -112,7 +112,7 @@ class Model:
             raise NotImplementedError(f"the double has no {kind}")
         self._taken(value.bottom_names)
         self._layers.append(value)
-        # Shapes are known after compile.
+        # Shapes are known after `compile`.
         self._tensors |= dict.fromkeys(value.top_names, ())
 
     def _taken(self, names: list[str]) -> list[tuple[int, ...]]:
@@ -135,7 +135,7 @@ class Model:
             )
         self._network = Network(self._layers, self._tensors, self._solver.seed)
         count = sum(p.numel() for p in self._network.flat_parameters)
-        # v starts at the next multiple of 256 bytes.
+        # Adam's v starts at the next multiple of 256 bytes.
         self._gap = -4 * count % 256
         self._m, self._v = torch.zeros(count), torch.zeros(count)
         self._tables = [
@@ -187,7 +187,7 @@ class Model:
     def _pooled(self, embedding: Any, vectors: torch.Tensor, keys: np.ndarray) -> torch.Tensor:
         """Return a pooled vector for each slot, zero without keys.
 
-        A mean is over the keys that exist.
+        A mean includes only keys that exist.
         """
         slots, most_keys = [], self._keys[embedding.bottom_name][1]
         is_there = torch.from_numpy(keys >= 0)

@@ -1,6 +1,6 @@
 """The dense part: layers by the formulas of HugeCTR's kernels, in PyTorch.
 
-It runs the graph that it is given, so a wrong order, width or tensor becomes visible.
+The double runs the configured graph, so a wrong order, width or tensor becomes visible.
 """
 
 import torch
@@ -16,11 +16,11 @@ USED = {
     "MultiCross": {"num_layers", "projection_dim"},
     "BinaryCrossEntropyLoss": set(),
 }
-"""Arguments that the double uses, per layer. NVIDIA's layers read a few more."""
+"""Arguments that the double uses, by layer. NVIDIA's layers read a few more arguments."""
 
 
 class Network:
-    """Layers, their parameters in the order of the dense file, and Adam over them."""
+    """Layers, their parameters in the order of the dense file, and their Adam optimizer."""
 
     def __init__(self, layers, widths: dict[str, tuple[int, ...]], seed: int) -> None:
         """Create parameters as HugeCTR initialises them.

@@ -1,4 +1,4 @@
-"""HugeCTR's Parquet reader, which trusts its input like the original.
+"""Double of HugeCTR's Parquet reader, which trusts its input like the original.
 
 Columns are selected by sorted index, never by name. A label or dense column of another 4-byte type
 is reinterpreted as float. Keys are shifted by their slot's offset and not checked against its size.
@@ -33,7 +33,8 @@ class Reader:
     ) -> None:
         """Open the source.
 
-        `most_keys` is per slot, and `is_fixed` says whether it always has as many.
+        `most_keys` is the maximum number of keys of each slot, and `is_fixed` says whether the slot
+        always has that many.
         """
         self.source, self.batch_size, self._most_keys, self._is_fixed = (
             source,
@@ -86,7 +87,7 @@ class Reader:
 
     def _read(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         files = _listed(self.source)
-        # As many workers as the first source needed. Those without a file end at once.
+        # There are as many workers as the first source needed. Workers without a file end at once.
         workers = [
             self._worker(files[number :: self._num_workers]) for number in range(self._num_workers)
         ]

@@ -31,7 +31,7 @@ class Table:
     def places(self, keys: np.ndarray, *, insert: bool) -> np.ndarray:
         """Return the flat row of each key, or -1.
 
-        Padding has none, and an unknown key has none without `insert`.
+        The result is -1 for padding, and for an unknown key unless `insert` is set.
         """
         found = self._found(keys)
         if insert and (unknown := np.unique(keys[(found < 0) & (keys >= 0)])).size:
@@ -45,7 +45,7 @@ class Table:
     def _found(self, keys: np.ndarray) -> np.ndarray:
         """Return the flat row of each known key, otherwise -1.
 
-        One search for all keys, because a step has thousands.
+        All keys are searched at once, because a step has thousands.
         """
         known, places = self._known
         if not len(known):
@@ -66,7 +66,10 @@ class Table:
         return gpu * self.capacity + rows[key]
 
     def lookup(self, keys: np.ndarray, *, insert: bool) -> Tensor:
-        """Return vectors [n, keys, dim]: zero for padding and for unknown keys without `insert`."""
+        """Return vectors [n, keys, dim].
+
+        They are zero for padding, and for unknown keys unless `insert` is set.
+        """
         places = torch.from_numpy(self.places(keys, insert=insert))
         return self.vectors[places.clamp(min=0)] * (places >= 0)[:, :, None]
 
@@ -79,7 +82,7 @@ class Table:
         beta2: float,
         epsilon: float,
     ) -> None:
-        """Run Adam over the rows of `keys`. `rate` is bias-corrected."""
+        """Apply Adam to the rows of `keys`. `rate` is bias-corrected."""
         rows = torch.from_numpy(self.places(keys, insert=False)).flatten()
         places, inverse = torch.unique(rows[rows >= 0], return_inverse=True)
         gradients = gradients.reshape(-1, self.dim)[rows >= 0]
@@ -121,7 +124,7 @@ class Table:
             ("key", keys.astype("<i8").tobytes()),
             ("emb_vector", vectors.tobytes()),
         ):
-            # Writes over an older file without truncation, like MPI's writers.
+            # This overwrites an older file without truncation, like MPI's writers.
             with open(path / name, "r+b" if (path / name).exists() else "wb") as file:
                 file.write(content)
 

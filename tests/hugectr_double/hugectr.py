@@ -1,8 +1,8 @@
 """A strict CPU double of NVIDIA's `hugectr`, with the interface of `hugectr_api.json`.
 
-It is imported as `hugectr` if this folder is on `sys.path`. It refuses what HugeCTR refuses,
-ignores what HugeCTR ignores, and trains the graph that it is given. Anything it does not support
-raises NotImplementedError.
+The double is imported as `hugectr` if this folder is on `sys.path`. Like HugeCTR, it refuses or
+ignores the same input, and trains the given graph. Anything it does not support raises
+NotImplementedError.
 """
 
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Tests of TLS and tokens against real gRPC servers, and of the errors for wrong ones."""
+"""Tests of TLS and tokens with real gRPC servers, and of errors for wrong ones."""
 
 import asyncio
 import logging

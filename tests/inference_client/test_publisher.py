@@ -1,4 +1,4 @@
-"""Tests of publishing to a real log and to failing ones: order, outages, bounds, counts."""
+"""Tests of publishing to a real log and to failing ones: order, outages, bounds and counts."""
 
 import asyncio
 import itertools
@@ -59,7 +59,7 @@ def prediction(make_rows):
 class MemoryLog:
     """Stores published messages.
 
-    It fails during an `outage`, and calls `meanwhile` while it stores.
+    Publishing fails during an `outage`, and calls `meanwhile` before it returns.
     """
 
     def __init__(self, outage=lambda: None, meanwhile=lambda: None) -> None:
@@ -69,7 +69,7 @@ class MemoryLog:
         self.meanwhile()
         self.sizes.append(len(messages))
         if (error := self.outage()) is not None:
-            # One is stored nevertheless, as by a broker that is lost in the middle.
+            # One message is stored anyway, as if the broker was lost halfway.
             self.messages += messages[:1]
             raise error
         self.messages += messages
@@ -165,7 +165,7 @@ def test_publishing_goes_on_after_any_outage_and_says_so_twice(
 ):
     """A log that recovers slowly takes 20 s for each flush.
 
-    Meanwhile requests are scored and logged.
+    Requests are scored and logged during the flush.
     """
     caplog.set_level(logging.INFO, logger="inference_client.publisher")
 
@@ -237,7 +237,7 @@ def test_full_disk_is_outage_that_ends_when_there_is_room(tmp_path, time, predic
 
 
 def test_each_change_of_state_is_one_line(time, prediction, caplog):
-    """The states are away, refusing, away, full, back, with room again."""
+    """The log is away, refuses, is away again, is full, comes back, and finally has room."""
     caplog.set_level(logging.INFO, logger="inference_client.publisher")
     failures = [
         TemporaryError("gone"),
@@ -403,8 +403,8 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     publisher = PartitionedPublisher(
         [publisher_of(log, time, max_queued=share.max_queued) for log in logs]
     )
-    # By crc32's last bits: three requests of the second partition. Its half of the queue has room
-    # for one.
+    # The last bits of crc32 put all three requests into the second partition. This partition's half
+    # of the queue has room for one request.
     names = [f"r{number}" for number in range(20)]
     lost = [name for name in names if zlib.crc32(name.encode()) % 2][:3]
     kept = next(name for name in names if not zlib.crc32(name.encode()) % 2)
@@ -450,7 +450,10 @@ def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, mo
 
 
 def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
-    """A row has 280 bytes: 13 numbers of 4, 26 of 8, score, position, propensity, shadow."""
+    """A row has 280 bytes.
+
+    These are 13 numbers of 4 bytes, 26 of 8, and score, position, propensity and shadow.
+    """
     monkeypatch.setattr(publisher_module, "MAX_BYTES_PER_FLUSH", 10 * 280)
     log = MemoryLog()
     publisher = publisher_of(log, time)

@@ -1,4 +1,4 @@
-"""Tests of the client's call: rows by name in, scores and lists out, all of it logged."""
+"""Tests of the client: rows by name go in, scores and lists come out, and all of it is logged."""
 
 import asyncio
 import threading
@@ -57,7 +57,7 @@ def as_dicts(columns):
 
 
 class OwnScorer:
-    """Scores by a known function. The test decides when its shadows are done."""
+    """Scores by a known function. The test decides when its shadow scores are done."""
 
     def __init__(self, score_rows, shadow=None):
         self.score_rows, self.shadow, self.asked = score_rows, shadow, []
@@ -521,7 +521,7 @@ def test_lost_log_fails_no_request_and_closing_says_what_was_lost(score_rows, ma
             await client.score(rows)
             raise KeyError("the site's own")
 
-    # A loss does not hide the error that ended the block.
+    # Lost records do not hide the error that ended the block.
     with pytest.raises(KeyError, match="the site's own"):
         asyncio.run(fail(connect(OwnScorer(score_rows), log=log, publishing=publishing)))
 
@@ -677,7 +677,7 @@ def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_lo
         async with connect(scorer, log=f"sqlite:///{log}") as client:
             await client.score(
                 rows[0], request_id="session 7", log=False
-            )  # absent from the log, so it names nothing
+            )  # This version is absent from the log, so it names nothing.
             await client.score(rows[0], request_id="session 7")
             for again in rows[1:]:
                 with pytest.raises(

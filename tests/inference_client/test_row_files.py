@@ -1,4 +1,4 @@
-"""Tests of rows from Parquet files, against the table that they were written from."""
+"""Tests that compare rows from Parquet files with the table that was written."""
 
 import numpy as np
 import pyarrow as pa

@@ -28,7 +28,7 @@ SWITCHING = (NOT_FOUND, "Request for model 'click_model' version 2 is not at rea
 
 def score(url, rows, sleep=asyncio.sleep, **settings):
     async def ask():
-        # float removes the randomness from the waits.
+        # Replacing the random factor by `float` makes the waits deterministic.
         async with ScoringClient(
             url, MODEL_NAME, ClientSettings(**settings), timing=Timing(sleep=sleep, jitter=float)
         ) as client:
@@ -205,7 +205,7 @@ def test_versions_that_never_settle_are_error(server, make_rows):
 def test_each_version_gets_columns_that_it_takes_by_their_names(server, make_rows, score_rows):
     numeric, categorical = CRITEO.numeric, CRITEO.categorical
     server.scoring.columns = {
-        # As many as the client has, so that only the names differ.
+        # The model has as many columns as the client, so that only the names differ.
         2: {"numeric": ["other", *numeric[1:]], "categorical": [*categorical[1:], "C1"]},
         3: {"numeric": list(numeric[4:]), "categorical": ["new", *categorical, "newer"]},
     }

@@ -156,7 +156,7 @@ def test_chance_shortens_waits_by_up_to_half():
 
 
 def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score_rows):
-    """A watchdog that reloads a model unloads it first."""
+    """A watchdog unloads a model before it reloads the model."""
     rows = make_rows(3)
 
     async def talk(client):
@@ -202,7 +202,7 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
         answers = [await client.score(*rows) for _ in range(20)]
         for answer in answers:
             np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-        # The returning one gets its share again.
+        # The returning server gets its share of requests again.
         await asyncio.to_thread(second.start_again)
         seen = len(second.scoring.requests)
         end = time.monotonic() + 120
@@ -214,11 +214,10 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
 
 
 class Unreliable:
-    """A TCP port before a server.
+    """A TCP port in front of a server.
 
-    Its `frozen` connections stay open but lead nowhere, as after a lost route.
-
-    Without a server it accepts connections and sends nothing.
+    Connections that are `frozen` stay open but lead nowhere, as after a lost route. Without a
+    server the port accepts connections and sends nothing.
     """
 
     def __init__(self, port: int | None) -> None:
@@ -322,7 +321,7 @@ def test_replica_that_accepts_and_never_answers_costs_no_request(
     assert len(answers) == 600
     for answer in answers:
         np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # At first its share, then an occasional copy.
+    # At first the server gets its share of requests, then only an occasional copy.
     assert len(ill.scoring.requests) < 60
 
 
@@ -378,7 +377,7 @@ def test_server_that_hangs_alone_gets_its_calls_answered_once_it_goes_on(
 
     async def talk(client):
         callers = [asyncio.create_task(client.score(*rows)) for _ in range(8)]
-        await until(lambda: stuck.scoring.in_flight == 16)  # each once more, over a new connection
+        await until(lambda: stuck.scoring.in_flight == 16)  # each request sent twice
         stuck.release(stuck.scoring.wait)
         return await asyncio.gather(*callers)
 

@@ -1,8 +1,8 @@
 """Checks custom resources by compact schemas in `crd_schemas/`, one file per kind.
 
-A schema lists the fields that this project uses or may soon use and refuses all others. A misspelt
-field therefore fails here and not silently in a cluster. `kubernetes-validate` checks Kubernetes'
-own kinds.
+A schema lists the fields that this project uses or may soon use, and refuses all other fields. A
+misspelt field therefore fails here, instead of silently in a cluster. `kubernetes-validate` checks
+Kubernetes' own kinds.
 """
 
 import json

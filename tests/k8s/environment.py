@@ -1,6 +1,7 @@
 """The environment, command and writable folders that a rendered pod gives its processes.
 
-Tests compare manifests with code through it. It knows none of Evergreen's settings.
+Tests use this module to compare manifests with code. The module does not depend on Evergreen's
+settings.
 """
 
 import json
@@ -12,7 +13,7 @@ from tests.support.rendering import Manifest, find
 
 
 def container(workload: Manifest, name: str) -> Manifest:
-    """Return the container or init container of that name."""
+    """Return the container or init container of this name."""
     spec = workload["spec"]["template"]["spec"]
     (found,) = [
         c for c in (*spec.get("initContainers", ()), *spec["containers"]) if c["name"] == name
@@ -21,7 +22,7 @@ def container(workload: Manifest, name: str) -> Manifest:
 
 
 def environment_of(manifests: list[Manifest], workload: Manifest, name: str) -> dict[str, str]:
-    """Return a container's variables: those of ConfigMaps, overridden by its own."""
+    """Return a container's variables. Its own variables override the variables of ConfigMaps."""
     found: dict[str, str] = {}
     ours = container(workload, name)
     for source in ours.get("envFrom", ()):
@@ -33,7 +34,7 @@ def environment_of(manifests: list[Manifest], workload: Manifest, name: str) -> 
 
 
 def command(workload: Manifest, name: str, dockerfile: str) -> list[str]:
-    """Return what the container runs: its own command, otherwise its image's."""
+    """Return the command of the container, or of its image if the container has none."""
     ours = container(workload, name)
     if "command" in ours:
         return [*ours["command"], *ours.get("args", ())]

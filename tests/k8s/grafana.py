@@ -19,7 +19,7 @@ rate interval is four scrapes."""
 
 
 class Asked(NamedTuple):
-    """A query and its position."""
+    """A query and its position in the dashboard."""
 
     dashboard: str
     title: str
@@ -43,7 +43,7 @@ def filled(text: str) -> str:
 
 
 def queries() -> Iterator[Asked]:
-    """Yield every query of every panel and annotation of every dashboard."""
+    """Yield every query in all panels and annotations of all dashboards."""
     for name, dashboard in sorted(DASHBOARDS.items()):
         for panel in panels(dashboard):
             for target in panel["targets"]:
@@ -53,7 +53,7 @@ def queries() -> Iterator[Asked]:
 
 
 def offered(dashboard: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield the variables that offer a label's values: name, selector of the series, label."""
+    """Yield name, series selector and label of each variable that offers a label's values."""
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             match = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"])

@@ -1,10 +1,10 @@
 """Evaluates NetworkPolicies by the rules of Kubernetes' documentation ("Network Policies").
 
-A pod selected by a policy for a direction is isolated in it: only the connections that some policy
-allows get through. A connection needs the egress of its source and the ingress of its destination.
-The documentation leaves open whether an `ipBlock` also matches pods' own addresses. Here it does,
-so that a denial is a denial by either reading. Whether a cluster's network enforces policies at all
-is outside the scope of these tests.
+A pod that a policy selects for a direction is isolated in this direction: only connections that
+some policy allows are possible. A connection needs the egress of its source and the ingress of its
+destination. The documentation leaves open whether an `ipBlock` also matches pods' own addresses.
+Here it matches them, so that a denial holds in both interpretations. Whether a cluster's network
+enforces policies at all is outside the scope of these tests.
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ class End:
 
     address: str
     namespace: str = ""
-    """Namespace, empty for an address that is no pod."""
+    """Namespace, empty for an address that is not a pod."""
     labels: dict[str, str] = field(default_factory=dict)
     namespace_labels: dict[str, str] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
@@ -46,7 +46,7 @@ def _lets(
     protocol: str,
     direction: str,
 ) -> bool:
-    """Return whether the policies of `pod` allow a connection with `peer` in that direction."""
+    """Return whether the policies of `pod` allow a connection with `peer` in this direction."""
     if not pod.namespace:
         return True
     ours = [
@@ -67,7 +67,8 @@ def _lets(
 
 def _isolates(policy: Manifest, pod: End, direction: str) -> bool:
     spec = policy["spec"]
-    # Without the field the types are Ingress, and Egress if the policy has egress rules.
+    # Without the field `policyTypes` the types are Ingress, and also Egress if the policy has
+    # egress rules.
     types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if spec.get("egress") else [])]
     return direction in types and matches(spec["podSelector"] or {}, pod.labels)
 

@@ -1,8 +1,8 @@
 """Runs Triton's container from a manifest on this machine, and probes it like a kubelet.
 
-The arguments are the manifest's own, in their order. Only the differences of this machine are
-applied: the repository's path, free port numbers, and at the end loopback addresses and the
-backend's path in the wheel. Tests decide what a cluster does with the answers of the probes.
+The arguments are the manifest's own, in their order. Only values that differ on this machine are
+replaced: the repository's path and the port numbers. Loopback addresses and the backend's path in
+the wheel are appended. Tests decide what a cluster does with the answers of the probes.
 """
 
 import os
@@ -51,13 +51,13 @@ def flag(container: Manifest, name: str) -> str:
 class TritonPod:
     """One container between `start` and `stop`, or in a `with` block.
 
-    Its log is written to `folder`.
+    The container's log is written to `folder`.
 
     Args:
         manifests: A rendered overlay.
         repository: Replaces the manifest's model repository: a folder or a URI.
         folder: For the log and the prepared backend.
-        change: Flag -> another value, for a test that shows the purpose of the manifest's value.
+        change: Maps a flag to another value, for tests that show why the manifest has its value.
         environment: Variables besides this process's own.
         until: The probe that must pass before the `with` block starts. None waits for nothing.
     """
@@ -136,7 +136,7 @@ class TritonPod:
 
     @property
     def grpc_url(self) -> str:
-        """host:port in place of the pod's address and its port `grpc`."""
+        """Address (host:port) that replaces the pod's address and its port `grpc`."""
         return f"{LOOPBACK}:{self.ports.grpc}"
 
     @property

@@ -27,7 +27,7 @@ class Question(NamedTuple):
 def ask(
     name: str, series: dict[str, str], questions: list[Question], *, interval: str = "5s"
 ) -> None:
-    """Assert that promtool finds every answer as expected.
+    """Assert that promtool gets every expected answer.
 
     The assertion's message is promtool's output.
 

@@ -1,4 +1,4 @@
-"""Tests of every alert with promtool: it fires on time, is silent below, and ends.
+"""Tests of every alert with promtool: it fires on time, is silent below its threshold, and ends.
 
 The cases are in alert_cases.yaml. The rules are read from the manifest, their only source.
 promtool's input and output are in build/promtool/.
@@ -85,7 +85,7 @@ def rules_for(alert: dict[str, Any]) -> list[dict[str, Any]]:
 def run_promtool(folder: Path, alerts: list[dict[str, Any]]) -> dict[str, str]:
     """Return promtool's complaints by alert.
 
-    Each alert gets one file of rules and one of tests in `folder`.
+    Each alert gets one file of rules and one file of tests in `folder`.
     """
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed: alert rules cannot be run")

@@ -12,8 +12,8 @@ from tools.autoscaling.hpa import SHIPPED_AUTOSCALER, read_autoscaler
 HPA = ADAPTER / "autoscaler.yaml"
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 SLOWEST_START_SECONDS = 300
-"""Startup time of a GPU node, its image and the model. A removed replica is back no sooner
-(docs/autoscaling.md)."""
+"""Startup time of a GPU node, its image and the model. A removed replica needs at least this time
+to return (docs/autoscaling.md)."""
 
 
 def specification(path):
@@ -33,7 +33,7 @@ def test_adapter_publishes_what_hpa_asks_for_by_kedas_queries():
     assert read_queries(ADAPTER) == read_queries(KEDA)
     assert read_queries(ADAPTER).keys() == asked
     for rule in adapter_rules():
-        # From this the adapter knows in which namespace the HPA may request the metric.
+        # From this label the adapter derives the namespace in which the HPA may request the metric.
         assert rule["resources"]["overrides"] == {"namespace": {"resource": "namespace"}}
         assert rule["seriesQuery"].endswith('{namespace!="",pod!=""}')
 
@@ -49,7 +49,7 @@ def test_both_ask_prometheus_that_operator_makes():
 def test_targets_are_written_as_api_server_writes_them():
     """The API server uses the largest suffix that leaves a whole number.
 
-    Other forms would be changed by every apply.
+    With another form, every apply would change the object.
     """
     targets = [metric["external"]["target"] for metric in specification(HPA)["metrics"]]
     assert targets == [
@@ -85,7 +85,7 @@ def test_hpa_is_only_scaler_where_adapter_takes_kedas_place(tmp_path):
 def test_keda_is_only_scaler_of_overlay(rendered, overlay):
     [scaler] = scalers_of(rendered(overlay))
     assert scaler["kind"] == "ScaledObject"
-    # KEDA's HPA replaces one applied before, under the name that alerts use.
+    # KEDA's HPA replaces an HPA that was applied before, under the name that alerts use.
     assert scaler["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["name"] == "triton"
     assert (
         scaler["metadata"]["annotations"]["scaledobject.keda.sh/transfer-hpa-ownership"] == "true"
@@ -103,8 +103,8 @@ def test_scaling_to_zero_is_option_and_something_beside_servers_wakes_them(rende
     [cron] = [trigger for trigger in spec["triggers"] if trigger["type"] == "cron"]
     assert cron["metadata"]["start"] != cron["metadata"]["end"]
     assert int(cron["metadata"]["desiredReplicas"]) >= spec["minReplicaCount"]
-    # An error does not count as inactivity for KEDA. A 0 would stop the servers whenever Prometheus
-    # is lost.
+    # KEDA does not treat an error as inactivity. A query result of 0 would stop the servers
+    # whenever Prometheus is lost.
     assert all(
         t["metadata"]["ignoreNullValues"] == "false" for t in spec["triggers"] if t is not cron
     )

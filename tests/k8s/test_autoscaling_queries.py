@@ -1,8 +1,8 @@
 """Tests that the shipped queries are correct for recorded servers, by Prometheus' own engine.
 
-The reference's query is not. The series are counters of real Tritons (`queue_series.json`). The
-expected values are computed from the same counters, and the clients' own counts of answers verify
-the counters.
+The query of NVIDIA's reference is not correct. The series are counters of real Tritons
+(`queue_series.json`). The expected values are computed from the same counters, and the answers that
+clients counted verify these counters.
 """
 
 import pytest
@@ -29,7 +29,7 @@ REFERENCE = (
 yamls/Autoscaling_custom_metrics/1_custom-metric-server-config.yaml, by namespace as deployed there.
 The factor 1000 converts its milliseconds."""
 ONE = {"{}": 1}
-"""The one sample of a fleet's query whose comparison is true."""
+"""Result of a fleet's query whose comparison is true."""
 
 
 def shipped(*pods):
@@ -46,8 +46,8 @@ def test_recorded_servers_counted_what_their_clients_got_answered():
         assert lost + after_the_last_reading == RECORD["answered"][pod]
 
 
-# 75: one of three models has traffic. 90: a second one starts, slow and rare. 120: a server is
-# killed in the window.
+# At 75 s one of three models has traffic. At 90 s a second model starts with slow and rare
+# requests. At 120 s a server was killed within the window.
 @pytest.mark.parametrize(
     ("pods", "moment"),
     [
@@ -69,9 +69,9 @@ def test_queue_time_per_request_is_truth(pods, moment):
         recorded_series(),
         [
             Question(close_to(query, truth(moment, pods)), f"{moment}s", ONE),
-            # Between two readings the window holds 55 s of them. Prometheus extrapolates both
-            # counters of a model by the same factor. If a model's first requests fall into the
-            # window, the factor differs by up to one reading.
+            # If the window starts between two readings, it contains 55 s of samples. Prometheus
+            # extrapolates both counters of a model by the same factor. If a model's first requests
+            # fall into the window, the factor differs by up to one reading.
             Question(close_to(query, between, share=0.01), f"{moment + 2}s", ONE),
             Question(
                 close_to(query, 1.02 * truth(moment, pods), share=0.01), f"{moment}s", {"{}": 0}
@@ -93,11 +93,13 @@ def test_reference_query_misses_truth_of_same_series():
         "reference",
         recorded_series(),
         [
-            # Two models without traffic give a third of the true value.
+            # With two models without traffic, the reference's query gives a third of the true
+            # value.
             off_by(["busy"], 75, 0.32, 0.35),
-            # One more model with few slow requests gives nearly six times the true value.
+            # With one more model that has few slow requests, it gives nearly six times the true
+            # value.
             off_by(["busy"], 150, 5.5, 5.7),
-            # Three requests with one more added lose a quarter.
+            # With three requests, adding one to the count loses a quarter of the value.
             off_by(["quiet"], 85, 0.74, 0.76),
             # All pods, one of which hangs.
             off_by(PODS, 60, 0.33, 0.35),
@@ -123,8 +125,8 @@ def test_servers_that_complete_nothing_report_zero_queue_time_and_waiting():
 
 def test_no_traffic_is_zero_and_pod_counts_after_two_readings():
     labels = 'namespace="evergreen",model="click_model",version="1"'
-    # Its server answers from the eighth quarter of a minute on. A pod whose server has no model yet
-    # has no series at all.
+    # The server of this pod answers from the eighth quarter of a minute on. A pod has no series at
+    # all until its server has a model.
     series = {
         f'{metric}{{{labels},pod="new"}}': "_x7 0 0 0 0 0" for metric in (QUEUE, SUCCESS, PENDING)
     }
@@ -148,7 +150,8 @@ def test_lone_request_keeps_its_queue_time_and_late_count_is_no_spike():
         {
             f'{QUEUE}{{{labels},pod="lone"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="lone"}}': "0 0 0 0 1 1 1 1",
-            # Read between the server's two additions: the time is counted, but not the request yet.
+            # The reading is between the server's two additions: the time is counted, but the
+            # request is not counted yet.
             f'{QUEUE}{{{labels},pod="late"}}': "0 0 0 0 9000 9000 9000 9000",
             f'{SUCCESS}{{{labels},pod="late"}}': "0x7",
         },

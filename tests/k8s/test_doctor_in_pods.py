@@ -16,7 +16,7 @@ PARTS = {"modes of files", "record log", "lake", "model repository"}
 
 @pytest.fixture(params=["cpu", "gke"])
 def in_pods(request, rendered):
-    """The rendering, and what was run in which pod for each part."""
+    """The rendering, and the commands that ran in which pod for each part."""
     manifests, ran = rendered(request.param), []
 
     def kubectl(command, **_):

@@ -1,7 +1,7 @@
 """Tests of `make kind` with doubles of docker, kind and kubectl.
 
-The doubles record their calls and remember what was created. `kubectl kustomize` is the real one.
-No cluster is created.
+The doubles record their calls and remember what was created. `kubectl kustomize` is the real
+program. No cluster is created.
 """
 
 import json
@@ -90,7 +90,7 @@ def test_nothing_is_asked_of_another_cluster_than_one_that_was_made(run):
 
 @pytest.mark.parametrize("path", ["k8s/kind/up", "docs/gke.md", "docs/pipeline.md"])
 def test_every_installation_has_failed_steps_tried_again(path):
-    """Kubeflow Pipelines as installed never retries, whatever the pipeline says."""
+    """Kubeflow Pipelines as installed here never retries, whatever the pipeline requests."""
     text = (REPOSITORY / path).read_text().replace("\\\n", " ")
     (patch,) = re.findall(
         r"set env deployment/ml-pipeline .*'COMPILED_PIPELINE_SPEC_PATCH=(.+?)'", text

@@ -1,8 +1,8 @@
 """Tests of the real monitor and uploader as the manifests start them.
 
-A machine without a cluster changes some things: mounts are below a temporary folder, the port is a
-free one on 127.0.0.1, Kubeflow is absent, and the log is a SQLite file. Everything else is the
-rendered text. If the kernel allows it, a run has a read-only root file system like the pod.
+Without a cluster some things differ: mounts are below a temporary folder, the port is a free one on
+127.0.0.1, Kubeflow is absent, and the log is a SQLite file. Everything else is the rendered text.
+If the kernel allows it, the root file system is read-only, as in the pod.
 """
 
 import json
@@ -65,7 +65,7 @@ class Pod:
             found["EVERGREEN_MONITOR_LOG"] = f"sqlite:///{self.root / 'log.db'}"
             found["EVERGREEN_MONITOR_HTTP_HOST"] = "127.0.0.1"
             found["EVERGREEN_MONITOR_HTTP_PORT"] = str(self.port)
-            # A cluster's name may take a resolver half a minute to deny. At this address nobody
+            # A resolver may take half a minute to report an unknown name. At this address nobody
             # listens.
             found["EVERGREEN_MONITOR_KUBEFLOW_HOST"] = "http://127.0.0.1:9"
         return found
@@ -76,8 +76,8 @@ class Pod:
             for word in command(self.deployment, name, DOCKERFILE)
         ]
         argv = [sys.executable, *argv[1:]] if argv[0] == "python" else argv
-        # Only the path to programs is inherited from this session's environment, because the pod
-        # has none of it.
+        # Only PATH is inherited from this session's environment, because the pod has no other
+        # variables of it.
         variables = {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(REPOSITORY),
@@ -134,7 +134,7 @@ def make_pod(tmp_path):
 
 
 def _lives(pod: Pod) -> None:
-    """Run the pod from the folders' init container to SIGTERM, with records in progress."""
+    """Run the pod from its init container to SIGTERM, while records are in progress."""
     assert pod.start("folders").wait(120) == 0
     accept_into(
         pod.root / "evergreen/store", criteo_with(monitor={"attribution_window_seconds": 0.2})
@@ -184,6 +184,6 @@ def test_pod_lives_on_read_only_root(rendered, make_pod, tmp_path):
             "this kernel lets us make no read-only root: "
             f"{probe.stderr.strip() or probe.returncode}"
         )
-    # The root is the base's in every overlay. This overlay's lake is a folder, so its content can
-    # be checked.
+    # Every overlay inherits the root from the base. The lake of this overlay is a folder, so its
+    # content can be checked.
     _lives(make_pod(rendered("cpu"), READ_ONLY_ROOT))

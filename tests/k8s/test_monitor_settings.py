@@ -44,7 +44,7 @@ def read(settings, variables: dict[str, str], prefix: str = ENVIRONMENT_PREFIX):
 
 @pytest.fixture
 def settings(manifests, monitor) -> InstallationSettings:
-    """The settings as the process reads them."""
+    """The settings in the form that the process reads."""
     return read(InstallationSettings, environment_of(manifests, monitor, "monitor"))
 
 
@@ -75,7 +75,7 @@ def test_pod_is_what_two_processes_need(monitor, settings, uploader):
     assert (
         len({container(monitor, name)["image"] for name in ("folders", "monitor", "uploader")}) == 1
     )
-    with pytest.raises(LookupError):  # the uploader gets no token
+    with pytest.raises(LookupError):  # The uploader gets no token.
         volume_at(monitor, "uploader", TOKEN_PATH)
 
 
@@ -125,8 +125,8 @@ def test_both_claims_of_share_are_bound_to_one_share_that_outlives_them(manifest
         volume = volumes[claim["spec"]["volumeName"]]
         assert volume["claimRef"]["namespace"] == claim["metadata"]["namespace"]
         assert volume["claimRef"]["name"] == "evergreen"
-        # Empty means no class in a claim. The API server drops it from a volume, which would differ
-        # at every apply.
+        # An empty storage class in a claim means no class. The API server drops an empty class from
+        # a volume, so the volume would differ at every apply.
         assert claim["spec"]["storageClassName"] == ""
         assert "storageClassName" not in volume
         assert volume["accessModes"] == claim["spec"]["accessModes"]
@@ -201,9 +201,9 @@ def test_webhook_address_is_read_from_optional_secret_and_appears_nowhere(
 
 
 def test_shares_folders_are_made_before_anybody_needs_them(monitor, settings, uploader):
-    """They are created by the user that may.
+    """The folders are created by a user that has the right to do so.
 
-    The pipeline's pods have no group of the share's root.
+    The pipeline's pods are not in the group of the share's root.
     """
     made = command(monitor, "folders", "monitoring/Dockerfile")
     assert made[:2] == ["mkdir", "-p"]
@@ -261,7 +261,7 @@ def test_monitor_and_uploader_reach_what_they_need_and_nothing_else(variant):
         assert of_share["uploader"] == {str(lake): (within[lake], True)}
         (disk,) = [m for m in mounts["uploader"] if m["mountPath"].startswith("/var/lib/evergreen")]
         assert (disk["mountPath"], disk["subPath"]) == (str(settings.archive), "archive")
-        # A subPath must exist, created by the user that writes to it.
+        # The folder of a subPath must exist. The user that writes to it must have created it.
         made = command(workload, "folders", "monitoring/Dockerfile")[2:]
         assert {str(baking), str(lake), str(settings.archive)} <= set(made)
 

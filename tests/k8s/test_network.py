@@ -1,4 +1,4 @@
-"""Tests of network access: every required flow is allowed, and no other one.
+"""Tests of network access: every required flow is allowed, and no other flow.
 
 `tests.k8s.network` evaluates the rendered policies, with the labels of the rendered pods and of the
 compiled pipeline's pods. Whether a cluster's network plugin enforces them is not tested.
@@ -131,7 +131,10 @@ NEEDED_OF = {
 
 
 def ends(manifests: list[Manifest]) -> dict[str, End]:
-    """Return the pods by name, as both ends: ours as rendered, and the others."""
+    """Return our rendered pods and the other pods, by name.
+
+    Each pod can be either end of a flow.
+    """
     spaces = {
         m["metadata"]["name"]: m["metadata"].get("labels", {})
         for m in manifests
@@ -158,7 +161,7 @@ def policies_of(manifests: list[Manifest]) -> list[Manifest]:
 
 
 def passing(policies: list[Manifest], known: dict[str, End], flows: set[Flow]) -> set[Flow]:
-    """Return those flows that the policies allow."""
+    """Return the flows that the policies allow."""
     return {
         f
         for f in flows
@@ -183,8 +186,7 @@ TOLERATED = {
         Flow(each, "node dns", 53, TCP)
         for each in ("triton", "monitor", "release-controller", "canary", *DASK_PODS)
     ),
-    # Ports of GKE's data planes besides those that are needed everywhere: 8080, and 987 of Cloud
-    # DNS.
+    # Additional ports of GKE's data planes: 8080, and 987 of Cloud DNS.
     *(
         Flow(each, *where)
         for each in ("triton", "monitor", "release-controller", "canary")
@@ -198,7 +200,7 @@ TOLERATED = {
     # Addresses of Google's services are among the public ones.
     Flow("monitor", "google privately", 443),
 }
-"""Flows that are open without a need of ours, with the reason."""
+"""Open flows that we do not need, with the reason why they are open."""
 
 
 def test_nothing_else_is_open(case):
@@ -239,7 +241,7 @@ def test_no_rule_could_be_left_out(case):
 
 
 def test_every_pod_of_ours_is_isolated_in_both_directions(variant):
-    """A later workload, with any labels, starts with everything closed."""
+    """A workload that is added later, with any labels, starts with every flow closed."""
     policies = policies_of(variant)
     newcomer = End(
         "10.4.0.99", "evergreen", {"app": "new"}, {"kubernetes.io/metadata.name": "evergreen"}
@@ -295,7 +297,7 @@ def policy(namespace: str = "b", **spec) -> Manifest:
         ([], True),  # "By default, a pod is non-isolated"
         ([policy(policyTypes=["Ingress"])], False),  # default deny
         ([policy("a", policyTypes=["Egress"])], False),
-        ([policy("a", policyTypes=["Ingress"])], True),  # replies and egress are not ingress
+        ([policy("a", policyTypes=["Ingress"])], True),  # Replies are not ingress.
         ([policy(policyTypes=["Ingress"], ingress=[{}])], True),  # an empty rule allows all
         (
             [policy(ingress=[{"from": [{"podSelector": {}}]}])],

@@ -1,6 +1,6 @@
 """Tests of the overlays: values of `cluster.env`, and the hardware of Triton.
 
-The meaning of names of GKE and of NVIDIA's device plugin is from their documentation. No cluster is
+Names of GKE and of NVIDIA's device plugin are interpreted by their documentation. No cluster is
 used.
 """
 
@@ -37,7 +37,10 @@ def changed(tmp_path):
 
 
 def filled(values):
-    """Return a user's own values: no placeholder remains, and the form of each stays."""
+    """Return example values of a user for all placeholders.
+
+    Each value has its placeholder's form.
+    """
     return {key: re.sub(PLACEHOLDER, "our-p", value) for key, value in values.items()}
 
 
@@ -53,7 +56,7 @@ def test_nothing_is_left_to_replace_once_one_file_is_edited(overlay, rendered, c
 
 def test_every_line_of_one_file_reaches_cluster(overlay, changed):
     values = filled(read_values(K8S / "overlays" / overlay / "cluster.env"))
-    # No shipped text has such an ending, or another line.
+    # No shipped text ends like this or has a second line.
     marked = {key: f"{value}q{number}q" for number, (key, value) in enumerate(values.items())}
     sent = yaml.safe_dump_all(changed(overlay, marked), width=10_000)
     assert not [key for key, value in marked.items() if value not in sent], "these change nothing"

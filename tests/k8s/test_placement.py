@@ -17,7 +17,7 @@ KUBEFLOW = "kubeflow"
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """`compiled(overlay)` compiles like a user, with the revision as only flag."""
+    """`compiled(overlay)` compiles the pipeline like a user, with the revision as the only flag."""
     known: dict[str, Compiled] = {}
 
     def make(overlay: str) -> Compiled:
@@ -55,7 +55,7 @@ def triton(manifests) -> dict:
 
 
 def tolerates(toleration: dict, taint: dict) -> bool:
-    """Return whether a pod's toleration covers the other one, by Kubernetes' rule."""
+    """Return whether a pod's toleration covers another toleration, by Kubernetes' rule."""
     same_value = toleration.get("operator", "Equal") == "Exists" or (
         taint.get("operator", "Equal") == "Equal"
         and toleration.get("value", "") == taint.get("value", "")

@@ -39,14 +39,15 @@ def test_it_selects_pods_of_one_deployment_and_one_of_their_ports(manifests, nam
     ports = [port["name"] for container in containers for port in container.get("ports", ())]
     scraped = endpoint(manifests, name)
     assert ports.count(scraped["port"]) == 1
-    # Otherwise the operator refuses the object, and it sets namespace and pod.
+    # Otherwise the operator refuses the object. The operator itself sets the labels namespace and
+    # pod.
     assert seconds(scraped["scrapeTimeout"]) <= seconds(scraped["interval"])
     assert not {"relabelings", "metricRelabelings", "honorLabels"} & scraped.keys()
 
 
 @every_monitor
 def test_job_names_are_workloads(manifests, name):
-    """Alerts on `up` use them."""
+    """Alerts on `up` use these labels."""
     monitor = find(manifests, "PodMonitor", name)
     label = monitor["spec"]["jobLabel"]
     assert (
@@ -66,7 +67,7 @@ def test_autoscalers_window_holds_four_scrapes(manifests):
 
 
 def test_operators_prometheus_selects_every_object_of_ours_by_its_release(manifests):
-    """kube-prometheus-stack selects by its release's name, which the documentation gives."""
+    """kube-prometheus-stack selects by its release's name, as our documentation states."""
     ours = [m for m in manifests if m["kind"] in ("PodMonitor", "PrometheusRule")]
     (release,) = {m["metadata"]["labels"]["release"] for m in ours}
     text = (K8S.parent / "docs" / "observability.md").read_text()

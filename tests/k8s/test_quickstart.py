@@ -1,4 +1,4 @@
-"""Tests of the commands in docs/gke.md: pods fit the nodes, and files are kept.
+"""Tests of the commands in docs/gke.md: pods fit the nodes, and files are preserved.
 
 Google is never contacted. Machine sizes and GKE's reservations are from its documentation.
 """
@@ -18,17 +18,17 @@ from tests.support.rendering import K8S, find, pod_spec
 
 GUIDE = REPOSITORY / "docs" / "gke.md"
 POOL = {"gke": "gpu", "gke-mig": "mig"}
-"""Overlay -> the node pool that the guide creates for it."""
+"""Maps an overlay to the node pool that the guide creates for it."""
 MACHINES = {"e2-standard-8": (8, 32.0), "e2-standard-16": (16, 64.0), "a2-highgpu-1g": (12, 85.0)}
-"""Machine type -> cores, GiB."""
+"""Maps a machine type to its cores and GiB of memory."""
 SLICES = {"": 1, "1g.5gb": 7, "3g.20gb": 2}
-"""Size of a slice -> how many a GPU with 40 GB has."""
+"""Maps the size of a slice to the number of such slices on a GPU with 40 GB."""
 SYSTEM_CORES, SYSTEM_GIB = 1.0, 2.0
 """Generous assumption for the node's own pods (network, logs, metrics, drivers)."""
 
 
 def command(start: str) -> str:
-    """Return the guide's only command with this start, its continued lines joined."""
+    """Return the guide's only command with this start, with continued lines joined."""
     (found,) = [line for line in commands() if line.startswith(start)]
     return found
 

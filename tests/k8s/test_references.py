@@ -23,11 +23,11 @@ GIVEN = {
     ("ServiceAccount", "kubeflow", "pipeline-runner"): "Kubeflow Pipelines standalone brings it",
     ("PriorityClass", "", "system-cluster-critical"): "Kubernetes brings it",
 }
-"""Foreign objects that manifests may name, and their origin."""
+"""Objects of others that manifests may name, and their origin."""
 
 
 class Cluster:
-    """The objects of one rendering, for checks whether something exists."""
+    """The objects of one rendering, which are searched for referenced names."""
 
     def __init__(self, manifests: list[Manifest]) -> None:
         self.manifests = manifests

@@ -1,6 +1,6 @@
 """Tests of release controller and canary steps as processes of the manifests.
 
-The deployment step's tests cover what they find and heal with real servers.
+The deployment step's tests cover their findings and repairs with real servers.
 """
 
 import json
@@ -80,8 +80,8 @@ def test_controller_starts_before_release_turns_green_and_ends_on_signal(rendere
         assert says_yes(container, "livenessProbe", status)
         assert says_yes(container, "readinessProbe", status)
         assert json.loads(status.read_text())["servers"] == {}
-        # A failing round is no reason for a restart, which would not help and would end the on-call
-        # engineer's commands in the pod.
+        # A failing round must not cause a restart. A restart would not help, and would end the
+        # on-call engineer's commands in the pod.
         (share / "store" / "journal.jsonl").write_text("not a promotion\n")
         wait_for(lambda: not says_yes(container, "readinessProbe", status))
         os.utime(status, (0, 0))

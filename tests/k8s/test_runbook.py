@@ -1,4 +1,4 @@
-"""Tests of docs/runbook.md: each command parses, runs in its place, and names existing objects."""
+"""Tests of docs/runbook.md: each command parses, can run, and names existing objects."""
 
 import re
 import shlex
@@ -46,7 +46,7 @@ def parse(line: str) -> None:
 
 
 def inner(line: str) -> list[str] | None:
-    """Return what `kubectl exec` runs in the pod, or None for a foreign program."""
+    """Return the command that `kubectl exec` runs in the pod, or None for another's program."""
     words = shlex.split(line.partition(" -- ")[2])
     words = shlex.split(words[2]) if words[:2] == ["sh", "-c"] else words
     return words if words[:1] == ["python"] else None
@@ -122,7 +122,10 @@ def test_settings_and_metrics_named_exist():
 
 
 def test_monitors_account_may_publish_what_page_replays_in_its_pod():
-    """Redelivery publishes to the log. In Pub/Sub the monitor needs that right only for this."""
+    """Redelivery publishes to the log.
+
+    In Pub/Sub the monitor needs the right to publish only for redelivery.
+    """
     assert any("deploy/monitor" in line and "dead-letters replay" in line for line in EXEC)
     settings = dict(
         re.findall(r"^(EVERGREEN_\w+)=(.+)$", (K8S / "base/monitor/monitor.env").read_text(), re.M)

@@ -1,4 +1,4 @@
-"""Tests of access rights: no request to Kubernetes, and exactly the granted requests to Kubeflow.
+"""Tests of access rights: no request to Kubernetes, and only granted requests to Kubeflow.
 
 The checks of a multi-user Kubeflow Pipelines API server are in its source (run_server.go,
 experiment_server.go and pipeline_server.go below backend/src/apiserver/server). Each HTTP call is
@@ -37,7 +37,7 @@ CALLS: list[tuple[str, str, Right]] = [
 
 
 def right(method: str, path: str) -> Right:
-    """Return the right that the server checks in Kubernetes for that call."""
+    """Return the right that the server checks in Kubernetes for this call."""
     name = path.removeprefix("/apis/v2beta1/")
     (found,) = [
         each for known, pattern, each in CALLS if known == method and re.fullmatch(pattern, name)
@@ -131,7 +131,7 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
     left = {(title(each), path) for each in manifests for path in named(each, "kubeflow")}
     left = {
         each for each in left if not each[1].endswith("MONITOR_TRIGGER")
-    }  # a program's name, no namespace
+    }  # This is a program's name, not a namespace.
     to = "/spec/egress/to/namespaceSelector/matchLabels/kubernetes.io/metadata.name"
     assert left == {
         ("NetworkPolicy evergreen/monitor-to-kubeflow", to),
@@ -176,7 +176,7 @@ def test_profile_of_several_users_is_set_in_one_file(tmp_path, monkeypatch, over
 
 
 def test_only_kubeflow_rights_go_to_pipeline_account_no_workload_has(variant):
-    """No workload of ours uses the API server, so none may."""
+    """None of our workloads uses the API server, so none is allowed to."""
     kinds = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding")
     (binding,) = [m for m in variant if m["kind"] in kinds]
     assert title(binding) == "RoleBinding kubeflow/evergreen-pipeline"

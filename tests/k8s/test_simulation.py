@@ -51,9 +51,9 @@ def test_traffic_draws_from_world_whose_days_are_in_lake(variant, tmp_path):
 
 
 def test_apply_with_another_revision_changes_no_field_that_cannot_change(variant):
-    """A Job's template is immutable, so the whole apply would fail with the next TAG.
+    """A Job's template is immutable, so applying the manifests with the next TAG would fail.
 
-    Nothing starts by itself.
+    The simulation does not start by itself.
     """
     assert [m for m in variant if m["kind"] == "Job"] == []
     assert find(variant, "CronJob", "simulated-lake")["spec"]["suspend"] is True
@@ -69,7 +69,7 @@ def test_traffic_may_end_as_late_as_its_last_label(variant):
 
 
 def test_traffic_waits_until_model_is_served_and_no_longer(variant):
-    """Otherwise its pod would fail again and again until the first release."""
+    """Otherwise the simulator's pod would fail repeatedly until the first release."""
     waits = pod_spec(find(variant, "Deployment", "traffic"))["initContainers"][-1]
     listener = socket.create_server(("127.0.0.1", 0), backlog=1)
     address = listener.getsockname()

@@ -67,7 +67,7 @@ def flags(tmp_path):
 
 
 def follow(api, flags, *events):
-    """Return the step's note. `events` happen one after another, one at each wait."""
+    """Return the step's note. At each wait the next of `events` happens."""
     waiting = iter(events)
     jobs, note = (
         TrainJobs(api.configuration(), NAMESPACE),

@@ -1,13 +1,12 @@
 """Tests of a Triton pod's life by its manifest's arguments and probes, on the real server.
 
-Its start is tested before any release, with a model, with a canary, with a version in parity check,
-with a broken model, and without a repository. The questions are whether it gets traffic, whether it
-would be killed, and whether a release can reach it.
-
-Its end must not lose started work or fail a client's request. Kubernetes removes a deleted pod from
-its Service, runs the preStop hook, and only then sends SIGTERM. A gRPC client would keep its one
-connection all that time. Connections therefore have a maximum age, and the hook takes longer than
-that. A forwarder replaces the Service. New connections go to its current target, and old ones stay.
+The pod is started before any release, with a model, with a canary, with a version in parity check,
+with a broken model, and without a repository. Each test checks whether the pod gets traffic,
+whether it would be killed, and whether a release can reach it. The end of a pod must not lose
+started work or fail a client's request. Kubernetes removes a deleted pod from its Service, runs the
+preStop hook, and only then sends SIGTERM. A gRPC client would keep its one connection all that
+time. Connections therefore have a maximum age, and the hook takes longer than that. A forwarder
+replaces the Service. New connections go to its current target, and old ones stay.
 """
 
 import asyncio
@@ -143,9 +142,9 @@ def test_pod_without_model_stays_unready_and_is_reached_by_first_release(
 def test_what_release_writes_can_be_read_by_triton_who_is_another_user(
     rendered, repository, tmp_path, make_candidate
 ):
-    """On the share a release writes as the user of our images.
+    """A release writes on the share as the user of our images.
 
-    Triton has another user, and no group in common.
+    Triton runs as another user, without a common group.
     """
     settings = ReleaseSettings(
         store=tmp_path / "store",
@@ -271,7 +270,10 @@ def test_update_brings_new_pod_before_it_takes_old_one(variant):
 
 
 class Service:
-    """A TCP forwarder to a changeable `target`, which counts each target's connections."""
+    """A TCP forwarder that counts the connections of each target.
+
+    The forwarder's `target` can be changed.
+    """
 
     def __init__(self, target: int) -> None:
         self.target, self.open = target, dict.fromkeys([target], 0)
@@ -360,7 +362,7 @@ def test_pod_is_replaced_under_load_and_no_request_fails(make_pod):
     ):
         traffic.more(20)
         service.target = new.ports.grpc
-        # The preStop hook only waits, while connections reach their maximum age.
+        # The preStop hook only waits until connections have reached their maximum age.
         wait_for(
             lambda: service.open[old.ports.grpc] == 0 and service.open.get(new.ports.grpc, 0) > 0
         )
@@ -373,7 +375,7 @@ def test_pod_is_replaced_under_load_and_no_request_fails(make_pod):
 
 
 def waiting(pod) -> int:
-    """Return the number of requests in the server's queue, without the one in computation."""
+    """Return the number of requests in the server's queue, without the request in computation."""
     with suppress(OSError):
         return sum(
             int(n)
@@ -391,8 +393,8 @@ def test_what_was_begun_at_signal_is_answered(make_pod, tmp_path):
             pod.grpc_url, MODEL_NAME, ClientSettings(max_attempts=1)
         ) as client:
             calls = [asyncio.ensure_future(client.score(*ROW))]
-            # One is computed before two others start to wait, because all three at once could be
-            # one batch.
+            # One request is computed before two others start to wait, because all three at once
+            # could form one batch.
             await asyncio.to_thread(wait_for, begun.exists)
             calls += [asyncio.ensure_future(client.score(*ROW)) for _ in range(2)]
             await asyncio.to_thread(wait_for, lambda: waiting(pod) == 2 or calls[0].done())

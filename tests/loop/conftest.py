@@ -45,19 +45,19 @@ def processes_mentioning(text: str) -> dict[int, str]:
 
 @dataclass(kw_only=True)
 class Command:
-    """One running `evergreen` command. Its output goes to a file."""
+    """One running `evergreen` command. The output of the command goes to a file."""
 
     process: subprocess.Popen[bytes]
     output_path: Path
     mark: str
-    """A word in the environment of all its descendants."""
+    """Word that is in the environment of all descendants of the process."""
 
     @property
     def output(self) -> str:
         return self.output_path.read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], *, seconds: float = 400) -> None:
-        """Wait until `condition` is true, while the command lives."""
+        """Wait until `condition` is true, and fail if the command ends before."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.process.poll() is None, (
@@ -70,7 +70,7 @@ class Command:
         return self.process.wait(seconds)
 
     def running(self) -> dict[int, str]:
-        """Return all running processes that it started, including itself."""
+        """Return all running processes of the command, including its own."""
         return processes_mentioning(f"{MARK}={self.mark}")
 
 
@@ -81,7 +81,7 @@ class Ended:
     code: int
     output: str
     left: dict[int, str]
-    """Processes of it that were still running at its end."""
+    """Processes of the command that were still running at its end."""
 
 
 @contextlib.contextmanager
@@ -169,7 +169,7 @@ def write_kaggle() -> Callable[[Path, int], Path]:
 def write_clicks() -> Callable[[Path, int], Path]:
     """Writes rows of a shop as CSV.
 
-    Items whose number is a multiple of 3, and low prices, get more clicks.
+    Items whose number is a multiple of 3 get more clicks, and so do low prices.
     """
 
     def write(path: Path, rows: int) -> Path:

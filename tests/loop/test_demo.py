@@ -1,4 +1,4 @@
-"""Tests of the demo as a user starts it: one turn of the loop, with all promises."""
+"""Tests of the demo as a user starts it: one turn of the loop fulfils all promises."""
 
 import hashlib
 import json
@@ -108,8 +108,8 @@ def test_every_decision_was_made_again_from_lake_and_is_one_that_was_made(turned
     found = summary["decisions"]
     assert found["points"] == len(written.splitlines()) > 20
     assert f"{found['points']} decisions were replayed from the lake, " in ended.output
-    # A machine that stalls for seconds delays a record past its decision. The lake then holds more
-    # than was known.
+    # If the machine stalls for seconds, a record may arrive after its decision point. Then the lake
+    # has rows that the decision did not use.
     if not (found["late_requests"] or found["late_rows"]):
         assert found["equal"]
         assert found["digest"] == hashlib.sha256(written).hexdigest()

@@ -38,7 +38,10 @@ def test_few_thousand_rows_say_how_uncertain_they_are_everywhere(few_rows):
 
 @pytest.mark.slow
 def test_few_thousand_rows_are_split_by_time_and_sent_as_their_requests(few_rows):
-    """The 4,000 rows are 30 s apart and five to a request. The first 2,400 end after 20 hours."""
+    """The 4,000 rows are 30 s apart, and each request has five rows.
+
+    The first 2,400 rows span 20 hours.
+    """
     folder, ended, summary = few_rows
     assert "rows before 2026-11-01 20:00:00 UTC train and evaluate the first model" in ended.output
     assert summary["requests"]["sent"] == 1600 / 5

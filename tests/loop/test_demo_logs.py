@@ -1,4 +1,4 @@
-"""Tests of the demo with a log server: every promise as with a file, and nothing left."""
+"""Tests of the demo with a log server: the same results as with a file, and no process left."""
 
 import json
 

@@ -1,8 +1,8 @@
-"""Tests of README.md and docs/*.md: the commands run in order, each page in its own folder.
+"""Tests of README.md and docs/*.md: the commands of a page run in order in the page's own folder.
 
-A page's folder has the repository's files, its own `build`, and a copy of one finished demo if the
-page mentions one. `tests/support/documents.py` describes the marks by which a block is run, run
-elsewhere, or needs something.
+This folder has the repository's files, its own `build`, and a copy of one finished demo if the page
+mentions one. `tests/support/documents.py` describes the marks that say where a block is run and
+what it needs.
 """
 
 import contextlib
@@ -74,7 +74,7 @@ class Page:
 
     @contextlib.contextmanager
     def beside(self, block, script, started):
-        """Run the program in the background once it has printed the awaited text."""
+        """Start the program, and continue once it has printed the awaited text."""
         path = self.folder / "build" / "beside.log"
         with open(path, "w") as log:
             command = self.command(block, f"exec {script}")
@@ -114,7 +114,7 @@ def test_pages_commands_run_as_they_stand_there(page, tmp_path, request):
 
 
 def test_commands_not_run_here_say_why_and_contributing_has_their_number():
-    """It also prints them: `pytest -s`."""
+    """The function also prints them if pytest runs with `-s`."""
     found, reasons = Counter(), Counter()
     for block in (block for page in DOCUMENTS for block in blocks(page)):
         found["here" if block.runs_here else "there" if block.run_by else "nowhere"] += len(

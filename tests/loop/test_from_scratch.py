@@ -1,4 +1,4 @@
-"""Tests of the advice if a run cannot continue the live model: the command works."""
+"""Tests that the advised command works if a run cannot continue the live model."""
 
 import shlex
 from pathlib import Path

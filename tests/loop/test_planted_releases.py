@@ -1,9 +1,9 @@
 """Tests of bad versions under live traffic, with all real programs.
 
-The first version is right: clicks are drawn from its reference probabilities. Each bad version is
-released normally and answers the same traffic. It must be rolled back within a stated number of
-rows or rounds, by the default limits. The test controls the time: a round of traffic is a minute.
-Triton measures real time.
+The first version is correct, because clicks are drawn from its reference probabilities. Each bad
+version is released normally and answers the same traffic. The bad version must be rolled back
+within a stated number of rows or rounds, by the default limits. The test controls the time: a round
+of traffic is a minute. Triton measures real time.
 """
 
 import json
@@ -144,9 +144,10 @@ class Site:
         return json.loads(self.controller.status.read_text())["baking"]
 
     def until_taken_back(self, most, **how):
-        """Return why version 2 was rolled back within `most` rounds.
+        """Return why version 2 was rolled back.
 
-        Version 1 must answer again, and model 2 must be blocked.
+        Assert that this took at most `most` rounds, that version 1 answers again, and that model 2
+        is blocked.
         """
         for _ in range(most):
             if (found := self.round(**how))["action"] != BAKES:
@@ -169,7 +170,7 @@ def _with_bias(toy, shift):
 
 
 def _shift_to(rate, log_odds):
-    """Return the shift of the log-odds that gives this mean probability."""
+    """Return the shift of the log-odds that results in this mean probability."""
     shifts = np.linspace(-8, 8, 1_601)
     return float(np.interp(rate, [expit(log_odds + each).mean() for each in shifts], shifts))
 
@@ -207,9 +208,9 @@ def test_calibration_off_by_two_is_taken_back_within_10_000_rows(site, off, reas
 
 @pytest.mark.slow
 def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
-    """The gate saw the right columns.
+    """The gate evaluated correct columns.
 
-    Since the release the client sends two values of the previous row.
+    Since the release, the client sends two values of the previous row.
     """
 
     def wrong(rows):
@@ -227,7 +228,10 @@ def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
 
 
 def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_rows):
-    """The slice is a category that the golden rows lack. 1 to 5 % of the traffic has it."""
+    """The slice is a category that the golden rows lack.
+
+    This category occurs in 1 to 5 % of the traffic.
+    """
     world, held_out = site(1), raw_rows(60, 2)[1]
     starts = np.cumsum([0, *(3 + len(each) for each in world.workflow.vocabularies)])
     row = next(

@@ -25,7 +25,7 @@ def bench(tmp_path):
 
 @pytest.fixture
 def started(bench):
-    """`started(**settings)` returns a bench whose monitor has started."""
+    """`started(**settings)` returns a bench with a running monitor."""
 
     def make(**changes) -> Bench:
         b = bench(**changes)

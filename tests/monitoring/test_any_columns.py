@@ -69,7 +69,7 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    """Return the reference with one row a request, as validation counts archived rows."""
+    """Return the reference with one row per request, as validation counts archived rows."""
     counter, rows = ProfileCounter(features), []
     for at in range(len(batch.scores)):
         arrays = {
@@ -155,7 +155,7 @@ def test_cells_of_every_column_hold_each_row_once_and_changed_one_drifts(feature
     other = batch_of(Features(numeric=("a", "b", "c"), categorical=("d",)))
     assert not layout.fits(Predictions.of([other]))
     sketch = Sketch(layout)
-    for at in range(4000):  # one row a request: no two rows share a user
+    for at in range(4000):  # With one row per request, no two rows share a user.
         rows = slice(at, at + 1)
         arrays = {name: getattr(changed, name)[rows] for name in ("dense", "categorical", "scores")}
         sketch.add(Predictions.of([batch_of(features, 1, request_id=f"r-{at}", **arrays)]))
@@ -233,7 +233,7 @@ def test_elements_of_request_that_are_all_alike_count_as_one():
     (genres,) = (
         column for column in compare(sketch, DriftSettings()) if column.feature == "genres"
     )
-    assert genres.design_effect == pytest.approx(12)  # four rows of three elements
+    assert genres.design_effect == pytest.approx(12)  # This means four rows of three elements.
     assert not genres.drifted
 
 

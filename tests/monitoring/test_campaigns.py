@@ -1,6 +1,6 @@
 """Hundreds of faults of monitor, uploader and client at random moments.
 
-Each request is in the lake once.
+Afterwards each request is in the lake once.
 
 `EVERGREEN_CAMPAIGN_SHARE=0.02` runs a small share of them.
 """
@@ -27,7 +27,7 @@ from tests.support.record_messages import FORM, encode, reader_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 DISK_FULL = 3
-"""Exit code of the uploader on a full disk. Its supervisor restarts it."""
+"""Exit code of the uploader on a full disk. The supervisor restarts the uploader."""
 
 
 class Installation:
@@ -68,7 +68,7 @@ class Installation:
         return sum(text.count(said) for text in texts for said in ("No space left", "disk is full"))
 
     def finish(self) -> int:
-        """Stop all so that nothing is left, and return the number of requests in the log."""
+        """Stop all programs once nothing is pending, and return the number of logged requests."""
         size = self.said.stat().st_size
         wait_for(lambda: self.said.stat().st_size > size, "a client that is up")
         self.client.end()
@@ -99,7 +99,7 @@ def test_killed_and_stopped_at_random_moments_each_request_counts_once(processes
 
 @contextmanager
 def small_disk(folder, size):
-    """Provide a small disk, mounted at the folder."""
+    """Provide a small disk that is mounted at the folder."""
     folder.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
@@ -116,7 +116,7 @@ def fill(folder, left: int):
     size = 0
     with open(ballast, "wb") as file:
         while (room := free_bytes(folder) - left) > 0:
-            with suppress(OSError):  # if a program has written meanwhile
+            with suppress(OSError):  # A program may have written meanwhile.
                 os.posix_fallocate(file.fileno(), size, step := min(room, 1 << 22))
                 size += step
     return ballast

@@ -1,4 +1,4 @@
-"""Tests of a canary next to the serving version: its rows decide nothing."""
+"""Tests of a canary next to the serving version: the canary's rows are used in no decision."""
 
 import dataclasses
 
@@ -70,9 +70,9 @@ def test_events_tell_canary_from_version_that_serves(beside):
 
 
 def test_ranked_list_is_no_pair_because_arm_that_served_it_chose_its_rows():
-    """Equal models, ten best of 200 by one of them.
+    """Two equal models, and the ten best rows of 200 by the first model.
 
-    On these rows the other seems better by 0.04 of AUC.
+    On these rows the second model seems better by 0.04 of AUC.
     """
     shadow = np.array([0.25, 0.5, 0.75], np.float32)
     scored = dataclasses.replace(prediction("scored", 3), shadow_version=9, shadow_scores=shadow)

@@ -1,4 +1,4 @@
-"""Tests of the whole chain, publisher to lake, with SIGKILL at boundaries and random moments.
+"""Tests of the chain from publisher to lake, with SIGKILL at boundaries and random moments.
 
 After any kill, acknowledged records are stored. At the end, in a folder as in a bucket, every
 published row is in exactly one file of the lake, every late outcome is there once, and the lake's
@@ -28,7 +28,7 @@ from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
 from tests.support.record_messages import encode
 
 BEGIN = 1_767_225_000.0
-"""Ten minutes before a UTC midnight, which a chain passes."""
+"""Ten minutes before a UTC midnight. A chain runs past midnight."""
 KILLED = -9
 
 
@@ -58,7 +58,7 @@ def make_chain(request, tmp_path, nursery):
 class Chain:
     """One log, monitor, archive and lake.
 
-    Its processes live turn by turn and die as the seed decides.
+    The processes run in turns, and the seed determines when each is killed.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class Chain:
         self.killed_at: Counter[str] = Counter()
         self.reached: set[str] = set()
         self.lengths = {"publisher": 8, "monitor": 30, "uploader": 12}
-        """Number of boundaries in the newest uninterrupted life of each role."""
+        """Number of boundaries that each role passed in its newest uninterrupted run."""
         self.seconds = {"publisher": 0.01, "monitor": 0.06, "uploader": 0.02}
         folder.mkdir()
 
     @property
     def unkilled(self) -> list[str]:
-        """Boundaries that a process reached and at which none was killed yet."""
+        """Boundaries that were reached, but at which no process was killed yet."""
         return sorted(self.reached - self.killed_at.keys())
 
     # -- publishing
@@ -137,7 +137,7 @@ class Chain:
         if self.messages:
             messages.append(
                 self.random.choice(self.messages)
-            )  # a redelivery of records that may be archived already
+            )  # This redelivers records that may be archived already.
         self.messages += [each for each in messages if each[0] not in self.poison]
         name = f"messages {self.turn}"
         batches = [messages[at : at + 2] for at in range(0, len(messages), 2)]
@@ -169,7 +169,10 @@ class Chain:
         return {**order, "kill_after": self.random.uniform(0, 1.2 * self.seconds[role])}
 
     def live_turn(self, kills: str = "", *, stop: bool = False) -> None:
-        """Run each process once. A killed one lives again, the last time to its end."""
+        """Run each process once.
+
+        A killed process is restarted, and its last run is not interrupted.
+        """
         messages = self._write_messages()
         orders = [
             self._order("publisher", messages=messages),
@@ -264,9 +267,9 @@ class Chain:
                 ].tolist()
 
     def _expect_late_outcomes(self, rows: list[dict], late: list[dict]) -> None:
-        """Assert that a timely click is a label or late by its arrival, never both.
+        """Assert that a timely click is either a label or late by its arrival.
 
-        Every other outcome is late. Each occurs once.
+        Every other outcome is late. Each outcome occurs once.
         """
         times = {p.request_id: p.time for p in self.predictions}
         clicked = {(row["request_id"], row["row"]) for row in rows if row["label"]}

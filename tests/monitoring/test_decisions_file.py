@@ -1,4 +1,4 @@
-"""Tests of the monitor's own decisions: the same lines for any interrupted turn, each once."""
+"""Tests of the monitor's own decisions: an interrupted turn leads to the same lines, each once."""
 
 import dataclasses
 import json
@@ -88,9 +88,9 @@ def test_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expected,
 
 @pytest.mark.parametrize("name", ["", "join.matured", "evaluator.stored"])
 def test_request_after_its_point_counts_once_in_no_window_even_after_kill(tmp_path, name):
-    """It is published when its label is already final.
+    """This request is published when its label is already final.
 
-    It is archived and counted, but used in no decision.
+    The request is archived and counted, but used in no decision.
     """
     lines = {}
     for killed in dict.fromkeys(("", name)):

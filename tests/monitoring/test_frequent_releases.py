@@ -1,4 +1,4 @@
-"""Tests of a running monitor with releases more frequent than final labels."""
+"""Tests of a running monitor if releases are more frequent than labels become final."""
 
 import re
 from dataclasses import replace
@@ -15,7 +15,7 @@ from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, pub
 from tests.support.releases import keep_model, passing_verdict, release
 
 EVERY = 20.0
-"""Seconds between two releases. Labels wait a minute."""
+"""Seconds between two releases. Labels are final after a minute."""
 CHANGED_AT = 90.0
 SECONDS = 260
 
@@ -35,7 +35,7 @@ def know(store, version: int, *, trained_until: float) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The banner at each second, and the monitor's bench.
+    """The status page's banner at each second, and the monitor's bench.
 
     After the drift, scores do not predict clicks.
     """

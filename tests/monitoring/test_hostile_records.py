@@ -19,11 +19,13 @@ from tests.support.processes import wait_for
 from tests.support.record_messages import encode
 
 NARROW = RecordFormat(Features(numeric=("I1",), categorical=()))
-"""Writes a recommender's rows without most of their columns, which the monitor fills in."""
+"""Writes a recommender's rows without most of their columns. The monitor fills in missing
+columns."""
 SLOWER = 10.0
-"""Allowed slowdown on a machine that runs other tests. Alone, /healthz takes at most 0.05 s."""
+"""Allowed slowdown on a machine that runs other tests. On an idle machine, /healthz takes at most
+0.05 s."""
 MAX_MEGABYTES = 500
-"""Half of its pod's memory."""
+"""Half of the memory of the monitor's pod."""
 
 
 def narrow(name: str, rows: int, **changes) -> bytes:
@@ -70,7 +72,7 @@ def minutes() -> list[bytes]:
 
 @contextmanager
 def probed(processes):
-    """Yield the seconds of each answer of /healthz, infinite for other statuses than 200."""
+    """Yield the seconds of each answer of /healthz, or infinity for any status except 200."""
     seconds: list[float] = []
     over = Event()
 

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.filterwarnings("error")
 
 @pytest.fixture
 def two_versions(bench, tmp_path):
-    """A monitor of a registry in which version 2 just replaced version 1, both of AUC 0.9."""
+    """A monitor of a registry in which version 2 just replaced version 1.
+
+    Both have an AUC of 0.9.
+    """
     b: Bench = bench(
         **{**DRIFT, "consecutive_breaches": 8}, bake_rows=8000, bake_seconds=0.0, max_auc_loss=0.1
     )
@@ -75,8 +78,8 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     b.start()
     b.turn(2, 20.0)
     assert b.kinds().count("taken_back") == 1
-    # The version before is as bad by now. A run is requested, but not within the cooldown after the
-    # rollback.
+    # By now the previous version is as bad. A run is requested, but only after the cooldown that
+    # follows the rollback.
     assert (
         b.monitor.actions.retraining.memory.blocked_by
         == "cool-down after a new version was taken back"

@@ -1,4 +1,4 @@
-"""Tests of a partitioned log, each partition with its own monitor and uploader, over one lake."""
+"""Tests of a partitioned log with a monitor and an uploader for each partition, over one lake."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,8 @@ class Partitions:
     def publish(self, wave: int) -> None:
         """Publish requests.
 
-        Each row whose number divides the request's is clicked, in a separate message.
+        A row is clicked if its number divides the request's number. Each click is a separate
+        message.
         """
         now = time.time()
         for number in range(REQUESTS):
@@ -85,7 +86,7 @@ class Partitions:
         asyncio.run(self.client.drain())
 
     def taken_in(self, partition: int) -> bool:
-        """Return whether the monitor has acknowledged everything."""
+        """Return whether the monitor has acknowledged every message."""
         subscriber = open_subscriber(partition_urls(self.url)[partition])
         try:
             return subscriber.backlog() == 0
@@ -123,7 +124,8 @@ def test_every_row_is_in_lake_once_whichever_archivers_are_killed(partitions):
     uploaders = [Uploader(p.folder / f"archive-{number}", p.lake) for number in range(PARTITIONS)]
     for wave in range(WAVES):
         p.publish(wave)
-        # Somewhere in the middle of intake, join or archive, depending on its progress.
+        # The kill comes in the middle of intake, join or archive, depending on the monitor's
+        # progress.
         wait_for(lambda wave=wave: p.taken_in(wave), "a part of the wave")
         for victim in {wave, (wave + 1) % PARTITIONS}:
             p.kill(victim)
@@ -140,7 +142,7 @@ def test_every_row_is_in_lake_once_whichever_archivers_are_killed(partitions):
     rows = read_rows(p.lake)
     assert len(rows) == len(p.truth)
     assert {(row["request_id"], row["row"]): row["label"] for row in rows} == p.truth
-    # No partition was idle, and each archived only its own requests.
+    # No partition was idle, and each monitor archived only the requests of its own partition.
     shares = Counter(partition_of(name, PARTITIONS) for name, _ in p.truth)
     assert sorted(shares) == list(range(PARTITIONS))
     assert p.client.counts.published_rows == len(p.truth)
@@ -155,6 +157,6 @@ def test_of_log_in_partitions_first_ones_monitor_alone_acts(tmp_path, partition,
     assert b.monitor.stop() is None
     assert len(b.archived) == 400
     assert len(b.trigger.requests) == requests
-    # The others show what they see of their own requests on their pages.
+    # The pages of the other monitors show statistics of their own requests.
     assert [kpis.auc for kpis in b.monitor._measurements.shown] == [pytest.approx(0.5, abs=0.1)]
     b.close()

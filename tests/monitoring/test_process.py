@@ -1,4 +1,4 @@
-"""Tests of monitor and uploader as processes: signals, a local run, bad settings."""
+"""Tests of monitor and uploader as processes: signals, a local run and bad settings."""
 
 import contextlib
 import os
@@ -78,7 +78,7 @@ def test_drift_starts_one_local_run_that_survives_monitors_death(processes, code
     assert p.end(uploader) == 0
     (request_id,) = (p.folder / "runs.txt").read_text().split()
     assert [(event["request_id"], event["outcome"]) for event in ended()] == [(request_id, outcome)]
-    # Killed between an action and its record, the monitor reports the action again.
+    # If the monitor is killed between an action and its record, it reports the action again.
     kinds = list(dict.fromkeys(event["kind"] for event in read_events(p.state)))
     order = ["decision", "archived", "uploaded", "requested", "run_started", "run_ended"]
     assert [kind for kind in kinds if kind in order and kind != "archived"] == [

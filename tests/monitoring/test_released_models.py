@@ -1,4 +1,4 @@
-"""Tests of what is known of a released version, through real manifests in a model registry."""
+"""Tests of the facts about a released version that real manifests in a model registry give."""
 
 from dataclasses import MISSING, fields
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Tests of settings: documented defaults, flags, environment variables, refusals."""
+"""Tests of settings: documented defaults, flags, environment variables and refusals."""
 
 from pathlib import Path
 

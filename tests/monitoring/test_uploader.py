@@ -1,4 +1,4 @@
-"""Tests of the uploader: files are complete and verified before the local delete."""
+"""Tests of the uploader: uploads are complete and verified before local files are deleted."""
 
 import base64
 import contextlib
@@ -105,7 +105,8 @@ def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
 def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_lake):
     """File names are random.
 
-    By name, newer rows could be read, and the watermark set, before older ones.
+    In the order of names, newer rows could be read before older rows, and the watermark would skip
+    the older rows.
     """
     names = [f"day=2025-11-13/part-{letter}.parquet" for letter in "dacb"]
     (archive / NAME).unlink()
@@ -116,7 +117,7 @@ def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_l
     (archive / "day=2025-11-12").mkdir()
     (archive / "day=2025-11-12" / "part-z.parquet").write_bytes(
         b"rows"
-    )  # sealed last, of the day before
+    )  # This file was sealed last, but is of the day before.
     assert Uploader(archive, open_lake()).run_once() == ["day=2025-11-12/part-z.parquet", *names]
 
 
@@ -178,7 +179,7 @@ def test_file_that_reads_back_otherwise_is_not_published(archive, tmp_path, monk
 
 
 def test_no_local_file_goes_whose_checksum_service_reports_otherwise(archive, bucket):
-    """The service's reported checksum is changed, as if it had corrupted the stored bytes."""
+    """The checksum that the service reports is changed, as if the stored bytes were corrupt."""
     true = base64.b64encode(google_crc32c.Checksum(CONTENT[NAME]).digest())
     fault = bucket.fail(
         lambda r: r.method == "GET" and r.name.endswith(NAME),

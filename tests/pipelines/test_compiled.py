@@ -49,7 +49,7 @@ def test_task_runs_its_image_within_its_limits_is_retried_and_never_cached(compi
         needs.cpu,
         needs.memory,
     )
-    # Training takes longest and resumes after an interruption, so more retries pay off on
+    # Training is the longest step and resumes after an interruption, so it has more retries, for
     # preemptible nodes.
     retry = task["retryPolicy"]
     assert (retry["maxRetryCount"], retry["backoffDuration"]) == (
@@ -70,9 +70,9 @@ def test_task_runs_its_image_within_its_limits_is_retried_and_never_cached(compi
 
 @pytest.mark.parametrize("step", STEPS)
 def test_last_retry_may_still_take_as_long_as_first_try(compile_with, step):
-    """Argo's limit starts with the first try.
+    """Argo's time limit starts with the first try.
 
-    Reaching it ends the current try, or forbids the next.
+    When it is reached, the current try ends, and no other starts.
     """
     retry = compile_with(num_retries=5, training_retries=5).task(step)["retryPolicy"]
     limit = int(retry["backoffMaxDuration"].removesuffix("s"))
@@ -122,7 +122,7 @@ def test_each_step_takes_only_what_step_before_hands_on(compiled):
 
 @pytest.mark.parametrize("step", STEPS)
 def test_every_artifact_is_file_of_kubeflows_own_storage_its_page_opens(compiled, step):
-    """The page opens no path of a share, so manifests and reports stay among Kubeflow's outputs."""
+    """Kubeflow's page opens no path on a share, so manifests and reports are its own outputs."""
     script = " ".join(compiled.executor(step)["command"])
     outputs = (
         compiled.spec["components"][f"comp-{dashed(step)}"]
@@ -134,7 +134,7 @@ def test_every_artifact_is_file_of_kubeflows_own_storage_its_page_opens(compiled
 
 
 def test_run_in_which_every_step_runs_takes_eighteen_pods(compiled):
-    """Each pod costs a turn of Argo, so another one needs a decision."""
+    """Each pod costs another round of Argo's scheduling, so an additional pod needs a decision."""
     assert compiled.num_pods == 18
 
 

@@ -1,4 +1,4 @@
-"""Tests of the demo's report: it fits its pane for any rows, and links the reports below it."""
+"""Tests of the demo's report: it fits its pane for any number of rows, and links the reports."""
 
 from dataclasses import replace
 

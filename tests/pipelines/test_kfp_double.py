@@ -16,11 +16,11 @@ from tests.support.kfp_server import ErrorAnswer, KfpServer
 from tests.support.paths import REPOSITORY
 
 RECORDED = (REPOSITORY / "tests" / "support" / "kfp_answers.json").read_text()
-# The recorded pipeline had a parameter `lake`, which is replaced by a current one.
+# The recorded pipeline had a parameter `lake`. A current parameter replaces it.
 ANSWERS = json.loads(re.sub(r'lake(\\?":)', r"settings\1", RECORDED))
 GOLDEN = REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml"
 NAMED = ("state", "storage_state", "status", "mode", "multi_user", "code")
-"""Fields whose values the client reads as names."""
+"""Fields whose values the client interprets as names."""
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 PIPELINE, VERSION = "1e8ee6d8-6ebd-4144-b74a-34442b31cbfe", "40e53d70-9e4e-4bb4-9719-87410144386e"
 ENDED, NEVER = "ba6d12df-9927-4382-a9c6-0c030e8c8ff3", "00000000-0000-0000-0000-000000000000"
@@ -73,7 +73,7 @@ def server():
 def fields(value) -> object:
     """Return the form of an answer: its fields, the kinds of their values, and the names of states.
 
-    A compiled pipeline is one value.
+    A compiled pipeline counts as one value.
     """
     if isinstance(value, dict):
         plain = {"pipeline_spec": lambda _: "a pipeline"} | dict.fromkeys(NAMED, lambda each: each)

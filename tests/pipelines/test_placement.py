@@ -69,7 +69,7 @@ def parsed(compiled: Compiled, step: str):
 def test_kubeflow_before_2_16_is_given_no_security_context(
     compile_with, security_context, has_user
 ):
-    """It refuses a pipeline with fields that it does not know."""
+    """The backend refuses a pipeline with fields that it does not know."""
     compiled = compile_with(run_as_user=10001, security_context=security_context)
     assert [("securityContext" in compiled.platform(step)) for step in STEPS] == [has_user] * len(
         STEPS

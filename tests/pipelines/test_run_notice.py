@@ -39,7 +39,7 @@ NOTES = [
 @pytest.fixture
 def ended(tmp_path, monkeypatch):
     def end(*, url, trigger_id="") -> str:
-        """Run it with the address in the pod's environment, from the optional secret.
+        """Run the exit handler with the address in the pod's environment, from the optional secret.
 
         A parameter would be visible in the UI.
         """
@@ -141,7 +141,7 @@ def test_webhook_that_fails_changes_nothing_of_run_and_shows_no_secret(
 
 
 def test_what_step_reports_is_in_message_and_is_sent_for_monitors_runs_too(server):
-    """The monitor reports how its runs end, but not what their steps found."""
+    """The monitor reports how its runs end, but not the findings of their steps."""
     facts = {"notify": ["I7 has no value in any of 200 rows", "C3 drifted"]}
     notes = [*NOTES, StepNote(step="validation", state="done", facts=facts)]
     for trigger_id in ("", "monitor-7"):

@@ -40,10 +40,10 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
     ("step", "noted_as", "facts", "found"),
     [
         ("deployment", "done", {"version": 3, "rollout": "full"}, ("released", 3)),
-        # It is only next to the live version, so it is not called released.
+        # The version only runs next to the live version, so it is not reported as released.
         ("deployment", "done", {"version": 3, "rollout": "canary"}, ("canary", 3)),
         ("deployment", "done", {"version": 3, "rollout": "shadow"}, ("canary", 3)),
-        # Stored as requested, which is no refusal.
+        # The model is stored as requested. This does not count as a refusal.
         ("deployment", "refused", {"rollout": "none"}, ("evaluated", None)),
         ("evaluation", "refused", {}, ("refused", None)),
     ],
@@ -80,7 +80,7 @@ def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, e
 
 def test_step_that_was_killed_is_failure_of_that_step(tmp_path):
     context = noted(tmp_path, "run", "training")
-    context.__enter__()  # never written, because the process was killed
+    context.__enter__()  # The file was never written, because the process was killed.
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
     assert "without a note" in outcome.reason
@@ -104,7 +104,7 @@ def test_run_that_stopped_between_steps_failed(tmp_path):
 
 @pytest.mark.parametrize("kfp_state", ["RUNNING", "COMPLETE", "SUCCEEDED"])
 def test_refusal_is_one_whatever_state_exit_handler_is_told(tmp_path, kfp_state):
-    """A real backend passes RUNNING, because a group of tasks was skipped."""
+    """A real backend reports RUNNING, because a group of tasks was skipped."""
     with noted(tmp_path, "run", "evaluation") as note:
         note.state, note.reason = "refused", "auc 0.70 trails 0.75"
     outcome = _end(tmp_path, kfp_state=kfp_state)
@@ -207,7 +207,7 @@ def test_outcome_of_another_request_is_not_mistaken(tmp_path):
 
 def test_newest_runs_are_listed_without_look_at_what_older_ones_left(tmp_path, capsys):
     for run in ("last-by-name", "b", "a"):
-        if run != "a":  # no step of it started
+        if run != "a":  # None of its steps has started.
             with noted(tmp_path, run, "extraction"):
                 pass
         _end(tmp_path, run)

@@ -245,7 +245,7 @@ def test_upload_without_anything_to_do_is_refused(server, command, capsys):
 
 
 def run_through(server, kfp, states, *, seconds=60.0):
-    """Wait for a run that goes through these states, one at each poll."""
+    """Wait for a run that changes to the next of these states at each poll."""
     run_id = submit.start(kfp, RunRequest(source=GOLDEN, parameters={}), name="one")
     left = list(states)
 
@@ -292,7 +292,7 @@ def test_server_that_never_answers_is_given_up_in_time(server, send):
     begun = time.monotonic()
     with pytest.raises(TemporaryError, match=f"KFP at {server.url} does not answer"):
         send(upload_version="v", timeout_seconds=(0.2, 0.2))
-    assert time.monotonic() - begun < 60.0  # not forever, like kfp's client alone
+    assert time.monotonic() - begun < 60.0  # kfp's client alone would wait forever.
 
 
 def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):

@@ -1,4 +1,4 @@
-"""The alerting rules, read from the manifest that ships them."""
+"""The alerting rules, read from the shipped manifest."""
 
 import yaml
 

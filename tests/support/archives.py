@@ -1,6 +1,6 @@
-"""Reference archives: the rows and outcomes that an archive must hold after requests have matured.
+"""Reference archives: the rows and outcomes that an archive must contain.
 
-Helpers read the actual archive for the comparison.
+Requests have matured. Helpers read the actual archive for the comparison.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

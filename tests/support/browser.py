@@ -30,8 +30,8 @@ needs_browser = pytest.mark.skipif(
 
 def browse(tmp_path, *flags: str) -> str:
     """Run the browser to its end and return its output."""
-    # It runs without a session bus and a display, as on a server. Its profile is deleted with the
-    # test.
+    # It runs without a session bus and a display, as on a server. The browser's profile is deleted
+    # with the test.
     environment = {**os.environ, "HOME": str(tmp_path)}
     command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags]
     done = subprocess.run(
@@ -78,7 +78,7 @@ def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
 
 
 def cut_texts(tmp_path, page: str, *widths: int) -> list[list[str]]:
-    """Return the beginnings of the texts that a page cuts off at each screen width.
+    """Return the first characters of the texts that a page cuts off at each screen width.
 
     Texts that overflow the screen count too. Everything foldable is unfolded first.
     """
@@ -114,7 +114,7 @@ MARKUP = (
     """"'></title></style></textarea>--><img data-planted src=x onerror="document.body.dataset.ran = 1">"""  # noqa: E501
     """<script data-planted>document.body.dataset.ran = 1</script><a data-planted href="javascript:0">"""  # noqa: E501
 )
-"""Text that breaks out of any unescaped position: an attribute, a title, a cell."""
+"""Text that would become markup in any unescaped position: an attribute, a title or a cell."""
 _LIST_PLANTED = """<script>onload = () => document.title = JSON.stringify([
 document.body.innerText.split('<img data-planted').length - 1, ...(document.body.dataset.ran ? ['it ran'] : []),
 ...Array.from(document.querySelectorAll('[data-planted], [href^="javascript:"], [onerror]'), each => each.outerHTML)])
@@ -122,7 +122,7 @@ document.body.innerText.split('<img data-planted').length - 1, ...(document.body
 
 
 def planted(tmp_path, page: str) -> tuple[int, list[str]]:
-    """Return how often a page shows `MARKUP` as text, and which parts became markup."""
+    """Return how often a page shows `MARKUP` as text, and which of its parts became markup."""
     (tmp_path / "page.html").write_text(page.replace("</body>", f"{_LIST_PLANTED}</body>"))
     num_shown, *taken = json.loads(
         _title(browse(tmp_path, "--dump-dom", (tmp_path / "page.html").as_uri()))

@@ -1,8 +1,8 @@
 """A client for fault campaigns: `python -m tests.support.campaign_client LOG FILE NUMBER`.
 
-The client scores and clicks until SIGTERM. It writes a line `asked` (rows, and clicked row by id)
-to FILE before requests are made, and a line `sent` when the log has them with their clicks. The
-score of a row is its first value.
+The client scores and clicks until SIGTERM. Before it makes requests, it writes a line `asked`
+(rows, and clicked row by id) to FILE. When the log has the requests and their clicks, it writes a
+line `sent`. The score of a row is its first value.
 """
 
 import asyncio

@@ -32,10 +32,10 @@ class Program:
         self._start, self._may_end = start, may_end
         self.process = start()
         self.ends: list[int] = []
-        """Exit codes of the times when it ended by itself."""
+        """Exit codes of the program when it ended by itself."""
 
     def keep_up(self) -> None:
-        """Restart it if it has ended. Its exit code must be in `may_end`."""
+        """Restart the program if it has ended. The exit code must be in `may_end`."""
         if (code := self.process.poll()) is not None:
             assert code in self._may_end, f"{self.process.args} ended with {code}"
             self.ends.append(code)
@@ -75,7 +75,7 @@ def strike(
 def client(url: str, said: Path, *, number: int, log: Path) -> subprocess.Popen:
     """Start the client `number` of `campaign_client`, which sends to `url`.
 
-    It records in `said` what it sends.
+    The client records its messages in the file `said`.
     """
     command = [sys.executable, "-m", "tests.support.campaign_client", url, str(said), str(number)]
     with open(log, "ab") as file:
@@ -83,10 +83,10 @@ def client(url: str, said: Path, *, number: int, log: Path) -> subprocess.Popen:
 
 
 def expect_each_once(said: Path, lake: Path) -> int:
-    """Assert that each row and each outcome that clients sent is in one file of the lake, once.
+    """Assert that each row and outcome that clients sent is in the lake exactly once.
 
     Returns:
-        The number of requests that the log has, according to the clients.
+        The number of requests in the log, according to the clients.
     """
     asked, sent = {}, set()
     for line in said.read_text().splitlines():

@@ -36,9 +36,9 @@ def raw_table(raw_table):
 
 @pytest.fixture
 def criteo_rows():
-    """Return `n` rows of 40 texts: label, integers, hex categories.
+    """Return `n` rows of 40 texts: the label, integers and hex categories.
 
-    I2 is negative at times. An empty text is a missing value.
+    I2 is sometimes negative. An empty text is a missing value.
     """
 
     def make(n: int, *, seed: int = 0) -> list[list[str]]:

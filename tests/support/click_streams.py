@@ -2,8 +2,8 @@
 
 Rows are independent, or belong to requests whose rows share their user.
 
-The scores are binormal: those of non-clicks are standard normal, and those of clicks are shifted,
-so that AUC = Phi(shift / sqrt 2). Scores are no probabilities, because only their order counts.
+The scores are binormal: scores of non-clicks are standard normal, and scores of clicks are shifted,
+so that AUC = Phi(shift / sqrt 2). Scores are not probabilities, because only their order counts.
 """
 
 from dataclasses import dataclass, replace
@@ -31,14 +31,14 @@ class ClickTraffic:
     rows_per_decision: int
     rows_per_request: int = 1
     user_spread: float = 0.0
-    """Standard deviation, over users, of the effect that a user's rows share. It is added to the
-    score and to the log-odds of a click."""
+    """Standard deviation, over users, of the effect that a user's rows share. The effect is added
+    to the score and to the log-odds of a click."""
 
 
 def draw(random: Generator, traffic: ClickTraffic, *, rows: int, auc: float) -> MaturedRows:
     """Draw `rows` rows with the given AUC among rows of one user.
 
-    Without a user effect that is also the overall AUC.
+    Without a user effect, this AUC is also the overall AUC.
     """
     requests = -(-rows // traffic.rows_per_request)
     groups = np.repeat(np.arange(requests), traffic.rows_per_request)[:rows]
@@ -60,7 +60,7 @@ def draw_returning(
 ) -> tuple[MaturedRows, NDArray[np.int64]]:
     """Draw requests of four rows from users who return equally often, in random order.
 
-    The score knows nothing of a user's tendency to click, and has a bias of its own for each user.
+    The score does not depend on a user's tendency to click, and has a separate bias for each user.
 
     Returns:
         The rows, and the user of each row.
@@ -87,7 +87,7 @@ def joined(first: MaturedRows, second: MaturedRows) -> MaturedRows:
 
 
 def part(rows: MaturedRows, begin: int, end: int) -> MaturedRows:
-    """Return rows `begin` to `end` as one decision point sees them.
+    """Return rows `begin` to `end` as the evidence of one decision point.
 
     Both must be multiples of the rows of a request.
     """
@@ -170,8 +170,8 @@ def first_run(
         step: Rows per decision point.
         windows: KPIs of the stream. None if the policy does not read them.
         gate_auc: AUC that the gate measured, exactly.
-        after: Requests before this row are ignored, except for the sequential test, whose alarm
-            lasts.
+        after: Requests for a run before this row are ignored. The alarm of the sequential test
+            lasts, so an earlier alarm counts at this row.
     """
     memory: Any = {}
     for begin in range(0, len(stream.labels), step):

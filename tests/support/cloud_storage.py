@@ -75,7 +75,7 @@ class Request:
 
 @dataclass
 class Fault:
-    """A fault of the requests that `on` selects."""
+    """A fault for the requests that `on` selects."""
 
     on: Callable[[Request], bool]
     do: str

@@ -2,7 +2,7 @@
 
 A base is a Debian with Python 3.11 (Debian 13 uses the one of Debian 12), tagged with the name in
 the Dockerfiles, so that the Dockerfiles are built unchanged. A release cannot use a stand-in by
-mistake. A second run builds from its layers.
+mistake. A second run reuses the layers.
 """
 
 import ast
@@ -38,7 +38,7 @@ OLDER_PACKAGES_TOO = (
 PLAIN = [image for image in DOCKERFILES if environment(image)]
 """Images without NVIDIA software."""
 TRITON = "nvcr.io/nvidia/tritonserver:26.10-py3"
-"""NVIDIA's image, replaced by the laptop's tritonserver. Its container also holds the pod's
+"""NVIDIA's image, replaced by the laptop's tritonserver. Its container also owns the pod's
 namespaces."""
 SERVED_AT = [f"{service}.evergreen.svc.cluster.local" for service in ("triton", "triton-headless")]
 """Host names of the cluster. In a container they resolve to this machine."""
@@ -50,7 +50,7 @@ HANDED_OVER = ("PATH", "VIRTUAL_ENV", "PYTHONPATH", "TMPDIR")
 def podman(tmp_path_factory):
     """Run podman as root with a separate storage.
 
-    It uses runc, because crun refuses hybrid cgroups. Only root may mount.
+    Podman uses runc, because crun refuses hybrid cgroups. Only root may mount.
     """
     missing = [name for name in ("podman", "runc", "mmdebstrap") if shutil.which(name) is None]
     if missing or os.geteuid() != 0:
@@ -72,7 +72,7 @@ def podman(tmp_path_factory):
     (folder / "build.conf").write_text(
         f'{engine}[containers]\nnetns = "host"\nvolumes = {mounts}\n'
     )
-    # Podman's default limits exceed what a root without SYS_RESOURCE may set.
+    # Podman's default limits are higher than root may set without SYS_RESOURCE.
     limits = 'default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]'
     hosts = f'base_hosts_file = "{folder}/hosts"'
     (folder / "run.conf").write_text(
@@ -121,7 +121,7 @@ def images(podman, tmp_path_factory):
     logs.mkdir(parents=True, exist_ok=True)
     builds = {}
     # Images of one lock share a layer and are built one after another. Different locks are built in
-    # parallel, because podman uses one core to find out that the layer exists.
+    # parallel, because podman uses one core to find that a layer exists.
     for locked in sorted({lock(image) for image in PLAIN}):
         names = [image for image in PLAIN if lock(image) == locked]
         command = [

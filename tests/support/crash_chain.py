@@ -1,10 +1,10 @@
 """Publisher, monitor and uploader in processes that SIGKILL ends at a given boundary or time.
 
 Such a process is called a life. A life is forked from a process that has imported everything and
-started no thread (`serve`). That takes 40 ms instead of seconds of imports. Every checkpoint of the
-product and every `os.fsync`, `rename`, `replace`, `unlink`, `link`, COMMIT and HTTP request is a
-boundary, before it and after it. The life kills itself at a boundary that is given by number or by
-name. Kills at random moments cover what SQLite does inside a COMMIT and Arrow inside a write.
+started no thread (`serve`). Forking takes 40 ms, and the imports would take seconds. There is a
+boundary before and after every checkpoint of the product and every `os.fsync`, `rename`, `replace`,
+`unlink`, `link`, COMMIT and HTTP request. The life kills itself at a boundary that is given by
+number or by name. Kills at random moments also hit SQLite inside a COMMIT and Arrow inside a write.
 """
 
 import json
@@ -27,7 +27,7 @@ WINDOW = 30.0
 
 
 class Boundaries:
-    """Counts the boundaries of this process and kills it at those of `kill_at`."""
+    """Counts the boundaries of this process and kills the process at a boundary in `kill_at`."""
 
     def __init__(self, kill_at: list[int | str], told: int) -> None:
         self.kill_at, self.told, self.seen = kill_at, told, 0
@@ -66,7 +66,7 @@ class Boundaries:
 
 
 def place_of(path, *others) -> str:
-    """Describe a file by its folder of the chain, and by whether it is a temporary file."""
+    """Describe a file by its folder in the chain, and by whether it is a temporary file."""
     path = Path(os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else path)
     folders = [part for part in path.parts if part in ("archive", "uploaded", "lake", "state")]
     return f" in {'/'.join(folders)}{' of a file aside' if path.name.startswith('.') else ''}"
@@ -136,7 +136,7 @@ def live(order: dict, told: int) -> None:
 def serve() -> None:
     """Fork the lives that stdin requests, and report how each ended.
 
-    A line is a list of lives that run at the same time.
+    Each line of stdin lists lives that run at the same time.
     """
     import google.cloud.storage  # noqa: F401
     import pyarrow.parquet  # noqa: F401

@@ -1,4 +1,4 @@
-"""A simulated kill of a process in the middle of its work."""
+"""A simulated kill of a process during its work."""
 
 from collections.abc import Callable
 

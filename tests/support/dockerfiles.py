@@ -17,10 +17,10 @@ from tests.support.paths import REPOSITORY
 
 VENV = "/opt/venv"
 LOCKS = {"validation": "validation-trixie"}
-"""Maps an image to its lock if that differs from the lock of the environment in which the step is
-tested. `test_containers.py` compares both."""
+"""Maps an image to its lock, for images whose lock differs from the lock of the step's test
+environment. `test_containers.py` compares both locks."""
 PROGRAMS = {"inference_client": "demo.simulation", "monitoring": "monitoring"}
-"""Programs of images that are no step of the pipeline. Both install the driver's lock."""
+"""Programs of images that are not steps of the pipeline. Both images install the driver's lock."""
 KNOWN = {"FROM", "ARG", "COPY", "RUN", "ENV", "WORKDIR", "LABEL", "USER", "ENTRYPOINT"}
 
 
@@ -36,7 +36,10 @@ class Stage:
         return [argument for found, argument in self.instructions if found == keyword]
 
     def copies(self) -> list[tuple[str, str, str]]:
-        """Return source stage (empty for the context), source and absolute target of each COPY."""
+        """Return the source stage, source path and absolute target of each COPY.
+
+        The stage is empty for the build context.
+        """
         here, found = "/", []
         for keyword, argument in self.instructions:
             if keyword == "WORKDIR":
@@ -76,7 +79,7 @@ class Stage:
 
 
 def stages(image: str) -> list[Stage]:
-    """Return the stages of the image's Dockerfile. The last one is shipped."""
+    """Return the stages of the image's Dockerfile. The last stage is shipped."""
     text = (REPOSITORY / DOCKERFILES[image]).read_text()
     text = "\n".join(
         line for line in text.splitlines() if not line.lstrip().startswith("#")
@@ -120,7 +123,7 @@ def entrypoint(image: str) -> list[str]:
 
 
 def lay_out(image: str, root: Path, context: Path = REPOSITORY) -> Path:
-    """Copy what the last stage takes from the context to its position in the image, below `root`.
+    """Copy the files of the last stage from the context to their image paths below `root`.
 
     Returns:
         `root`.

@@ -1,4 +1,4 @@
-"""The commands that a page shows in its code blocks, and how each block is run or why it is not.
+"""The commands in a page's code blocks, with how each block is run or why it is not run.
 
 `sh` and `python` blocks hold programs that must exit with 0. `console` blocks show commands after
 `$ ` and their output, where `...` matches anything. A comment before a block says how it is run,
@@ -16,8 +16,8 @@ from tests.support.paths import REPOSITORY
 
 MARK = re.compile(r"<!-- (needs|run by|until|all need): (.+?) -->")
 """Mark before a block. `needs: a cluster` is not run. `run by: tests/...` is run by that test.
-`until: TEXT` starts in the background, and the next blocks run once it has printed TEXT. It is
-interrupted at the end of the page."""
+`until: TEXT` starts in the background, and the next blocks run once it has printed TEXT. The
+background program is interrupted at the end of the page."""
 SHELL, CONSOLE, PYTHON = "sh", "console", "python"
 OTHER = ("text", "yaml", "mermaid", "dockerfile")
 DOCUMENTS = sorted(
@@ -62,7 +62,10 @@ class Block:
         ]
 
     def steps(self) -> Iterator[tuple[str, str | None]]:
-        """Return (script, expected output) of each step. None as output matches anything."""
+        """Return (script, expected output) of each step.
+
+        If the output is None, it matches anything.
+        """
         if self.kind != CONSOLE:
             yield self.text, None
             return

@@ -21,7 +21,7 @@ KPIS = Kpis(
 def evidence_of(
     kpis: Kpis = KPIS, *, rows: MaturedRows | None = None, baseline=None, **changes
 ) -> Evidence:
-    """Return evidence about the version of the window, with its own `rows` and `baseline`."""
+    """Return evidence about the window's version, with this version's `rows` and `baseline`."""
     version = changes.pop("version", kpis.version)
     values = {
         "time": 0.0,
@@ -39,7 +39,10 @@ def evidence_of(
 
 
 def rows_of(labels, scores, groups=None) -> MaturedRows:
-    """Return rows as a policy sees them. Each is its own request unless `groups` is given."""
+    """Return rows in the form that a policy gets.
+
+    Each row is its own request unless `groups` is given.
+    """
     return MaturedRows(
         labels=np.asarray(labels, np.uint8),
         scores=np.asarray(scores, np.float32),

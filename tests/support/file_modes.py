@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def argo_umask() -> Iterator[None]:
-    """Set the umask that Argo's executor gives a step, and restore the former one afterwards."""
+    """Set the umask that Argo's executor gives a step, and restore the former umask afterwards."""
     before = os.umask(0)
     try:
         yield

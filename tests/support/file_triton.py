@@ -1,10 +1,10 @@
 """A stand-in for a running Triton whose state is stored in files, so that it outlives its process.
 
-It follows the real server's rules. A load reads config.pbtxt and loads exactly the versions it
-names, all or none, if their warm-up rows exist. A loaded version answers from the server's own
-copy, even if the repository changes. The highest version answers requests without a version. A
-starting server loads what is configured. It scores with ONNX Runtime. Other tests check the real
-server.
+The stand-in follows the real server's rules. A load reads config.pbtxt and loads exactly the
+versions that the file names, if their warm-up rows exist. A load that fails for one version loads
+none. A loaded version answers from the server's own copy, even if the repository changes. The
+highest version answers requests without a version. A starting server loads what is configured. The
+stand-in scores with ONNX Runtime. Other tests check the real server.
 """
 
 import shutil
@@ -23,7 +23,7 @@ from tests.support.served_names import MODEL_NAME
 class FileTriton:
     """The server `url` over `repository`.
 
-    Its memory is `<state>/<url>/<model>/<version>/model.onnx`.
+    The server's loaded models are in `<state>/<url>/<model>/<version>/model.onnx`.
     """
 
     def __init__(self, url, *, repository, state):

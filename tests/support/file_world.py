@@ -1,4 +1,4 @@
-"""A model registry, a repository and two servers backed by files, for tests with many releases."""
+"""A model registry, a repository and two file-backed servers, for tests with many releases."""
 
 import dataclasses
 from pathlib import Path

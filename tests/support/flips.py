@@ -1,4 +1,4 @@
-"""Simulated bit rot: a disk that silently returns other bytes than were written."""
+"""Simulated bit rot: a disk that silently returns bytes that were never written."""
 
 import random
 from collections import Counter
@@ -10,7 +10,9 @@ QUIET, REFUSED, SAME = "read as something else", "refused", "read as it was"
 
 
 def count_flips(path: Path, read, *, flips: int, seed: int = 0) -> Counter:
-    """Flip single bits of the file and count how `read()` reacted. The file is restored afterwards.
+    """Flip single bits of the file and count the reactions of `read()`.
+
+    The file is restored afterwards.
 
     `read` must raise ContractError or return the same value as before.
     """

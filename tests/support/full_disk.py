@@ -1,4 +1,4 @@
-"""A simulated full disk for this process alone."""
+"""A simulated full disk that affects only this process."""
 
 import resource
 from contextlib import contextmanager

@@ -35,7 +35,7 @@ def with_inner_values(graph, names):
     model.graph.output.extend(
         map(onnx.helper.make_empty_tensor_value_info, [*names, "probability"])
     )
-    inner = graph.with_name("inner.onnx")  # next to the file of the tables
+    inner = graph.with_name("inner.onnx")  # The graph is next to the file of the tables.
     inner.write_bytes(model.SerializeToString())
     return inner
 

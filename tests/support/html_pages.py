@@ -34,7 +34,7 @@ def parse_page(page: str) -> list[tuple[str, dict[str, str | None]]]:
 
 
 def assert_needs_nothing(page: str) -> None:
-    """Assert that the page runs no script, fetches nothing and links only to itself."""
+    """Assert that the page runs no script, fetches no resource and links only to itself."""
     tags = parse_page(page)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in tags}
     assert not [text for text in ("http", "url(", "@import") if text in page]
@@ -77,14 +77,17 @@ class _PageText(HTMLParser):
 
 
 def text_of(page: str) -> str:
-    """Return all text of a page, words separated by single spaces."""
+    """Return all text of a page, with single spaces between words."""
     read = _PageText()
     read.feed(page)
     return " ".join(" ".join(read.words).split())
 
 
 def table_of(page: str, caption: str) -> list[list[str]]:
-    """Return the cell texts of the table with that caption, row by row, header first."""
+    """Return the cell texts of the table with this caption, row by row.
+
+    The header is the first row.
+    """
     read = _PageText()
     read.feed(page)
     return read.tables[caption]

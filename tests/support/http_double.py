@@ -15,7 +15,7 @@ class Reply(NamedTuple):
 
 
 class HttpDouble:
-    """Serves from its start to `close`.
+    """Serves until `close`.
 
     A subclass sets up its state before calling this constructor.
     """
@@ -54,7 +54,7 @@ class HttpDouble:
     def answer(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> Reply | None:
-        """Return the answer to such a request, or None to end the connection without an answer."""
+        """Return the answer to this request, or None to end the connection without an answer."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """librdkafka's mock cluster: in-process brokers that speak Kafka's protocol and can be stopped.
 
 confluent-kafka's own switch, `test.mock.num.brokers`, starts the same cluster but cannot stop a
-broker. The library itself can (`rd_kafka_mock_broker_set_down`), so it is called directly.
+broker. The library itself can stop one (`rd_kafka_mock_broker_set_down`), so it is called directly.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ _SIGNATURES = {
 def _library() -> ctypes.CDLL:
     folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
     paths = list(folder.glob("librdkafka-*"))
-    if not paths:  # only wheels for Linux bundle it there
+    if not paths:  # Only wheels for Linux bundle the library at this path.
         pytest.skip("no librdkafka beside confluent-kafka, whose mock cluster the tests need")
     library = ctypes.CDLL(str(paths[0]))
     for name, (result, arguments) in _SIGNATURES.items():
@@ -66,11 +66,11 @@ class KafkaCluster:
         )
 
     def refuse_topic(self, name: str, error: int) -> None:
-        """Answer every question about the topic with Kafka's error code, until that is 0."""
+        """Answer every request about the topic with this Kafka error code. 0 ends that."""
         self._library.rd_kafka_mock_topic_set_error(self._cluster, name.encode(), error)
 
     def take_away(self) -> None:
-        """Close every broker's port and connections. Their stored messages stay."""
+        """Close every broker's port and connections. The brokers' stored messages stay."""
         for number in range(1, BROKERS + 1):
             assert self._library.rd_kafka_mock_broker_set_down(self._cluster, number) == 0
 

@@ -12,7 +12,7 @@ from typing import Any
 from tests.support.paths import REPOSITORY
 
 LOCAL_RUN = {"run_resource": "evergreen-retraining-x7k2p", "run_id": ""}
-"""Values that KFP passes to every step besides the run's name, on this machine."""
+"""Values on this machine that KFP passes to every step besides the run's name."""
 
 
 def run_component(
@@ -27,7 +27,7 @@ def run_component(
 
     Args:
         step: Package of the component. The function has the same name.
-        folder: Each artifact is stored here under its own name, next to the executor's files.
+        folder: Folder for the artifacts, each under its own name, and for the executor's files.
         parameters: The function's parameters, over `LOCAL_RUN`.
         inputs: Kind of each input artifact, such as `Dataset`.
         outputs: Kind of each output artifact.

@@ -1,16 +1,16 @@
-"""A KFP API server for tests over real HTTP. Its state is in memory.
+"""A KFP API server for tests over real HTTP.
 
-It has experiments, runs, pipelines, versions and schedules, and follows the real server's rules. It
-applies filters. Names of pipelines and of a pipeline's versions are unique. A schedule has exactly
-one source, a cron expression that robfig/cron accepts (also with five fields, read as seconds to
-months), and between 1 and 10 concurrent runs. Several schedules may have one name. `fire` starts a
-schedule's run, `constants` are the values for the placeholders of a pipeline's tasks, and `end`
-ends a run.
+The double's state is in memory. The double has experiments, runs, pipelines, versions and
+schedules, and follows the real server's rules. Filters are applied. Names of pipelines and of a
+pipeline's versions are unique. A schedule has exactly one source, a cron expression that
+robfig/cron accepts (also with five fields, read as seconds to months), and between 1 and 10
+concurrent runs. Several schedules may have one name. `fire` starts a schedule's run, `constants`
+are the values for the placeholders of a pipeline's tasks, and `end` ends a run.
 
 Tests can inject an answer of any status for the next requests or for all, a request that hangs, and
-a lost answer after the server has acted. They can also inject a run created after its client has
-given up, a required token, and a callback between lookup and creation. The double lacks access
-control, validation of the pipeline and MySQL's collation. tests/pipelines/test_kfp_double.py
+an answer that is lost after the server has acted. They can also inject a run created after its
+client has given up, a required token, and a callback between lookup and creation. The double lacks
+access control, validation of the pipeline and MySQL's collation. tests/pipelines/test_kfp_double.py
 compares its answers with those of a real server.
 """
 
@@ -78,14 +78,14 @@ class KfpServer(HttpDouble):
         self.requests: list[tuple[str, str]] = []
         self.failure: int | None = None
         self.failure_text = "as the test says"
-        self.failures: list[int] = []  # statuses of the next answers, before normal ones
+        self.failures: list[int] = []  # Statuses of the next answers. Later answers are normal.
         self.lost: list[
             tuple[str, str]
         ] = []  # (method, end of path) of requests that are executed but never answered
         self.num_late = (
-            0  # number of run requests without an answer. Their runs are created at `commit_late`
+            0  # number of run requests without an answer. The runs are created at `commit_late`
         )
-        self.late: list[dict] = []  # bodies of those requests
+        self.late: list[dict] = []  # bodies of the unanswered run requests
         self.token: str | None = None  # required token in `Authorization: Bearer`
         self.before_create = lambda body: (
             None
@@ -134,7 +134,7 @@ class KfpServer(HttpDouble):
         return run
 
     def commit_late(self, created_at: str = "") -> list[dict]:
-        """Create and return the runs whose clients have given up, by default as the latest."""
+        """Create and return the runs whose clients have given up, by default as the latest runs."""
         for body in self.late:
             self.create_run(body)
             self.runs[-1]["created_at"] = created_at or self.runs[-1]["created_at"]
@@ -156,7 +156,7 @@ class KfpServer(HttpDouble):
     def fire(self, schedule_id: str) -> dict:
         """Start a run of the schedule as its controller does.
 
-        It uses the template that was compiled with the schedule.
+        The run uses the template that was compiled with the schedule.
         """
         (schedule,) = (each for each in self.schedules if each["recurring_run_id"] == schedule_id)
         name = f"evergreen-retrainingb9625-1-{1829784550 + len(self.runs)}"
@@ -412,7 +412,7 @@ class KfpServer(HttpDouble):
     def check_parameters(self, version_id: str, body: dict) -> None:
         """Refuse a parameter that the pipeline does not have.
 
-        Versions made by hand accept any parameter.
+        Versions that were not compiled accept any parameter.
         """
         given = body.get("runtime_config", {}).get("parameters", {})
         if version_id in self.files and given:

@@ -66,7 +66,7 @@ def deploy(job):
 
 
 def bake(job):
-    """Run one round of a controller. Its servers survive when it is killed."""
+    """Run one round of a controller. The servers survive when the controller is killed."""
     from controller.baking import Baking
     from evergreen.runtime.errors import TemporaryError
     from tests.support.crash_chain import Boundaries
@@ -89,7 +89,7 @@ def bake(job):
 
 
 def main(text):
-    """Run the job in `text`. With `lives` = 2 it runs twice at once."""
+    """Run the job in `text`. With `lives` = 2 the job runs twice at the same time."""
     job = json.loads(text)
     beside = os.fork() if job.get("lives") == 2 else None
     bake(job) if job["action"] == "bake" else deploy(job)

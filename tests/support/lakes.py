@@ -1,4 +1,4 @@
-"""Lakes in folders, the same in the emulated bucket `models`, and counts of fetches."""
+"""Lakes in folders and in the emulated bucket `models`, and counts of fetches."""
 
 from collections import Counter
 from pathlib import Path
@@ -43,7 +43,7 @@ def put(folder: Path, uri: str = URI) -> None:
 def extract_lake(
     uri: str, work: Path, window, *, run: str = "run", opened=None, **settings
 ) -> RawDataset:
-    """Run the step without its command line. `opened` are settings of the cache."""
+    """Run the step without its command line. `opened` contains settings of the cache."""
     more = {"open_storage": open_storage, **(opened or {})} if uri.startswith("gs://") else {}
     with opened_lake(uri, work=work, **more) as files:
         folder, recommender = work / run / "extraction", criteo_with(extraction=settings)
@@ -113,7 +113,7 @@ def rows_in(*uris: str | None) -> list[dict]:
 
 
 def keys_in(*uris: str | None) -> list[tuple[str, int]]:
-    """Return (request id, row) of those rows."""
+    """Return (request id, row) of the rows in these folders."""
     return [(row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in rows_in(*uris)]
 
 

@@ -1,8 +1,8 @@
 """One bench for each log backend, for the conformance suite.
 
-A bench opens both ends of a fresh log, lets its time pass and names what the backend cannot do. A
-backend joins the suite by a subclass of `Bench` in `BENCHES`. Leases run on an injected clock if
-the backend allows it. Otherwise tests wait for the server's clock, with a deadline.
+A bench opens both ends of a new log, advances its time, and lists what the backend cannot do. To
+add a backend to the suite, add a subclass of `Bench` to `BENCHES`. Leases run on an injected clock
+if the backend allows it. Otherwise tests wait for the server's clock, with a deadline.
 """
 
 import itertools
@@ -47,7 +47,7 @@ def pull(*subscribers: Subscriber, count: int, seconds: float = SECONDS) -> list
 
 
 class OpenLog(NamedTuple):
-    """Both ends of the log at a URL."""
+    """Publisher and reader of the log at a URL."""
 
     publisher: Publisher
     subscriber: Subscriber
@@ -65,7 +65,7 @@ class Bench:
     """A fresh log of one backend."""
 
     deduplicates = False
-    """Whether a message published again is delivered once."""
+    """Whether a message that is published twice is delivered once."""
     knows_backlog = True
     handed_out_at_once = 1
     """Number of messages by which a pull may exceed its byte limit."""
@@ -95,7 +95,8 @@ class Bench:
     def rest(self, subscriber: Subscriber) -> list[Delivery]:
         """Return the remaining messages.
 
-        A message is published now, and all that arrive before it are returned. It is acknowledged.
+        Publish a marker message, return all messages that arrive before it, and acknowledge the
+        marker.
         """
         name = f"sentinel-{next(self._sentinels)}"
         publisher = self.publisher()
@@ -192,7 +193,10 @@ class PubsubBench(Bench):
         return self._open[-1]
 
     def expire_leases(self) -> None:
-        """Return the readers' pulled messages, as after Pub/Sub's shortest lease of ten seconds."""
+        """Return the messages that the readers have pulled, as if Pub/Sub's leases were over.
+
+        The shortest lease takes ten seconds.
+        """
         for reader in self._open:
             if isinstance(reader, PubsubSubscriber) and not reader._closing.is_set():
                 reader._set_lease(list(reader._pulled), 0)
@@ -207,8 +211,8 @@ class PubsubBench(Bench):
 class KafkaBench(Bench):
     """A separate topic on librdkafka's mock cluster, with one partition and thus ordered.
 
-    The leases of a living reader expire by its clock. Those of a killed reader expire by the
-    brokers' clock, for which the next pulls wait.
+    The leases of a running reader expire by the reader's clock. The leases of a killed reader
+    expire by the brokers' clock, and the next pulls wait for this.
     """
 
     handed_out_at_once = 50

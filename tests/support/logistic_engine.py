@@ -1,7 +1,7 @@
 """A NumPy engine that implements the whole engine interface: logistic regression.
 
-Its parameters are the table (width 1: a weight per id), a weight per dense value and the bias. Its
-optimizer is Adagrad. The sums are stored in place of Adam's second moments.
+The parameters are the table (width 1, a weight per id), a weight per dense value and the bias. The
+optimizer is Adagrad. Adagrad's sums are stored in place of Adam's second moments.
 """
 
 import numpy as np
@@ -12,8 +12,8 @@ from evergreen.config.model import DcnConfig
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import new_model, open_model
 
-# Names and shapes are those of the files that `start` writes. The engine uses only width 1 and the
-# bias.
+# Names and shapes match the files that `start` writes. The engine only uses tables of width 1 and
+# the bias.
 CONFIG = DcnConfig(
     num_dense=13, num_categorical=26, embedding_dim=1, num_cross_layers=1, tower=(1,)
 )
@@ -129,9 +129,9 @@ class StopAfter:
 
 
 class TimedEngine(LogisticEngine):
-    """An engine in which learning takes ten seconds a call and saving one.
+    """An engine in which a call of `learn` takes ten seconds, and a save takes one second.
 
-    `saves` are the times at which saves ended.
+    `saves` lists the times at which saves ended.
     """
 
     def __init__(self, *arguments, clock, **keywords):

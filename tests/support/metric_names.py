@@ -1,8 +1,8 @@
 """Names and labels of every metric for alerts and dashboards, and a check of expressions.
 
 The monitor's metrics come from its own page. Triton's are recorded from the server of the serving
-environment, and tests/e2e/test_metric_names.py verifies them. Those of kube-state-metrics and
-NVIDIA's GPUs are taken from their documentation, because no test machine has them.
+environment, and tests/e2e/test_metric_names.py verifies them. The metrics of kube-state-metrics and
+of NVIDIA's GPUs are taken from their documentation, because no test machine has these exporters.
 """
 
 from collections.abc import Iterator
@@ -80,7 +80,8 @@ GPU: dict[str, Labels] = dict.fromkeys(
     ),
     frozenset({"gpu_uuid"}),
 )
-"""Source: Triton's docs/user_guide/metrics.md, GPU metrics. A MIG slice has fewer of them."""
+"""Source: Triton's docs/user_guide/metrics.md, GPU metrics. A MIG slice has fewer of these
+metrics."""
 DCGM: dict[str, Labels] = {
     name: frozenset({"gpu", "UUID", "device", "modelName", "Hostname", "GPU_I_PROFILE", "GPU_I_ID"})
     for name in (
@@ -111,8 +112,8 @@ KUBE_STATE: dict[str, Labels] = {
     "kube_pod_container_status_waiting_reason": _CONTAINER | {"reason"},
 }
 """Source: kube-state-metrics, docs/metrics/workload, pages of horizontalpodautoscaler, deployment
-and pod. Prometheus must be told to honour their own `namespace` and `pod` (`honorLabels`), as
-kube-prometheus-stack does."""
+and pod. Prometheus must honour the labels `namespace` and `pod` of these metrics (`honorLabels`),
+as kube-prometheus-stack configures it."""
 PROMETHEUS: dict[str, Labels] = {
     "up": SCRAPED,
     "ALERTS": frozenset({"alertname", "alertstate", "severity"}),
@@ -143,7 +144,7 @@ def selectors(expression: str) -> Iterator[promql.VectorSelector]:
 
 
 def strangers(expression: str, recorded: dict[str, Labels] | None = None) -> list[str]:
-    """Return the names and labels in an expression that nobody exports.
+    """Return the names and labels in an expression that no program exports.
 
     Args:
         expression: PromQL without templates.

@@ -1,9 +1,10 @@
 """Kubeflow's Model Registry for tests.
 
-It checks requests and answers by the published OpenAPI file.
+The double checks requests and answers by the published OpenAPI file.
 
-`model_registry_api.json` is the part of that file about the client's requests. A request whose
-path, parameter or body is not in it is a fault, and so is an answer that the file does not allow.
+`model_registry_api.json` is the part of that file about the client's requests. A request is a fault
+if the file lacks its path, parameter or body. An answer that the file does not allow is a fault
+too.
 """
 
 import json
@@ -70,7 +71,7 @@ class ModelRegistry(HttpDouble):
         self.version_of: dict[str, str] = {}  # artifact id -> version id
         self.faults: list[str] = []
         self.is_old = False
-        """Whether it only has the API v1alpha3."""
+        """Whether the registry only has the API v1alpha3."""
         super().__init__()
 
     def answer(self, method, path, body, headers) -> Reply:
@@ -82,7 +83,7 @@ class ModelRegistry(HttpDouble):
         return Reply(json.dumps(found).encode(), status, {"Content-Type": "application/json"})
 
     def _judged(self, method, url, body) -> tuple[int, dict]:
-        """Return status and body, and record every fault of either side."""
+        """Return status and body, and record every fault of client or server."""
         ways = {
             path: re.fullmatch(re.sub(r"\{\w+\}", "([1-9][0-9]*)", path), url.path)
             for path in API["paths"]

@@ -90,7 +90,7 @@ def _by_suffix() -> dict[str, list[str]]:
 
 @functools.cache
 def _packages_and_modules() -> frozenset[str]:
-    """Return every part of the modules' names."""
+    """Return every part of the modules' dotted names."""
     return frozenset(part for name in modules() for part in name.split("."))
 
 
@@ -108,12 +108,11 @@ def exists(name: str) -> bool:
 
 
 def missing_names(text: str, others: frozenset[str]) -> Iterator[str]:
-    """Yield the backticked dotted names of the text that begin like a module of ours and do not
-    exist.
+    """Yield the backticked dotted names of the text that look like our modules but do not exist.
 
     Args:
         text: Prose, see `prose_of`.
-        others: Names that are none of a module.
+        others: Names that do not belong to a module.
     """
     for name in dict.fromkeys(_NAME.findall(text)):
         first, last = name.split(".")[0], name.rsplit(".", 1)[-1]

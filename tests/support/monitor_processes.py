@@ -71,7 +71,7 @@ class Processes:
     def ask(self, path: str) -> Answer:
         """Return a page's answer, or none while a monitor starts.
 
-        Until then the address may still belong to its predecessor.
+        During the start the address may still belong to the predecessor.
         """
         try:
             address = json.loads((self.state / "http.json").read_text())

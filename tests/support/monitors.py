@@ -39,7 +39,7 @@ WINDOW = 60.0
 
 @dataclass
 class FakeTrigger:
-    """A trigger that holds one run, refuses a second and records its calls."""
+    """A trigger that accepts one run, refuses a second run and records its calls."""
 
     answers: list[str] = field(default_factory=list)
     runs: dict[str, RunState] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class Bench:
         self.monitor.tick()
 
     def judge(self, name: str, **of_traffic) -> None:
-        """Publish such `traffic` and let the monitor decide on it."""
+        """Publish traffic with these arguments of `traffic`, and let the monitor decide on it."""
         traffic(self, name, **of_traffic)
         self.monitor.tick()
 

@@ -56,7 +56,7 @@ STRANGE_DENSE = np.array(
 
 
 def strange_workflow(seed=0, num_keys=200) -> FeatureWorkflow:
-    """Return a workflow whose 26 columns take the kinds of vocabularies in turn."""
+    """Return a workflow whose 26 columns have the kinds of vocabularies in turn."""
     random = np.random.default_rng(seed)
     spread = random.permutation(np.unique(random.integers(0, 2**32, num_keys)))
     evicted = spread.copy()
@@ -94,8 +94,7 @@ def nasty_rows(workflow, num_rows, seed=0, *, dense_up_to=1e7, strange_dense=Tru
     categorical = np.empty((num_rows, 26), np.int64)
     for column, vocabulary in enumerate(workflow.vocabularies):
         known = random.choice(np.append(vocabulary, 7), num_rows)
-        # A key of one slot plus an offset, which would collide with another slot's key if slots
-        # were encoded by addition.
+        # If slots were encoded by adding an offset, this key would collide with another slot's key.
         beside = known + random.integers(-3, 4, num_rows) * 2 ** random.integers(31, 36, num_rows)
         unseen = random.integers(0, 2**32, num_rows)
         kinds = np.stack(

@@ -17,7 +17,7 @@ DTYPES = {"FP32": "<f4", "INT64": "<i8"}
 class OddTriton:
     """Answers like `real`, except for the methods in `odd`.
 
-    Each of those changes the bytes of the right reply, or returns a gRPC status.
+    An odd method changes the bytes of the right reply, or returns a gRPC status.
     """
 
     def __init__(self, real):

@@ -1,9 +1,9 @@
 """Rows scored by two models with a known AUC difference, as the reference for gate and canary.
 
-The log-odds of a click are normal over rows. A model sees them through normal noise. Both models
-share most of the noise, like two models of one lineage. Half of each variance is between requests.
-Scores are the best probabilities that such a model can give, so a worse model ranks worse but is
-still calibrated. Population AUCs are computed by integration, not sampled.
+The log-odds of a click are normal over rows. A model observes the log-odds with normal noise. Both
+models share most of the noise, like two models of one lineage. Half of each variance is between
+requests. Scores are the best probabilities that such a model can give, so a worse model ranks worse
+but is still calibrated. Population AUCs are computed by integration, not sampled.
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ SPREAD = 1.3
 NOISE = 0.5
 """Variance of the champion's noise."""
 OWN_NOISE = 0.03
-"""Part of the noise that the candidate does not share. With it the AUC difference of two equal
-models has a standard error of 0.0017 over 20,000 rows with 3 % of clicks, as for consecutive models
-of the simulated lake."""
+"""Part of the noise that candidate and champion do not share. With it the AUC difference of two
+equal models has a standard error of 0.0017 over 20,000 rows with 3 % of clicks, as for consecutive
+models of the simulated lake."""
 
 _PHI = np.vectorize(NormalDist().cdf, otypes=[float])
 
@@ -76,9 +76,9 @@ def expit(log_odds: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _probability(mean: float, seen: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
-    """Return the mean probability given what the model sees.
+    """Return the mean probability given the log-odds that the model observes.
 
-    It uses Gauss-Hermite quadrature on a grid of log-odds with interpolation in between.
+    The function uses Gauss-Hermite quadrature on a grid of log-odds with interpolation in between.
     """
     weight = SPREAD**2 / (SPREAD**2 + noise)
     at, (nodes, weights) = np.linspace(-15.0, 15.0, 601), np.polynomial.hermite_e.hermegauss(15)
@@ -135,7 +135,7 @@ def noise_that_loses(rate: float, auc_loss: float) -> float:
 def population_log_loss(rate: float, noise: float) -> float:
     """Return the mean log loss of a model with noise of this variance.
 
-    It is the mean entropy of its probabilities.
+    The mean log loss is the mean entropy of the model's probabilities.
     """
     at = np.linspace(-6.0, 6.0, 601)
     weights = np.exp(-(at**2) / 2) / np.exp(-(at**2) / 2).sum()
@@ -177,9 +177,10 @@ def shifted(probabilities: NDArray[np.float64], part: float) -> NDArray[np.float
 def draw_slices(
     random: Generator, requests: NDArray[np.int64], *, columns: int = 26
 ) -> dict[str, NDArray[np.bool_]]:
-    """Draw slices by name: the five most frequent values of each column, and its other values.
+    """Draw slices [n] by name.
 
-    Each slice has a quarter to a twentieth of the rows [n]. Every second column is constant in a
+    There is one for each of the five most frequent values of a column, and one for its other
+    values. Each slice has between 1/20 and 1/4 of the rows. Every second column is constant in a
     request. No column depends on clicks or scores.
     """
     frequencies = 1 / np.arange(1, 31)

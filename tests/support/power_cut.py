@@ -1,9 +1,9 @@
 """A disk that loses unflushed data at a power cut. A SIGKILL alone does not reveal a missing fsync.
 
-POSIX only promises this: a file's bytes are durable after a flush of the file, and a new, renamed
-or removed name after a flush of its folder. Any prefix of a folder's later changes may have reached
-the disk. Changes are calls of `os.mkdir`, `rename`, `replace` and `unlink`. A file is tracked once
-it is renamed into place.
+POSIX only promises that a file's bytes are durable after a flush of the file, and that a new,
+renamed or removed name is durable after a flush of its folder. Any prefix of a folder's later
+changes may have reached the disk. Changes are calls of `os.mkdir`, `rename`, `replace` and
+`unlink`. A file is tracked once it is renamed into place.
 """
 
 import os
@@ -36,7 +36,7 @@ class Disk:
     def _watched(self, note, real):
         def call(*args, **more):
             if self._is_dead or self.seen == self.crash_at:
-                self._is_dead = True  # cleanup on the way out does not happen either
+                self._is_dead = True  # Cleanup handlers do not run either.
                 raise Killed
             self.seen += 1
             undo = note(*args)

@@ -42,9 +42,9 @@ def running_in_group(group):
 
 
 def freeze_group(group):
-    """Stop a server and its stubs with SIGSTOP, and wait until no thread of them runs.
+    """Stop a server and its stubs with SIGSTOP, and wait until none of their threads runs.
 
-    On a busy machine that takes about 20 ms.
+    On a busy machine this takes about 20 ms.
     """
     os.killpg(group, signal.SIGSTOP)
     wait_for(

@@ -1,4 +1,4 @@
-"""A real local Prometheus that scrapes given servers like the pods of a PodMonitor."""
+"""A real local Prometheus that scrapes servers as if they were pods of a PodMonitor."""
 
 import json
 import shutil
@@ -86,7 +86,10 @@ class Prometheus:
             return False
 
     def ask(self, query, **at):
-        """Return the samples now or at `time` by the label `pod`, or by "" without that label."""
+        """Return the samples at `time`, by default now, by the label `pod`.
+
+        The key is empty for samples without this label.
+        """
         found = self._get("query", query=query, **at)["result"]
         return {each["metric"].get("pod", ""): float(each["value"][1]) for each in found}
 

@@ -15,7 +15,7 @@ _START_SECONDS = 60.0
 
 
 class Emulator:
-    """One emulator. `start` after `stop` starts an empty one on the same port."""
+    """One emulator. A `start` after `stop` starts an empty emulator on the same port."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._script = folder, find_emulator()

@@ -33,7 +33,7 @@ def kill_stubs(server):
 
 
 FAULT = "    def _fault(self, tensors: Tensors) -> str | None:\n"
-"""Line of the served program that starts the work on each batch."""
+"""Line in the served program at which the work on each batch starts."""
 
 
 def change_code(triton, version, old, new):
@@ -118,7 +118,7 @@ class BackgroundTraffic:
 
 
 class RetryingTraffic(BackgroundTraffic):
-    """A client that scores the same rows every few milliseconds and retries.
+    """A client that scores the same rows every few milliseconds, with retries.
 
     It records answers and failures.
     """

@@ -23,7 +23,7 @@ def criteo_with(**sections: dict[str, Any]) -> Recommender:
 
 
 def accept_into(store: Path, recommender: Recommender = CRITEO_RECOMMENDER) -> None:
-    """Make it the newest recommender of the registry, unless it is already."""
+    """Make this recommender the newest one of the registry, unless it already is."""
     lines = read_accepted(store)
     if not lines or lines[-1].digest != recommender.digest:
         accept(
@@ -36,7 +36,7 @@ def accept_into(store: Path, recommender: Recommender = CRITEO_RECOMMENDER) -> N
 
 
 def settings_text(changes: dict[str, Any]) -> str:
-    """Format settings by path for the parameter `settings`. Strings are written as they are."""
+    """Format settings by path for the parameter `settings`. Strings are written without quotes."""
     words = (
         f"{path}={value if isinstance(value, str) else json.dumps(value)}"
         for path, value in changes.items()

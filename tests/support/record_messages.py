@@ -15,7 +15,7 @@ encode, decode = FORM.encode, FORM.decode
 
 
 def fields_of(proto: str) -> dict[str, list[tuple[bool, str, str, int]]]:
-    """Return the fields of each message: whether repeated, type, name and number."""
+    """Return each message's fields: whether the field is repeated, its type, name and number."""
     messages: dict[str, list[tuple[bool, str, str, int]]] = {"LogRecord": []}
     inner = None
     for line in proto.splitlines()[3:]:
@@ -33,7 +33,7 @@ def fields_of(proto: str) -> dict[str, list[tuple[bool, str, str, int]]]:
 
 
 def reader_of(proto: str):
-    """Return the class that another reader of the log generates from the schema."""
+    """Return the class that another program that reads the log would generate from the schema."""
     file = descriptor_pb2.FileDescriptorProto(name="other.proto", syntax="proto3")
     messages = fields_of(proto)
     for message, fields in messages.items():

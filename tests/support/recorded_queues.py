@@ -1,9 +1,9 @@
 """Counters of four real Tritons over 150 s (`queue_series.json`), and the expected values.
 
-Each stands for a pod and was read every 5 s, as by Prometheus. `busy` has one model under load, one
-with few slow requests from the middle on, and one idle. `restarted` was killed in the middle while
-its traffic paused, so its counters start again. `quiet` got three requests, once. `stuck` never
-completes its requests. `answered` counts the answers that the clients received.
+Each server represents a pod and was read every 5 s, like by Prometheus. `busy` has one model under
+load, one with few slow requests from the middle on, and one idle model. `restarted` was killed in
+the middle while its traffic paused, so its counters start again. `quiet` got three requests at one
+time. `stuck` never completes its requests. `answered` counts the answers that the clients received.
 """
 
 import json
@@ -35,7 +35,7 @@ def recorded_series(pods=PODS) -> dict[str, str]:
 def counted(pod: str, metric: str, start: int, end: int) -> int:
     """Return the increase of a counter over all models of a pod between two times in seconds.
 
-    A counter that fell has restarted at zero.
+    If a counter fell, it restarted at zero.
     """
     readings = RECORD["readings"][pod][start // INTERVAL : end // INTERVAL + 1]
     total = 0

@@ -1,9 +1,10 @@
 """Simulated traffic under continuous retraining, as the reference for the monitor's decisions.
 
-A model version is released every few seconds. It has learned the rows whose labels were final at
-that time, except the newest tenth, on which the gate measured it. After a drift, a version that has
-learned rows from after it predicts as well as before. A version that has not has the lower AUC on
-later rows. Scores are binormal, as in `tests.support.click_streams`. Each request has one row.
+A model version is released every few seconds. The version was trained on the rows with final labels
+at that time, except for the newest tenth, on which the gate measured the version. A version that
+was trained on rows from after a drift predicts as well as before the drift. Any other version has a
+lower AUC on later rows. Scores are binormal, as in `tests.support.click_streams`. Each request has
+one row.
 """
 
 from collections import deque
@@ -51,26 +52,28 @@ class Releases:
     changed_again_at: float | None = None
     """Time of the second drift."""
     learns: bool = True
-    """Whether a version that has learned rows from after the drift predicts as well as before
-    it."""
+    """Whether a version that was trained on rows from after the drift predicts as well as before
+    the drift."""
     learned_after: float = 300.0
-    """Seconds of rows from after a drift that a version must have learned to predict well again."""
+    """Seconds of rows from after a drift that training needs before a version predicts well
+    again."""
     gate_half_width: float = 0.0
-    """Half width of the gate's interval. 0 means that the gate measures the AUC exactly, which uses
-    up the bound."""
+    """Half width of the gate's interval. 0 means that the gate measures the AUC exactly. This is
+    the limiting case of the error bound."""
     holdout_share: float = 0.1
-    """Newest share of a run's rows (one release interval) on which its model is evaluated."""
+    """Share of a run's rows, the newest ones, on which its model is evaluated. A run has the rows
+    of one release interval."""
 
     def version_at(self, time: float) -> int:
         """Return the serving version, from 1."""
         return int(time // self.every) + 1
 
     def trained_until(self, version: int) -> float:
-        """Return the time of the newest row that the version has learned."""
+        """Return the time of the newest training row of the version."""
         return (version - 1 - self.holdout_share) * self.every - self.window
 
     def knows_the_change(self, version: int, changed_at: float | None = None) -> bool:
-        """Return whether the version has learned enough rows from after a drift."""
+        """Return whether the version was trained on enough rows from after a drift."""
         changed_at = self.changed_at if changed_at is None else changed_at
         if changed_at is None:
             return False
@@ -137,7 +140,7 @@ def requests_of(
         versions=versions,
         sizes=np.ones(num, np.int64),
         numbers=np.arange(num),
-        # These are probabilities in the same order, because only the order counts.
+        # The scores become probabilities in the same order, because only the order counts.
         scores=(1.0 / (1.0 + np.exp(-scores))).astype(np.float32),
         positions=np.full(num, NO_POSITION, np.int32),
         labels=labels,

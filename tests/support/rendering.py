@@ -19,8 +19,8 @@ K8S = REPOSITORY / "k8s"
 OVERLAYS = sorted(path.name for path in (K8S / "overlays").iterdir() if path.is_dir())
 _DASK = "cpu+dask-extraction+dask-preprocessing"
 VARIANTS = (*OVERLAYS, "cpu+simulation", "cpu+second-recommender", "cpu+archivers", _DASK, "kind")
-"""Variants that the manifests' tests check: overlays, overlays with optional components, and that
-of `make kind`."""
+"""Variants that the manifests' tests check: overlays, overlays with optional components, and the
+variant of `make kind`."""
 RENDERED = REPOSITORY / "build" / "manifests"
 
 Manifest = dict[str, Any]
@@ -41,7 +41,7 @@ def render(folder: Path) -> str:
 def render_variant(variant: str, scratch: Path) -> str:
     """Render `<overlay>` or `<overlay>+<component>...`.
 
-    The latter uses a kustomization written into `scratch`. Two names may replace the overlay.
+    The form with components uses a kustomization in `scratch`. Two names may replace the overlay.
     `base` is common to all overlays, and `kind` is what `make kind` applies.
     """
     overlay, *components = variant.split("+")
@@ -72,7 +72,7 @@ def render_edited(overlay: str, values: dict[str, str], copy: Path) -> list[Mani
 def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
     """Return the one object of that kind and name.
 
-    Its name may end with kustomize's content hash.
+    The object's name may end with kustomize's content hash.
     """
     hashed = re.compile(rf"{re.escape(name)}(-[2456789bcdfghkmt]{{10}})?")
     (found,) = [
@@ -82,7 +82,7 @@ def find(manifests: list[Manifest], kind: str, name: str) -> Manifest:
 
 
 def title(manifest: Manifest) -> str:
-    """Return the name of the object for a failed test."""
+    """Return the name of the object for the message of a failed test."""
     metadata = manifest["metadata"]
     return f"{manifest['kind']} {metadata.get('namespace', '-')}/{metadata['name']}"
 
@@ -115,7 +115,9 @@ def containers(spec: Manifest) -> list[Manifest]:
 
 
 def matches(selector: Manifest, labels: dict[str, str]) -> bool:
-    """Return whether a LabelSelector selects an object with these labels. An empty one selects all.
+    """Return whether a LabelSelector selects an object with these labels.
+
+    An empty selector selects all objects.
 
     Raises:
         ValueError: the selector has an operator that Kubernetes does not know.

@@ -1,4 +1,4 @@
-"""Reference rounding of served tables: in float64, one number after another."""
+"""Reference rounding of served tables, in float64 and one number after another."""
 
 import numpy as np
 

@@ -12,10 +12,10 @@ KEDA, ADAPTER = K8S / "components" / "keda", K8S / "components" / "prometheus-ad
 
 
 def read_queries(folder: Path) -> dict[str, str]:
-    """Map each metric's name to its PromQL, of KEDA's triggers or prometheus-adapter's rules.
+    """Map each metric's name to its PromQL in KEDA's triggers or prometheus-adapter's rules.
 
-    An adapter's rule is a Go template (pkg/naming/metrics_query.go, `Build`). The shipped ones have
-    no field.
+    An adapter's rule is a Go template (pkg/naming/metrics_query.go, `Build`). The shipped templates
+    use no field.
     """
     if folder == ADAPTER:
         queries = {metric_name(rule): str(rule["metricsQuery"]) for rule in adapter_rules()}
@@ -39,7 +39,10 @@ def of_pods(query: str, *pods: str) -> str:
 
 
 def metric_name(rule: dict) -> str:
-    """Return the name that an adapter's rule publishes. Go's `$0` and `$1` do not occur in it."""
+    """Return the name that an adapter's rule publishes.
+
+    The rule does not use Go's `$0` and `$1`.
+    """
     series = str(rule["seriesQuery"]).partition("{")[0]
     assert re.search(rule["name"]["matches"], series), (
         f"{series} is not what the rule is about: it publishes nothing"

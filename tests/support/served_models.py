@@ -26,7 +26,7 @@ from tests.support.stored_models import make_candidate, make_parts, raw_rows  # 
 
 @pytest.fixture
 def with_scores():
-    """The verdict with its scores changed by `change(array) -> array`."""
+    """Returns the verdict with its scores changed by `change(array) -> array`."""
 
     def make(verdict, change, tmp_path):
         path = tmp_path / "other-scores.npz"
@@ -53,7 +53,7 @@ def exported(tmp_path):
 def triton(tmp_path_factory):
     """A real tritonserver with one repository, shared by tests that start with nothing."""
     root = tmp_path_factory.mktemp("triton with space")
-    # After a stub was killed, this Triton always takes the full time that it is given to stop.
+    # After a stub was killed, this Triton always uses the full time that is allowed for stopping.
     settings = TritonSettings(stop_seconds=0.2)
     (root / "home").mkdir()
     variables = {"HOME": str(root / "home")}
@@ -81,7 +81,8 @@ def settings(triton, client, tmp_path):
         store=tmp_path / "store",
         repository=triton.repository.as_uri(),
         triton_urls=(triton.grpc_url,),
-        # One server starts in half the time of two, and these tests send no parallel requests.
+        # Starting one instance takes half the time of two, and these tests send no parallel
+        # requests.
         options=ServingOptions(instances=1),
         trigger_id="drift-7",
         who="run-7",
@@ -98,7 +99,7 @@ def unserved(tmp_path):
 
 @pytest.fixture
 def repository(settings):
-    """The repository that `settings` names."""
+    """The model repository that `settings` names."""
     return ModelRepository(uris.open_objects(settings.repository), NAMES)
 
 
@@ -143,7 +144,10 @@ def make_version(tmp_path):
 
 @pytest.fixture
 def put_live(make_version):
-    """Stages, publishes and configures a small version without servers. Those in `beside` stay."""
+    """Stages, publishes and configures a small version without servers.
+
+    The versions in `beside` stay configured.
+    """
 
     def do(repository, number, *, beside=(), options=OPTIONS):
         repository.stage(number, make_version(number), options)

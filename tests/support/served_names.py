@@ -1,4 +1,4 @@
-"""Criteo's names in Triton, for tests that serve this recommender."""
+"""Names of Criteo's recommender in Triton, for tests that serve it."""
 
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.serving import ServedNames

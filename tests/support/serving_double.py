@@ -23,7 +23,7 @@ class ServerDouble(FileTriton):
             self.counted[counter][name, version] += number
 
     def start(self):
-        """Start like a pod, with counters at zero."""
+        """Start like a new pod, with counters at zero."""
         self.counted = {name: Counter() for name in COUNTERS}
         return super().start()
 

@@ -1,4 +1,4 @@
-"""A real Triton whose models only sleep for a known time, and a client that counts its answers."""
+"""A real Triton whose models only sleep for a known time, and a client that counts answers."""
 
 import threading
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from tests.support.served_names import MODEL_NAME
 from tests.support.triton import write_model
 
 LONGEST = 3_600_000_000
-"""Maximum queue time in microseconds. It is so long that no request is refused."""
+"""Maximum queue time in microseconds. The time is so long that no request is refused."""
 
 
 class Client:
     """Sends the same row to one server and counts the answers.
 
-    It sets no deadline, because a cancelled call can kill Triton.
+    The client sets no deadline, because a cancelled call can crash Triton.
     """
 
     def __init__(self, url: str) -> None:
@@ -45,7 +45,7 @@ class Client:
     def ask_at_once(self, count: int, model: str = MODEL_NAME) -> list[threading.Thread]:
         """Send `count` requests in parallel and return their threads.
 
-        A server that ends answers none of them.
+        A server that stops meanwhile answers none of these requests.
         """
 
         def ask() -> None:

@@ -41,7 +41,7 @@ HEAVY = (
 
 
 def imports_of(tree: ast.AST) -> Iterator[str]:
-    """Yield the modules in its import statements."""
+    """Yield the modules in the file's import statements."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -50,7 +50,10 @@ def imports_of(tree: ast.AST) -> Iterator[str]:
 
 
 def told_after(code: str, told: str, *, folder: Path, python_path: Path) -> tuple[Any, str]:
-    """Run `code` in a fresh interpreter and return the value of `told`, and the output."""
+    """Run `code` in a fresh interpreter.
+
+    Return the value of its variable `told`, and the output.
+    """
     tell = f"finally:\n import json, sys\n print(json.dumps({told}))"
     done = subprocess.run(
         [sys.executable, "-c", f"try:\n {code or 'pass'}\n{tell}"],

@@ -1,6 +1,6 @@
 """Fixtures of a model registry with real files: toy models and reference scores.
 
-The toy models are those of `tests.support.toy_models`.
+`tests.support.toy_models` defines the toy models.
 """
 
 import numpy as np

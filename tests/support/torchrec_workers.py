@@ -15,13 +15,13 @@ _FOLLOW = "from components.training.torchrec.engine import follow; follow()"
 
 
 class Workers:
-    """The current group. There is only one at a time."""
+    """The current group. There is only one group at a time."""
 
     def __init__(self):
         self._size, self._others, self._variables = 1, [], None
 
     def be(self, size):
-        """Make the group one of `size` workers."""
+        """Change the group to `size` workers."""
         if size == self._size:
             return
         self.end()
@@ -53,8 +53,8 @@ class Workers:
 
         from components.training.torchrec.tables import begin_group
 
-        # TorchRec checks a new group once in each process. The others are new processes, but this
-        # one is not.
+        # TorchRec checks a new group once in each process. The other workers are new processes, but
+        # this process is not.
         collective_utils._INITIALIZED = False
         begin_group()
 

@@ -28,7 +28,7 @@ def make_plan(sequence=1, *, canary=CANARY, share=0.5, shadow=0.0):
 def follow(server, objects, conversation, *, interval=3600.0, max_shadows=4, **settings):
     """Run the conversation.
 
-    The plan is read at its start, and then once every `interval` seconds.
+    The client reads the plan at the start, and then every `interval` seconds.
     """
 
     async def run():

@@ -1,10 +1,10 @@
 """The part of a Kubernetes API server that the training step uses: TrainJobs, their pods and logs.
 
-It follows the real server's rules over real HTTP. A name is unique. A deletion with dependents
-leaves the object with a deletion time until they are gone. A custom resource accepts a JSON or
-merge patch but no strategic one. Log lines have their time, and `sinceSeconds` counts back from
-now. Refusals are `Status` objects. It runs no controller. The test changes a job by `start_pod`,
-`write`, `end` and `remove`.
+The double follows the real server's rules over real HTTP. A name is unique. A deleted object with
+dependents has a deletion time until its dependents are gone. A custom resource accepts a JSON or
+merge patch but no strategic one. Log lines start with their time, and `sinceSeconds` counts back
+from now. Refusals are `Status` objects. The double runs no controller. The test changes a job by
+`start_pod`, `write`, `end` and `remove`.
 """
 
 import json
@@ -52,14 +52,14 @@ class TrainJobApi(HttpDouble):
         self.asked: set[tuple[str, str]] = set()
         """Verbs and resources of the requests, in the terms of RBAC rules."""
         self.failures: list[int] = []
-        """Statuses of the next answers, before normal ones."""
+        """Statuses of the next answers. Later answers are normal."""
         self.lingers = False
         """Whether a deleted job stays until the test removes it."""
         self.made = 0
         self.now = 0.0
         """Seconds since `START`."""
         self.silence, self.release = threading.Event(), threading.Event()
-        """`silence`: accept and never answer. `release`: end that."""
+        """`silence` lets the server accept requests without answering, until `release`."""
         super().__init__()
 
     def close(self) -> None:

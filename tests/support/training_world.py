@@ -20,7 +20,7 @@ STEP_MODEL = {"embedding_dim": 4, "num_cross_layers": 1, "tower": [8]}
 
 
 class World:
-    """Rows with a planted click logit: weights per id and per dense value."""
+    """Rows with a planted click logit, which has a weight per id and per dense value."""
 
     def __init__(self, slot_sizes=SLOT_SIZES, seed=0, strength=0.6):
         self.slot_sizes = list(slot_sizes)
@@ -29,7 +29,7 @@ class World:
         self.by_dense = random.normal(0, 0.2, 13)
 
     def drifted(self, columns, seed=9):
-        """Return the same simulator after the weights of some columns were permuted."""
+        """Return the same simulator with the weights of some columns permuted."""
         other = World(self.slot_sizes)
         other.by_dense, other.by_id = self.by_dense, list(self.by_id)
         random = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
         | {name: pa.array(ids[:, i], pa.int64()) for i, name in enumerate(CATEGORICAL)}
     )
     bounds = np.linspace(0, len(labels), num_files + 1).astype(int)
-    # With two digits part_10 would sort before part_2. The order of the list counts, not that of
+    # With two digits, part_10 sorts before part_2. The order of the list counts, not the order of
     # the names.
     names = [f"part_{i + 9}.parquet" for i in range(num_files)]
     for name, start, stop in zip(names, bounds, bounds[1:]):
@@ -80,7 +80,7 @@ def write_folder(folder: Path, labels, dense, ids, num_files=2) -> Path:
 def write_workflow(folder: Path, slot_sizes, start=0) -> Path:
     """Write a feature workflow whose vocabularies have these sizes.
 
-    A larger one keeps the smaller one's keys.
+    A larger vocabulary contains the keys of a smaller vocabulary.
     """
     workflow_of(
         [start + 10_000 * c + np.arange(s - FIRST_ID) for c, s in enumerate(slot_sizes)]

@@ -14,7 +14,7 @@ from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 
 def known_scores(dense: np.ndarray, categorical: np.ndarray) -> np.ndarray:
-    """Return [n] probabilities that depend on every feature, computed here and nowhere else."""
+    """Return [n] probabilities that depend on every feature. Only this double computes them."""
     logit = np.nansum(np.log1p(np.maximum(dense.astype(np.float64), 0)), axis=1) / 40
     logit += np.cos(categorical.astype(np.float64)).sum(axis=1) / 5 - 1
     return (1 / (1 + np.exp(-logit))).astype(np.float32)
@@ -30,26 +30,27 @@ class ScoringServer(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.failures: list[tuple[grpc.StatusCode, str]] = []
         self.always: tuple[grpc.StatusCode, str] | None = None
         self.canary_version: int | str | None = None
-        """Version under the canary's name. None means that it is not served. A text is an
+        """Version under the canary's name. None means that it is not served. A text is sent as an
         unexpected version."""
         self.canary_failure: tuple[grpc.StatusCode, str] | None = None
         self.canary_wait: asyncio.Event | None = None
         self.asked: list[str] = []
         """Model name of every request."""
         self.reply_scores = None
-        """Changes the scores [n], into any array, before they are sent."""
+        """Function that changes the scores [n] before they are sent. The result may be any
+        array."""
         self.wait: asyncio.Event | None = None
         self.token: str | None = None
         """Required token of a call. None accepts every call."""
         self.wire_seconds: list[float] = []
         """Remaining deadline of each request on arrival, in seconds."""
         self.cancelled = 0
-        """Calls that ended before their answer."""
+        """Calls that ended before they were answered."""
         self.requests: list[int] = []
         """Rows of every request that was parsed."""
         self.in_flight = self.most_in_flight = 0
         self.columns: dict[int, dict[str, list[str]]] = {}
-        """Columns that a version accepts, if they are not Criteo's."""
+        """Columns that a version accepts, if they differ from Criteo's."""
 
     async def _let_in(self, context):
         found = dict(context.invocation_metadata()).get("authorization")

@@ -21,7 +21,7 @@ def make_dataset(
     first_event_time: str = "2026-01-01T00:00:00Z",
     last_event_time: str = TIME,
 ) -> RawDataset:
-    """Return the manifest of the training rows in `folder`. There is no holdout."""
+    """Return the manifest of the training rows in `folder`. The manifest has no holdout."""
     return RawDataset(
         source_uri="file:///lake",
         window_start=None,

@@ -59,11 +59,11 @@ def _count_rows(table: pa.Table) -> ProfileCounter:
 
 
 NUMBERS = ShownValues()
-"""Shows no string category by name, and hides no column."""
+"""Report settings that show no string category by name and hide no column."""
 
 
 def _measure_rows(now: pa.Table, champion: Champion | None, shown: ShownValues) -> Measured:
-    """Return validation's measurements of `now` next to the champion's rows.
+    """Return validation's measurements of `now` and of the champion's rows.
 
     Skew and quarantine are made up.
     """
@@ -101,7 +101,7 @@ def document_of(
 ) -> dict[str, Any]:
     """Return the document of `now` next to `before`.
 
-    It includes a hostile finding and a hostile schema difference.
+    The document includes a hostile finding and a hostile schema difference.
     """
     rules, folder = ValidationSettings(), Path(tempfile.gettempdir())
     champion = None
@@ -124,7 +124,7 @@ def document_of(
 
 
 def document_with_drift(judged: Any, **options: Any) -> dict[str, Any]:
-    """Return the document of 3,000 rows next to 3,000 others.
+    """Return the document of 3,000 rows next to 3,000 earlier rows.
 
     I2 is lost, and C5 is replaced by one category.
     """

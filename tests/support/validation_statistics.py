@@ -28,7 +28,7 @@ def statistics_of(
 
 
 def value_counts(feature: Any) -> dict[str, float]:
-    """Return the rows per category of the 1000 most frequent ones, most frequent first.
+    """Return the number of rows of each of the 1000 most frequent categories, most frequent first.
 
     The result is empty if the column has no values.
     """

@@ -6,7 +6,7 @@ from inference_client.timing import Timing
 
 
 class VirtualTime:
-    """A clock that moves to the earliest sleeper when everything else waits.
+    """A clock that moves to the earliest wake-up time when every task waits.
 
     A cancelled sleep does not move it.
     """
@@ -43,7 +43,7 @@ class VirtualTime:
                 first[2].set()
 
     def run(self, main):
-        """Run a coroutine to its end in this time."""
+        """Run a coroutine to its end in virtual time."""
 
         async def both():
             advancing = asyncio.create_task(self._advance())

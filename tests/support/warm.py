@@ -1,7 +1,8 @@
-"""Programs in processes that are forked from one with their imports done.
+"""Programs in processes that are forked from a process that has already done their imports.
 
-Libraries take two to three of a small step's four seconds. A forked program has its own arguments,
-environment, working directory, signals and exit code, and shares no state with other programs.
+Importing libraries takes two to three of a small step's four seconds. A forked program has its own
+arguments, environment, working directory, signals and exit code, and shares no state with other
+programs.
 """
 
 import json
@@ -40,7 +41,7 @@ exec(asked["program"], {"__name__": "__main__"})
 class Warm:
     """A context with a process of `python` that has executed `imports` and waits.
 
-    It is killed at the end.
+    The process is killed at the end.
     """
 
     def __init__(self, python: Path, imports: str, variables: dict[str, str] | None = None) -> None:
@@ -58,7 +59,7 @@ class Warm:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # This includes a child that it was just forking.
+        # This includes a child that the process was just forking.
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
 
@@ -74,7 +75,8 @@ class Warm:
         """Run `python -c program arguments` with these variables in `folder`.
 
         Returns:
-            Its exit code (negative: the signal that ended it), and its output.
+            The exit code of the program and its output. If a signal ended the program, the code is
+            the negative signal number.
         """
         with tempfile.NamedTemporaryFile("r", suffix=".log") as output:
             asked = {"program": program, "arguments": list(arguments), "output": output.name}

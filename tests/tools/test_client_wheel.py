@@ -82,7 +82,7 @@ def python(wheel, tmp_path_factory):
 
 
 def run(python, text, *arguments, given="", **environment):
-    """Return what a program prints there. The repository is not on its path."""
+    """Return what a program prints in this environment. The repository is not on its path."""
     command = [python, "-I", "-c", text, *arguments]
     done = subprocess.run(
         command, input=given, env=environment, cwd="/", capture_output=True, text=True, timeout=120

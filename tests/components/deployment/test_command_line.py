@@ -1,4 +1,4 @@
-"""Tests of user input: relative paths, absent folders, empty reasons.
+"""Tests of user input: relative paths, absent folders and empty reasons.
 
 Each error names the wrong argument.
 """

@@ -63,9 +63,9 @@ def test_step_writes_its_manifest_and_notes_and_signs_with_run(step, tmp_path):
 
 
 def test_release_under_argos_umask_is_open_to_triton_alone(step, tmp_path):
-    """Triton's process is another user.
+    """Triton runs as another user.
 
-    Others need no access to the registry, and nobody may write to either.
+    Other users need no access to the registry, and nobody else may write to registry or repository.
     """
     made_before = set(too_open(tmp_path / "store", 0))
     with argo_umask():

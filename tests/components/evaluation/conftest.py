@@ -35,7 +35,7 @@ BIAS = -1.0
 
 @dataclass(frozen=True)
 class Linear:
-    """Weights of the normalised dense values and of every category of the vocabularies."""
+    """Weights of the normalised dense values and of every category in the vocabularies."""
 
     dense: np.ndarray
     categories: tuple[np.ndarray, ...]
@@ -140,7 +140,10 @@ def write_graph(folder: Path, linear: Linear, workflow: FeatureWorkflow) -> None
 
 @dataclass
 class Round:
-    """The run's folders, manifests and truths. `flags()` is the step's command line."""
+    """The run's folders, its manifests, and the probabilities that generated its labels.
+
+    `flags()` is the step's command line.
+    """
 
     root: Path
     workflow: FeatureWorkflow

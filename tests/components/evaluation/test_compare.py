@@ -1,4 +1,4 @@
-"""Tests of the command `evergreen compare`: two stored models on rows that neither learned."""
+"""Tests of the command `evergreen compare`: two stored models on rows outside of their training."""
 
 import json
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_difference_and_its_interval_are_those_of_formulas_scores(two, capsys):
     assert main(["older", "candidate", "--store", str(made.store), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     a, b = made.scores(noisy), made.scores(made.planted)
-    groups = np.arange(len(a)) // 10  # ten rows are a request, see `raw_table`
+    groups = np.arange(len(a)) // 10  # Ten rows form a request, see `raw_table`.
     expected = auc_difference(made.labels, b, a, groups=groups)
     lead = found["quality"]["difference"]
     assert [lead["auc"], lead["low"], lead["high"]] == pytest.approx(

@@ -1,4 +1,4 @@
-"""Tests of curves against scikit-learn, slices against a filter, and the report."""
+"""Tests of curves (compared with scikit-learn), of slices (with a filter), and of the report."""
 
 from dataclasses import replace
 

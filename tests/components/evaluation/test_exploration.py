@@ -1,4 +1,4 @@
-"""Tests of the gain of the candidate's ranking, against simulated users."""
+"""Tests that compare the estimated gain of the candidate's ranking with simulated users."""
 
 import math
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class Log(NamedTuple):
 def simulate(
     random, lists: int, *, places: int, share: float, rate: float, noise: float = 0.5
 ) -> Log:
-    """Simulate users who see positions with falling odds and click some of what they see.
+    """Simulate users who see lower positions less often and click some of the items that they see.
 
     The served scores ignore the positions and are wrong by a factor of two. The click rate doubles
     over the log.
@@ -72,7 +72,7 @@ WORLDS = {
 def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(world, logs):
     """Looks at each log 12 times while it grows.
 
-    A log fails if its interval ever misses the current truth.
+    A log fails if its interval ever misses the true gain.
     """
     random, setting = np.random.default_rng(7), WORLDS[world]
     misses, errors, looks = 0, [], 0
@@ -109,7 +109,7 @@ def test_clear_gain_is_found_and_its_opposite_too():
     found = reordering_gain(log.rows)
     assert 0 < found.low < log.gains.sum() / log.disputed.sum() < found.high
     assert found.num_lists == 20_000
-    # It disputes every pair except those, and loses by it.
+    # The reversed candidate disputes exactly the remaining pairs, and is worse on them.
     flipped = reordering_gain(log.rows._replace(candidate=-log.rows.candidate))
     assert flipped.high < 0
     assert found.disputed_share + flipped.disputed_share == pytest.approx(1)
@@ -135,8 +135,8 @@ def test_lists_that_are_not_whole_or_not_by_rule_are_left_out():
     whole = reordering_gain(log.rows)
     assert isinstance(whole, ReorderingGain)
     assert whole.gain is not None
-    # The last three rows of a truncated list, a single row, a list in its own order, and an
-    # unexplored list.
+    # These are the last three rows of a truncated list, a single row, a list in the order of its
+    # scores, and an unexplored list.
     strange = ShownRows(
         lists=np.repeat([-1, -2, -3, -4], [3, 1, 3, 2]),
         positions=np.array([2, 3, 4, 1, 1, 2, 3, 1, 2]),

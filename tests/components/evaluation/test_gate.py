@@ -104,7 +104,8 @@ def resample(sample, n, seed):
 )
 def test_too_few_of_class_is_inconclusive(clicks, others, name, requests):
     labels = np.repeat([1, 0], [clicks, others])
-    # A perfect model: with few rows its interval has no width, and must not be believed.
+    # With few rows, a perfect model has an interval without width. The gate must not trust this
+    # interval.
     scores = labels + np.linspace(0, 0.1, clicks + others)
     answer = decided(labels, scores, -scores, settings=SETTINGS)
     assert answer.decision == "inconclusive"
@@ -114,7 +115,7 @@ def test_too_few_of_class_is_inconclusive(clicks, others, name, requests):
 
 
 def test_gate_lets_candidate_worse_by_margin_pass_in_one_of_forty_tries():
-    # The level that a 95 % interval promises at the margin itself: 2.5 %.
+    # At the margin itself, a 95 % interval promises an error rate of 2.5 %.
     sample = rows(3000, candidate=0.95, seed=6)
     loss = -decided(*sample, settings=SETTINGS).estimates.difference.auc
     assert loss > 0

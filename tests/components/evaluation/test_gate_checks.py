@@ -1,4 +1,4 @@
-"""The gate's checks have the numbers that decided, and so have headline and page."""
+"""Tests that the gate's checks, its headline and its page contain the decisive numbers."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 
 
 def scored(n, *, candidate=1.0, champion=1.0, shift=0.0, worse_slice=False):
-    """Return labels, both models' scores, and a slice on which the candidate may know nothing."""
+    """Return labels, both models' scores, and a slice on which the candidate may score randomly."""
     random = np.random.default_rng(3)
     labels = (random.random(n) < 0.3).astype(np.int8)
     is_slice = np.arange(n) % 4 == 0

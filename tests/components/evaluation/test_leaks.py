@@ -32,7 +32,7 @@ def clean_columns(n: int, seed: int) -> dict:
     labels = (random.random(n) < 0.3).astype(np.int32)
     return {
         "label": labels,
-        # Weakly related to the label, like honest columns.
+        # The column is weakly related to the label, like a column without a leak.
         "price": (random.normal(size=n) + 0.5 * labels).astype(np.float32),
         "stay": random.normal(size=n).astype(np.float32),
         "city": random.integers(0, 40, n),
@@ -44,7 +44,7 @@ def clean_columns(n: int, seed: int) -> dict:
 
 @pytest.fixture
 def make_raw(tmp_path):
-    """Writes training and holdout rows, in which `leak` computes a column from the labels."""
+    """Writes training and holdout rows. `leak` computes one of their columns from the labels."""
 
     def make(column: str = "", leak=None, *, excluded=()) -> RawDataset:
         for seed, (name, n) in enumerate({"train": 6000, "holdout": 1500}.items()):
@@ -101,7 +101,7 @@ def parity(labels, random):
 
 
 def some_missing(large_or_small):
-    """Return continuous values in which clicks are beyond all others or missing."""
+    """Return continuous values. The values of clicks are above all others, or missing."""
 
     def values(labels, random):
         drawn = large_or_small * (labels * 10 + random.random(len(labels)))
@@ -161,7 +161,7 @@ def test_clean_columns_have_their_own_aucs_and_none_is_named(make_raw):
 
 
 def test_rates_are_learned_from_training_rows_alone(make_raw):
-    """A value that occurs only in holdout rows says nothing, although it determines their label."""
+    """A value only in holdout rows is not evidence of a leak, even if it determines their label."""
     fresh = make_raw(
         "outcome", lambda labels, random: labels + random.integers(10**6, 10**9, len(labels)) * 2
     )
@@ -176,7 +176,7 @@ def test_column_left_out_of_run_is_not_measured(make_raw):
 def leaking_round(make_round, leak: str):
     """Return a run whose candidate ranks almost all rows correctly.
 
-    A column holds the label if `leak` is given.
+    If `leak` is given, a column contains the label.
     """
     made = make_round()
     scores = made.scores(made.planted)

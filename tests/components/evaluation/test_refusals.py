@@ -1,4 +1,4 @@
-"""Tests of refusals of models whose overall numbers pass: a harmed slice, or wrong calibration."""
+"""Tests of refusals of models with good overall metrics: a worse slice, or wrong calibration."""
 
 import numpy as np
 import pytest
@@ -67,7 +67,7 @@ def test_slice_of_few_clicks_is_not_tested_and_changes_nothing():
 
 
 def test_slice_is_judged_by_its_requests_and_not_by_its_rows():
-    """The loss of three requests, however many rows they have, may be chance."""
+    """A decline in only three requests may be chance, however many rows they have."""
     drawn = draw(np.random.default_rng(1), rows=6000, rate=0.25, rows_per_request=300)
     part = np.isin(drawn.requests, range(15))
     candidate = np.where(np.isin(drawn.requests, range(3)), 0.5, drawn.candidate)
@@ -143,7 +143,7 @@ def test_rows_sampled_with_weights_are_judged_as_all_rows_are():
     assert check_of(by_weight, SLICES).result == "fail"
     assert (
         check_of(answer(harmed, kept), SLICES).result == "pass"
-    )  # many clicks among the rows would hide it
+    )  # A high click rate would hide the difference.
     assert answer(drawn.candidate, kept, weights=np.zeros(kept.sum())).decision == "inconclusive"
 
 

@@ -1,4 +1,4 @@
-"""Tests of the scored rows: aligned with the raw rows, and marked by the new values in them."""
+"""Tests of the scored rows: they are aligned with the raw rows, and new values are marked."""
 
 from dataclasses import replace
 from datetime import datetime
@@ -76,7 +76,7 @@ def test_rows_of_user_are_one_group_and_unknown_users_group_by_request(made):
 
 
 def test_row_is_new_if_it_holds_id_of_this_round(made):
-    """The ids are appended ones, the last ones, and reused ones."""
+    """The test covers appended ids, last ids and reused ids."""
     vocabularies = made.workflow.vocabularies
     new = [
         [len(v) + 2 - i % 3, 3 + (len(v) * i) // 40][: i % 3] for i, v in enumerate(vocabularies)
@@ -90,7 +90,7 @@ def test_row_is_new_if_it_holds_id_of_this_round(made):
 
 
 def test_row_whose_columns_got_no_id_is_not_new_even_where_column_is_empty(made):
-    # A column without categories only has the two reserved ids. Missing and unknown values do not
+    # A column without categories has only the two reserved ids. Missing and unknown values do not
     # count as new.
     scored = score(made)
     assert not scored.has_new_category.any()

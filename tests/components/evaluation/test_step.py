@@ -1,5 +1,6 @@
-"""The step as it is run: manifests in, verdict out, on a candidate and a champion of known quality,
-and on old rows.
+"""Tests of the step from manifests to verdict.
+
+Candidate and champion have known quality, and there are old rows.
 """
 
 import json
@@ -388,8 +389,7 @@ def test_component_logs_metrics_curve_and_matrix_and_returns_answer(make_round):
 
 @pytest.fixture
 def forgetful(make_round, raw_table):
-    """A candidate that is right about the window and wrong about the old rows, which the champion
-    knows.
+    """A candidate that fits the window but not the old rows. The champion fits the old rows.
 
     Returns the round, the old rows' labels, and the function from a model to its scores of them.
     """

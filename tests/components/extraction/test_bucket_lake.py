@@ -1,4 +1,4 @@
-"""Tests of a lake in a bucket: the rows of the same folder, single fetches, and the cache."""
+"""Tests of a lake in a bucket: the same rows as from a folder, single fetches, and the cache."""
 
 import json
 import logging
@@ -88,7 +88,7 @@ def folder(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def lake(folder, cloud_storage):
-    """The same lake in a bucket. Returns the service."""
+    """The same lake in a bucket. The fixture returns the service."""
     put(folder)
     cloud_storage.seen.clear()
     return cloud_storage
@@ -247,7 +247,10 @@ BIG = part(1)
 
 @pytest.fixture
 def big_lake(tmp_path, raw_table, write_lake, cloud_storage):
-    """Three days in a bucket, with most rows in the first day's file. Returns the folder."""
+    """Three days in a bucket, with most rows in the first day's file.
+
+    The fixture returns the folder.
+    """
     folder = write_lake(
         tmp_path / "lake", raw_table(300, start=START.timestamp(), seconds=3 * 86_400)
     )
@@ -294,8 +297,7 @@ def test_killed_run_shows_nothing_and_next_one_asks_only_for_rest(
     finally:
         step.send_signal(signal.SIGKILL)
         step.wait(30)
-    # The part in the process's memory is lost with it. The bytes on disk are the start of the
-    # object.
+    # The bytes in the process's memory are lost. The bytes on disk are the start of the object.
     arrived = cached_file(work, f"{BIG}.part").read_bytes()
     assert arrived
     assert (big_lake / BIG).read_bytes().startswith(arrived)

@@ -1,4 +1,4 @@
-"""Tests of repeated rows: the newest copy counts, and the others are counted."""
+"""Tests of repeated rows: the newest copy is used, and the number of older copies is reported."""
 
 import itertools
 import random

@@ -125,7 +125,7 @@ def test_few_rows_of_one_key_are_told_and_last_counts(tmp_path, caplog):
 @pytest.mark.parametrize("data", [None, KEYED], ids=["no ids", "own ids"])
 def test_growing_and_renamed_export_are_known_again(tmp_path, data):
     made = rows(400) if data is None else keyed(rows(400))
-    # A renamed file replaces what it wrote itself.
+    # A renamed file replaces the rows that it wrote under its old name.
     steps = [("monday.csv", made[:200]), ("tuesday.csv", made), ("copy of tuesday.csv", made)]
     done = [run(tmp_path, write(tmp_path / name, part), data=data) for name, part in steps]
     assert [(each.rows, each.already_in_lake) for each in done] == [
@@ -161,7 +161,7 @@ def test_rows_without_times_are_refused_in_lake_with_times_unless_allowed(tmp_pa
     names, days = ColumnNames(label="clicked"), {"last_day": START.date(), "days": 2}
     first = run(tmp_path, write(tmp_path / "a.csv", made), data=names, **days)
     again = run(tmp_path, tmp_path / "a.csv", data=names, **days)
-    assert first == again  # the same file replaces itself
+    assert first == again  # The same file replaces its own rows.
     write(tmp_path / "b.csv", [*made, *[{**row, "price": 7777} for row in made]])
     with pytest.raises(
         ContractError, match=r"300 of 600 rows are in the lake .*already.*--keep-repeated"
@@ -275,7 +275,7 @@ def test_columns_of_any_name_in_any_folder_keep_their_own_values(tmp_path, form,
     )
     assert again.already_in_lake == (
         0 if form == "parquet" else 20
-    )  # equal bytes are the same file
+    )  # Equal bytes mean the same file.
 
 
 def test_equal_rows_of_other_labels_are_same_in_another_order(tmp_path):

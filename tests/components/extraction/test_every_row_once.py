@@ -1,10 +1,10 @@
-"""Checks that a lineage learns every row of the lake exactly once.
+"""Checks that a lineage trains on every row of the lake exactly once.
 
-Files arrive late. Rounds fail, are refused or retried, start from scratch or from an older parent.
-The newest rows of every round are held out. The test keeps its own ledger: which row is in which
-files, when these arrived, and what each lineage learned. It counts in the folders that
-preprocessing reads for training, not in manifests. `tests/crossings/test_rounds.py` counts with
-training's own reader.
+Files arrive late. Some rounds fail, are refused or are retried. Some start from scratch, and some
+from an older parent. The newest rows of every round are held out. The test keeps its own ledger:
+which row is in which files, when these arrived, and on which rows each lineage was trained. The
+test counts rows in the folders that preprocessing reads for training, not in manifests.
+`tests/crossings/test_rounds.py` counts with training's own reader.
 """
 
 import random
@@ -30,20 +30,20 @@ NUMBER = "I1"
 
 @dataclass
 class Line:
-    """Rows that one model has learned, itself or through its parents."""
+    """Rows on which one model was trained, directly or through its parents."""
 
     watermark: datetime | None = None
     known: set[File] = field(default_factory=set)
-    """Files that existed in its round."""
+    """Files that existed in the model's round."""
     learned: Counter[int] = field(default_factory=Counter)
     passed_over: set[int] = field(default_factory=set)
-    """Rows that arrived when their day was too old, or older than the span of a run from
+    """Rows that arrived too late: their day was too old, or older than the span of a run from
     scratch."""
 
 
 @dataclass
 class Ledger:
-    """All rows, the files that have arrived, and the rows that accepted rounds learned."""
+    """All rows, the files that have arrived, and the training rows of accepted rounds."""
 
     times: list[datetime]
     requests: list[str]
@@ -60,7 +60,7 @@ class Ledger:
     def expected(
         self, number: int, line: Line, late_days: int
     ) -> tuple[set[int], set[int], set[int]]:
-        """Return the rows that a round must read by time, the late ones, and those too late."""
+        """Return which rows a round must read by time, which are late, and which are too late."""
         fresh, late, lost = set(), set(), set()
         known = {row for file in line.known for row in self.files[file]}
         for file in self.here(number):
@@ -77,7 +77,7 @@ class Ledger:
 
 
 def make_ledger(source: random.Random, table) -> Ledger:
-    """Put each row into one file of its day, and one in twelve also into another.
+    """Put each row into one file of its day, and one row in twelve also into a second file.
 
     Files hold about five hours and arrive in any order.
     """
@@ -94,14 +94,17 @@ def make_ledger(source: random.Random, table) -> Ledger:
         ledger.comes_at[file] = min(
             ROUNDS - 2, max(0, int(map_in_order + source.choice([-1, 0, 0, 0, 1, 2, 3])))
         )
-    # New rows, without which the last round has no window.
+    # Without these new rows the last round has no window.
     new = (START + timedelta(days=DAYS)).date(), "new.parquet"
     ledger.files[new], ledger.comes_at[new] = list(range(ROWS, ROWS + NEW_ROWS)), ROUNDS - 1
     return ledger
 
 
 def numbered_rows(raw_table, seed: int, request_rows: int):
-    """Return a row every 18 minutes, then new ones. The column `NUMBER` numbers them."""
+    """Return a row every 18 minutes, and after these the new rows.
+
+    The column `NUMBER` numbers them.
+    """
     old = raw_table(
         ROWS, seed=seed, start=START.timestamp(), seconds=DAYS * 86_400, request_rows=request_rows
     )
@@ -116,7 +119,7 @@ def numbered_rows(raw_table, seed: int, request_rows: int):
 def rows_read(uri: str | None, num_rows: int) -> list[int]:
     """Return the numbers of a folder's rows as preprocessing reads them.
 
-    It reads all files by name, and as many rows as the manifest says.
+    Preprocessing reads all files by name, and as many rows as the manifest says.
     """
     paths = sorted(local_path(uri).glob("*.parquet")) if uri else []
     numbers = [

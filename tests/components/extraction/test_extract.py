@@ -1,4 +1,4 @@
-"""Tests of the step: a window becomes a complete dataset, or none."""
+"""Tests of the step: a window becomes a complete dataset, or no dataset."""
 
 import json
 import os
@@ -131,7 +131,7 @@ def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path
 def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
     """Extracts a lake in many batches.
 
-    Batches and the split divide requests, and some rows have a late click.
+    Requests are divided by batches and by the split, and some rows have a late click.
 
     Returns the manifest and all files by name.
     """

@@ -1,6 +1,6 @@
-"""Tests of rows that arrive after newer rows were learned.
+"""Tests of rows that arrive after training on newer rows.
 
-The next accepted run learns them once.
+The next accepted run trains on them once.
 """
 
 import logging
@@ -39,7 +39,7 @@ class Rounds:
         self.num = 0
 
     def add(self, table, name: str) -> None:
-        """Add the rows to the lake, those of each day as a file of this name."""
+        """Add the rows to the lake. Each day gets a file of this name."""
         for rows, folder in day_folders(self.lake, table):
             pq.write_table(rows, folder / name, row_group_size=20)
 
@@ -52,9 +52,9 @@ class Rounds:
         return dataset
 
     def accept(self, dataset: RawDataset, **changed) -> None:
-        """Accept the model as if it had learned the holdout row too.
+        """Accept the model as if it had also been trained on the holdout row.
 
-        The watermark is the newest row read.
+        The watermark is the newest row that was read.
         """
         told = {"files": dataset.files, "days": dataset.days, **changed}
         self._released(dataset.last_event_time, model_id=f"m{self.num}", version=self.num, **told)
@@ -115,7 +115,7 @@ def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds,
     rounds.turn()
     rounds.add(
         between(0, 40, step=2), "b.parquet"
-    )  # two days, the second of which is older than late_days too
+    )  # There are two days. The second day is also older than `late_days`.
     rounds.add(between(72, 80, step=2), "b.parquet")
     for end in (100, 104, 108):
         rounds.add(between(end - 4, end), f"c-{end}.parquet")
@@ -251,7 +251,8 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
     dataset = rounds.turn()
     assert keys_in(dataset.train_uri)[: dataset.num_late_rows] == keys_of(late)
     assert [day["version"] for day in dataset.days] == [1, 1]
-    # Rows that a version replaced stay seen, even if somebody removes the version.
+    # Rows that a back-filled version replaced still count as seen, even if somebody removes this
+    # version.
     shutil.rmtree(rounds.lake / "day=2026-03-02" / "version=1")
     assert set(dataset.files["2026-03-02"]) == {"a.parquet", "b.parquet", "c.parquet"}
     rounds.add(between(48, 60), "d.parquet")
@@ -267,7 +268,8 @@ def test_of_bucket_only_days_with_unseen_files_are_fetched(rounds, between, clou
     dataset = rounds.turn(lake=URI)
     assert dataset.num_late_rows == 0
     assert {name.partition("/")[0] for name in fetched(cloud_storage.seen)} == {"day=2026-03-03"}
-    # Known from their names, fetched or not, and known to the champion or not.
+    # The names identify the files, whether they were fetched or not, and whether the champion has
+    # read them or not.
     alone = {"parent": "none", "champion": "none"}
     own = rounds.turn(
         "refused", lake=URI, window_start="2026-03-03T12:00:00Z", late_days="2", **alone

@@ -1,4 +1,4 @@
-"""Tests of lineage: which model saw which version of which day, itself and through its parents."""
+"""Tests of lineage: which model was trained on which version of which day, or its parents were."""
 
 import json
 import shutil
@@ -26,9 +26,9 @@ def at(hours: float) -> str:
 
 @pytest.fixture
 def store(tmp_path):
-    """m1 from scratch, m2 from m1 (live), m3 from m2, two others from scratch.
+    """Models: m1 from scratch, m2 from m1 (live), m3 from m2, and two others from scratch.
 
-    The parent of `old` is gone.
+    The parent of `old` was deleted.
     """
     days = {
         "m1": (None, [saw("2026-03-01", 0, 100), saw("2026-03-02", 0, 50, num_holdout_rows=15)]),
@@ -130,7 +130,7 @@ def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
 ):
     """The model is evaluated on half an hour of rows.
 
-    The child learns 0.3 h of them, and the grandchild the rest.
+    The child trains on 0.3 h of these rows, and the grandchild on the rest.
     """
 
     def start(text):

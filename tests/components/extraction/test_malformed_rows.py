@@ -1,4 +1,4 @@
-"""Tests of malformed rows: stored with their reason, and refused if there are too many."""
+"""Tests of malformed rows: they are stored with a reason, and too many refuse the run."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Tests of writing row streams to files, and of the split into older and newest rows."""
+"""Tests of writing row streams to files, and of the split between older and newest rows."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq

@@ -21,8 +21,8 @@ from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 WINDOW = TimeSpan(parse_time("start", "2026-03-09T12:00:00Z"), None)
-"""Half a day out of ten. 400 of the 8,000 rows are within half a day after its start, 400 more
-within a day."""
+"""Half a day out of ten. 400 of the 8,000 rows are within half a day after the window's start, and
+400 more within a day."""
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_rows_are_drawn_evenly_over_days_by_their_traffic(
 ):
     """The busy day of 2,400 rows gives three times as many rows as days of 800.
 
-    Within a day, each quarter gives a quarter.
+    Each quarter of a day contributes a quarter of the day's rows.
     """
     day = START.timestamp()
     rows = [

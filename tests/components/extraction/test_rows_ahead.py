@@ -1,4 +1,4 @@
-"""Tests of rows with future times: counted, outside of the window, learned later."""
+"""Tests of rows with future times: counted, excluded from the window, and used later."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ AHEAD = timedelta(seconds=CLOCK_AHEAD_SECONDS)
 
 @pytest.fixture
 def rows(raw_table):
-    """Makes a row every 6 minutes from an hour on, each its own request."""
+    """Makes a row every 6 minutes from an hour on. Each row is its own request."""
 
     def make(hour: float, num: int, *, seed: int = 0):
         start = (START + timedelta(hours=hour)).timestamp()
@@ -128,7 +128,7 @@ def test_run_reproduced_later_reads_what_it_read_then(rows, add, turn):
     assert turn(much_later).digest != then.digest
     until = (
         datetime.now(timezone.utc) + timedelta(days=1)
-    ).isoformat()  # the rows of the files, which are new
+    ).isoformat()  # The rows of the files are new.
     assert turn(NOW, lake_until=until).num_ahead == 0, "the time asked for is the clock"
 
 

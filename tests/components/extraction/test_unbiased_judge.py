@@ -1,4 +1,4 @@
-"""Tests that no compared model has learned an evaluation row or its request."""
+"""Tests that no compared model was trained on an evaluation row or on its request."""
 
 import re
 from datetime import datetime, timedelta, timezone
@@ -89,7 +89,7 @@ def test_no_row_that_judges_was_learned_by_any_contestant(
     assert not {row[raw_rows.REQUEST_ID] for row in judging} & {
         row[raw_rows.REQUEST_ID] for row in train
     }
-    # Rows that are neither learned nor evaluated are in the window of the continuing run.
+    # Rows that are used neither for training nor for evaluation are in the window of the next run.
     rows = [row for row in rows_in(*(day.as_uri() for day in sorted(lake.iterdir())))]
     first, last = (
         datetime.fromisoformat(getattr(dataset, f"{end}_event_time")) for end in ("first", "last")

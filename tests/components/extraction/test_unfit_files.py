@@ -1,4 +1,4 @@
-"""Tests of unreadable files in a lake: skipped while few, and learned once repaired."""
+"""Tests of unreadable files in a lake: few are skipped, and training uses repaired files."""
 
 import json
 import logging
@@ -105,7 +105,10 @@ def lake(tmp_path, hour):
 
 @pytest.fixture
 def turn(tmp_path, flags, run_main, released):
-    """Runs a round over the lake. If it is accepted, its model learns up to the newest row."""
+    """Runs a round over the lake.
+
+    If it is accepted, its model has been trained up to the newest row.
+    """
     numbers = iter(range(1, 10))
 
     def run(folder, *, code: int = 0, accept: bool = True, **settings: str) -> RawDataset | None:
@@ -171,7 +174,7 @@ def test_next_run_goes_on_and_one_after_mending_learns_rows_once(
     folder = lake(*range(HOURS))
     spoil(folder / NAME, hour(BAD))
     first = turn(folder)
-    second = turn(lake(HOURS))  # a window of one file
+    second = turn(lake(HOURS))  # This is a window of one file.
     assert read_by(second) == keys_of_hours(hour, [HOURS])
     (named,) = second.quarantined_files
     assert (named["file"], named["known"]) == (NAME, True)
@@ -192,7 +195,7 @@ def test_file_that_breaks_after_its_rows_were_learned_is_not_learned_twice(lake,
     both = pa.concat_tables([late, hour(HOURS + 1)])
     write_parquet(late, path)
     first = turn(folder)
-    write_parquet(both, path)  # as if its newer rows had been in another window
+    write_parquet(both, path)  # This simulates that its newer rows were in another window.
     content = path.read_bytes()
     empty(path, both)
     second = turn(lake(*range(HOURS + 2, HOURS + 12)))

@@ -19,7 +19,7 @@ NEWEST = parse_time("newest", "2026-03-05T12:00:00Z")
 
 @pytest.fixture
 def resolve():
-    """The window for a registry without champion and a lake whose newest row is `NEWEST`."""
+    """Window for a registry without a champion and a lake whose newest row is `NEWEST`."""
 
     def run(start="", end="", newest=NEWEST, **policy):
         return resolve_window(start=start, end=end, parent=None, newest=lambda: newest, **policy)

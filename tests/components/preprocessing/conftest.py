@@ -1,4 +1,4 @@
-"""Raw folders, in-process runs of the step, and a model registry with a parent."""
+"""Fixtures for raw folders, in-process runs of the step, and a model registry with a parent."""
 
 import shutil
 from dataclasses import replace
@@ -142,7 +142,7 @@ def run_step(tmp_path):
 
 @pytest.fixture
 def keep_as_model(run_step):
-    """Stores a workflow as that of a trained model, like training does."""
+    """Stores a workflow as the workflow of a trained model, like training does."""
 
     def keep(workflow_folder, slot_sizes, model_id):
         folder = model_folder(run_step.store, model_id)
@@ -206,9 +206,9 @@ def replace_column(table, name, values, **options):
 
 @pytest.fixture
 def reading():
-    """Functions with which tests read and change rows.
+    """Functions that read and change rows.
 
-    An import would need packages below tests/.
+    They are a fixture, because an import would need packages below tests/.
     """
     return SimpleNamespace(
         workflow=load_workflow,

@@ -1,4 +1,4 @@
-"""Tests that the category statistics are stored exactly, and are refused if they do not fit."""
+"""Tests that category statistics are stored exactly, and refused if they do not fit."""
 
 import numpy as np
 import pytest

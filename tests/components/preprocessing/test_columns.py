@@ -1,4 +1,4 @@
-"""Tests that the columns are the recommender's: any names, any number of each kind."""
+"""Tests that the recommender defines the columns: any names, and any number of each kind."""
 
 from collections import Counter
 from dataclasses import replace

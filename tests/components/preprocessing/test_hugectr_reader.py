@@ -1,9 +1,8 @@
 """A second reader of the written folder, with only HugeCTR's rules.
 
-It refuses what HugeCTR misreads.
-
-It uses neither the step's own check (`encode.verify_file`) nor the contract's column names. HugeCTR
-reads columns by position, never by name.
+This reader refuses what HugeCTR misreads. It uses neither the step's own check
+(`encode.verify_file`) nor the contract's column names. HugeCTR reads columns by position, never by
+name.
 """
 
 import json
@@ -101,7 +100,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A window, and the step's output for it."""
+    """A window, and the step's output for this window."""
     from benchmarks.raw_windows import write_window
 
     folder = tmp_path_factory.mktemp("written")

@@ -1,4 +1,4 @@
-"""Tests of several runs of the real step: what a parent fixes, and what a run may add."""
+"""Tests of several runs of the real step: what a parent determines, and what a run may add."""
 
 import json
 from collections import Counter
@@ -19,7 +19,8 @@ def test_ids_survive_rounds_in_which_categories_vanish_and_return(
     parent, ids, before, sightings = None, {}, None, Counter()
     for number, values in enumerate(windows):
         column = np.random.default_rng(number).choice(values, 400)
-        column[0] = 777  # once per run: two runs reach its count threshold of two
+        # 777 occurs once per run, so it reaches its count threshold of two after two runs.
+        column[0] = 777
         table = reading.replace(raw_table(400, seed=number), "C2", column)
         encoded_set = run_step(
             write_raw(table, name=f"raw {number}"), run=f"run-{number}", parent=parent
@@ -77,7 +78,7 @@ def test_nvtabular_encodes_as_contract_while_category_ids_are_reused(play, run_s
     workflows = [reading.workflow(encoded_set) for encoded_set, _ in rounds]
     assert [w.vocabularies[1].tolist() for w in workflows] == [
         [10, 20, 30],
-        [TOMBSTONE, 20, TOMBSTONE, 7],  # 7: once in the first round, once in the second
+        [TOMBSTONE, 20, TOMBSTONE, 7],  # 7 occurs once in each of the first two rounds.
         [30, 20, 40, 7],
     ]
     for (encoded_set, categorical), workflow in zip(rounds, workflows):

@@ -1,4 +1,4 @@
-"""Tests of the step's interface: its flags, its KFP component, and how light both are to import."""
+"""Tests of the step's interface: flags and KFP component, which both import few libraries."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Tests of negative downsampling: decided row by row, repeatably, and only among training rows."""
+"""Tests of negative downsampling: each training row is decided separately and repeatably."""
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,7 @@ def test_who_is_kept_does_not_depend_on_features_place_or_row_before(raw_table):
     row = negatives["row"].to_numpy()
     for place in range(
         10
-    ):  # rows of a request are downsampled independently: each position has the same share
+    ):  # Rows of a request are downsampled independently, so each position keeps the same share.
         num = int((row == place).sum())
         assert mask[row == place].mean() == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / num))
     correlation = np.corrcoef(mask[1:], mask[:-1])[0, 1]

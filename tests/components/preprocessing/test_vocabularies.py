@@ -1,4 +1,4 @@
-"""Tests of admission, eviction and reuse of ids, against dicts."""
+"""Tests that compare admission, eviction and reuse of ids with plain dicts."""
 
 from collections import Counter
 
@@ -70,7 +70,7 @@ def test_any_rounds_end_as_by_hand(seed):
         rows = (random.integers(low, low + 40, int(random.integers(0, 120))) * 71_582_788).tolist()
         now = (
             20_000 + round_ + int(random.integers(-1, 2))
-        ) * DAY  # windows may overlap, or be run again later
+        ) * DAY  # Windows may overlap, or be processed again later.
         column = next_column(column, *counted(rows), now=now, rules=rules(threshold, ttl, most))
         by_hand.round(rows, now, threshold, ttl, most)
         assert column.vocabulary.tolist() == by_hand.ids

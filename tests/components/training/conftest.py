@@ -1,4 +1,4 @@
-"""Fixtures for training: planted data, training sets, a report, the double of HugeCTR."""
+"""Fixtures for training: planted data, training sets, a report, and the double of HugeCTR."""
 
 import gc
 import importlib
@@ -20,7 +20,7 @@ from tests.support.recommenders import criteo_with
 from tests.support.torchrec_workers import Workers
 from tests.support.training_world import STEP_MODEL, World, training_sets
 
-# As in the step, because tests share their cores with other work.
+# The number of threads is as in the step, because tests share their cores with other work.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 DOUBLE = REPOSITORY / "tests" / "hugectr_double"
@@ -50,7 +50,7 @@ def make_training_set(tmp_path):
 
 @pytest.fixture
 def validation_report(tmp_path):
-    """A report with its two artefacts on disk."""
+    """A validation report with its two artifacts on disk."""
     folder = tmp_path / "validation"
     folder.mkdir()
     (folder / "statistics.pb").write_bytes(b"statistics")
@@ -91,7 +91,10 @@ def step_flags(tmp_path, validation_report):
 
 @pytest.fixture
 def step(tmp_path, step_flags):
-    """Runs the command and returns exit code, manifest, if any, and the numbers of its note."""
+    """Runs the command.
+
+    Returns the exit code, the manifest or None, and the numbers of the step's note.
+    """
 
     def run(training_set, /, **changed):
         code = main(step_flags(training_set, **changed))

@@ -83,13 +83,15 @@ CASES = [
 
 
 EMBEDS = [CategoricalOptions(embed=8), CategoricalOptions(), CategoricalOptions(embed=3)]
-"""Embedding options of consecutive columns, if the network accepts vectors of different widths."""
+"""Embedding options of consecutive columns, for networks that accept vectors of different
+widths."""
 
 
 def list_options_of(number, categorical, embed):
     """Return list options.
 
-    Every other list shares the categories of a column, and these are pooled alike.
+    Every other list shares the categories of a column. Lists that share categories have the same
+    pooling.
     """
     if number % 2 == 0 or not categorical:
         return ListOptions(max=1 + number % 3, pool="sum" if number % 4 else "mean", embed=embed)
@@ -153,7 +155,7 @@ def raw_rows(workflow, random):
     ]
     categorical = np.array(columns, np.int64).reshape(len(columns), ROWS).T
     for start, stop, _ in features.places.lists:
-        # The padding of a list is at its end.
+        # A list is padded at its end.
         in_list = categorical[:, start:stop]
         categorical[:, start:stop] = np.take_along_axis(
             in_list, np.argsort(in_list == -1, axis=1, kind="stable"), 1

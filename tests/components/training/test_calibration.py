@@ -36,9 +36,9 @@ def thinned(labels, dense, ids, rate, seed=3):
 def bound(labels, rate):
     """Return four standard errors of the ratio of predicted to observed clicks, as a share.
 
-    The holdout clicks are counted (Poisson). The model's mean is that of its training rows: odds of
-    clicks (Poisson) to downsampled rows without click (Poisson). The newest tenth may weigh more,
-    so only half of their number counts.
+    The number of holdout clicks varies (Poisson). The model's mean follows the odds of its training
+    rows, whose numbers of clicks and of downsampled rows without click vary as well (Poisson). The
+    newest tenth of the training rows may weigh more, so only half of the rows count.
     """
     share = float(labels.mean())
     clicks, others = NUM_ROWS / 2 * share, NUM_ROWS / 2 * (1 - share) * rate
@@ -82,7 +82,7 @@ def test_runs_on_downsampled_rows_are_calibrated_only_with_correction(
         assert calibration(weights, model, held_out) == pytest.approx(
             1, abs=bound(held_out.labels, rate)
         )
-        # A copy, because the next run compares its parent's files with their hash.
+        # The test changes a copy, because the next run compares its parent's files with their hash.
         without = Path(shutil.copytree(weights, tmp_path / f"without {number}"))
         add_to_bias(without, -np.log(rate))
         assert calibration(without, model, held_out) > 1 + 1.5 * bound(held_out.labels, rate)

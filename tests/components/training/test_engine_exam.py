@@ -84,7 +84,7 @@ def engine_of(name, config, slot_sizes, *, settings, scratch, places, workers):
         return PytorchEngine(config, slot_sizes, settings, device="cpu", places=places)
     from components.training.hugectr.engine import HugectrEngine
 
-    # Small, so that the few rows here fill several stages.
+    # The stages are small, so that these few rows fill several stages.
     settings = replace(settings, solver=SolverSettings(stage_rows=2000, loss_interval=7))
     num_gpus = 2 if "two" in name else 1
     return HugectrEngine(
@@ -173,7 +173,7 @@ def test_checkpoint_restores_identical_scores_and_continues_identically(
     name, config, make_engine, initial, world, tmp_path
 ):
     rows, order = world.encoded(4_000), shuffled(4_000)
-    # Whole batches, because an engine may pad the last one of a call.
+    # The rows fill whole batches, because an engine may pad the last batch of a call.
     first, rest = order[: 128 * 15], order[128 * 15 :]
     unbroken = trained(make_engine(name, config), initial(config), rows, order=first)
     unbroken.save(tmp_path / "checkpoint")
@@ -335,8 +335,9 @@ def test_weighted_rows_train_as_in_pytorch_and_no_weight_takes_no_step(
     np.testing.assert_allclose(mine.score(rows), truth.score(rows), atol=1e-6)
 
 
-# User and item are single lookups. Two lists are summed, one of them with the items' vectors. A
-# third list is averaged and is between columns of its width. It has its own embedding.
+# User and item are single lookups. Two lists are summed, and one of these two shares the items'
+# vectors. A third list with its own embedding is averaged. The columns next to this list have the
+# same width.
 SLOT_SIZES = [40, 30, 20, 25, 10]
 LISTS = (PooledPlaces(2, 5, "sum"), PooledPlaces(5, 9, "mean"), PooledPlaces(10, 12, "sum"))
 PLACES = Places((0, 1, *[1] * 3, *[2] * 4, 3, *[4] * 2), LISTS)
@@ -351,7 +352,7 @@ def rows_with_lists(n, seed):
     ).astype(np.int32)
     for start, stop, _ in LISTS:
         ids[:, start:stop][random.random((n, stop - start)) < 0.4] = 0
-    ids[:128, 10:] = 0  # rows in order, with a batch that looks up nothing in one table
+    ids[:128, 10:] = 0  # The rows are in order, and one batch looks up nothing in one table.
     logits = 1.5 * (ids[:, 2:5] > 15).sum(1) - 2.0 * (ids[:, 5:9] > 10).sum(1) / (
         ids[:, 5:9] > 0
     ).sum(1).clip(1)
@@ -362,7 +363,7 @@ def rows_with_lists(n, seed):
 def float64_vectors(folder, ids):
     """Return the vectors of rows side by side.
 
-    Those of a list are pooled over its filled positions.
+    The vectors of a list are pooled over its filled positions.
     """
     tables = {
         each.shape[1]: each.astype(float) for each in open_model(folder, SLOT_SIZES).weights.tables

@@ -1,4 +1,4 @@
-"""Tests of the fit's policy with a NumPy engine: order, rates, rehearsal, and checkpoints."""
+"""Tests of the fit's policy with a NumPy engine: order, rates, rehearsal and checkpoints."""
 
 from dataclasses import replace
 
@@ -75,7 +75,7 @@ def test_first_model_trains_on_shuffled_rows_and_later_runs_in_time_order(
 
 
 class WatchedEngine(LogisticEngine):
-    """Records which rows it scored, and the number of earlier calls of `learn`."""
+    """Records the scored rows, and the number of `learn` calls before each score."""
 
     scored = ()
 
@@ -151,17 +151,17 @@ def test_equally_good_rate_is_chosen_as_rarely_with_long_requests(rows_a_request
     for _ in range(400):
         known = shared(0.7) - 1.1
         labels = random.random(6_400) < 1 / (1 + np.exp(-known - shared(0.7)))
-        # Two models that are equally wrong, each in its own way.
+        # Both models are equally wrong, but make different errors.
         logits = [known + 0.1 + shared(0.25) for _ in range(2)]
         losses = [np.logaddexp(0, np.where(labels, -each, each)) for each in logits]
         chosen += best_of([Judgement(scores={}, row_losses=each) for each in losses])
-    # By chance one standard error is exceeded 16 % of the time. With rows taken as independent it
-    # is 26 % here.
+    # A difference exceeds one standard error by chance 16 % of the time. If rows were treated as
+    # independent, it would be 26 % here.
     assert 0.11 < chosen / 400 < 0.22
 
 
 class BiasedEngine(LogisticEngine):
-    """Adds to its scores' logits the bias that a high rate left."""
+    """Adds a bias to the logits of its scores, as a high learning rate leaves it."""
 
     def __init__(self, slot_sizes, bias):
         super().__init__(slot_sizes, SETTINGS)
@@ -193,7 +193,7 @@ def test_run_picks_high_rate_after_change_and_low_rate_otherwise(
     assert stayed.learning_rate == pytest.approx(0.001)
     assert (
         sum(map(len, learned_rows(engine))) == 300 + 288
-    )  # the last batch is not spent on a losing rate
+    )  # The last batch is not used for a learning rate that has lost.
 
 
 @pytest.mark.parametrize("incremental", [False, True], ids=["scratch", "incremental"])
@@ -311,7 +311,7 @@ def test_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(
     first.weights.rename(tmp_path / "taken")
     third, engine, _ = run(training_set, path=path)
     assert content(third.weights) == before
-    assert not learned_rows(engine)  # only the correction of the bias
+    assert not learned_rows(engine)  # Only the bias is corrected.
 
 
 def test_checkpoint_folder_holds_no_more_than_start_now_best_and_final(
@@ -322,7 +322,7 @@ def test_checkpoint_folder_holds_no_more_than_start_now_best_and_final(
         run(training_set, path=path, should_stop=StopAfter(12))
     (
         path / ".weights-00-000001-000000004.0123456789abcdef0123456789abcdef"
-    ).mkdir()  # as left by a killed attempt
+    ).mkdir()  # A killed attempt left this file.
     run(training_set, path=path)
     names = sorted(p.name.split("-")[0] for p in path.iterdir())
     assert names == ["final", "progress.json", "row_losses", "start", "weights"]
@@ -366,7 +366,7 @@ def test_saves_are_no_further_apart_than_interval_and_one_segment(world, make_tr
     run(training_set, settings, engine=engine, clock=clock)
     assert len(engine.saves) > 10
     assert max(np.diff([began, *engine.saves])) <= 120 + 10 + 1
-    # Except for ends of epochs, no more often either.
+    # Checkpoints are not more frequent either, except at ends of epochs.
     assert np.median(np.diff(engine.saves)) >= 120
 
 

@@ -1,4 +1,4 @@
-"""Tests of a fit with PyTorch: it learns, is reproducible, and survives kills and stops."""
+"""Tests of a fit with PyTorch: the loss falls, results are reproducible, and kills are survived."""
 
 import json
 import os
@@ -27,7 +27,7 @@ from tests.support.training_world import World, dcn, fit_by_pytorch, training_se
 from tests.support.warm import Warm
 
 SEGMENT_ROWS = 1024
-"""Few rows, so that a small pass has several positions at which it can stop."""
+"""Rows of a small pass. Such a pass can still stop at several positions."""
 
 CONFIG = dcn(embedding_dim=8, num_cross_layers=2, tower=(32,))
 FAST = TrainingSettings(batch_size=512)
@@ -63,7 +63,7 @@ def run(tmp_path):
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """A fit on enough rows to learn the planted logit. Later runs continue it."""
+    """A fit on enough rows to approximate the planted logit. Later runs continue this fit."""
     root = tmp_path_factory.mktemp("first")
     return fits(root)(training_sets(root)(*World().rows(40_000, seed=1)[:3]))[0]
 
@@ -79,7 +79,7 @@ def test_learns_planted_signal_and_incremental_round_regains_most_of_drift(
     learned = roc_auc(labels, scores(first, world.slot_sizes, dense, ids))
     assert learned > roc_auc(labels, logit) - 0.02
 
-    # In the newest third of the new window the ids have changed their meaning.
+    # In the newest third of the new window, the ids have other meanings than before.
     drifted = world.drifted(range(10, 22))
     window = [
         np.concatenate(p)

@@ -1,7 +1,7 @@
 """Tests of how much an incremental run forgets, and how much rehearsal of old rows preserves.
 
-Some ids mean different things in two seasons. One dense value tells the season, so a model can
-learn both. The parent has learned the first season. The window has only the second.
+Some ids mean different things in two seasons. One dense value identifies the season, so a model can
+fit both seasons. The parent was trained on the first season. The window has only the second season.
 """
 
 from dataclasses import replace

@@ -101,7 +101,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
     class Second(double.Model):
         """The model of the second node.
 
-        It leaves the files, which all nodes write together, to the first.
+        All nodes write the files together, and this double leaves that to the first node.
         """
 
         def __init__(self, solver, *more):
@@ -136,7 +136,7 @@ def test_two_nodes_do_same_and_learn_as_one_with_as_many_gpus(
     assert len([each for each in seen if isinstance(each, float)]) == 640 // 128 + 1
     assert (
         len([each for each in seen if str(each).startswith(str(tmp_path))]) == 2
-    )  # the check, and the save
+    )  # One call is the check, and one is the save.
 
 
 def test_reader_and_both_optimizers_are_told_all(built, double, world):
@@ -180,8 +180,8 @@ def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, wor
     mine, num_rows = open_model(tmp_path / "mine", world.slot_sizes), sum(world.slot_sizes)
     embeddings = embeddings_of(config, world.slot_sizes, one_each(world.slot_sizes))
     export_model(mine, config, embeddings, num_gpus=1, folder=tmp_path / "hugectr")
-    # HugeCTR's own training run saves the keys in the order of its memory, which is the order of
-    # first use.
+    # HugeCTR's own training run saves the keys in the order of its memory, that is, of their first
+    # use.
     order = np.random.default_rng(0).permutation(num_rows)
     sparse, state = (
         tmp_path / "hugectr" / name.format(0) for name in (SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE)

@@ -161,7 +161,7 @@ def test_weights_that_hugectr_did_not_load_are_noticed_before_first_step(
     engine.restore(initial)
     engine.learn(rows, np.arange(256), batch_size=128, seed=0)
     engine.save(tmp_path / "saved")
-    # As if it had logged an error and continued.
+    # The double behaves as if HugeCTR had logged an error and continued.
     other = make_engine(methods={method: lambda self, files: None})
     other.restore(tmp_path / "saved")
     with pytest.raises(PermanentError, match="differ from the loaded ones|saved an invalid model"):
@@ -192,7 +192,8 @@ def test_scratch_is_empty_in_end(make_engine, initial, rows, tmp_path):
     engine.learn(rows, np.arange(1_500), batch_size=128, seed=0)
     engine.learn(rows, np.arange(1_500), batch_size=64, seed=0)
     engine.score(rows)
-    # One stage stays while the model exists whose readers were made for it.
+    # One stage remains as long as the model exists, because the model's readers were created for
+    # it.
     assert len(list((tmp_path / "scratch").glob("*/rows-*/*"))) == 1
     engine.close()
     assert not list((tmp_path / "scratch").iterdir())
@@ -221,7 +222,8 @@ def auc(model, rows):
 def test_fit_by_hugectr_publishes_model_that_either_backend_continues(
     run, world, make_training_set
 ):
-    # All parts are whole batches of 32, which no engine pads, so both take the very same steps.
+    # All parts are whole batches of 32. No engine pads whole batches, so both engines take the same
+    # steps.
     first_set = make_training_set(*world.rows(3_840, 1)[:3], name="first")
     second_set = make_training_set(*world.rows(3_840, 5)[:3], name="second")
     judging = world.encoded(4_000, 9)

@@ -1,4 +1,4 @@
-"""Tests of SIGTERM during training: at once outside a fit, as a request within one."""
+"""Tests of SIGTERM during training: it ends the step at once, but a fit stops by request."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Tests of the PyTorch engine beyond the conformance suite: Adam, equal bits, memory, GPU."""
+"""Tests of the PyTorch engine beyond the conformance suite: Adam, equal bits, memory and GPU."""
 
 import tracemalloc
 from contextlib import closing
@@ -108,7 +108,8 @@ def test_steps_are_adams_in_float64(trained, rows, world, tmp_path, config):
             change = 0.01 * np.sqrt(1 - 0.999**t) / (1 - 0.9**t) * m / (np.sqrt(v) + 1e-7)
             w[:] = np.where(moves, w - change, w)
     assert seen == pytest.approx(np.mean(losses), rel=1e-5)
-    # Adam moves a weight by the learning rate even if its gradient is almost only rounding.
+    # Adam moves a weight by the learning rate even if the gradient is little more than a rounding
+    # error.
     np.testing.assert_allclose(model.weights.table, moving[-1], atol=2e-3)
     assert np.abs(model.weights.table - moving[-1]).mean() < 1e-5
     for name, expected in zip(names, moving):

@@ -1,4 +1,4 @@
-"""Tests of the order of a pass: every row once, decided by the seed, mixed with rehearsal rows."""
+"""Tests of the order of a pass: every row once, ordered by the seed, with rehearsal rows."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def part(num_new, num_replayed=0, available=0):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """Treats passes of more than 64 rows as long ones."""
+    """Sets the limit of a long pass to 64 rows."""
     monkeypatch.setattr(row_order, "_RUN_ROWS", 8)
     monkeypatch.setattr(row_order, "_MOST_RUNS", 8)
 
@@ -35,13 +35,13 @@ def test_pieces_make_same_order_wherever_reader_begins(small_windows):
 
 def test_batch_of_long_pass_holds_rows_of_all_of_it(small_windows):
     rows = PassOrder(part(64 * 64), 1).rows(0, 64)
-    assert len(np.unique(rows // 8)) > 5  # of the 8 runs in its window
+    assert len(np.unique(rows // 8)) > 5  # The window has 8 runs of rows.
     assert rows.max() - rows.min() > 64 * 32
 
 
 def test_last_window_of_long_pass_is_no_leftover(small_windows):
     rows = PassOrder(part(8 * 9), 1).rows(40, 72)
-    assert len(np.unique(rows // 8)) == 4  # nine runs: five, then four
+    assert len(np.unique(rows // 8)) == 4  # These are nine runs: five, then four.
 
 
 def test_in_time_order_no_row_is_further_from_its_place_than_tenth_of_pass():

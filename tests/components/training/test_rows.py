@@ -122,7 +122,7 @@ def test_folder_without_rows_is_empty(world, make_training_set, tmp_path):
 
 
 def test_rows_are_decoded_in_parts_without_holding_them(tmp_path, world, make_training_set):
-    """The arrays are in a mapped file, so the memory for decoding does not grow with the rows."""
+    """The arrays are in a memory-mapped file, so decoding more rows needs no more memory."""
     labels, dense, ids, _ = world.rows(200_000)
     folder = local_path(make_training_set(labels, dense, ids).train_uri)
     code = (

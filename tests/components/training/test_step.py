@@ -77,7 +77,7 @@ def test_retry_publishes_same_model_and_mends_corrupt_one(step, training_set):
     folder = local_path(first.uri)
     (folder / "weights" / "weights.safetensors").write_bytes(b"torn")
     left_over = folder.with_name(f".{first.model_id}.{'0123abcd' * 4}")
-    (left_over / "weights").mkdir(parents=True)  # as left by a killed attempt
+    (left_over / "weights").mkdir(parents=True)  # A killed attempt left this file.
     assert step(training_set)[1] == first
     assert sha256_tree(folder / "weights") == first.sha256["weights"]
     assert [p.name for p in folder.parent.iterdir()] == [first.model_id]
@@ -106,7 +106,7 @@ def test_retry_publishes_same_model_and_mends_corrupt_one(step, training_set):
 def test_misuse_ends_with_2_and_one_line(
     step, training_set, capsys, tmp_path, monkeypatch, changed, message
 ):
-    monkeypatch.setitem(sys.modules, "hugectr", None)  # other tests replace it by a double
+    monkeypatch.setitem(sys.modules, "hugectr", None)  # Other tests replace the module by a double.
     assert step(training_set, **changed)[0] == 2
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("error: ")]
     assert message in line
@@ -142,7 +142,7 @@ def test_missing_validation_artefact_leaves_no_model(training_set, validation_re
         asked, training_set, validation_report, clock=lambda: pytest.fail("a retry has no new time")
     )
     assert model.model_id.startswith("20260102T030405Z-")
-    # The epochs come from the checkpoint. Only the finish is fitted again.
+    # The epochs come from the checkpoint. Only the final stage is fitted again.
     assert result.optimizer_step == model.optimizer_step
 
 
@@ -186,7 +186,10 @@ def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
 
 
 def evicted(training_set):
-    """Return the same rows, of a run in which a category left. Its id becomes a tombstone."""
+    """Return the same rows as of a run in which a category was evicted.
+
+    The id of this category becomes a tombstone.
+    """
     folder = local_path(training_set.workflow_uri)
     workflow = FeatureWorkflow.load(folder)
     vocabularies = [v.copy() for v in workflow.vocabularies]

@@ -40,7 +40,7 @@ def scores(model, world, n=500):
 
 @pytest.fixture
 def environment(monkeypatch):
-    """One thread each, like the step on few cores."""
+    """Each process has one thread, like the step on few cores."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
@@ -58,7 +58,7 @@ def test_two_processes_train_model_of_one_and_growing_run_continues_it(
     assert found == pytest.approx(numbers, rel=1e-5)
     rows = make_training_set(*world.rows(2_000, 5)[:3], slot_sizes=GROWN, name="round")
     workers.be(1)
-    settings = TrainingSettings(round_rates=(1e-9,))  # so low that no weight moves
+    settings = TrainingSettings(round_rates=(1e-9,))  # The rate is so low that no weight moves.
     config, rows = config_from_document(model.config), replace(rows, parent_model_uri=model.uri)
     child = train_run(rows, config=config, settings=settings, backend="torchrec")
     assert (child.parent_model_id, child.slot_sizes) == (model.model_id, GROWN)
@@ -74,8 +74,8 @@ def test_two_processes_train_model_of_one_and_growing_run_continues_it(
 
 @pytest.fixture
 def begun(step_flags, world, make_training_set, environment, workers, tmp_path):
-    """A step of two processes that has saved, its workers by rank, and its training set."""
-    workers.be(1)  # otherwise the step would consider itself one of them
+    """A step of two processes that has saved, with its workers by rank and its training set."""
+    workers.be(1)  # Otherwise the step would act as a worker.
     training_set = make_training_set(*world.rows(4_000)[:3])
     flags = step_flags(training_set, backend="torchrec", processes=2, training=LONG)
     command = [sys.executable, "-m", "components.training", *flags]
@@ -108,7 +108,7 @@ def workers_below(parent):
 
 
 def passes_shown(tmp_path):
-    """Return the pass of each line of numbers that the run emitted, whole passes only."""
+    """Return the pass number of each emitted line of numbers, for complete passes only."""
     lines = (tmp_path / "a work" / "r1" / "training" / "metrics.jsonl").read_text().splitlines()
     return [line["pass"] for line in map(json.loads, lines) if "training_loss" in line]
 
@@ -129,7 +129,7 @@ def test_killed_worker_ends_step_and_one_process_goes_on_from_last_save(
     for answer in (
         "is_worker",
         "is_leader",
-    ):  # in this process, which saves the initial state of another
+    ):  # This process saves the initial state of another one.
         monkeypatch.setattr(launch, answer, lambda: True)
     code, model, _ = step(training_set, backend="torchrec", training=LONG)
     after = passes_shown(tmp_path)[len(before) :]

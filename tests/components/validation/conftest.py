@@ -64,14 +64,14 @@ def judged(raw_table):
 
 @pytest.fixture
 def step(tmp_path, store):
-    """Runs the step on a manifest and returns its exit code and its report."""
+    """Runs the step on a manifest and returns the exit code and the report."""
 
     def run(manifest, *flags, run="r1", champion="current", **settings):
         output = tmp_path / "out" / f"{run}.json"
         if settings:
             asked = recommenders.criteo_with(validation=settings)
             replace(RawDataset.read(manifest), recommender=asked).write(manifest)
-        if live := model_store.champion(store, champion):  # which the run continues, too
+        if live := model_store.champion(store, champion):  # The run also continues this model.
             replace(RawDataset.read(manifest), parent_model_id=live.model_id).write(manifest)
         arguments = {
             "run": run,
@@ -106,7 +106,7 @@ def notes_of(store):
 def in_requests(judged):
     """Groups rows into requests of `size`.
 
-    Rows of a request share the `alike` columns, like rows of one user.
+    Rows of a request share the values of the `alike` columns, like rows of one user.
     """
 
     def make(n, *, seed=0, size=64, alike=("I2", "I5", "C2", "C9", "C13"), **replaced):

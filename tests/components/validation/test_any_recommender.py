@@ -43,7 +43,7 @@ def shop_rows(
 ) -> pa.Table:
     """Return rows of the recommender, each feature with its own distribution.
 
-    `replaced` is by kind and position: `numeric0`.
+    The keys of `replaced` are kind and position, such as `numeric0`.
     """
     random = np.random.default_rng(seed)
     columns = {raw_rows.LABEL: (random.random(ROWS) < 0.3).astype(np.int32)}
@@ -172,7 +172,10 @@ def test_feature_that_changed_its_kind_is_refused_by_name(step, write, release_m
 
 
 def test_levels_of_single_columns_take_number_of_columns_that_there_are(step, write, release_model):
-    """Three tests of a numeric and two of a categorical column share the error rate of a run."""
+    """A numeric column has three statistical tests and a categorical column two.
+
+    Together they have the error rate of one run.
+    """
     seen = {}
     for features in (SHOP, NUMBERS, CATEGORIES):
         first = step(

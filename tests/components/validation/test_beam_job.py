@@ -1,4 +1,4 @@
-"""Tests of Beam statistics: DirectRunner equals the step, and missing options are refused first.
+"""Tests of Beam statistics: DirectRunner and the step give the same result.
 
 Dataflow itself is not tested.
 """
@@ -116,7 +116,7 @@ def test_failed_job_is_temporary_error_that_leaves_nothing(files, shared):
 
 
 class Codes:
-    """Would run a command when it is unpickled."""
+    """An object that would run a command when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -239,7 +239,7 @@ class Bucket(FileSystem):
                     del self.objects[name]
 
 
-Bucket.__abstractmethods__ = frozenset()  # never requested by a job
+Bucket.__abstractmethods__ = frozenset()  # A job never requests this.
 
 
 @pytest.fixture

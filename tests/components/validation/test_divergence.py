@@ -1,4 +1,4 @@
-"""Compares the divergence of two samples with TFDV's, which only this environment has."""
+"""Compares the divergence of two samples with TFDV's result. Only this environment has TFDV."""
 
 import numpy as np
 import pytest

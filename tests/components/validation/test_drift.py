@@ -50,7 +50,8 @@ def test_every_feature_has_finite_drift_and_unchanged_window_no_warning(judged, 
 def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, window_of):
     """Rows of a request share five columns.
 
-    At a rate of 20 % the count is within the binomial bound of 1 in 1000.
+    At a false-alarm rate of 20 %, the count of alarms exceeds the binomial bound in 1 of 1000
+    cases.
     """
     rate, alarms, settings = 0.2, 0, ValidationSettings(false_discovery_rate=0.2)
     windows = [window_of(in_requests(6400, seed=seed)) for seed in range(30)]
@@ -62,7 +63,7 @@ def test_of_windows_that_stand_still_no_more_alarm_than_rate_says(in_requests, w
         entries = measure_drift(now, KeptWindows((before,)), settings, shown=ShownValues())
         alarms += any(entry.drifted for entry in entries)
         significant += any(entry.q_value <= rate for entry in entries)
-    # 30 draws at 20 %: more than 14 in 1 of 1000 cases.
+    # With 30 draws at 20 %, more than 14 occur in 1 of 1000 cases.
     assert alarms <= significant <= 14
 
 
@@ -256,7 +257,7 @@ def test_feature_that_run_leaves_out_has_no_entry(judged, window_of):
 def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of):
     """Each window has 150 requests of similar users.
 
-    Requests have 64 rows in one window and 40 to 64 in the other.
+    Requests have 64 rows in one window and 40 to 64 rows in the other window.
     """
     random = np.random.default_rng(0)
     found = []
@@ -289,7 +290,7 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of)
 def clicked(judged):
     """A window's summary with these clicks [n], in requests of `size` rows.
 
-    Its features do not matter.
+    The features do not matter.
     """
     features = judged(64, seed=0).drop([raw_rows.LABEL, raw_rows.REQUEST_ID])
 
@@ -313,8 +314,8 @@ def test_rates_and_difference_are_those_of_rows(clicked):
     assert (found.rate_now, found.rate_before) == (now.mean(), before.mean())
     assert found.difference == pytest.approx(now.mean() - before.mean())
     assert (found.num_rows_now, found.num_rows_before, found.newest) == (3000, 5000, None)
-    # The likelihood ratio test of two shares. For continuity, half of an effective row moves to the
-    # other sample.
+    # The likelihood ratio test of two shares. The continuity correction moves half of an effective
+    # row to the other sample.
     both, half = np.concatenate([now, before]).mean(), found.design_effect / 2
     deviance = 0.0
     for part, clicks in ((now, now.sum() - half), (before, before.sum() + half)):
@@ -327,7 +328,10 @@ def test_rates_and_difference_are_those_of_rows(clicked):
 
 @pytest.mark.parametrize("alike", [False, True])
 def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike):
-    """Rows share one click rate, or one per request. 5 % of 120 windows, within 1 in 1000."""
+    """All rows share one click rate, or each request has its own.
+
+    At most 5 % of 120 windows raise an alarm, within a bound of 1 in 1000.
+    """
     random = np.random.default_rng(1)
 
     def window(requests):

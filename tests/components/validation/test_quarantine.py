@@ -33,7 +33,7 @@ class QuarantineWorld:
     def window(self, name="raw", *, rows=600, files=2, **odd):
         """Return the rows as a table, and their manifest's path.
 
-        `odd` are other values by column and row.
+        `odd` maps column and row to a replaced value.
         """
         table = self._raw_table(rows)
         for column, change in odd.items():
@@ -68,7 +68,7 @@ class QuarantineWorld:
         return code, report, replace(RawDataset.read(valid), validation_report=None)
 
     def release(self):
-        """Make the valid rows' model the champion, and return its report."""
+        """Make a model of the valid rows the champion, and return the report on these rows."""
         report = self.judge(self.window("sound")[1], "r0", "off")[1]
         release_validated(self.store, "m1", report)
         return report
@@ -195,7 +195,7 @@ def test_rows_out_of_any_domain_of_schema_are_quarantined(world):
 def test_memory_is_flat_in_rows(world, tmp_path):
     """Rows of many files are read one batch at a time.
 
-    Eight times the rows need no more Arrow memory.
+    Eight times as many rows need no more Arrow memory.
     """
     rules = ValidationSettings(actions={"domain": "quarantine"})
     schema, peaks = read_schema(local_path(world.release().schema_uri)), []

@@ -65,10 +65,10 @@ def test_values_and_bounds_are_chosen_by_every_other_block(judged):
 
 
 def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
-    """A profile of these rows alone has the same sums, for any listed cells."""
+    """A profile of only these rows has the same sums, whichever cells are listed."""
     table = in_requests(6000, size=48)
     found, alone = counted(table).reference().profile, counted(fair(table)).profile()
-    # Neighbouring blocks are adjacent there and share no request.
+    # In this order neighbouring blocks are adjacent and share no request.
     assert (found.rows, found.sizes) == (alone.rows, alone.sizes)
     for name in criteo.FEATURES:
         column, other = found.columns[name], alone.columns[name]
@@ -158,7 +158,7 @@ def test_list_is_counted_by_its_elements_that_count_and_by_their_number():
         dict(zip(in_fair.columns["tags"].values.tolist(), in_fair.columns["tags"].counts.tolist()))
         == elements
     )
-    # A request divided by a block of rows counts as two.
+    # A request that is divided between two blocks of rows counts as two requests.
     bounds = sorted({*range(0, rows, 8), *range(0, rows, BLOCK_ROWS), rows})
     requests = [Counter(chain(*kept[start:stop])) for start, stop in pairwise(bounds)]
     assert in_window.present_sizes == sum(each.total() ** 2 for each in requests)

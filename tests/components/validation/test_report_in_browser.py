@@ -26,7 +26,7 @@ def test_report_is_drawn_in_its_colours_fits_phone_and_unfolds_by_keys(judged, t
     copy.write_text(page.replace("</body>", MEASURE + "</body>"), encoding="utf-8")
     drawn = browse(tmp_path, "--window-size=500,1400", DARK, "--dump-dom", copy.as_uri())
     seen = json.loads(re.search(r"<title>(.*?)</title>", drawn).group(1))
-    # I2 has no value now, so its chart only shows the champion. All others also have bars.
+    # I2 has no value now, so its chart only shows the champion. All other charts also have bars.
     assert seen == {
         "overflow": False,
         "cards": NUM_CARDS,

@@ -1,4 +1,4 @@
-"""Tests of the rules' actions, and of accepted values, over whole runs of the step."""
+"""Tests of the rules' actions and of accepted values, in whole runs of the step."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from evergreen.contracts.manifests import RawDataset
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_action_of_rule_decides_what_its_finding_does(action):
-    rule = "domain"  # a rule that every action may be given
+    rule = "domain"  # This rule accepts every action.
     rules = ValidationSettings(actions={rule: action})
     findings = find(rules, rule, "I1", text="I1 is odd")
     decisions = {"block": "block", "info": "pass", "off": "pass"}

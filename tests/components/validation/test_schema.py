@@ -48,7 +48,7 @@ def test_share_of_rows_must_have_value_less_sampling_error(judged):
         f.name: f for f in infer_schema(statistics, criteo.CRITEO, range_factor=10.0).feature
     }
     for name, share in (("I1", 0.5), ("C1", 1.0)):
-        # A small window in which the 64 rows of a request are alike.
+        # This window is small, and the 64 rows of a request are alike.
         assert features[name].presence.min_fraction == pytest.approx(
             possible_shares(share, 10_000)[0]
         )
@@ -56,7 +56,7 @@ def test_share_of_rows_must_have_value_less_sampling_error(judged):
 
 @pytest.mark.parametrize("hits", [0, 3, 50, 100])
 def test_ends_of_share_leave_four_standard_errors_of_binomial_beyond(hits):
-    """This number of hits in 100 requests has the tail's probability at either end."""
+    """At both ends, this number of hits in 100 requests has the tail's probability."""
     low, high = possible_shares(hits / 100, 6400)
     tail = 0.5 * math.erfc(4 / math.sqrt(2))
 

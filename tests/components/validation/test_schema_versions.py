@@ -125,7 +125,7 @@ def test_journal_says_who_accepted_what_and_why(schema, write, tmp_path):
         "model m1",
     )
     assert schema_versions.schema_in_force(store, live[1]).read_bytes() == edited.read_bytes()
-    # The next one is compared with version 1, whatever is live.
+    # The next schema is compared with version 1, whichever model is live.
     again = write(changed(schema, I1__float_domain__max=400.0))
     assert accept(again, who="bob", reason="x", change=["I1"]).base == "version 1"
     assert [line.version for line in schema_versions.read_accepted(store)] == [1, 2]

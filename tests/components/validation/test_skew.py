@@ -1,7 +1,7 @@
-"""Tests of train/serve skew: a planted difference is found with its true share.
+"""Tests of train/serve skew: a planted difference is reported with its true share.
 
-The share is computed by pandas. This environment has an older Google client than that of
-`tests/evergreen/storage`, because Beam requires it.
+Pandas computes the true share. Beam requires an older Google client in this environment than
+`tests/evergreen/storage` uses.
 """
 
 import datetime as dt
@@ -178,7 +178,7 @@ def test_rows_of_one_side_only_are_counted_and_name_counts_once(training, archiv
     skew = compare(training(mine), archive(theirs), tmp_path)
     assert skew.facts.num_joined == 1000
     assert skew.facts.num_only_training == 500
-    # Twenty occurred twice. Those after training's last row belong to another span.
+    # Twenty rows occurred twice. The rows after training's last row belong to another span.
     assert skew.facts.num_only_served == len(theirs) - len(late) - 1000 == 20
 
 
@@ -203,7 +203,7 @@ def test_missing_as_nan_is_missing_as_null(training, archive, tmp_path):
     table = pq.read_table(path)
     values = table.column("I1").to_numpy()
     assert np.isnan(values).any()
-    # from_pandas is off, so NaN stays a value.
+    # `from_pandas` is off, so that NaN remains a value.
     pq.write_table(
         table.set_column(table.column_names.index("I1"), "I1", pa.array(values, pa.float32())), path
     )

@@ -151,7 +151,7 @@ def test_no_rows_block(step, write_rows, raw_table, release_model, files):
 
 def test_fall_of_click_rate_warns_and_chance_does_not(step, write_rows, judged, release_model):
     def clicks(share):
-        # In random order, because a run of clicks is attributed to few requests.
+        # The order is random, because consecutive clicks would fall into few requests.
         return pa.array(
             np.random.default_rng(0).permutation(np.arange(1000) < share * 1000).astype(np.int32)
         )
@@ -204,7 +204,7 @@ def test_second_attempt_replaces_first(step, write_rows, raw_table):
         "statistics.pb",
         "windows.npz",
     }
-    names.add("validation_report.json")  # to which the rows that are passed on refer
+    names.add("validation_report.json")  # The rows that are passed on refer to this report.
     assert {p.name for p in folder.iterdir()} == names
     assert [p.name for p in folder.parent.iterdir()] == ["validation"]
 

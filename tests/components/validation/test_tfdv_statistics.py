@@ -56,7 +56,7 @@ def by_tfdv():
 def test_statistics_equal_tfdv_on_same_dataframe(judged, by_tfdv, odd):
     rows = judged(5000, **odd)
     found, expected = statistics_of(rows), by_tfdv(rows)
-    assert str(found) == str(expected)  # as text, because NaN is not equal to itself
+    assert str(found) == str(expected)  # As text, NaN is equal to itself.
 
 
 def test_statistics_that_cannot_be_read_are_refused(tmp_path):
@@ -121,7 +121,7 @@ def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame,
         if len(expected) <= 1024:
             assert counts == expected.to_dict()
             assert features[name].string_stats.unique == len(expected)
-        else:  # a summary of 1024 counters may miss a 1024th of the rows
+        else:  # A summary of 1024 counters may miss a 1024th of the rows.
             assert all(
                 abs(expected[value] - count) <= len(values) / 1024
                 for value, count in counts.items()
@@ -149,7 +149,7 @@ class RowLabels:
 
 
 class KilledAtTheLastShare(RowLabels):
-    """Is killed at the last share by SIGKILL, as by the kernel when memory is short."""
+    """A worker that gets SIGKILL at the last share, like from the kernel when memory is short."""
 
     def add(self, batch, first_row):
         if first_row > 6000:
@@ -170,7 +170,7 @@ def test_file_corrupt_within_is_refused_by_name(files):
 
 
 class HeldBytes(RowLabels):
-    """Arrow's allocated bytes at each batch, beyond those at the first."""
+    """Bytes that Arrow allocates at each batch, minus its bytes at the first batch."""
 
     def __init__(self):
         self.bytes = []

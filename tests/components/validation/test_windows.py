@@ -1,4 +1,4 @@
-"""Tests of a window's summary against pandas, and of its merge without rows."""
+"""Tests that compare a window's summary with pandas, and of merging summaries without rows."""
 
 import pickle
 

@@ -17,7 +17,7 @@ from tests.support.virtual_time import VirtualTime
 
 
 class Scorer:
-    """Scores by a known function after `seconds`, and fails on command."""
+    """A client that scores by a known function after `seconds`, and fails on command."""
 
     def __init__(self, time: VirtualTime, score_rows) -> None:
         self.time, self.score_rows, self.seconds = time, score_rows, 0.001

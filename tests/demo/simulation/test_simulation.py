@@ -1,4 +1,4 @@
-"""Tests of the click simulator: its shape, its truth, its drift, its files."""
+"""Tests of the click simulator: shape, click probabilities, drift and files."""
 
 import json
 import subprocess
@@ -99,7 +99,7 @@ def test_click_rate_and_best_auc_are_as_asked(click_rate):
 
 
 def test_labels_follow_stated_probability(rows):
-    """Each tenth of the rows by probability has as many clicks as the probability says."""
+    """Each decile of the rows by probability has the expected number of clicks."""
     for part in np.array_split(np.argsort(rows.probability), 10):
         assert within(rows.label[part].mean(), rows.probability[part].mean(), len(part))
 

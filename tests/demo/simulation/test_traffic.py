@@ -105,7 +105,10 @@ def test_drift_of_no_columns_or_of_none_that_is_feature_is_refused(data):
 
 @pytest.mark.parametrize("most", [64, 3])
 def test_rows_of_one_request_id_are_one_request_and_no_others_are(tmp_path, raw_table, most):
-    """Runs of equal ids have 1 to 9 rows, and some cross the batches in which the file is read."""
+    """Groups of rows with equal ids have 1 to 9 rows.
+
+    Some of these groups cross the batches in which the file is read.
+    """
     table, lengths = raw_table(9000), [1 + i % 9 for i in range(1800)]
     ids = [f"q{at}" for at, length in enumerate(lengths) for _ in range(length)]
     at = table.column_names.index("request_id")

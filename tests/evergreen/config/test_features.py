@@ -1,4 +1,4 @@
-"""Tests of refused columns: ambiguous names, and other meanings than the parent's."""
+"""Tests of refused columns: ambiguous names, and meanings that differ from the parent's."""
 
 import hashlib
 from dataclasses import replace

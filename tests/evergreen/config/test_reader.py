@@ -1,4 +1,4 @@
-"""Tests of the settings reader: equal values and errors from every source."""
+"""Tests of the settings reader: every source gives the same values and errors."""
 
 import re
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Shelf:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """A section with one inside it."""
+    """A section that contains another section."""
 
     name: str
     """Its name."""

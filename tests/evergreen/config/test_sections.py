@@ -1,4 +1,4 @@
-"""Tests that a wrong setting is reported before a run: path, value and expected."""
+"""Tests that a wrong setting is reported before a run, with path, value and expected value."""
 
 import re
 

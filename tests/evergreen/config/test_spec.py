@@ -1,4 +1,4 @@
-"""Tests of a recommender's description: errors name the path, and of its digest."""
+"""Tests of a recommender's description: its errors name the path, and its digest is stable."""
 
 import re
 from dataclasses import dataclass, replace

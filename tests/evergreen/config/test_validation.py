@@ -1,4 +1,4 @@
-"""Tests of the section `validation`: rules of thresholds, and refused actions."""
+"""Tests of the section `validation`: rules for thresholds, and actions that are refused."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""Tests of exploration: propensities are the probabilities of rows at a position."""
+"""Tests of exploration: propensities are the probabilities that a row has a position."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from evergreen.runtime.errors import ContractError
 
 DRAWS = 12_000
 CHANCES = (np.arange(DRAWS) + 0.5) / DRAWS
-"""Evenly spaced, so that frequencies are probabilities."""
+"""The numbers are evenly spaced, so that frequencies are probabilities."""
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.49])

@@ -57,9 +57,9 @@ def assert_same(left, right):
 
 
 def decode(message, form=FORM):
-    """Decode the record.
+    """Decode the record alone and in a batch.
 
-    If it can be read together with others, its rows must be equal, otherwise refused.
+    Both must return equal rows, or both must refuse it.
     """
     together, rest = form.decode_plain([message, b"", message], recommender=None)
     assert sorted(rest) == ([1] if together else [0, 1, 2])

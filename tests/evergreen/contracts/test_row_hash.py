@@ -1,4 +1,4 @@
-"""Tests of row hashes: equal to SplitMix64, evenly spread, and different for another salt."""
+"""Tests of row hashes: they equal SplitMix64, are evenly spread, and differ for another salt."""
 
 import zlib
 
@@ -11,7 +11,7 @@ GAMMA = 0x9E3779B97F4A7C15
 
 
 def test_mixing_is_splitmix64():
-    """The first numbers of its stream from 1234567, as published for comparison."""
+    """First numbers of SplitMix64's stream from seed 1234567, as published for comparison."""
     state = [np.uint64((1234567 + i * GAMMA) % 2**64) for i in range(5)]
     published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
     assert [int(mix(each)) for each in state[:4]] == published
@@ -35,6 +35,8 @@ def test_draws_are_even_and_independent_of_each_other_and_of_another_salts():
     counts = np.bincount((draws * 100).astype(int), minlength=100)
     expected = len(draws) / 100
     chi_square = ((counts - expected) ** 2 / expected).sum()
-    assert chi_square < 99 + 4 * np.sqrt(2 * 99)  # mean and standard deviation of its distribution
+    assert chi_square < 99 + 4 * np.sqrt(
+        2 * 99
+    )  # This is the mean and standard deviation of the distribution.
     for one, other in ((draws, others), (draws[1:], draws[:-1]), (draws[64:], draws[:-64])):
         assert abs(np.corrcoef(one, other)[0, 1]) < 4 / np.sqrt(len(one))

@@ -8,7 +8,8 @@ from evergreen.config.features import MAX_CATEGORY, category_of
 from evergreen.contracts.values import MISSING_WORDS, NoCategory, is_missing_word, word_of
 
 TRUE, FALSE = 1, 0
-"""Programs write booleans like this if they have no other form. All spellings are one category."""
+"""Programs write booleans like this if they have no boolean type. All spellings are one
+category."""
 
 
 @pytest.mark.parametrize("holds_words", [True, False])

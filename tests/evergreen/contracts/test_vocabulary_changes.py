@@ -1,4 +1,4 @@
-"""Tests of the changes between two workflows, against sets made by hand and a loop over ids."""
+"""Tests of the changes between two workflows, compared with hand-made sets and a loop over ids."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Tests of the feature workflow: stored exactly, and encoding like a dict."""
+"""Tests of the feature workflow: it is stored exactly, and encodes like a dict."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""A fresh log of every backend, and the servers of those that need one."""
+"""A fresh log of every backend, and the servers that some backends need."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,10 @@ from tests.support.pubsub_emulator import Emulator
 
 @pytest.fixture(scope="session")
 def pubsub_server(tmp_path_factory) -> Iterator[Emulator]:
-    """Google's emulator, from the Cloud SDK if that is installed. It takes 5 s to start."""
+    """Google's Pub/Sub emulator, from the Cloud SDK if the SDK is installed.
+
+    The emulator takes 5 s to start.
+    """
     try:
         emulator = Emulator(tmp_path_factory.mktemp("pubsub"))
     except ContractError as error:

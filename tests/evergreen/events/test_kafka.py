@@ -1,4 +1,4 @@
-"""Tests that concern only Kafka: offsets per partition, changing readers, stopped brokers."""
+"""Tests that concern only Kafka: offsets per partition, changing readers and stopped brokers."""
 
 import dataclasses
 import itertools
@@ -121,16 +121,16 @@ def test_partitions_move_to_second_reader_and_old_tokens_of_them_are_void(wide):
         return taken and two.backlog() == 40
 
     def only_what_moved_is_open():
-        # On a busy machine partitions may be reassigned once more, also back. The first reader then
-        # gets their messages again.
+        # On a busy machine partitions may be reassigned once more, and even return to the first
+        # reader. Then the first reader gets their messages again.
         again.update(one.pull(100))
         taken.update(two.pull(100))
         return one.backlog() == len({d.message_id for d in taken | again})
 
     until(are_shared)
     assert len({d.message_id for d in taken}) < 40
-    # The first reader acknowledges all its messages. Those of reassigned partitions are not its own
-    # any more.
+    # The first reader acknowledges all its messages, including messages of partitions that it has
+    # lost.
     one.acknowledge([d.token for d in first])
     until(only_what_moved_is_open)
     two.acknowledge([d.token for d in taken])
@@ -194,7 +194,7 @@ with KafkaCluster() as cluster:
 
 
 def test_reader_closes_whatever_stage_of_joining_its_group_it_has_reached():
-    """It runs in its own process, because the deadlock would hold the interpreter's lock."""
+    """The reader runs in its own process, because a deadlock would block the interpreter's lock."""
     subprocess.run(
         [sys.executable, "-c", CLOSE_WHILE_JOINING], cwd=REPOSITORY, check=True, timeout=120
     )
@@ -223,7 +223,8 @@ def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog
     until(lambda: reader.backlog() is not None)
     assert reader.problem() is None
     until(lambda: _published(publisher, [("late", b"late")]))
-    # It may have been away for longer than the lease. Unacknowledged messages then come again.
+    # The broker may have been away for longer than the lease. Then unacknowledged messages are
+    # delivered again.
     got = {}
     until(lambda: got.update({d.message_id: d for d in reader.pull(10)}) or "late" in got)
     reader.acknowledge([d.token for d in (*held, *got.values())])
@@ -279,7 +280,7 @@ def frozen_cluster(tmp_path):
             ),
         )
     finally:
-        # librdkafka may wait forever when a mock cluster ends whose clients were abandoned.
+        # librdkafka may wait forever if a mock cluster ends after its clients were abandoned.
         process.kill()
         process.wait(120)
 
@@ -332,7 +333,8 @@ def test_message_dead_lettered_twice_by_crash_is_listed_once(ends):
     ends.publisher().publish([("a", b"1"), ("a", b"another of this key")])
     reader = ends.reader()
     delivery, other = pull(reader, count=2)
-    # The crash happened between storing and acknowledging. The next reader stores it once more.
+    # The crash happened between storing and acknowledging the message. The next reader stores the
+    # message once more.
     reader._dead_letters.keep([(delivery.message_id, delivery.payload, "before the crash")])
     reader.dead_letter([(delivery.token, "after it")])
     reader.dead_letter([(other.token, "bad too")])

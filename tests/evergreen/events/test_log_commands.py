@@ -1,4 +1,4 @@
-"""Tests of `evergreen log`: the view of the on-call engineer, and redelivery."""
+"""Tests of `evergreen log`: the on-call engineer's view, and redelivery."""
 
 import pytest
 

@@ -63,7 +63,7 @@ def test_published_messages_are_delivered_with_their_bytes(publisher, subscriber
 def test_empty_log_gives_nothing_and_does_not_wait(bench, subscriber):
     started = time.monotonic()
     assert subscriber.pull(10) == []
-    assert time.monotonic() - started < 5.0  # the time that a pull waits without messages
+    assert time.monotonic() - started < 5.0  # Time that a pull waits for messages.
     assert subscriber.backlog() == (0 if bench.knows_backlog else None)
     assert subscriber.list_dead_letters() == []
 
@@ -234,7 +234,7 @@ def test_what_killed_publisher_was_told_is_stored_is_delivered(bench, subscriber
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(120)
-        # Messages published between the last line and its end.
+        # Messages that are published between the last line and the end.
         told += [
             name
             for line in process.stdout.read().splitlines(keepends=True)

@@ -36,7 +36,7 @@ def bench(pubsub_server, tmp_path):
 
 @pytest.fixture
 def mortal_server(pubsub_server, tmp_path):
-    """A separate emulator of this test, which it may kill."""
+    """A separate emulator that this test may kill."""
     emulator = Emulator(tmp_path)
     try:
         emulator.start()
@@ -56,21 +56,21 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
         mortal_server.stop()
         with pytest.raises(TemporaryError, match=bench.names.topic) as raised:
             publisher.publish([("during", b"2"), ("too", b"3")])
-        # The messages of a request share one error. Raised once for each, it would grow to
-        # thousands of lines.
+        # All messages of a request share one error. If it were raised for each message, the
+        # traceback would grow to thousands of lines.
         assert len(traceback.format_exception(raised.value)) < 100
         problem = wait_for(subscriber.problem, "the problem")
         assert bench.names.subscription in problem
         assert subscriber.pull(10) == []
         mark = subscriber.read_up_to()
         bench.expire_leases()
-        assert subscriber.read_up_to() == mark  # nothing is known while no message can arrive
+        assert subscriber.read_up_to() == mark  # Nothing is known as long as no message can arrive.
         mortal_server.start()
 
         def back() -> bool:
             with suppress(
                 TemporaryError, PermanentError
-            ):  # not reached yet, or requested before the subscription is restored
+            ):  # The server or its subscription is not back yet.
                 bench.create()  # the server has lost its messages
                 assert subscriber.pull(10) == []
             return subscriber.problem() is None
@@ -89,9 +89,9 @@ def test_server_that_dies_is_reported_and_ends_reconnect_when_it_is_back(mortal_
 def test_ack_unconfirmed_by_frozen_server_is_error_and_reading_goes_on(
     mortal_server, tmp_path, monkeypatch
 ):
-    """The server may or may not process the call after it resumes.
+    """The server may process the call after it resumes, or drop it.
 
-    The message comes again, or is done.
+    The message is redelivered or acknowledged.
     """
     monkeypatch.setattr(subscriber_module, "CALL_SECONDS", 0.5)
     bench = BENCHES["pubsub"](tmp_path, mortal_server)
@@ -197,7 +197,7 @@ def test_id_that_no_attribute_can_hold_is_refused(bench, publisher):
 class Slow:
     """A subscriber client whose leases expire before the next pull.
 
-    Everything comes again, under new ids.
+    All messages are redelivered under new ids.
     """
 
     def __init__(self, messages):

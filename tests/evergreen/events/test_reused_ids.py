@@ -1,4 +1,4 @@
-"""Tests of one id for five requests: the first is accepted, the others dead-lettered."""
+"""Tests of five requests with one id: the first is accepted, and the others are dead-lettered."""
 
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from monitoring.monitor import Monitor
@@ -40,7 +40,9 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
         wait_for(arrived, f"{number} of {counter}")
 
     publish(publisher, clicks("o", [("session 7", 2, START + 5)]))
-    tick_until("outcome", 1)  # before its rows, whose window is over by the log's own clock
+    tick_until(
+        "outcome", 1
+    )  # The click comes before its rows, whose window is over by the log's own clock.
     publish(publisher, *PAGES[:3])
     tick_until("predicted", 10)
     publish(publisher, *PAGES[3:], PAGES[0], prediction("other", 1))

@@ -1,4 +1,4 @@
-"""Tests of a model's files: readable by safetensors, refused if invalid, light on memory."""
+"""Tests of a model's files: safetensors reads them, and invalid files are refused."""
 
 import errno
 import os
@@ -103,7 +103,7 @@ def lacking(name):
 def test_corrupt_file_is_refused_by_name(tmp_path, name, spoil):
     filled(tmp_path)
     if (name, spoil) == (OPTIMIZER_FILE, os.unlink):
-        return  # a model without optimizer state is also valid
+        return  # A model without optimizer state is also valid.
     spoil(tmp_path / name)
     with pytest.raises(ContractError, match=name):
         open_model(tmp_path, SIZES)

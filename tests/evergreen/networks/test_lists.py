@@ -41,7 +41,7 @@ FEATURES = Features(
 )
 
 SLOTS = [0, 1, *[1] * 4, *[2] * 3, 3, 4]
-"""Slot of each place, by hand."""
+"""Expected slot of each position."""
 LISTS = [(2, 6, "sum"), (6, 9, "mean"), (9, 10, "sum")]
 CONFIG = DcnConfig(num_dense=1, num_categorical=6, embedding_dim=4, tower=(8,), num_cross_layers=2)
 WIDTHS = [(), (8, 3, 3, 8, 4, 8), (3, 8, 8, 3, 3, 8)]
@@ -143,7 +143,7 @@ def test_step_and_scores_are_those_of_embedding_bags(tmp_path, initial):
         engine.save(tmp_path / "after")
     assert seen == pytest.approx(loss.item(), abs=1e-6)
     before, after = (open_model(tmp_path / name, sizes) for name in ("initial", "after"))
-    # The first moment after one step determines the gradient.
+    # The gradient follows from Adam's first moment after one step.
     first = after.moments[0]
     scale = 1 - SETTINGS.beta1
     for moments, gradient in zip(of_slots(first, config.widths, sizes), expected):

@@ -110,7 +110,8 @@ def served(request):
     config, workflow = CONFIGS[request.param], strange_workflow(3)
     network = network_of(config)
     with torch.no_grad():
-        # Smaller, so that dense values of millions leave float32 digits to compare.
+        # These weights are smaller, so that float32 digits remain to compare for dense values of
+        # millions.
         for parameter in network.parameters():
             parameter *= 0.5
     table = np.random.default_rng(1).normal(

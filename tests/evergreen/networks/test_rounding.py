@@ -1,4 +1,4 @@
-"""Tests of rounded tables: each number is the nearest representable one, each vector separately."""
+"""Tests of rounded tables: each number becomes the nearest representable one of its vector."""
 
 import numpy as np
 import pytest

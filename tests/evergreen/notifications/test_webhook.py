@@ -1,4 +1,4 @@
-"""Tests of webhook addresses: nothing is raised, because an error would show the address."""
+"""Tests of webhook addresses: no error is raised, because its text would contain the address."""
 
 import socket
 

@@ -134,7 +134,7 @@ def test_as_many_columns_as_may_be_are_read_in_time():
 
 
 BOUNDLESS = {"seed": (1 << 63) - 1, "served_as": (1 << 63) - 1}
-"""Settings that allocate nothing, and therefore need no upper bound."""
+"""Settings without an upper bound, because they allocate nothing."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests of drafts from common kinds of files, each with its expected result."""
+"""Tests of `recommender.yaml` drafts from common kinds of files, each with its expected result."""
 
 import datetime
 import json
@@ -72,7 +72,7 @@ def line_of(text, name):
 
 
 def question_of(path, key):
-    """Return the draft's question about a key, because of which `check` refuses the draft."""
+    """Return the draft's question about a key. `check` refuses a draft with open questions."""
     text = draft(read_sample(path), name="shop", now=NOW)
     with pytest.raises(ContractError, match=rf"data\.{key} is FILL IN"):
         parse_recommender(text, source="draft")

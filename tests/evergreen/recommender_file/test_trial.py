@@ -45,7 +45,7 @@ def row(n, **others):
 
 
 def rows(**others):
-    """Return 200 rows, with those whose numbers are given replaced."""
+    """Return 200 rows, and replace the rows whose numbers are given."""
     return [others.get(f"n{n}", row(n)) for n in range(200)]
 
 
@@ -129,7 +129,7 @@ def test_column_that_decides_label_is_leak_and_others_are_none(write):
 
 
 def test_categories_of_newest_rows_that_no_earlier_row_has_are_counted(write):
-    # A missing value is no category, even if no earlier row has one.
+    # A missing value is not a category, even if no earlier row has a missing value.
     newest = {f"n{n}": row(n, item=f"new{n}" if n % 2 else "NULL") for n in range(180, 200)}
     (item,) = (
         each

@@ -1,4 +1,4 @@
-"""Tests of deletion by age: exactly what no rollback needs, and always complete folders."""
+"""Tests of deletion by age: only complete folders that no rollback needs."""
 
 import os
 import shutil

@@ -34,7 +34,10 @@ def stored(store, model_id="m1"):
 
 @pytest.fixture(params=["copied", "moved"])
 def there(tmp_path, request):
-    """A registry with a live version at a new path. Other models are at the old one."""
+    """A registry with a live version at a new path.
+
+    Other models of the registry are at the old path.
+    """
     store, there = tmp_path / "my store #1", tmp_path / "backups" / "the store"
     stored(store)
     graph_folder(store, 3).mkdir(parents=True)

@@ -14,7 +14,7 @@ from tests.support.validation_models import make_dataset
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a journal of (action, version, changes), one line a day.
+    """Writes a journal of (action, version, changes) with one line per day.
 
     Version N has model mN, and m2 has a card.
     """

@@ -37,7 +37,7 @@ def promotion(store, version, model_id, action=promotion_journal.RELEASE):
 def store(tmp_path):
     """A registry whose live model is `second`, released after `first`.
 
-    Its path needs quoting in a URI.
+    The path of the registry needs quoting in a URI.
     """
     store = tmp_path / "model store #1"
     make_live(store, 1, "first")

@@ -1,4 +1,4 @@
-"""Tests of accepted descriptions: which one a run uses, and that an accept is atomic."""
+"""Tests of accepted descriptions: which one a run uses, and that accepting one is atomic."""
 
 from dataclasses import replace
 from datetime import datetime, timezone

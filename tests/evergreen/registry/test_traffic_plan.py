@@ -1,4 +1,4 @@
-"""Tests of the traffic plan: plan and key decide who answers, and of malformed plans."""
+"""Tests of the traffic plan: plan and key select the version, and malformed plans are refused."""
 
 import hashlib
 import json
@@ -52,7 +52,7 @@ def test_share_of_keys_is_met_within_binomials_error(share, salt):
 
 
 def _counts(first, second):
-    """Return the observed and the independent counts of keys for each combination of two facts."""
+    """Return counts of keys by two facts: observed, and as expected for independent facts."""
     table = {(a, b): 0 for a in (0, 1) for b in (0, 1)}
     for a, b in zip(first, second):
         table[int(a), int(b)] += 1
@@ -66,7 +66,7 @@ def _counts(first, second):
 def test_shadow_is_drawn_without_regard_to_arm():
     one = plan(canary_share=0.25, shadow_share=0.2)
     keys = [f"k{i}" for i in range(NUM_KEYS)]
-    # The same text as key and request id. The two draws must be independent.
+    # The same text serves as key and as request id. Both draws must be independent.
     arms = [one.arm_for(key) == CANARY for key in keys]
     shadows = [one.shadow_for(key, key) is not None for key in keys]
     for found, expected in _counts(arms, shadows).values():

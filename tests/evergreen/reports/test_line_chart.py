@@ -1,4 +1,4 @@
-"""Tests of charts: an absent number is a gap, text is escaped, and no data gives no chart."""
+"""Tests of charts: gaps for absent numbers, escaped text, and no chart without data."""
 
 import xml.etree.ElementTree as ElementTree
 

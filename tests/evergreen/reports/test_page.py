@@ -1,4 +1,4 @@
-"""Tests of pages for people: width, escaping, and undefined probabilities."""
+"""Tests of pages for people: width, escaping and undefined probabilities."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests of an archive's files: which hold served rows, and the error for an unreadable one."""
+"""Tests of an archive's files: which contain served rows, and the error for an unreadable file."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -36,7 +36,7 @@ def archive(request, tmp_path):
             objects.write(name, tmp_path / "rows.parquet")
         elif (
             request.param == "folder"
-        ):  # a foreign object, because the project never uses such a name
+        ):  # This is a foreign object, because the project never uses such a name.
             (tmp_path / "archive" / name).write_bytes(b"half a file")
     return objects
 

@@ -24,7 +24,7 @@ START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 LONG_TEXT = pa.DictionaryArray.from_arrays(
     pa.array([0] * 60_000, pa.int32()), pa.array(["x" * 100_000])
 )
-"""6 GB of text in a few kilobytes."""
+"""A file of a few kilobytes that expands to 6 GB of text."""
 READ = """
 import resource, sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tests of a file's form, of the files that count in a folder, and of Parquet rows in each form."""
+"""Tests of a file's format, of the files that a folder's reader includes, and of Parquet rows."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Tests of Criteo TSV and the Kaggle forms, against the standard library's csv and gzip."""
+"""Tests that compare the readers of Criteo TSV and of Kaggle's forms with csv and gzip."""
 
 import gzip
 import string

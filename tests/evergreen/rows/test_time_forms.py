@@ -1,6 +1,6 @@
-"""Tests of time formats in common exports, recognised from their values.
+"""Tests of time formats in common exports.
 
-Ambiguous ones cause a question.
+They are recognised from their values, and ambiguous formats cause a question.
 """
 
 from datetime import datetime, timedelta, timezone
@@ -68,7 +68,7 @@ def test_form_is_told_in_any_year_or_asked_for(first, form):
         for i in range(3000)
     ]
     if form.startswith("YY") and form[2] != "Y" and first.year < 2000:
-        return  # two digits cannot say 1999
+        return  # Two digits cannot express 1999.
     if form.startswith("YYM"):
         width = len(form)
         values = [value.zfill(width) for value in values]

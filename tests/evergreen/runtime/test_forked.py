@@ -1,4 +1,4 @@
-"""Tests of work in forked processes: order, the caller's errors, cleanup after a kill."""
+"""Tests of work in forked processes: order, the caller's errors, and cleanup after a kill."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @pytest.mark.parametrize("processes", [1, 2, 5])
 def test_results_come_in_order_of_items(processes):
-    factor = 3  # of a closure, because nothing is pickled
+    factor = 3  # A closure works, because nothing is pickled.
     assert forked.run_all(lambda item: item * factor, range(20), processes=processes) == [
         3 * i for i in range(20)
     ]
@@ -47,7 +47,7 @@ def test_killed_process_is_temporary_error_and_leaves_no_child():
     before = children.read_text()
     with pytest.raises(TemporaryError, match="one of 2 processes was killed"):
         forked.run_all(end, [0, 1], processes=2)
-    assert children.read_text() == before  # also without a process that nobody waited for
+    assert children.read_text() == before  # No process is left without a parent that waits for it.
 
 
 def test_of_several_errors_first_items_is_told_however_slow_it_is(tmp_path):
@@ -60,7 +60,7 @@ def test_of_several_errors_first_items_is_told_however_slow_it_is(tmp_path):
 
     with pytest.raises(ContractError, match="item 0 is wrong") as refused:
         forked.run_all(refuse, range(3), processes=2)
-    assert "in refuse" in str(refused.value.__cause__)  # line in the other process
+    assert "in refuse" in str(refused.value.__cause__)  # This is the line in the other process.
 
 
 class Unlike:

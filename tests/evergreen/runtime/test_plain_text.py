@@ -1,4 +1,4 @@
-"""Tests of foreign names: control characters have no effect, and no line is broken."""
+"""Tests of foreign names: control characters have no effect, and names do not break lines."""
 
 import io
 import logging
@@ -20,7 +20,7 @@ HOSTILE = f"r-1\x1b[2J\x1b]0;title\x07\x9b31m\r\x7f\u202e\u2028{FORGED}"
 
 @pytest.fixture
 def handler():
-    """Formats like the commands, into its own stream."""
+    """Formats log records like the commands do, into its own stream."""
     made = logging.StreamHandler(io.StringIO())
     made.setFormatter(LineFormatter(TIMED))
     yield made

@@ -36,9 +36,10 @@ TURNS = [
     ("controller", "rollback"),
     ("controller", "promote"),
 ]
-"""The target of each fault, and the deployment that is running then."""
+"""The target of each fault, and the deployment that runs at that time."""
 LONGEST = {"rollback": 2.0, "promote": 4.0}
-"""Seconds within which a deployment is hit. A deployment that ends sooner does not count."""
+"""Maximum seconds from a deployment's start to the fault. A deployment that ends sooner does not
+count."""
 
 
 class Load(BackgroundTraffic):
@@ -61,7 +62,10 @@ class Load(BackgroundTraffic):
 
 @pytest.fixture
 def start(settings, tmp_path):
-    """Starts a deployment command that only gets the registry. All end with the test."""
+    """Starts a deployment command that only gets the registry.
+
+    All these commands end with the test.
+    """
     started = []
 
     def make(command, *flags):
@@ -86,7 +90,7 @@ def start(settings, tmp_path):
 
 
 class Site:
-    """Two models in turn, under increasing version numbers."""
+    """Two models that are deployed in turn, under increasing version numbers."""
 
     def __init__(self, settings, start):
         self.store, self.start = settings.store, start

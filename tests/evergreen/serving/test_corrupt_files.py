@@ -252,7 +252,7 @@ def test_release_manifest_that_is_corrupt_is_named(world, inspection):
 def test_real_server_refuses_to_load_flipped_weights(
     deploy, settings, client, raw_rows, repository, triton
 ):
-    """Golden rows would reveal few of them."""
+    """Golden rows would reveal few of these flipped bits."""
     if not triton.alive():
         triton.start()
     deploy(1)

@@ -18,7 +18,7 @@ NAME = "dns:///triton-headless:8001"
 
 
 class Cluster:
-    """Pods behind one name, whose memory is files. The test decides what is listed."""
+    """Pods behind one name, whose state is in files. The test decides which pods are listed."""
 
     def __init__(self, root):
         now = iter(range(1_000_000))
@@ -73,7 +73,7 @@ def test_replica_that_appears_during_switch_is_notified_too(cluster, make_candid
     cluster.release(make_candidate(cluster.settings.store, 1))
 
     def slow(pod, name):
-        """Wait while it loads, until two pods with the old configuration have appeared."""
+        """Block the load until two pods with the old configuration have appeared."""
         if name == MODEL_NAME and len(cluster.listed) < 3:
             host = f"10.0.0.{len(cluster.listed) + 1}"
             (cluster.root / "state" / f"{host}:8001" / MODEL_NAME / "1").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Tests of the graph against the contracts' encoding and a float64 network."""
+"""Tests that compare the graph with the contracts' encoding and a float64 network."""
 
 import subprocess
 import sys

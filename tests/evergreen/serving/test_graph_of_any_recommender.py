@@ -1,4 +1,4 @@
-"""Tests of the served graph of other recommenders: other columns, or none of a kind."""
+"""Tests of the served graph of other recommenders: other columns, or no columns of a kind."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Tests of the promotion journal: the live version, now and earlier, and its times."""
+"""Tests of the promotion journal: the live version at each time, and when it went live."""
 
 import json
 import random

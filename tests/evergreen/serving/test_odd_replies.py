@@ -1,4 +1,4 @@
-"""Tests of odd replies that no Triton should send: each is a named fault."""
+"""Tests of malformed replies that no Triton should send. Each is reported as a named fault."""
 
 import dataclasses
 import json
@@ -145,7 +145,8 @@ def test_odd_replies_to_other_calls_end_nothing_either(controlled, call):
         assert WELL not in [look() for _ in range(4)], (call, name)
         assert call in odd.asked
         odd.odd = {}
-        # A model that was unloaded but not loaded is retried after twice as many rounds each time.
+        # If a model was unloaded but not loaded again, the wait before the next try doubles each
+        # time.
         assert WELL in [look() for _ in range(20)]
 
 
@@ -162,7 +163,7 @@ def test_replies_of_flipped_bytes_are_read_as_scores_or_refused(world):
             for _ in range(random_.randint(1, 3)):
                 changed[random_.randrange(90)] ^= 1 << random_.randrange(
                     8
-                )  # the message's head, not its scores
+                )  # This changes the message's head, not its scores.
             return bytes(changed)
 
         odd.odd = {"ModelInfer": flipped}

@@ -1,4 +1,4 @@
-"""Tests of parity: what is compared, and what is refused."""
+"""Tests of the parity check: which scores it compares, and which it refuses."""
 
 import dataclasses
 import json

@@ -47,7 +47,7 @@ def test_journal_names_who_why_and_every_hash_before_server_is_notified(world):
     told = []
 
     class Watched(FileTriton):
-        """Records the journal whenever a server is told to load something."""
+        """Records the journal whenever a server gets a load request."""
 
         def load(self, name):
             told.append([entry.action for entry in world.entries()])

@@ -50,7 +50,10 @@ def test_versions_go_live_leave_and_come_back(settings, repository, make_candida
 def test_deployment_that_lost_its_lease_writes_nothing_more(
     settings, repository, make_candidate, place
 ):
-    """It slept while its lease expired. Another deployment rolled back, released, and must win."""
+    """The process slept while its lease expired.
+
+    Another deployment rolled back and released meanwhile, and its version must stay live.
+    """
     release(*make_candidate(settings.store, 1), settings=settings)
     seen = []
 

@@ -42,7 +42,7 @@ def test_wrong_answer_leaves_old_version_live_and_new_one_gone(world, name):
     assert world.repository.read_config() == config
     assert [entry.action for entry in world.entries()][2:] == ["intent", "withdrawn"]
     assert "differs from the training-side score" in world.entries()[-1].reason
-    # A version that clients may have met is stored, so that its answers can be verified.
+    # A version that may have answered clients is persisted, so that its answers can be verified.
     assert kept(world) == ([False, False] if name == CANDIDATE_NAME else [True, True])
     assert world.release(3).version == 3, (
         "the way is free, and the number that the journal named is not given again"
@@ -105,7 +105,7 @@ def test_line_whose_writing_failed_after_it_was_there_is_taken_back(world, monke
 
 
 def wrong_as_2(server, name, *rows, version=None):
-    """Answer wrongly with the live model's version 2."""
+    """Make the live model's version 2 return wrong scores."""
     scores, answered = server.infer(name, *rows, version=version)
     return (scores + 1e-4 if (name, answered) == (MODEL_NAME, 2) else scores), answered
 
@@ -169,7 +169,7 @@ def test_without_answering_server_nothing_is_published(make_candidate, unserved,
 
 @pytest.fixture
 def lock_taken(tmp_path):
-    """Another process holds the repository's lock. A call releases it."""
+    """Lock the repository from another process. Calling the result releases the lock."""
     (tmp_path / "repository").mkdir()
     descriptor = os.open(tmp_path / "repository" / f".{MODEL_NAME}.lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -191,7 +191,7 @@ def test_second_deployment_at_same_time_is_refused(make_candidate, unserved, loc
 
 
 def test_deployment_waits_little_for_whoever_has_lock(make_candidate, unserved, lock_taken):
-    """For example a watchdog heals a server in the minute in which a person wants to roll back."""
+    """For example, a watchdog repairs a server while a person wants to roll back."""
     patience = Patience(sleep=lambda _: lock_taken())
     settings = dataclasses.replace(unserved, patience=patience)
     assert release(*make_candidate(settings.store, 1), settings=settings).version == 1
@@ -230,7 +230,7 @@ def test_server_that_could_not_be_restored_is_named_in_error_and_journal(world):
 def test_configuration_that_cannot_be_put_back_is_left_to_next_deployment(world, monkeypatch):
     """The storage fails between the two writes.
 
-    Without the recorded intent nobody would roll back.
+    Only because of the recorded intent does anybody roll back.
     """
     world.release(1)
     written = ModelRepository.write_config

@@ -44,8 +44,8 @@ def test_truncated_file_makes_version_none(repository, put_live):
         repository.objects.write("click_model/1/model.onnx", graph[:-100])
         assert repository.versions() == []
         repository.prune(set(), num_kept=2)
-    # The configuration names it. The fault must be reported, not silently removed while servers use
-    # it.
+    # The configuration names this file. The fault must be reported, and the file must not be
+    # removed silently while servers use it.
     assert repository.taken_numbers() == [1]
 
 
@@ -75,7 +75,7 @@ def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository,
     real = repository.objects
 
     class Bitrot:
-        """Storage that silently stores one bit wrong."""
+        """Storage that silently flips one bit."""
 
         def __getattr__(self, name):
             return getattr(real, name)

@@ -29,7 +29,7 @@ OPTIONS = ServingOptions(instances=1, warmup_rows=2)
 
 
 class BucketServer(TritonServer):
-    """A server that reads `gs://models/triton`. Its folder stays empty."""
+    """A server that reads `gs://models/triton`. Its local folder stays empty."""
 
     def _flags(self, *arguments):
         flags = [
@@ -110,7 +110,7 @@ def test_server_serves_only_what_configuration_names(site, make_version):
         repository.write_config(repository.config_for(1, OPTIONS))
         with start("one.log") as server:
             client = connect(server)
-            # Every instance was warmed up with each row, and with one batch of rows.
+            # Every instance was warmed up with each golden row, and with one batch of these rows.
             wait_for(lambda: num_requests(server, 1) == OPTIONS.warmup_rows + WARMUP_BATCH)
             assert answers(client, rows[0]) == 1
 
@@ -119,7 +119,7 @@ def test_server_serves_only_what_configuration_names(site, make_version):
             assert answers(client, rows[1], name=CANDIDATE_NAME) == 2
             client.unload(CANDIDATE_NAME)
             repository.publish(2)
-            # A server that starts during the release gets the version published last.
+            # A server that starts during the release gets the version that was published last.
             with start("two.log") as newcomer:
                 late = connect(newcomer)
                 assert answers(late, rows[0]) == 1

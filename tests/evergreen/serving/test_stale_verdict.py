@@ -1,4 +1,4 @@
-"""Tests of stale verdicts: of two runs at once one wins, and the other reports it."""
+"""Tests of stale verdicts: if two runs overlap, one is released, and the other reports that."""
 
 import dataclasses
 
@@ -10,7 +10,10 @@ from evergreen.serving.release import StaleVerdict, release
 
 @pytest.fixture
 def judged(make_candidate):
-    """The candidate of `seed`, evaluated against `champion`, which was named `reference`."""
+    """The candidate of `seed`, evaluated against `champion`.
+
+    The verdict names the champion `reference`.
+    """
 
     def make(store, seed, champion, reference="current"):
         model, verdict, raw = make_candidate(store, seed)

@@ -19,7 +19,7 @@ def openssl(*words):
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory):
-    """A CA, a server's certificate for the name `triton`, a client's, and another CA."""
+    """A CA, a server's certificate for the name `triton`, a client certificate, and another CA."""
     folder = tmp_path_factory.mktemp("pki")
     for ca in ("ca", "other"):
         openssl(
@@ -73,7 +73,10 @@ def pki(tmp_path_factory):
 
 @pytest.fixture
 def secured(world, pki):
-    """Starts a server that requires TLS and more. Returns its address and what it received."""
+    """Starts a server that requires TLS, and optionally a client certificate or token.
+
+    Returns its address and the received metadata.
+    """
     world.release(1)
     with odd_triton(world.servers[0]) as (odd, _):
         servers = []

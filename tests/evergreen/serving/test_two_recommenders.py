@@ -34,7 +34,7 @@ class Place:
         self.name, self._make = name, make_candidate
 
     def candidate(self, seed, *, recommender=None):
-        """Return a stored model of this or another recommender, with its verdict and rows."""
+        """Return a stored model of this or another recommender, with the verdict and its rows."""
         model, verdict, raw = self._make(self.settings.store, seed)
         named = dataclasses.replace(CRITEO_RECOMMENDER, name=recommender or self.name)
         model = dataclasses.replace(model, recommender=named)
@@ -45,7 +45,7 @@ class Place:
         return release(*self.candidate(seed, **how), settings=self.settings)
 
     def kept(self):
-        """Return every file of it in the repository and the registry, byte for byte."""
+        """Return the bytes of every file of this recommender in the repository and the registry."""
         root, names = local_path(self.settings.repository), ServedNames(self.name)
         tops = {
             names.model,

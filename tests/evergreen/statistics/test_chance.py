@@ -50,7 +50,7 @@ def test_proportion_test_equals_scipys_and_takes_shares_of_none():
 
 @pytest.mark.parametrize("ratio", [1, 4])
 def test_tail_of_few_rows_is_not_thinner_than_exact_one(ratio):
-    """Fisher's exact test: the p-value for `now` rare rows may be a third too small."""
+    """Fisher's exact test shows that the p-value for `now` rare rows may be a third too small."""
     rows = 10_000
     for now, before in ((10, 0), (16, 2), (25, 5), (40, 12)):
         sides = [[now, rows - now], [before * ratio, ratio * rows - before * ratio]]

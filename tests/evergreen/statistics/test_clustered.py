@@ -1,4 +1,4 @@
-"""Tests of comparisons with rows that are alike within requests."""
+"""Tests of comparisons if rows of a request are alike."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from evergreen.statistics.two_sample import (
 
 
 def sample(values, requests, cells):
-    """Return a sample of rows [n] of cells 0..cells-1, in requests [n], by a plain table."""
+    """Return a sample of rows [n] with cells 0..cells-1 and requests [n], by a plain table."""
     table = np.zeros((requests.max() + 1, cells), np.int64)
     np.add.at(table, (requests, values), 1)
     table = table[table.sum(axis=1) > 0]
@@ -120,9 +120,9 @@ def test_single_rows_have_no_design_effect_and_unknown_cell_overall_one():
 
 
 def test_cells_of_different_likeness_are_corrected_together():
-    """Half of the cells are whole requests, half single rows.
+    """Half of the cells contain whole requests, and half contain single rows.
 
-    The second-order correction keeps the level.
+    The second-order correction preserves the test's level.
     """
     random = np.random.default_rng(6)
     runs, alarms = 300, 0

@@ -1,4 +1,4 @@
-"""Tests of effects and their intervals, against SciPy's definitions and simulation."""
+"""Tests that compare effects and their intervals with SciPy's definitions and simulation."""
 
 import numpy as np
 import pytest
@@ -58,7 +58,7 @@ def test_change_of_share_is_undefined_without_rows():
 def test_detectable_change_is_found_as_often_as_promised(design):
     """Requests have `design` identical rows.
 
-    The test at 1 % finds the change in 80 % of the windows.
+    At a level of 1 %, the test finds the change in 80 % of the windows.
     """
     random = np.random.default_rng(3)
     n, m, share, level = 4000, 8000, 0.2, 0.01

@@ -1,6 +1,7 @@
 """Tests of the coverage of 95 % intervals for rows in requests, simulated with known AUC.
 
-The row-wise interval, in which every row is its own group, is simulated too. It does not hold.
+The row-wise interval treats every row as its own group. This interval is simulated too, and its
+coverage is too low.
 """
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.support.planted_models import NOISE, draw, population_auc
 def coverage(
     *, windows: int, rows: int, size: int, rate: float, by_row: bool = False
 ) -> dict[str, float]:
-    """Return the share of intervals that contain the truth, and the share that exist."""
+    """Return the share of intervals that contain the true value, and how many windows have one."""
     random, truth = np.random.default_rng(size), population_auc(rate, NOISE)
     found: dict[str, list[bool]] = {"auc": [], "difference": []}
     for _ in range(windows):
@@ -56,7 +57,7 @@ def test_rows_taken_one_by_one_would_promise_too_much():
 def test_users_who_come_back_need_to_be_counted_as_alike():
     """16 requests of 4 rows share a user.
 
-    Intervals by request are too narrow, and those by user hold.
+    Intervals by request are too narrow, but intervals by user have the right coverage.
     """
     random, truth = np.random.default_rng(7), population_auc(0.25, NOISE)
     held: dict[int, list[bool]] = {1: [], 16: []}

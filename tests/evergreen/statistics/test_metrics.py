@@ -1,4 +1,4 @@
-"""Tests of metrics against scikit-learn, and against DeLong's formulas pair by pair in float64."""
+"""Tests that compare metrics with scikit-learn, and with DeLong's formulas pair by pair."""
 
 import math
 
@@ -31,13 +31,13 @@ def delong(labels, *models):
 
 
 def auc_by_row(labels, scores):
-    """Return the estimate in which every row is its own request."""
+    """Return the estimate that treats every row as its own request."""
     return metrics.auc_estimate(labels, scores, groups=np.arange(len(np.asarray(labels))))
 
 
 @st.composite
 def scored(draw, *, models=1, levels=None):
-    """Draw labels with both classes at least twice, and scores with many ties."""
+    """Draw labels with at least two rows of each class, and scores with many ties."""
     n = draw(st.integers(4, 60))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     labels = random.permutation(np.r_[1, 1, 0, 0, random.integers(0, 2, n - 4)])
@@ -102,7 +102,7 @@ def test_standard_error_equals_delong_written_out(sample):
     assert estimate.auc == pytest.approx(auc, abs=1e-12)
     assert estimate.standard_error == pytest.approx(math.sqrt(covariance[0, 0]), abs=1e-12)
     assert 0.0 < estimate.low <= estimate.auc <= estimate.high < 1.0
-    # Equal scores have this AUC for any labels.
+    # With equal scores the AUC has this value for any labels.
     assert (estimate.low < estimate.auc < estimate.high) == (len(set(scores)) > 1)
 
 
@@ -117,8 +117,8 @@ def test_paired_difference_equals_delong_written_out(sample):
         assert min(labels.sum(), (1 - labels).sum()) < 10 or variance < 1e-12
         return
     assert difference.auc == pytest.approx(aucs[0] - aucs[1], abs=1e-12)
-    # The definition subtracts nearly equal terms. Its variance is exact up to rounding, its root up
-    # to the root of that.
+    # The definition subtracts nearly equal terms. The variance is exact up to rounding errors, and
+    # the standard error up to the root of these errors.
     assert difference.standard_error == pytest.approx(math.sqrt(max(variance, 0.0)), abs=1e-7)
     if difference.standard_error:
         half = stats.t.ppf(0.975, difference.degrees) * difference.standard_error
@@ -234,7 +234,7 @@ def test_user_quality_is_mean_over_users_who_have_both_labels():
             np.mean([(a > b) + (a == b) / 2 for a in score[click == 1] for b in score[click == 0]])
         )
         weights.append(len(click))
-        # Over random orders of equal scores.
+        # This is the mean over random orders of equal scores.
         orders = [np.lexsort((random.random(len(click)), -score)) for _ in range(1000)]
         ideal = sum(1 / np.log2(place + 2) for place in range(click.sum()))
         gains.append(

@@ -1,4 +1,4 @@
-"""Tests of the file of a training profile: round trip, and refused corrupt files."""
+"""Tests of the file of a training profile: a round trip, and corrupt files that are refused."""
 
 import io
 import json
@@ -147,7 +147,7 @@ def test_outliers_are_at_most_thousandth_of_values_at_either_end():
     most = OUTLIER_SHARE * len(values)
     assert counts[:first].sum() <= most
     assert counts[end:].sum() <= most
-    # One more bucket on either side would be too much.
+    # One more bucket on either side would exceed the limit.
     assert counts[: first + 1].sum() > most
     assert counts[end - 1 :].sum() > most
     assert DENSE_EDGES[end] > np.quantile(values, 0.99)

@@ -1,4 +1,4 @@
-"""Both kinds of storage, each as a function that opens another handle on the same root."""
+"""Folder and bucket storage, each as a function that opens another handle on the same root."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests of a bucket over a failing network: retries, errors, and lost answers."""
+"""Tests of a bucket over a failing network: retries, errors and lost answers."""
 
 import random
 import socket
@@ -11,7 +11,7 @@ from evergreen.storage.uris import open_objects
 from tests.support.full_disk import files_of_at_most
 
 BIG = random.Random(2).randbytes(9_000_003)
-"""Larger than one request uploads. `open_bucket` splits it into five parts."""
+"""Content that is too large for one upload request. `open_bucket` splits it into five parts."""
 NUM_PARTS = 5
 
 
@@ -32,7 +32,7 @@ def is_chunk(request):
 
 
 def is_nth_part(n, seen):
-    """Select the `n`th part of a large object. `seen` collects them."""
+    """Select the `n`th part of a large object. `seen` collects the parts."""
     return lambda request: request.method == "PUT" and (seen.append(request) or len(seen) == n)
 
 
@@ -104,7 +104,7 @@ def test_conditional_write_whose_answer_was_lost_is_known_as_done(
     objects = open_bucket()
     seen = ABSENT if is_new else objects.write("config", b"before")
     parts = []
-    # Of several parts only the last one creates the object.
+    # Only the last part creates the object.
     fault = cloud_storage.fail(
         lambda request: (
             is_upload(request) and (len(content) < 10 or is_nth_part(NUM_PARTS, parts)(request))
@@ -248,7 +248,7 @@ def test_bytes_that_are_not_objects_are_discarded_and_fetched_anew(open_bucket, 
 
 
 def test_patience_with_large_object_counts_from_its_last_byte(cloud_storage, open_bucket, tmp_path):
-    # No retries: every cut ends a call, and every call brings half of what is missing.
+    # Without retries, every cut ends a call, and every call downloads half of the rest.
     objects = open_bucket(retry_seconds=0.0)
     wanted = put(objects, "big", BIG)
     fault = cloud_storage.fail(is_download, "half", times=12)

@@ -1,4 +1,4 @@
-"""Tests of leases under a manual clock: holding, waiting, takeover, lost leases."""
+"""Tests of leases under a manual clock: acquiring, waiting, takeover and lost leases."""
 
 import time
 

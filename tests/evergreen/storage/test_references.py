@@ -1,4 +1,4 @@
-"""Tests of a manifest's references: a step finds earlier outputs, and refuses changed ones."""
+"""Tests of a manifest's references: a step finds earlier outputs, and refuses changed outputs."""
 
 import re
 

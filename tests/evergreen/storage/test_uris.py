@@ -1,4 +1,4 @@
-"""Tests of local paths as URIs, and of URIs that are no local path."""
+"""Tests of local paths as URIs, and of URIs that are not local paths."""
 
 from pathlib import Path
 

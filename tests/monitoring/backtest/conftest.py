@@ -39,9 +39,9 @@ class Ran:
     bench: Bench
     settings: JudgingSettings
     folder: Path | None = None
-    """Its state folder, if it is not the bench's."""
+    """State folder of the monitor, if it is not the bench's."""
     archived: Path | None = None
-    """Its archive, if it is not the bench's."""
+    """Archive of the monitor, if it is not the bench's."""
 
     @property
     def lines(self) -> list[str]:
@@ -57,7 +57,7 @@ class Ran:
 
 
 def stream(seed: int = 5):
-    """Yield (second, records to publish in it): four requests of eight rows a second.
+    """Yield each second with the records to publish in it: four requests of eight rows.
 
     Clicks follow within the window.
     """

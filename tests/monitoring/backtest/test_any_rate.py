@@ -1,8 +1,8 @@
-"""Tests that the monitor's decisions equal a replay's, for any rate, gaps and turns.
+"""Tests that the monitor and a replay make the same decisions, for any rate, gaps and turns.
 
 Requests arrive at rates from one a day to thousands a second, with gaps of hours. The monitor runs
-a turn after each request, after several, or once at the end as after a long stop. It pulls any
-number of messages and is killed at times.
+a turn after each request, after several, or once at the end as after a long stop. The monitor pulls
+any number of messages and is sometimes killed.
 """
 
 import tempfile

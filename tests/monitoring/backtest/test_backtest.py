@@ -1,4 +1,4 @@
-"""Tests of a backtest's summary, against decisions with known answers and over a real archive."""
+"""Tests of a backtest's summary, for decisions with known answers and for a real archive."""
 
 import json
 
@@ -58,9 +58,10 @@ def judged(actions: str) -> list[DecisionPoint]:
 
 
 def test_fires_are_what_live_restraint_lets_through():
-    """Fires at 60 s, runs to 90 s, rests to 190 s, and fires at 210 s.
+    """The policy requests a run at 60 s, which ends at 90 s.
 
-    Then the budget of two is used up.
+    The cooldown ends at 190 s, and the next request is at 210 s. Then the budget of two runs is
+    used up.
     """
     found = backtest(judged(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)
     assert [fire.time for fire in found.fires] == [60.0, 210.0]

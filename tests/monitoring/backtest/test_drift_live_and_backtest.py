@@ -1,4 +1,4 @@
-"""Tests of the data drift policy: live, backtest and replay decide alike."""
+"""Tests of the data drift policy: monitor, backtest and replay make the same decisions."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ SETTINGS = {
 def stream():
     """Yields (second, records): four requests of 25 rows a second.
 
-    After the drift a third of C14 is one value.
+    After the drift, a third of the rows have the same value of C14.
     """
     world, random = World.create(11), np.random.default_rng(3)
     drawn = world.draw(SECONDS * 4 * ROWS, np.random.default_rng(2))
@@ -79,14 +79,15 @@ def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
         each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"
     ]
     assert {each["action"] for each in drifts} == {"ok", "breach", "retrain", "undecidable"}
-    # Until the first bucket of a new version has closed.
+    # This holds until the first bucket of a new version has closed.
     assert {each["numbers"]["version"] for each in drifts if each["action"] == "undecidable"} == {2}
     fired = next(
         line["time"]
         for line in lines
         if line["policy"] == "data_drift" and line["action"] == "retrain"
     )
-    # Two whole buckets after the drift's bucket. Drift ahead of the matured rows is evaluated too.
+    # The drift is found two whole buckets after its own bucket. Data drift is also evaluated in
+    # rows that have not matured.
     assert CHANGED_AT - WINDOW < fired < CHANGED_AT + 95.0
     assert any("C14" in each["reason"] for each in drifts)
     assert {line["version"] for line in lines} == {1, 2}

@@ -1,4 +1,4 @@
-"""Tests that an incident replays to the recorded decisions, anywhere, and reports differences."""
+"""Tests that a replayed incident gives the recorded decisions anywhere, or reports differences."""
 
 import json
 import shutil
@@ -62,7 +62,7 @@ def test_incident_without_start_and_end_holds_every_decision_written(ran, tmp_pa
 def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_path):
     """Two full files remain.
 
-    The first remaining line gives its state, and later lines are replayed.
+    The first remaining line provides the state, and later lines are replayed.
     """
     shutil.copytree(ran.state, tmp_path / "state")
     left = ran.lines[len(ran.lines) // 3 :]
@@ -120,9 +120,9 @@ def test_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path,
 
 @pytest.fixture(scope="module")
 def rolled_back(tmp_path_factory):
-    """Version 1 served, and 2 was released, rolled back and restored within one window.
+    """Version 1 served.
 
-    All have baselines.
+    Version 2 was released, rolled back and restored within one window. All versions have baselines.
     """
     changes = {"policies": "sequential", "drift_grace_seconds": 5.0}
     bench = Bench(tmp_path_factory.mktemp("rolled_back"), **{**SETTINGS, **changes})
@@ -192,7 +192,7 @@ def archive_up_to(ran, folder, until):
 
 
 def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tmp_path, capsys):
-    """The monitor knew that version 1 was live again, but the rows that show it had not matured."""
+    """The monitor knew that version 1 was live again, but no row of this time had matured."""
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
     assert record(early, tmp_path / "incident", None, end) == 0

@@ -1,4 +1,4 @@
-"""Tests of the monitor's drift watch: reported, shown and evaluated, also after a kill."""
+"""Tests of the monitor's drift watch: drift is reported and displayed, also after a kill."""
 
 import json
 from dataclasses import replace
@@ -95,7 +95,7 @@ def test_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     with pytest.raises(RuntimeError):
         watched.monitor.tick()
     watched.checkpoint = lambda name: None
-    watched.clock.now += 6  # the lease of what was not acknowledged
+    watched.clock.now += 6  # The lease of unacknowledged messages must expire.
     watched.start()
     watched.tick(*records[40:])
     watched.start()

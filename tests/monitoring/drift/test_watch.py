@@ -56,7 +56,7 @@ def names(columns):
 
 @pytest.fixture
 def rows(world):
-    """A fresh bucket of rows from the reference's distribution."""
+    """A new bucket of rows from the reference's distribution."""
     drawn = world.draw(8000, np.random.default_rng(21))
     return replace_arrays(drawn)
 
@@ -123,7 +123,7 @@ def test_unit_change_is_alarm_of_outliers(reference, rows):
 def test_outliers_are_set_apart_before_drift_is_judged(reference, rows):
     """One value in fifty becomes an outlier.
 
-    That is a separate alarm, and no drift of the others.
+    Outliers raise a separate alarm, but do not count as drift of the other values.
     """
     rubbish = np.random.default_rng(4).random(len(rows.label)) < 0.02
     rows.dense[rubbish, criteo.DENSE.index("I2")] = 4e9
@@ -155,7 +155,7 @@ def test_other_scores_are_drift_of_score_alone(reference, rows):
 
 
 def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference, rows):
-    """Everything counts with the minimum sizes at 0, and nothing with them at 1."""
+    """Every difference counts if the minimum sizes are 0, and none counts if they are 1."""
     rows.dense[:, criteo.DENSE.index("I5")] *= 2
     assert names(report_on(reference, rows).drifted) == {"I5"}
     large = replace(SETTINGS, numeric_drift=1.0)
@@ -165,7 +165,7 @@ def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference,
 def alike_in_requests(world, n, random, size=40):
     """Return rows in which every second column is constant in a request.
 
-    A user's features in a ranked list are so.
+    A user's features in a ranked list are constant in this way.
     """
     drawn = replace_arrays(world.draw(n, random))
     users = world.draw(n // size, random)
@@ -178,7 +178,7 @@ def alike_in_requests(world, n, random, size=40):
 @pytest.mark.parametrize("pairs", [50, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("alike", [False, True])
 def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pairs):
-    """Pairs of a reference and a bucket. Any change counts, however small. The seed is fixed."""
+    """Pairs of a reference and a bucket, from a fixed seed. Any change counts, however small."""
     settings = DriftSettings(false_discovery_rate=0.02, **ANY_SIZE)
     alarms = 0
     for seed in range(pairs // 5):
@@ -190,7 +190,7 @@ def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pa
             for request in requests_of(draw(world, 4000, random), size=40):
                 sketch.add(Predictions.of([request]))
             alarms += any(each.drifted or each.outlying for each in compare(sketch, settings))
-    # At a rate of 0.02, a larger number has a probability of one in a thousand.
+    # At a rate of 0.02, a larger number of alarms has a probability of one in a thousand.
     assert alarms <= stats.binom.isf(0.001, pairs, 0.02)
     print(
         f"{alarms} alarms in {pairs} stationary buckets, rows of a request "
@@ -260,7 +260,7 @@ def test_record_of_closed_bucket_is_passed_over_and_counted(reference, rows):
     watch.observe(Predictions.of([last]))
     assert watch.close(2000.0) == []
     assert (report.rows, dict(watch.passed_over)) == (7950, {"late": 50})
-    watch.close(100_000.0)  # by a clock that is corrected then
+    watch.close(100_000.0)  # The clock is corrected afterwards.
     watch.close(2000.0)
     watch.observe(Predictions.of([replace(each, time=2050.0) for each in requests]))
     assert [each.rows for each in watch.close(2100.0)] == [7950]

@@ -1,4 +1,4 @@
-"""Tests of the KPIs of windows and ranked lists against scikit-learn on the same rows."""
+"""Tests that compare the KPIs of windows and ranked lists with scikit-learn on the same rows."""
 
 import dataclasses
 import math
@@ -32,8 +32,7 @@ def rows(random, n, rate=0.2):
 def test_calibration_error_is_that_of_bins_of_equal_mass_written_out(seed, n, levels):
     random = np.random.default_rng(seed)
     scores, labels = random.integers(0, levels, n) / levels, random.integers(0, 2, n)
-    # Rows with one score share their click rate, so it does not matter which of them is in which
-    # bin.
+    # Rows with equal scores share their click rate, so their order among the bins does not matter.
     shared = np.array([labels[scores == score].mean() for score in scores])
     order, total = np.argsort(scores, kind="stable"), 0.0
     for b in range(15):
@@ -118,9 +117,9 @@ def test_auc_equals_scikit_learn_on_tail_after_every_update(batch_rows):
 
 
 def test_interval_holds_for_returning_users_and_not_by_requests_alone():
-    """50 users with 20 requests each, of 100 populations.
+    """Each of 100 populations has 50 users with 20 requests each.
 
-    The true value is the AUC over users who come once.
+    The true value is the AUC over users with one request each.
     """
     random, held = np.random.default_rng(6), {"users": 0, "requests": 0}
     everybody, _ = draw_returning(random, users=250_000, requests=250_000)

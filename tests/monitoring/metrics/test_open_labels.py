@@ -1,4 +1,4 @@
-"""Tests of open labels: bounds against all labelings, and simulated delays."""
+"""Tests of open labels: bounds are compared with all labelings, and delays are simulated."""
 
 import itertools
 
@@ -65,9 +65,9 @@ def test_bounds_are_extremes_over_every_labeling(rows):
 
 
 class World:
-    """Rows predicted over `span` seconds, scored well or badly, clicked after a delay.
+    """Rows that are predicted over `span` seconds, scored well or badly, and clicked late.
 
-    Late clicks do not count.
+    Clicks after the attribution window do not count.
     """
 
     def __init__(self, draw_delays, seed, *, n=3000, span=900.0, is_changed=False):
@@ -133,8 +133,8 @@ def test_bounds_close_and_error_of_estimate_shrinks_to_nothing(name, is_changed)
     assert (np.diff(widths) <= 0).all()
     assert widths[-1] < widths[0] / 10
     assert errors[-1] < errors[0] / 2
-    # A third of the rows is young at the first moment. Even then the estimate is well within the
-    # bounds.
+    # At the first moment a third of the rows has open labels. Even then the estimate is well within
+    # the bounds.
     assert errors[0] < 0.08
 
 

@@ -23,7 +23,7 @@ def traffic(seed, *, rows, calibration=1.0, noise=0.0, user_spread=0.0, per_requ
     """Return rows whose clicks are `calibration` times as frequent as predicted.
 
     `noise` in the scores' logits lowers the AUC. Rows of a request share their user's click
-    tendency, which varies by the share `user_spread`.
+    tendency. `user_spread` is the share of the variance between users.
     """
     random = np.random.default_rng(seed)
     groups = np.repeat(np.arange(rows // per_request), per_request)
@@ -41,7 +41,9 @@ LIMITS = BakingSettings()
 
 
 def taken_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
-    """Return rows until the version is rolled back, or None, and the last decision.
+    """Return the number of rows until the rollback, and the last decision.
+
+    The number is None without a rollback.
 
     Traffic has 64 rows a second.
     """
@@ -115,16 +117,19 @@ def _share_taken_back(planted, runs, *, rows=20_000):
     ids=str,
 )
 def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
-    """One of five tests at the exact limit: a twentieth of the runs at an alpha of a quarter."""
+    """One of five metrics is exactly at its limit.
+
+    At an alpha of 0.25 each metric may roll back a twentieth of the runs.
+    """
     assert _share_taken_back(planted, 500) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 500)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_of_thousand_equal_versions_at_most_alpha_are_taken_back():
-    """With the defaults and all rows.
+    """This uses the defaults and all rows.
 
-    The numbers of gate and predecessor are of 20,000 other rows each.
+    The numbers of gate and predecessor come from 20,000 other rows each.
     """
     taken = 0
     for seed in range(1_000):
@@ -163,7 +168,7 @@ def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
 
 
 def test_after_change_version_is_held_to_what_its_predecessor_reaches():
-    """Both are below the gate's measurement, so a rollback would help nobody."""
+    """Both versions are worse than the gate's measurement, so a rollback would help nobody."""
     rows = traffic(5, rows=40_000, noise=1.2)
     assert (
         taken_back(
@@ -222,7 +227,7 @@ def test_version_without_anything_to_go_back_to_is_not_judged(settings, before):
 
 
 def test_evidence_has_mean_of_one_under_terms_without_mean():
-    """The reference is a quadrature: 1 without data, and growing only with the sum."""
+    """The reference is a quadrature. The e-value is 1 without data, and grows only with the sum."""
     from scipy import integrate, stats
 
     bets = np.linspace(0.0, 3.0, 200_001)
@@ -235,7 +240,7 @@ def test_evidence_has_mean_of_one_under_terms_without_mean():
 def test_few_users_who_come_back_take_no_good_version_back():
     """50 users with 100 requests each.
 
-    The gate saw 200 requests of 50 other users. docs/canary.md has 200 streams.
+    The gate evaluated 200 requests of 50 other users. docs/canary.md reports 200 streams.
     """
     alarms = 0
     for number in range(30):

@@ -42,9 +42,9 @@ def test_pairs_of_different_requests_of_one_round_are_counted(sizes, per_round, 
 
 
 def test_bets_that_neither_win_nor_lose_keep_capital_whole():
-    """Every pair is a tie and theta is a half.
+    """Every pair is a tie and theta is 0.5.
 
-    The shares of late starts and the cash then sum to one.
+    Then the shares of late starts and the cash sum to one.
     """
     process = EProcess(0.5, {})
     for _ in range(50):
@@ -80,7 +80,7 @@ def test_requests_that_fill_no_round_yet_are_kept_apart_for_next():
     process = EProcess(0.75, {})
     process.update(
         rows_of([1, 0, 0, 0] * 10, [0.5] * 40), NEVER
-    )  # counted only: rounds of 8 requests from here on
+    )  # From here on, rounds of 8 requests are only counted.
     sizes = [1, 2, 1, 1, 3, 1, 1, 1, 2, 1, 3]
     labels = [0] * sum(sizes)
     process.update(

@@ -39,13 +39,12 @@ def make_judge(memory=None, policies=POLICY, judge_settings=JUDGE) -> Evaluator:
 def world(seed: int, num: int = 60):
     """Return requests over 90 s: a canary, then version 2, then a rollback.
 
-    Version 2 is also rolled back for three seconds, less than a window.
+    Version 2 is also rolled back for three seconds, which is less than a window.
     """
     random = np.random.default_rng(seed)
     made = []
     for i in range(num):
-        # They include whole seconds, so that many are exactly at a decision point, or at the same
-        # time.
+        # The times include whole seconds, so that many are equal, or exactly at a decision point.
         time = START + (float(random.integers(90)) if i % 3 else float(random.random() * 90))
         in_the_middle = START + 30 <= time < START + 60 and not START + 40 <= time < START + 43
         is_canary = bool(random.random() < 0.3) and not in_the_middle
@@ -87,8 +86,8 @@ def note_all(judge, made):
 def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
     """Return the lines of a monitor that gets the shuffled records in batches.
 
-    Predictions are up to the grace period late. Each batch is evaluated as soon as the watermark
-    allows it.
+    Predictions arrive late, but within the grace period. Each batch is evaluated as soon as the
+    watermark allows it.
     """
     random = np.random.default_rng(seed)
     arrival = {request.ids[0]: request.times[0] + random.uniform(0, GRACE) for request, _ in made}
@@ -198,7 +197,7 @@ def test_rollback_is_judged_on_older_version_again():
 
 
 class Looking:
-    """A policy that shows its evidence to the test."""
+    """A policy that exposes its evidence to the test."""
 
     name = "looking"
 
@@ -221,7 +220,10 @@ def reasons(points, policy):
 
 
 def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
-    """Version 2 serves from 23 on. Its rows from 20 on gave "14720 matured rows ..., -1254 s"."""
+    """Version 2 serves from time 23 on.
+
+    When its rows from time 20 on were counted, the text was "14720 matured rows ..., -1254 s".
+    """
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     judge = Evaluator(
         JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1)
@@ -304,7 +306,10 @@ def test_version_that_served_between_two_decision_points_is_in_line():
 
 
 def test_predecessor_is_measured_when_first_own_row_matures_and_not_before():
-    """Its last rows may be from after a drift, and are then no evidence for either version."""
+    """The last rows of the old version may be from after a drift.
+
+    Then they are not evidence for either version.
+    """
     seen = {}
 
     def look(evidence):

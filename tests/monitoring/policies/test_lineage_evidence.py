@@ -1,4 +1,4 @@
-"""Tests of which rows are evidence about the serving version."""
+"""Tests of which rows count as evidence about the serving version."""
 
 import json
 
@@ -23,7 +23,7 @@ SPAN = 10.0
 class Line:
     """A policy that gets successive decision points.
 
-    Its state passes through sorted JSON each time.
+    Between the points, the policy's state passes through sorted JSON.
     """
 
     def __init__(self, learned: dict[int, float | None]) -> None:
@@ -68,7 +68,7 @@ def test_rows_of_earlier_versions_raise_alarm_for_one_without_matured_row():
 
 
 def test_bets_continue_over_release():
-    """Neither half of the rows suffices alone."""
+    """Half of the rows does not suffice, but all rows together do."""
     apart = [Line({1: -50.0, 2: -40.0}), Line({1: -50.0, 2: -40.0})]
     halves = [each.see([1, 2], {version: 0.76}, points=3) for version, each in zip((1, 2), apart)]
     assert [each.action for each in halves] == [Action.OK, Action.OK]
@@ -210,8 +210,8 @@ def test_factors_are_products_that_capital_is_multiplied_by():
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # One bet with all that starts in its first round. The e-value is its cash plus that share times
-    # the mean of the factors.
+    # All changes that start in the first round share one bet. The e-value of this bet is the cash
+    # plus the invested share times the mean of the factors.
     capital = EValue({})
     capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)

@@ -63,7 +63,7 @@ def test_daily_budget_holds_over_any_24_hours():
 
 
 def test_clock_set_back_does_not_hold_for_longer_than_longest_rest():
-    """The clock was a year ahead when a run was requested and ended."""
+    """The clock was a year fast when a run was requested and ended."""
     year = 365 * DAY_SECONDS
     memory = requested(RunMemory(), now=year)
     for _ in range(SETTINGS.daily_budget):

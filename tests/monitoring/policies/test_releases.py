@@ -22,8 +22,7 @@ FALL = Releases(
     gate_half_width=0.005,
 )
 EDGE = PolicySettings(sequential_alpha=0.05, sequential_tolerance=0.0)
-"""Limiting case of the claim: the gate measured exactly the stream's AUC, so the bound is used
-up."""
+"""This is the limiting case of the bound: the gate measured exactly the stream's AUC."""
 
 
 def runs(points):
@@ -32,7 +31,10 @@ def runs(points):
 
 @pytest.mark.parametrize("minutes", [60, 30, 20])
 def test_fall_is_found_however_often_models_are_released(minutes):
-    """Formerly 30 minutes gave 72 decision points and no alarm, and 20 minutes no point."""
+    """Data of 30 minutes formerly gave 72 decision points without an alarm.
+
+    Data of 20 minutes gave no decision point.
+    """
     releases = replace(FALL, every=60.0 * minutes, learns=False)
     points = list(decisions(np.random.default_rng(1), releases))
     assert len(points) == (releases.seconds - WINDOW) // releases.decide + 1, (
@@ -60,7 +62,7 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
 
 
 def test_only_version_that_learned_rows_after_change_ends_evidence():
-    """Later bad rows of older versions say nothing about the new version."""
+    """Later bad rows of older versions are not evidence about the new version."""
     releases = replace(FALL, every=360.0)
     points = list(decisions(np.random.default_rng(2), releases))
     alarmed = {point.version for point in runs(points)}
@@ -133,7 +135,10 @@ NULL = replace(without_change(FALL), seconds=3 * 3600.0, gate_half_width=0.0, ro
 
 @pytest.mark.parametrize("windows", [0.2, 1.0, 5.0])
 def test_at_most_alpha_of_unchanged_streams_alarm_whatever_is_released(windows):
-    """`make benchmark-policies` counts 1,000 streams. All versions of a stream share one alpha."""
+    """`make benchmark-policies` simulates 1,000 streams.
+
+    All versions of a stream share one alpha.
+    """
     assert alarm_share(replace(NULL, every=windows * WINDOW), streams=20, seed=7) <= 3, (
         "P(more of 20 at 5 %) = 0.016"
     )

@@ -1,4 +1,4 @@
-"""Tests of incremental or full runs, as cases and with a monitor's refused runs."""
+"""Tests of the choice between incremental and full runs, as cases and after refused runs."""
 
 import pytest
 

@@ -21,15 +21,14 @@ from tests.support.evidence import evidence_of, rows_of
 
 GOOD, FALLEN, ALPHA = 0.80, 0.70, 0.05
 EDGE = PolicySettings(sequential_alpha=ALPHA, sequential_tolerance=0.0)
-"""Limiting case of the claim: the gate measured exactly the stream's AUC, so the bound is used
-up."""
+"""This is the limiting case of the bound: the gate measured exactly the stream's AUC."""
 BAD = rows_of([1, 0, 0, 0] * 25, [0.0, 0.1, 0.2, 0.3] * 25)
 GATE = Baseline(auc=0.85, low=0.8, high=0.9)
 TRAFFIC = ClickTraffic(0.25, 250)
 
 
 def test_of_stationary_streams_at_most_alpha_alarm():
-    """`make benchmark-policies` counts 1,000 streams, also with rows that share a user."""
+    """`make benchmark-policies` simulates 1,000 streams, also with rows that share a user."""
     alarms = 0
     for number in range(20):
         stream = draw(np.random.default_rng((3, number)), TRAFFIC, rows=10_000, auc=GOOD)
@@ -39,7 +38,10 @@ def test_of_stationary_streams_at_most_alpha_alarm():
 
 
 def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
-    """The gate sees 100 requests of 50 users, the monitor 5,000 of others, at the bound."""
+    """At the bound, the gate evaluates 100 requests of 50 users.
+
+    The monitor evaluates 5,000 requests of other users.
+    """
     alarms = {"users": 0, "requests": 0}
     for number in range(60):
         random = np.random.default_rng((5, number))
@@ -56,7 +58,7 @@ def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
 
 
 def test_requests_of_one_partition_in_four_alarm_as_rarely_and_show_fall():
-    """`make benchmark-policies` counts 1,000 such streams."""
+    """`make benchmark-policies` simulates 1,000 such streams."""
     alarms, falls = 0, 0
     for number in range(20):
         random, name = np.random.default_rng((6, number)), f"stream {number}"
@@ -86,7 +88,9 @@ def test_every_fall_is_detected():
 
 
 def test_long_service_before_fall_costs_little():
-    """A bet only from the start would have lost its capital and would never detect the drop."""
+    """An e-process that only starts at the beginning would have a tiny e-value by then and never
+    detect the drop.
+    """
     traffic, settings = ClickTraffic(0.25, 1_000), PolicySettings()
     delays = []
     for before in (5_000, 150_000):

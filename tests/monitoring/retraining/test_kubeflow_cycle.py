@@ -1,4 +1,4 @@
-"""Tests from drift to the end of the one run on Kubeflow, with faults and two monitors."""
+"""Tests from drift to the end of a single run on Kubeflow, with faults and two monitors."""
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_run_created_after_request_timed_out_is_one_run_and_counts_once(
 
 
 def test_two_monitors_with_same_rows_request_one_run_and_follow_it_to_end(kubeflow, start):
-    """For example when a second one is started before the first has ended."""
+    """For example, a second monitor is started before the first has ended."""
     benches = start("a"), start("b")
     for b, ahead in zip(benches, (0.25, 3.5)):  # their clocks differ
         traffic(b, "bad", auc="bad")

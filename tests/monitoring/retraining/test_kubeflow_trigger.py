@@ -282,7 +282,10 @@ def test_experiment_that_vanished_leaves_run_unknown_and_is_not_made_anew(kubefl
 
 @pytest.mark.parametrize(("other", "answer"), [("a", "already"), ("b", "busy")])
 def test_of_two_runs_created_at_same_time_only_first_stays(kubeflow, connect, other, answer):
-    """A frozen replica resumes after its checks and creates its run after its successor's."""
+    """A replica freezes after its checks.
+
+    The replica resumes and creates a run after its successor has created one.
+    """
     stale, leader = connect(), connect()
 
     def the_leader_is_faster(body):

@@ -1,4 +1,4 @@
-"""Tests of local runs: one at a time by a lock, with outcomes by code or note."""
+"""Tests of local runs: a lock prevents parallel runs, and exit code or note give the outcome."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def ended(trigger, name):
 def test_second_request_is_busy_and_same_one_already_there(make):
     first = make()
     assert first.submit(request("a")) == "started"
-    for trigger in (first, make()):  # the second as after the monitor's restart
+    for trigger in (first, make()):  # The second trigger is as after the monitor's restart.
         assert trigger.submit(request("a")) == "already"
         assert trigger.submit(request("b")) == "busy"
         assert trigger.state("a").state == "running"
@@ -74,7 +74,7 @@ def test_runs_own_outcome_comes_before_its_exit_code(make):
     ended_so = {"state": "refused", "step": "evaluation", "reason": "auc fell", "version": None}
     outcome = RunOutcome(run="a", trigger_id="a", ended_at="2026-01-01", **ended_so)
     write_outcome(make.folder / "store", outcome)
-    assert trigger.state("a").state == "running"  # not before the process is gone
+    assert trigger.state("a").state == "running"  # The process has not ended.
     make.go.touch()
     assert ended(trigger, "a") == ("refused", "evaluation: auc fell", None)
 

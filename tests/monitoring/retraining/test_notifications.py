@@ -39,7 +39,7 @@ def texts(server):
 
 
 def turn(monitor, until, *, what="the messages"):
-    """Let the loop poll until the messages are delivered. The clock of the monitor stands still."""
+    """Let the loop poll until the messages are delivered. The monitor's clock does not advance."""
 
     def look():
         monitor.actions.notifier.step(monitor._clock())
@@ -124,7 +124,7 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
-    for number in range(3):  # as after a kill, while the server is down
+    for number in range(3):  # The state is as after a kill while the server is down.
         monitor = b.start()
         b.judge(f"bad{number}", auc="bad")
 
@@ -172,7 +172,7 @@ def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, se
         b.clock.now += 300.0
     b.tick(at=b.clock.now + 1000.0)
     b.clock.now += 1000.0
-    monitor.tick()  # no event since: it ends silently
+    monitor.tick()  # There was no event since, so the incident ends silently.
     turn(monitor, lambda: not len(monitor.actions.notifier.outbox))
     assert [text.split(":")[0] for text in texts(server)] == ["Messages could not be used", "Still"]
     assert "messages 3" in server.messages[1]["text"]

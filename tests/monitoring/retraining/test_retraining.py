@@ -1,4 +1,4 @@
-"""Tests from drift to the end of the run: one at a time, without loop after failure."""
+"""Tests from drift to the end of the run: runs never overlap, and a failed run causes no loop."""
 
 import json
 from datetime import datetime
@@ -46,7 +46,7 @@ def test_drift_requests_one_run_and_new_version_is_judged_afresh(started):
     b.judge("v2", auc="good", version=2)
     for i in range(3):
         b.judge(f"v2-{i}", auc="good", version=2)
-    b.clock.now += 2000  # the cooldown is over, and the old version's window still breaches
+    b.clock.now += 2000  # The cooldown is over, and the old window still breaches.
     b.judge("last", auc="good", version=2)
     assert len(b.trigger.requests) == 1
     kinds = b.kinds()
@@ -79,7 +79,7 @@ def test_files_sealed_after_flush_do_not_hold_run_up(drifted):
     b = drifted(upload_wait_seconds=1000.0, archive_roll_rows=1)
     Uploader(b.settings.archive, b.folder / "lake").run_once()
     b.judge("next", auc="bad")
-    assert len(b.archived) == 400  # sealed in this turn, and not uploaded
+    assert len(b.archived) == 400  # The file was sealed in this turn and is not uploaded yet.
     assert len(b.trigger.requests) == 1
 
 
@@ -119,8 +119,8 @@ def test_run_without_release_is_not_repeated_in_loop(started, outcome):
         if any(run.state == "running" for run in b.trigger.runs.values()):
             b.trigger.end(outcome)
             b.monitor.tick()
-    # At minutes 10, 30, 60, 120, 240: rests of 15, 30, 60, 120, 240 minutes, noticed at the next
-    # ten.
+    # Runs start at minutes 10, 30, 60, 120 and 240. The cooldowns are 15, 30, 60, 120 and 240
+    # minutes, and the monitor checks every ten minutes.
     assert len(b.trigger.requests) == 5
 
 
@@ -217,7 +217,7 @@ def test_remote_trigger_is_not_queried_at_every_turn(bench):
 def test_every_row_that_was_judged_belongs_to_run(started, offset):
     """The archive counts in microseconds, and the window's end is exclusive.
 
-    The newest evaluated row is before it.
+    The newest evaluated row is before this end.
     """
     b = started(**DRIFT)
     b.clock.now = START + offset

@@ -103,9 +103,9 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
                 match=f"archive file .*part-.* cannot be written: .*{error.strerror}",
             ):
                 b.monitor.tick()
-    assert b.monitor.windows[1].labels.shape == (9,)  # it measured and evaluated all the same
+    assert b.monitor.windows[1].labels.shape == (9,)  # The monitor measured and evaluated anyway.
     assert b.archived == []
-    assert list(b.settings.archive.glob("day=*/.*")) == []  # no partial file fills the disk
+    assert list(b.settings.archive.glob("day=*/.*")) == []  # No partial file fills the disk.
     b.monitor.tick()
     b.monitor.stop()
     assert archived_rows(b.archived) == expected_rows([prediction("a", 4), prediction("b", 5)])
@@ -136,7 +136,7 @@ def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, 
     assert "cannot be archived" in event["text"]
     assert "2147483646 bytes" in event["text"]
     assert sum(each["rows"] for each in b.events if each["kind"] == "archived") == 184
-    # The cause may be fixed by the next start, which archives the rows.
+    # The cause may be fixed by the next start. Then the monitor archives the rows.
     monkeypatch.setattr(archive, "build_row_table", build)
     b.start().tick()
     assert sorted(row["request_id"] for row in b.archived if row["row"] == 0) == names
@@ -190,7 +190,7 @@ def test_rows_are_held_for_each_version_and_for_judge(tmp_path):
     for version in range(11, 19):
         held = mature_and_seal(store, 11, {version: 2}, START + 11)
     assert held == {f"{version}-11" for version in range(11, 19)}, "the newest eight versions"
-    for number in range(12, 16):  # one row in twenty is of version 20
+    for number in range(12, 16):  # One row in twenty is of version 20.
         held = mature_and_seal(store, number, {1: 19, 20: 1}, START + number)
     assert held == {"1-14", "20-14", "1-15", "20-15"}, (
         "of all versions eight times four rows, by files of twenty"

@@ -1,4 +1,4 @@
-"""Tests of stored requests: matured in time order, deleted once archived."""
+"""Tests of stored requests: they mature in time order, and are deleted once they are archived."""
 
 import numpy as np
 import pytest

@@ -1,6 +1,6 @@
-"""Tests of a flipped bit in a stored block: named, counted, and never read as another row.
+"""Tests of a flipped bit in a stored block: it is reported, counted, and never read as another row.
 
-Others go on.
+Other rows are not affected.
 """
 
 import random
@@ -55,7 +55,7 @@ def test_every_flipped_bit_of_block_is_found():
 @pytest.mark.parametrize("table", COLUMNS)
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
-    """When the bit flips, two thirds wait for their labels, and the others for their file."""
+    """Two thirds of the requests wait for labels at the bit flip, and one third for its file."""
     b = bench(archive_roll_rows=10_000, archive_roll_seconds=1e6)
     b.start()
     sent = {}

@@ -55,7 +55,7 @@ TAKEN = {
     "I1": ("empty",),
     "C26": ("empty",),
 }
-"""Cases of `SPOILT` that are valid: the field's own type, with a value consistent with the
+"""Cases of `SPOILT` that are valid. The value has the field's type and is consistent with the
 message."""
 
 
@@ -226,7 +226,7 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
             replace(whole, dense=whole.dense[:, :1], categorical=whole.categorical[:, :0]),
             form=narrow,
         )
-    b.tick(prediction("whole", 50))  # without a column that would be filled in
+    b.tick(prediction("whole", 50))  # The record lacks a column that would be filled in.
     assert added == [1, 50 + 12, 30, 1]
     assert b.log.backlog() == 0
     assert b.store.counters["predicted"] == 94
@@ -290,7 +290,7 @@ def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench)
     make_live(b.settings.store, release(b.settings.store, 7))
     b.tick(prediction("released", 1, version=7, time=START + 1), at=START + 1)
     assert b.monitor.serving_version == 7
-    # Also after a restart. The slot of one not seen for a day is free.
+    # This also holds after a restart. The slot of a version that was not seen for a day is free.
     b.start().tick()
     b.tick(prediction("one more", 1, version=5), at=START + 2)
     assert len(b.log.list_dead_letters()) == 2 * MAX_OTHERS + 1

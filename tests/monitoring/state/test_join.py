@@ -1,4 +1,4 @@
-"""Tests of labels against a brute-force reference, for any order of arrival."""
+"""Tests that compare labels with a brute-force reference, for any order of arrival."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def micros(time: float) -> int:
 
 
 def test_window_ends_in_one_microsecond_wherever_floats_round():
-    """At 1.7e9 s floats are 0.24 microseconds apart, so a sum may be on either side."""
+    """Floats are 0.24 microseconds apart at 1.7e9 s, so rounding may cross the limit."""
     for predicted_at in np.random.default_rng(0).uniform(1.7e9, 1.8e9, 200).tolist():
         last = (micros(predicted_at) + micros(1800.3)) / 1e6
         for time, label in ((last, 1), (last + 1e-6, 0)):
@@ -74,7 +74,7 @@ def test_any_order_with_any_repetition_gives_labels_of_oracle(tmp_path_factory, 
 
 
 def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
-    """After a stop everything is overdue by the clock.
+    """After a long stop all labels are overdue by the clock.
 
     Clicks that wait in the log must still count.
     """
@@ -95,7 +95,7 @@ def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
 
 def test_clock_set_back_lets_windows_opened_after_it_stay_open(started):
     b = started()
-    b.clock.now = START + 86_400.0  # wrong by a day, for one turn
+    b.clock.now = START + 86_400.0  # The clock is wrong by a day for one turn.
     b.monitor.tick()
     b.clock.now = START
     b.tick(prediction("a", 2))
@@ -151,5 +151,5 @@ def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
     store.forget(before=11.0)
     assert store.counters["unmatched_outcome"] == 1
     store.add(Predictions.of([prediction("b", 1, time=START + 1)]), [], [], now=12.0)
-    assert store.counters["duplicate"] == 2  # b is not archived, so it is remembered
+    assert store.counters["duplicate"] == 2  # The request b is not archived, so it is remembered.
     store.close()

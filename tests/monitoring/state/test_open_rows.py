@@ -1,4 +1,4 @@
-"""Tests of open rows: equal to a brute-force reading of the records, in bounded memory."""
+"""Tests of open rows: they equal a brute-force reading of the records, in bounded memory."""
 
 import dataclasses
 import tracemalloc
@@ -81,7 +81,7 @@ def test_estimates_of_open_labels_are_shown_and_follow_records(started):
     first, second = b.monitor._measurements.open_labels
     assert (first.version, first.open_rows, first.open_clicks) == (1, 8, 1)
     assert (second.version, second.open_rows, second.final_at) == (2, 4, START + 1 + WINDOW)
-    assert first.auc is None  # no delay is known yet
+    assert first.auc is None  # No delay is known yet.
     b.tick(at=START + 1 + WINDOW)
     assert b.monitor._measurements.open_labels == ()
     assert len(b.monitor._measurements._delays) == 1
@@ -106,7 +106,7 @@ def test_memory_does_not_grow_with_what_is_open(started):
     assert held[99] < held[9] + 1_000_000
     tracemalloc.reset_peak()
     b.clock.now = START + 100 + WINDOW
-    b.monitor.tick()  # matures all of them, 10,000 at a time
+    b.monitor.tick()  # This matures all requests, 10,000 at a time.
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert b.store.num_pending_rows == 0

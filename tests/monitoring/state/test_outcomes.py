@@ -1,4 +1,4 @@
-"""Tests of late outcomes and conversions: each is in one outcome file."""
+"""Tests of late outcomes and conversions: each is in exactly one outcome file."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -69,7 +69,7 @@ def test_each_kind_of_outcome_names_its_own_window(started):
 
 @pytest.mark.parametrize("archived_between", [False, True])
 def test_click_in_time_is_kept_even_if_later_one_was_stored_before_it(started, archived_between):
-    """The earliest of a row's late clicks says whether it was clicked within the window."""
+    """The earliest late click of a row determines if the row was clicked within the window."""
     b = started()
     b.tick(prediction("a", 2), at=START + 5 * WINDOW)
     for name, time in (("after", START + 4 * WINDOW), ("in time", START + 3), ("again", START + 9)):
@@ -142,7 +142,7 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
     marker = marker_path(
         b.settings.archive, path.name
-    )  # the uploader has uploaded it, and reports it
+    )  # The uploader has uploaded the file, and reports it.
     marker.parent.mkdir()
     marker.write_text("{}")
     path.unlink()
@@ -153,7 +153,7 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     assert b.store._connection.execute(count).fetchone() == (7,), (
         "the windows hold the rows that they are of"
     )
-    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # as if newer rows filled the windows
+    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # Simulates newer rows.
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     assert b.store._connection.execute(count).fetchone() == (0,)
     assert outcomes(b) == []

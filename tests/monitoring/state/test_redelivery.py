@@ -1,6 +1,6 @@
-"""Tests of redelivered requests: ignored.
+"""Tests of redelivered requests, which are ignored.
 
-A different one with the same id is dead-lettered. No click is lost.
+A different request with the same id is dead-lettered. No click is lost.
 """
 
 from dataclasses import replace
@@ -88,7 +88,7 @@ def test_equal_request_is_duplicate_before_and_after_it_is_archived(started, res
     assert counts(b) == (9, 5, 0, 0)
     redeliver(
         b, replace(FIRST, time=START + 1)
-    )  # the time still identifies a different request after the first one was archived
+    )  # The time still identifies a different request after the first request was archived.
     assert counts(b) == (9, 5, 1, 1)
 
 

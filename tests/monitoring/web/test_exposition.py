@@ -1,4 +1,4 @@
-"""Tests of health and readiness: which silence is a fault."""
+"""Tests of health and readiness: when missing activity counts as a fault."""
 
 import pytest
 

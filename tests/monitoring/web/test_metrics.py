@@ -1,4 +1,4 @@
-"""Tests of the metrics' names, and of the absence of undefined ones."""
+"""Tests of the metrics' names, and of the absence of undefined metrics."""
 
 from dataclasses import replace
 
@@ -88,9 +88,9 @@ def test_what_log_cannot_tell_is_absent():
 
 
 def test_before_its_first_turn_monitor_shows_no_number_but_its_versions():
-    """A zero would be a reset counter.
+    """A zero would look like a reset counter.
 
-    When the true value returns, an alert would see it grow from nothing.
+    When the true value returns, an alert would count it as an increase from zero.
     """
     assert {name for name, *_ in samples(replace(FULL, time=None))} == {"ctr_monitor_info"}
 

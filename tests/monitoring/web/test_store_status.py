@@ -27,7 +27,7 @@ def run_pipeline(
 ) -> None:
     """Write what the steps of a run and its exit handler leave.
 
-    The last state is the last step's.
+    The last of `states` belongs to the last step.
     """
     for step, state in zip(STEPS, states):
         try:

@@ -32,7 +32,7 @@ def once(
 ) -> int:
     """Return the replicas after one sync, with a value for each metric.
 
-    None means that it is unavailable.
+    None means that the metric is unavailable.
     """
     pods = PodCounts(existing=current, ready=current if ready is None else ready)
     return Controller(of or spec()).sync(0.0, current, pods=pods, readings=values)
@@ -41,16 +41,16 @@ def once(
 @pytest.mark.parametrize(
     ("current", "ready", "value", "wanted"),
     [
-        (2, 2, 200, 4),  # the documentation's example: twice the target doubles
+        (2, 2, 200, 4),  # The documentation's example: twice the target doubles the replicas.
         (4, 4, 50, 2),  # half the target halves
         (2, 2, 109, 2),  # within the tolerance of 0.1
-        (2, 2, 110, 2),  # at its edge: "if abs(1 - ratio) <= tolerance, nothing"
+        (2, 2, 110, 2),  # The ratio is exactly at the tolerance.
         (2, 2, 112, 3),  # ceil(2 * 1.12)
         (2, 2, 90, 2),
         (3, 3, 89, 3),  # ceil(3 * 0.89) = 3
         (3, 3, 0, 1),  # ceil(0), and the minimum
-        (4, 2, 300, 6),  # only ready pods are multiplied: ceil(3 * 2)
-        (4, 2, 150, 3),  # fewer than exist, while two of them start
+        (4, 2, 300, 6),  # Only ready pods count: ceil(3 * 2).
+        (4, 2, 150, 3),  # Fewer than exist, while two pods start.
         (2, 3, 150, 5),  # a pod that is being deleted still counts as ready
         (2, 2, None, 2),  # without values nothing changes
     ],
@@ -63,7 +63,7 @@ def test_value_gives_what_controllers_source_gives(current, ready, value, wanted
     ("current", "value", "wanted"),
     [
         (2, 40, 4),  # ceil(40 / 10)
-        (2, 21.9, 2),  # 10.95 a pod: within the tolerance
+        (2, 21.9, 2),  # 10.95 per pod is within the tolerance.
         (4, 10, 1),
         (2, 22.1, 3),
     ],
@@ -74,7 +74,8 @@ def test_sum_is_divided_by_pods_that_exist_whether_ready_or_not(current, value, 
 
 
 def test_values_are_compared_in_whole_thousandths_as_in_metrics_api():
-    # 0.1109 is sent as 110m, which is within the tolerance of 100m. 0.1109 itself is not.
+    # 0.1109 is sent as 110m, which is within the tolerance of 100m. The unrounded 0.1109 is outside
+    # of the tolerance.
     assert once(2, of=spec(Metric(name="queue", target=0.1)), queue=0.1109) == 2
 
 
@@ -82,8 +83,8 @@ def test_values_are_compared_in_whole_thousandths_as_in_metrics_api():
     ("readings", "wanted"),
     [
         ({"queue": 200.0, "pending": 60.0}, 6),  # the largest wish wins
-        ({"queue": 200.0, "pending": None}, 4),  # up, even if one metric is missing
-        ({"queue": 10.0, "pending": None}, 2),  # not down while one is missing
+        ({"queue": 200.0, "pending": None}, 4),  # Scale up, even if one metric is missing.
+        ({"queue": 10.0, "pending": None}, 2),  # Do not scale down while one is missing.
         ({}, 2),
     ],
 )
@@ -168,8 +169,8 @@ def _most(direction: Rules, numbers: list[int], is_up: bool) -> int:
     allowed = []
     for policy in direction.policies:
         syncs = int(policy.period_seconds // 15)
-        # A change exactly one period ago is outside of it, so the period starts with the number
-        # after that change.
+        # A change exactly one period ago is outside of the period, so the period starts with the
+        # number after this change.
         start = numbers[-syncs] if len(numbers) >= syncs else numbers[0]
         end = start + policy.value if is_up else start - policy.value
         if policy.type == "Percent":

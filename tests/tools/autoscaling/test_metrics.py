@@ -1,4 +1,4 @@
-"""Tests of the simulator's two metrics against the shipped queries on a real Prometheus."""
+"""Tests that compare the simulator's two metrics with the shipped queries on a real Prometheus."""
 
 import random
 import shutil
@@ -84,7 +84,7 @@ def test_metrics_are_what_real_prometheus_answers_to_shipped_queries(prometheus,
     for seed in SEEDS:
         samples, chance = random_samples(seed), random.Random(seed)
         moments = [START + seed * DAY + chance.randrange(SPAN + 120_000) for _ in range(60)]
-        # They include moments at which a sample is exactly on the window's edge.
+        # The times include moments at which a sample is exactly on the window's edge.
         moments += [samples[PODS[0]][9].milliseconds + offset for offset in (0, 60_000)]
         for at in moments:
             theirs = list(prometheus.ask(query, time=f"{at / 1000:.3f}").values())

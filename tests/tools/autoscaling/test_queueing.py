@@ -1,4 +1,4 @@
-"""Tests of a pod's queue against queueing theory, the server's rules, and lost requests."""
+"""Tests of a pod's queue: queueing theory, the server's rules, and lost requests."""
 
 import math
 from dataclasses import astuple
@@ -59,8 +59,8 @@ def test_free_instance_batches_all_that_waits_up_to_largest_size():
     pod = queue(instances=1, max_batch_rows=4, timeout_seconds=60.0)
     pod.offer([0.0, 0.1, 0.2, 0.3], 2, [1.0] * 4)
     pod.advance(100.0)
-    # The first goes alone and takes 3 s. Two of the three that wait then fit into a batch of 4
-    # rows, which takes 5 s.
+    # The first request runs alone and takes 3 s. Then two of the three waiting requests fit into a
+    # batch of 4 rows, which takes 5 s.
     assert pod.waits == pytest.approx([0.0, 2.9, 2.8, 7.7])
     assert pod.counters.answered == 4
     assert pod.counters.queue_seconds == pytest.approx(13.4)
