@@ -244,7 +244,9 @@ def _check_journal(released: Release | Promotion, entries: list[Promotion]) -> H
     )
 
 
-def _check_golden(session: Any, path: Path, expected: str | None) -> tuple[HashCheck, Features | None]:
+def _check_golden(
+    session: Any, path: Path, expected: str | None
+) -> tuple[HashCheck, Features | None]:
     """Check that the graph reproduces the expected scores of the version's golden rows.
 
     Args:
