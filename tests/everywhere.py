@@ -27,8 +27,8 @@ PARTS = (
     ("validation", ""),
     ("preprocessing", ""),
 )
-"""Environment and part (`conftest.FOLDERS_OF_PART`), longest first. The serving environment has no
-part, because it only holds the server that the driver's tests start."""
+"""Pairs of environment and part (`conftest.FOLDERS_OF_PART`), the longest first. The serving
+environment has no part, because it only holds the server that the driver's tests start."""
 NUM_WAITING = 2
 """Parts that run beyond the number of cores. Parts with servers and logs use half a core or less
 (measured)."""

@@ -85,7 +85,7 @@ def test_make_targets_exist(page):
 
 
 def unsourced(text: str, results: dict[str, str]) -> list[str]:
-    """Return the figures of speed that the results linked by their paragraph do not contain.
+    """Return the figures of speed that are absent from the results linked in their paragraph.
 
     Code is skipped. A table belongs to the paragraph above it. A paragraph that says since when it
     was not measured again needs no source.

@@ -173,7 +173,7 @@ def lost(installation, tmp_path):
 def everything(root):
     """Return each path below `root` with its kind, content and time.
 
-    Databases and folders are described.
+    For databases and folders the content is a description.
     """
     found = {}
     for path in root.rglob("*"):

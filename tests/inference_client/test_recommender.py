@@ -461,7 +461,7 @@ def test_later_changes_of_callers_arrays_reach_no_record(make_rows):
 def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows, log):
     """The log hangs in its own thread.
 
-    Requests are answered meanwhile, and closing publishes them all.
+    Meanwhile requests are answered, and closing the client publishes them all.
     """
     hangs = threading.Event()
     stored = []

@@ -26,7 +26,7 @@ from tests.support.paths import REPOSITORY
 
 RUNBOOK = REPOSITORY / "docs" / "runbook.md"
 BUILD = REPOSITORY / "build" / "promtool"
-# Everything stays text, because YAML would read `0x30`, thirty zeros here, as 48.
+# Every value stays text, because YAML would read `0x30`, thirty zeros here, as 48.
 CASES = yaml.load((Path(__file__).parent / "alert_cases.yaml").read_text(), Loader=yaml.BaseLoader)  # noqa: S506
 DEFAULTS = {
     "ctr_monitor_": {"namespace": "evergreen", "pod": "monitor-0", "recommender": "click_model"},

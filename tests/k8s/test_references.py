@@ -23,7 +23,7 @@ GIVEN = {
     ("ServiceAccount", "kubeflow", "pipeline-runner"): "Kubeflow Pipelines standalone brings it",
     ("PriorityClass", "", "system-cluster-critical"): "Kubernetes brings it",
 }
-"""Objects of others that manifests may name, and their origin."""
+"""Objects that manifests may name but do not define, and their origin."""
 
 
 class Cluster:

@@ -1,4 +1,4 @@
-"""Certificates in PEM, signed by a test's own authority."""
+"""Certificates in PEM that a test's own authority signs."""
 
 from datetime import datetime, timedelta, timezone
 from ipaddress import ip_address

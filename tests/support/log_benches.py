@@ -209,7 +209,7 @@ class PubsubBench(Bench):
 
 
 class KafkaBench(Bench):
-    """A separate topic on librdkafka's mock cluster, with one partition and thus ordered.
+    """A separate topic on librdkafka's mock cluster, with one partition, so messages are ordered.
 
     The leases of a running reader expire by the reader's clock. The leases of a killed reader
     expire by the brokers' clock, and the next pulls wait for this.

@@ -179,7 +179,7 @@ class TrainJobApi(HttpDouble):
         self.jobs[job]["status"] = {"jobsStatus": [counts]}
 
     def write(self, pod, *lines) -> None:
-        """Append log lines of the pod at the current time."""
+        """Append lines with the current time to the pod's log."""
         self.logs[pod] += [(START + timedelta(seconds=self.now), line) for line in lines]
 
     def end(self, job, kind, reason="JobsCompleted", message="") -> None:

@@ -655,7 +655,7 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
     own = pa.array([[each] for each in values] if is_list else values)
     table = table.drop_columns([column] if not is_list else []).append_column(column, own)
     pq.write_table(table, path := tmp_path / "part.parquet")
-    expected = [1, 0]  # as other programs write them
+    expected = [1, 0]  # Other programs write booleans as 1 and 0.
     for with_words in (
         True,
         False,

@@ -1,4 +1,4 @@
-"""Tests of the lake's window reader and the join of late outcomes, against plain Python."""
+"""Tests of the lake's window reader and the join of late outcomes, compared with plain Python."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Tests of a fit's start: fresh weights, or a parent's table for new vocabularies."""
+"""Tests of a fit's start: fresh weights, or a parent's table adapted to new vocabularies."""
 
 import tracemalloc
 from dataclasses import replace

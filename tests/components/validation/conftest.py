@@ -1,4 +1,4 @@
-"""Training rows on disk and in memory, and a registry with a champion."""
+"""Fixtures for training rows on disk and in memory, and a registry with a champion."""
 
 from dataclasses import replace
 from functools import partial

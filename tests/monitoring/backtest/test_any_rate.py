@@ -45,7 +45,7 @@ def requests():
 
 
 def play(folder, requests, reference, *, times, looks, pull_messages, kills):
-    """Publish each request `DELAY` after its time and its clicks at once.
+    """Publish each request `DELAY` after its time, together with its clicks.
 
     Returns:
         The lines written, and the replay's lines.

@@ -20,7 +20,7 @@ def short(tmp_path) -> str:
 
 
 def refused(capsys, *flags: object) -> str:
-    """Return the output of the command when it refuses its flags or files."""
+    """Return the command's output for flags or files that it refuses."""
     try:
         code = main(["simulate", *map(str, flags)])
     except SystemExit as ended:  # argparse's message
