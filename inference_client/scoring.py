@@ -101,7 +101,7 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ClientSettings:
-    """Timeouts, retries and limits of the client."""
+    """Client timeout, retries and limits."""
 
     deadline_seconds: float = 30.0
     """Seconds for one request, including all attempts and waits. Within this time the caller gets

@@ -1,9 +1,9 @@
 """Update the vocabulary of one column from run to run.
 
-A category is admitted when its count, summed over the runs, reaches a threshold. A category is
-evicted if it has not occurred for a given time. Ids never move: an evicted category leaves a
-tombstone. A later run reuses the ids of tombstones before it appends new ids. The result depends
-only on the parent's column and the counts of this run, so a retry has the same result.
+A category is admitted when its count, summed over the runs, reaches the frequency threshold. A
+category is evicted if it has not occurred for a given time. Ids never move: an evicted category
+leaves a tombstone. A later run reuses the ids of tombstones before it appends new ids. The result
+depends only on the parent's column and the counts of this run, so a retry has the same result.
 `window_statistics` counts the rows. `parent` defines the file that passes the columns to the next
 run.
 """

@@ -92,7 +92,7 @@ class PolicySettings:
     """Minimum rows that must mature after the first breach, so that the run can train on rows from
     after the change."""
     auc_threshold: float = 0.0
-    """Threshold of the windowed AUC. A breach is a 95 % interval that is completely below it. 0 =
+    """AUC threshold of the windows. A breach is a 95 % interval that is completely below it. 0 =
     not set. Policy threshold needs a value, because it depends on the task."""
     sequential_alpha: float = 0.01
     """Maximum probability of a false alarm between two changes, over all time and over all versions

@@ -20,8 +20,8 @@ class PreprocessingSettings:
     engine: Literal["numpy", "nvtabular"] = "numpy"
     """Engine that encodes the rows. Both write the same bytes (see preprocessing.md)."""
     frequency_threshold: int = 5
-    """Minimum count of a category in the training rows, summed over runs, before it gets its own
-    id. At least 1."""
+    """Frequency threshold: minimum count of a category in the training rows, summed over runs,
+    before it gets its own id. At least 1."""
     category_ttl_days: float = 0.0
     """Days without an occurrence in any window after which a category loses its id or its count. 0
     = never."""

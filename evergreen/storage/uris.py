@@ -1,6 +1,7 @@
 """URIs of local folders and buckets, and the objects below them.
 
-Every step that reads or writes data by URI uses this module. Only `file://` URIs and absolute paths
+Every step that reads or writes data by URI uses this module. Object storage is Google Cloud Storage
+(GCS, `gs://`). There is no S3 or Azure backend. Only `file://` URIs and absolute paths
 have a local path. On a cluster the steps share a mounted volume.
 """
 

@@ -1,4 +1,4 @@
-"""Rate limits of retraining runs, and the retrain request.
+"""Rate limits of retraining runs: the retrain cooldown, back-off and daily budget.
 
 A cooldown follows a release, a growing back-off follows failures, and a daily budget limits the
 number of runs. The functions are pure. They compute the limited decision and the new memory from a

@@ -150,7 +150,8 @@ class Attribution(NamedTuple):
 def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: float) -> Attribution:
     """Label the rows of `waiting` by the first click on each row, in any order.
 
-    A click counts if it happened at most `window_seconds` after the prediction, compared in whole
+    The attribution window is `window_seconds` long. A click counts if it happened at most that long
+    after the prediction, compared in whole
     microseconds as in the archive. Extraction joins the late clicks and must use the same end of
     the window. A click before its prediction counts too, because the two times come from different
     clocks.
