@@ -186,7 +186,10 @@ def _card(column: Entry, entry: Entry | None) -> Card:
             for text in (_describe_effect(entry), missing, _describe_values(column, entry))
             if text
         ],
-        chart=BarChart(title=_describe_chart(column), bars=[Bar(**bar) for bar in bars])
+        chart=BarChart(
+            title=_describe_chart(column),
+            bars=[Bar(label=bar["label"], now=bar["now"], before=bar["before"]) for bar in bars],
+        )
         if bars
         else None,
         numbers=Fold(
