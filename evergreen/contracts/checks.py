@@ -7,8 +7,7 @@ is a list of checks, and the worst check decides. All text about a decision is b
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 PASS, FAIL, INCONCLUSIVE = RESULTS = ("pass", "fail", "inconclusive")
 """Results of a check, and of a list of checks."""
@@ -121,11 +120,6 @@ def metrics(checks: Iterable[Check]) -> dict[str, float]:
         name = re.sub(r"\W+", "_", check.name.lower()).strip("_")
         found |= {name: check.value, f"{name}_low": check.low, f"{name}_high": check.high}
     return {name: each for name, each in found.items() if each is not None and math.isfinite(each)}
-
-
-def as_json(checks: Iterable[Check]) -> list[dict[str, Any]]:
-    """Return the checks as JSON objects, in their order."""
-    return [asdict(check) for check in checks]
 
 
 def number_text(check: Check, value: float | None = None) -> str:
