@@ -72,7 +72,7 @@ def start(settings, tmp_path):
         line = [
             sys.executable,
             "-m",
-            f"components.deployment.{command}",
+            "controller" if command == "controller" else f"controller.{command}",
             "--store",
             str(settings.store),
             *flags,
