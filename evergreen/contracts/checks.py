@@ -1,7 +1,8 @@
 """Checks of a decision: what was measured, its limit and the result, and the one rendering of them.
 
-Validation, gate, canary and baking write checks, and all pages and messages read them. A decision
-is a list of checks, and the worst check decides. All text about a decision is built here.
+Gate, canary and baking write checks, and pages and messages read them. A decision is a list of
+checks, and the worst check decides. All text about such a decision is built here. Validation has
+`components.validation.findings` instead, because a finding has an action of its rule.
 """
 
 import math
