@@ -21,9 +21,10 @@ from evergreen.serving.servers import Triton
 from evergreen.storage.uris import local_path, open_objects
 from tests.support.model_repository import with_versions
 from tests.support.processes import running_in_group, wait_for
-from tests.support.real_servers import Altered, RetryingTraffic
+from tests.support.real_servers import RetryingTraffic
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME, NAMES
 from tests.support.triton import write_model
+from tests.support.triton_double import Altered
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_kill_9_in_middle_of_release_brings_back_what_journal_says(
         real.load(asked)
 
     with pytest.raises(TemporaryError):
-        deploy(2, connect=lambda url: Altered(url, load=die))
+        deploy(2, connect=lambda url: Altered(Triton(url), load=die))
     assert current(settings.store).version == 1
     triton.start()
     with RetryingTraffic(triton.grpc_url, rows) as traffic:

@@ -20,12 +20,12 @@ from examples.shop.world import write_clicks
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
 from tests.support.record_messages import decode
-from tests.support.triton_double import RunningServer, known_scores
+from tests.support.triton_double import GrpcTriton, known_scores
 
 
 @pytest.fixture
 def server():
-    running = RunningServer()
+    running = GrpcTriton()
     running.scoring.version = 6
     yield running
     running.close()

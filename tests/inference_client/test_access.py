@@ -15,7 +15,7 @@ from inference_client.errors import AccessDenied, ServerUnavailable
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.certificates import Authority
 from tests.support.served_names import MODEL_NAME
-from tests.support.triton_double import RunningServer
+from tests.support.triton_double import GrpcTriton
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def secure(authority):
         credentials = grpc.ssl_server_credentials(
             [pair], authority.pem if mutual else None, require_client_auth=mutual
         )
-        running.append(RunningServer(credentials))
+        running.append(GrpcTriton(credentials=credentials))
         return running[-1]
 
     yield run
@@ -122,7 +122,7 @@ def test_client_shows_its_own_certificate_to_server_that_asks_for_one(
 )
 def test_each_call_carries_token(secure, authority, files, make_rows, columns):
     running = secure("triton")
-    running.scoring.token = "s3cret"
+    running.token = "s3cret"
     given = files(ca_file=authority.pem, token_file="s3cret\n")
 
     async def run(**more):

@@ -18,7 +18,7 @@ from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing, shortened
 from tests.support.served_names import MODEL_NAME
 from tests.support.traffic_plans import until
-from tests.support.triton_double import RunningServer
+from tests.support.triton_double import GrpcTriton
 from tests.support.virtual_time import VirtualTime
 
 ABSENT = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' is not found")
@@ -178,7 +178,7 @@ def test_message_larger_than_server_takes_is_not_tried_again(server, make_rows):
 
 @pytest.fixture
 def replicas():
-    running = [RunningServer(), RunningServer()]
+    running = [GrpcTriton(), GrpcTriton()]
     yield running
     for each in running:
         each.close()

@@ -39,9 +39,9 @@ def settings_of(job, checkpoint):
 
 
 def connect_of(job):
-    from tests.support.file_triton import FileTriton
+    from tests.support.triton_double import TritonDouble
 
-    return lambda url: FileTriton(url, repository=job["repository"], state=job["state"])
+    return lambda url: TritonDouble(url, repository=job["repository"], state=job["state"])
 
 
 def deploy(job):
@@ -70,7 +70,7 @@ def bake(job):
     from controller.baking import Baking
     from evergreen.runtime.errors import TemporaryError
     from tests.support.crash_chain import Boundaries
-    from tests.support.serving_double import AlteredDouble
+    from tests.support.triton_double import Altered
 
     boundaries = Boundaries([job["kill_at"]], os.open(os.devnull, os.O_WRONLY))
     boundaries.install()
@@ -83,7 +83,7 @@ def bake(job):
         reach("loaded by a server")
 
     settings = settings_of(job, lambda name: reach(name))
-    settings = replace(settings, connect=lambda url: AlteredDouble(connect_of(job)(url), load=load))
+    settings = replace(settings, connect=lambda url: Altered(connect_of(job)(url), load=load))
     with suppress(TemporaryError):  # another one is running
         Baking(site=settings, metrics=("triton-a:8002",), fetch=lambda address: "").step({})
 

@@ -13,12 +13,12 @@ from evergreen.registry.traffic_plan import TrafficPlan
 from evergreen.storage.folder import FolderObjects
 from tests.support.recommenders import accept_into
 from tests.support.served_names import TRAFFIC_FILE
-from tests.support.triton_double import RunningServer, known_scores
+from tests.support.triton_double import GrpcTriton, known_scores
 
 
 @pytest.fixture
 def server():
-    running = RunningServer()
+    running = GrpcTriton()
     yield running
     running.close()
 
