@@ -14,6 +14,7 @@ from evergreen.rows.raw_schema import PartWriter, raw_schema
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.folder import FolderObjects
 from monitoring.uploader import Uploader
+from tests.support.errors import raises
 from tests.support.flips import QUIET, count_flips
 from tests.support.monitors import Bench, clicks, prediction
 from tests.support.recommenders import accept_into
@@ -89,7 +90,7 @@ def test_flipped_bit_in_page_is_named_with_its_file(tmp_path, raw_table):
     content[random.Random(1).randrange(1000, len(content) // 2)] ^= 16
     path.write_bytes(content)
     with (
-        pytest.raises(ContractError, match=rf"{path} is not a readable Parquet file: .*CRC"),
+        raises(ContractError, path, "CRC"),
         reading_parquet(path),
     ):
         parquet_file(path).read()

@@ -16,7 +16,7 @@ from evergreen.contracts.records import PredictionBatch
 from evergreen.storage.uris import open_objects
 from monitoring.uploader import Uploader
 from tests.support.clocks import Clock
-from tests.support.crashes import Killed, crash_at
+from tests.support.crashes import Kill
 from tests.support.lakes import extract_by_command, rows_in
 from tests.support.monitors import Bench, clicks, prediction, publish
 
@@ -94,10 +94,9 @@ def test_evidence_reads_every_pair_before_during_and_after_upload(places):
     archive, lake = folder / "archive", folder / "lake"
     _check_evidence(archive, lake)
 
-    with pytest.raises(Killed):
-        Uploader(
-            archive, lake, clock=Clock(BEGIN), checkpoint=crash_at("uploader.marked")
-        ).run_once()
+    with Kill("uploader.marked") as kill:
+        Uploader(archive, lake, clock=Clock(BEGIN), checkpoint=kill.reach).run_once()
+    assert kill.is_dead
     assert len(list(lake.glob("day=*/*.parquet"))) == 1
     _check_evidence(archive, lake)
     Uploader(archive, lake, clock=Clock(BEGIN)).run_once()

@@ -33,6 +33,7 @@ from monitoring.state.archive import build_row_table
 from monitoring.state.join import IntakeRules, read_records
 from monitoring.state.rules_file import write_rules
 from monitoring.web.metrics import metrics_page
+from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.recommenders import accept_into
 
@@ -241,9 +242,7 @@ def test_state_folder_with_rows_of_other_columns_is_refused_by_their_names(tmp_p
     bench = Bench(tmp_path)
     bench.start()
     shop = Recommender(name="shop", features=SHOPS[0])
-    with pytest.raises(
-        ContractError, match=r"the columns \['I1', .*, expected only \['price', 'item', 'shop'\]"
-    ):
+    with raises(ContractError, "['I1',", "expected only", ["price", "item", "shop"]):
         Monitor(
             bench.settings, subscriber=bench.log, store=bench.store, trigger=None, recommender=shop
         )

@@ -9,6 +9,7 @@ import pytest
 
 from evergreen.config.preprocessing import PreprocessingSettings
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 from tests.support.workflows import workflow_of
 
 
@@ -104,5 +105,5 @@ def test_fewer_rows_than_manifest_says(write_raw, refuses, raw_table, tmp_path):
     ],
 )
 def test_settings_out_of_range(setting, value, expected):
-    with pytest.raises(ContractError, match=f"{setting} is {value}, expected {expected}"):
+    with raises(ContractError, setting, value, expected):
         PreprocessingSettings(**{setting: value})

@@ -11,6 +11,7 @@ from monitoring.journal import Event
 from monitoring.retraining import notifications
 from monitoring.retraining.notifications import NotificationSettings, Notifier, Outbox
 from tests.support.clocks import Clock
+from tests.support.errors import raises
 from tests.support.kept_documents import KeptDocuments
 from tests.support.monitors import DRIFT, START
 from tests.support.processes import wait_for
@@ -271,7 +272,7 @@ def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, 
 
 
 def test_address_in_place_of_its_file_is_refused_without_being_repeated():
-    with pytest.raises(ContractError, match="webhook_file is an address") as error:
+    with raises(ContractError, "webhook_file", "address") as error:
         NotificationSettings(webhook_file="https://hooks.example" + SECRET)
     assert "a-secret" not in str(error.value)
 

@@ -20,6 +20,7 @@ from monitoring.state.database import VERSION
 from monitoring.state.join import attribute
 from monitoring.state.store import Store
 from tests.support.archives import archived_rows, expected_rows
+from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
 
 SCHEMA = arrow_schema(RAW_TYPES)
@@ -98,10 +99,7 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(archive, where, refuse)
         for _ in range(2):
-            with pytest.raises(
-                TemporaryError,
-                match=f"archive file .*part-.* cannot be written: .*{error.strerror}",
-            ):
+            with raises(TemporaryError, "archive", error.strerror):
                 b.monitor.tick()
     assert b.monitor.windows[1].labels.shape == (9,)  # The monitor measured and evaluated anyway.
     assert b.archived == []
@@ -146,10 +144,10 @@ def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, 
 
 def test_folders_that_cannot_be_written_are_named(tmp_path):
     (tmp_path / "a file").write_text("")
-    with pytest.raises(TemporaryError, match="state .*a file.* cannot be written"):
+    with raises(TemporaryError, "state", "a file", "written"):
         Store(tmp_path / "a file" / "state" / "monitor.db")
     store = Store(tmp_path / "monitor.db")
-    with pytest.raises(TemporaryError, match="archive .*a file.* cannot be written"):
+    with raises(TemporaryError, "archive", "a file", "written"):
         Archive(
             tmp_path / "a file" / "archive",
             store,
@@ -272,11 +270,11 @@ def test_state_of_another_version_is_refused_and_left_alone(tmp_path):
         connection = sqlite3.connect(path)
         connection.execute(f"PRAGMA user_version = {version}")
         connection.close()
-        with pytest.raises(PermanentError, match=f"has version {version}, expected {VERSION}"):
+        with raises(PermanentError, f"version {version}", f"expected {VERSION}"):
             Store(path)
 
 
 def test_file_that_is_no_database_is_named(tmp_path):
     (tmp_path / "monitor.db").write_bytes(b"this is no database" * 100)
-    with pytest.raises(PermanentError, match="state .*: file is not a database"):
+    with raises(PermanentError, "state", "not a database"):
         Store(tmp_path / "monitor.db")
