@@ -12,6 +12,7 @@ import pytest
 
 from controller.canary.evidence import read_pairs
 from evergreen.contracts import raw_rows
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.records import PredictionBatch
 from evergreen.storage.uris import open_objects
 from monitoring.uploader import Uploader
@@ -32,7 +33,11 @@ def _record(number: int) -> PredictionBatch:
     """
     by_canary, has_shadow = number % 3 == 0, number % 4 != 0
     served = prediction(
-        f"request {number:02}", ROWS, time=BEGIN + number, version=4 if by_canary else 3
+        f"request {number:02}",
+        ROWS,
+        time=BEGIN + number,
+        version=4 if by_canary else 3,
+        features=CRITEO_RECOMMENDER.features,
     )
     shadow = np.random.default_rng(number).random(ROWS).astype(np.float32)
     return dataclasses.replace(
@@ -51,10 +56,16 @@ PLAIN = [
 
 def _archived(folder, records):
     """Run a monitor over `records` and a click on row 1 of each, and return the folder."""
-    bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=16)
+    bench = Bench(
+        folder,
+        recommender=CRITEO_RECOMMENDER,
+        attribution_window_seconds=WINDOW,
+        archive_roll_rows=16,
+    )
     bench.clock.now = BEGIN
     bench.start()
-    publish(bench.log, *records, clicks("clicks", [(r.request_id, 1, r.time + 1) for r in records]))
+    shown = clicks("clicks", [(r.request_id, 1, r.time + 1) for r in records])
+    publish(bench.log, *records, shown, form=bench.form)
     bench.turn(40, 3.0)
     bench.monitor.stop()
     bench.close()

@@ -34,7 +34,7 @@ from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.recommender_file.draft import draft, read_sample
 from evergreen.registry.runs import RunOutcome, write_outcome
 from evergreen.runtime.errors import ContractError, PermanentError, run_again
-from tests.support.errors import raises
+from tests.support.errors import raises, says
 from tests.support.releases import passing_verdict
 
 
@@ -43,7 +43,7 @@ def test_second_demo_in_folder_is_refused_and_firsts_files_stay(tmp_path):
     with start_clean(folder):
         (folder / "lake").mkdir()
         with (
-            raises(ContractError, "running", "a demo"),
+            says(ContractError, "another-demo", folder=folder),
             start_clean(folder),
         ):
             pass
@@ -64,7 +64,7 @@ def test_killed_demo_leaves_folder_to_next(tmp_path):
 
 
 def test_only_finished_demo_can_be_opened(tmp_path):
-    with raises(ContractError, "no finished demo"):
+    with says(ContractError, "no-demo", folder=tmp_path):
         open_demo(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

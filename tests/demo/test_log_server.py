@@ -11,7 +11,7 @@ from demo.log_server import HOST_VARIABLE, find_emulator, start_log
 from demo.stack import Stack, tagged_processes
 from evergreen.events.locations import open_subscriber
 from evergreen.runtime.errors import ContractError
-from tests.support.errors import raises
+from tests.support.errors import raises, says
 from tests.support.log_benches import open_log
 from tests.support.processes import wait_for
 
@@ -44,7 +44,7 @@ def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java):
     with raises(ContractError, "emulator is absent"):
         find_emulator({"PATH": str(java)})
     script = program(tmp_path / "emulator" / "cloud-pubsub-emulator")
-    with raises(ContractError, "needs Java"):
+    with says(ContractError, "no-java", emulator=script):
         find_emulator({"PATH": str(script.parent)})
 
 

@@ -7,7 +7,6 @@ import grpc
 import numpy as np
 import pytest
 
-from evergreen.contracts.criteo import CRITEO
 from evergreen.runtime.errors import ContractError
 from inference_client import transport as transport_module
 from inference_client.access import TOKEN_SECONDS, ServerAccess, Token
@@ -15,6 +14,7 @@ from inference_client.errors import AccessDenied, ServerUnavailable
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.certificates import Authority
 from tests.support.errors import raises
+from tests.support.recommenders import SHOP
 from tests.support.served_names import MODEL_NAME
 from tests.support.triton_double import GrpcTriton
 
@@ -119,7 +119,7 @@ def test_client_shows_its_own_certificate_to_server_that_asks_for_one(
 
 
 @pytest.mark.parametrize(
-    "columns", [None, CRITEO.columns], ids=["", "also the one that asks for columns"]
+    "columns", [None, SHOP.features.columns], ids=["", "also the one that asks for columns"]
 )
 def test_each_call_carries_token(secure, authority, files, make_rows, columns):
     running = secure("triton")

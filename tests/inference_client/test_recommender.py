@@ -18,7 +18,6 @@ from evergreen.config.features import (
     category_of,
 )
 from evergreen.config.spec import Recommender
-from evergreen.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER, DENSE, FEATURES
 from evergreen.contracts.records import OutcomeBatch, PredictionBatch
 from evergreen.runtime.errors import ContractError, TemporaryError
 from inference_client import (
@@ -34,27 +33,41 @@ from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored, shadow_of
 from inference_client.timing import Timing
 from tests.support.errors import raises
-from tests.support.recommenders import accept_into
+from tests.support.recommenders import SHOP, accept_into
 
-connect = partial(RecommenderClient, recommender=CRITEO_RECOMMENDER)
-connect_sync = partial(SyncRecommenderClient, recommender=CRITEO_RECOMMENDER)
-SHOP = Recommender(name="shop", features=Features(numeric=("price",), categorical=("item", "user")))
+connect = partial(RecommenderClient, recommender=SHOP)
+connect_sync = partial(SyncRecommenderClient, recommender=SHOP)
+SMALL = Recommender(
+    name="shop", features=Features(numeric=("price",), categorical=("item", "user"))
+)
 
 
 def by_name(dense, categorical):
     """Return the rows as an application has them: lists by column, None if missing."""
     columns = {
         name: [None if np.isnan(v) else v for v in dense[:, i].tolist()]
-        for i, name in enumerate(DENSE)
+        for i, name in enumerate(SHOP.features.numeric)
     }
-    return columns | {
+    columns |= {
         name: [None if v < 0 else v for v in categorical[:, i].tolist()]
-        for i, name in enumerate(CATEGORICAL)
+        for i, name in enumerate(SHOP.features.categorical)
     }
+    for name, (start, stop, _) in zip(SHOP.features.lists, SHOP.features.places.lists):
+        columns[name] = [
+            [v for v in row if v >= 0] or None for row in categorical[:, start:stop].tolist()
+        ]
+    return columns
 
 
 def as_dicts(columns):
     return [dict(zip(columns, values)) for values in zip(*columns.values())]
+
+
+def as_text(value):
+    """Return a category, or each element of a list, as text."""
+    if isinstance(value, list):
+        return [str(each) for each in value]
+    return None if value is None else str(value)
 
 
 class OwnScorer:
@@ -110,7 +123,7 @@ FORMS = {
     "columns": lambda columns: columns,
     "dicts": as_dicts,
     "texts": lambda columns: {
-        name: values if name in DENSE else [None if v is None else str(v) for v in values]
+        name: [as_text(v) for v in values] if name not in SHOP.features.numeric else values
         for name, values in columns.items()
     },
     "table": pa.table,
@@ -141,8 +154,8 @@ def test_rows_by_name_are_scored_and_logged_as_model_takes_them(
     assert (record.request_id, record.model_version, record.time) == ("r1", 7, scored.time)
     assert (record.positions, record.propensities) == (None, None)
     assert (record.recommender, record.recommender_digest) == (
-        "click_model",
-        CRITEO_RECOMMENDER.digest,
+        SHOP.name,
+        SHOP.digest,
     )
     for name, expected in (
         ("dense", dense),
@@ -180,8 +193,9 @@ def test_rankings_log_holds_what_was_shown_and_click_on_it(
 ):
     dense, categorical = make_rows(30, seed=1)
     rows = by_name(dense, categorical)
-    items = {name: values for name, values in rows.items() if name not in ("I1", "C1")}
-    user = {name: [None] for name in FEATURES} | {"I1": [3.0], "C1": ["255"], "C2": [9]}
+    items = {name: values for name, values in rows.items() if name not in ("price", "item")}
+    user = {name: [None] for name in SHOP.features.names}
+    user |= {"price": [3.0], "item": ["255"], "shop": [9]}
     dense[:, 0], categorical[:, 0] = 3.0, 255
     categorical[:, 1] = np.where(categorical[:, 1] < 0, 9, categorical[:, 1])
     expected = score_rows(dense, categorical)
@@ -348,10 +362,10 @@ def test_impossible_lists_are_refused(server, make_rows, n, k, text):
 )
 def test_wrong_row_is_named_by_column_row_and_value(rows, text):
     with pytest.raises(ContractError, match=text):
-        feature_rows(rows, SHOP.features, may_lack_columns=True)
+        feature_rows(rows, SMALL.features, may_lack_columns=True)
     with raises(ContractError, "lack", ["item", "user"], "expected price, item, user"):
-        feature_rows({"price": [1.0]}, SHOP.features)
-    served = replace(SHOP.features, categorical_options={"user": CategoricalOptions(served_as=1)})
+        feature_rows({"price": [1.0]}, SMALL.features)
+    served = replace(SMALL.features, categorical_options={"user": CategoricalOptions(served_as=1)})
     assert feature_rows({"price": [1.0], "item": [2]}, served).categorical[0, :2].tolist() == [
         2,
         MISSING_CATEGORY,
@@ -360,11 +374,11 @@ def test_wrong_row_is_named_by_column_row_and_value(rows, text):
 
 def test_numbers_texts_and_dictionaries_of_same_category_are_sound():
     mixed = feature_rows(
-        {"price": [None, 2], "item": ["255", 255]}, SHOP.features, may_lack_columns=True
+        {"price": [None, 2], "item": ["255", 255]}, SMALL.features, may_lack_columns=True
     )
     assert mixed.categorical[:, :1].tolist() == [[255], [255]]
     dictionary = pa.table({"price": [True], "item": pa.array(["10"]).dictionary_encode()})
-    rows = feature_rows(dictionary, SHOP.features, may_lack_columns=True)
+    rows = feature_rows(dictionary, SMALL.features, may_lack_columns=True)
     assert (rows.dense.tolist(), rows.categorical.tolist()) == ([[1.0]], [[10, -1]])
 
 
@@ -376,7 +390,7 @@ def test_client_works_by_recommender_that_store_serves_or_file_describes(
         RecommenderClient(server.url, recommender=tmp_path / "nowhere", log=None)
     with raises(ContractError, "no recommender", "accepted"):
         RecommenderClient(server.url, recommender=str(tmp_path), log=None)
-    accept_into(tmp_path, SHOP)
+    accept_into(tmp_path, SMALL)
     scorer = OwnScorer(lambda dense, categorical: (dense[:, 0] / 10).astype(np.float32))
 
     async def talk():
@@ -392,8 +406,8 @@ def test_client_works_by_recommender_that_store_serves_or_file_describes(
                 await client.score({"price": [1.0], "item": [2], "user": [3]})
 
     asyncio.run(talk())
-    for record in read_log(log, SHOP.features):
-        assert (record.recommender, record.recommender_digest) == ("shop", SHOP.digest)
+    for record in read_log(log, SMALL.features):
+        assert (record.recommender, record.recommender_digest) == ("shop", SMALL.digest)
         assert (record.dense.tolist(), record.categorical.tolist()) == (
             [[7.0], [2.0]],
             [[6, 8], [5, 8]],
@@ -451,7 +465,7 @@ def test_wrong_element_is_named_and_candidates_list_is_its_own_or_contexts():
 
 def test_later_changes_of_callers_arrays_reach_no_record(make_rows):
     given = FeatureRows(dense=make_rows(3)[0], categorical=make_rows(3)[1])
-    taken = feature_rows(given, CRITEO)
+    taken = feature_rows(given, SHOP.features)
     given.dense[:], given.categorical[:] = 0, 0
     np.testing.assert_array_equal(taken.dense, make_rows(3)[0])
     np.testing.assert_array_equal(taken.categorical, make_rows(3)[1])
@@ -787,7 +801,7 @@ def test_synchronous_client_scores_from_threads_and_publishes_meanwhile(
         ranking = client.rank(rows, 1, key="user 1")
         assert client.tell(Outcome(request_id=ranking.request_id))
         with raises(ContractError, "lack columns"):
-            client.score({"I1": [1]})
+            client.score({"price": [1]})
     assert (client.log_counts.published_rows, client.log_counts.published_outcomes) == (17, 1)
     assert len(predictions(read_log(log))) == 9
 

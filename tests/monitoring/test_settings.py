@@ -8,7 +8,7 @@ from evergreen.config.reader import build_parser, read_settings
 from evergreen.runtime.errors import ContractError, TemporaryError
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings, with_rules
 from tests.support.errors import raises
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import accept_into, shop_with
 
 REQUIRED = ["--log", "sqlite:///x.db", "--state", "s", "--archive", "a", "--store", "m"]
 
@@ -33,7 +33,7 @@ def test_monitor_decides_by_newest_accepted_recommender_of_its_store(tmp_path):
     with raises(TemporaryError, "no recommender"):
         with_rules(installation)
     accept_into(
-        tmp_path, criteo_with(monitor={"window_rows": 700, "drift_columns": 3, "daily_budget": 7})
+        tmp_path, shop_with(monitor={"window_rows": 700, "drift_columns": 3, "daily_budget": 7})
     )
     settings = with_rules(installation)
     judge, policies = settings.judging.judge, settings.judging.policies

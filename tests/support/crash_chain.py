@@ -19,9 +19,9 @@ import time
 import traceback
 from pathlib import Path
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from tests.support.clocks import Clock
 from tests.support.crashes import Kill, sigkill
+from tests.support.recommenders import SHOP
 
 LEASE_SECONDS = 5.0
 WINDOW = 30.0
@@ -78,7 +78,7 @@ def monitor(order, clock, reach) -> None:
         subscriber=log,
         store=store,
         trigger=None,
-        recommender=CRITEO_RECOMMENDER,
+        recommender=SHOP,
         clock=clock,
         checkpoint=reach,
     )

@@ -5,8 +5,11 @@ A test that asserts a whole sentence breaks if only the wording changes. Exact t
 """
 
 import re
+from functools import cache
 
 import pytest
+
+from tests.support.paths import REPOSITORY
 
 
 def raises(kind: type[BaseException], *named: object):
@@ -28,3 +31,23 @@ def _whole(text: str) -> str:
     before = r"(?<![\w])" if re.match(r"\w", text) else ""
     after = r"(?![\w])" if re.search(r"\w$", text) else ""
     return before + re.escape(text) + after
+
+
+def says(kind: type[BaseException], message: str, **values: object):
+    """Expect an error whose whole text is the entry `message` of `tests/messages.yaml`.
+
+    Args:
+        kind: Type of the error.
+        message: Key of the entry.
+        values: Values of the entry's fields.
+    """
+    text = messages()[message].format(**values)
+    return pytest.raises(kind, match=f"^{re.escape(text)}$")
+
+
+@cache
+def messages() -> dict[str, str]:
+    """Return the texts of `tests/messages.yaml` by key."""
+    import yaml
+
+    return yaml.safe_load((REPOSITORY / "tests" / "messages.yaml").read_text())

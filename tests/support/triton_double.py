@@ -18,6 +18,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2
 
 from controller.canary.evidence import COUNTERS
+from evergreen.config.features import Features
 from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.serving import (
     CATEGORICAL_INPUT,
@@ -30,6 +31,7 @@ from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.serving.parity import GoldenRows, open_graph, score
 from evergreen.serving.repository.triton_config import warmup_files_of
 from evergreen.serving.servers import NotListening
+from tests.support.recommenders import SHOP
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
 
 SERVICE = "inference.GRPCInferenceService"
@@ -201,8 +203,8 @@ class ScoringDouble:
     The double parses the tensors like Triton. `failures` are raised first, one per request.
     """
 
-    def __init__(self) -> None:
-        self.version = 1
+    def __init__(self, features: Features = SHOP.features) -> None:
+        self.features, self.version = features, 1
         self.versions: list[int] = []
         """Versions of the next answers, before `version`."""
         self.failures: list[tuple[grpc.StatusCode, str]] = []
@@ -226,7 +228,7 @@ class ScoringDouble:
         """Rows of every request that was parsed."""
         self.in_flight = self.most_in_flight = 0
         self.columns: dict[int, dict[str, list[str]]] = {}
-        """Columns that a version accepts, if they differ from Criteo's."""
+        """Columns that a version accepts, if they differ from those of `features`."""
 
     def serves(self):
         """Return the calls of Triton's protocol that this double answers, by method."""
@@ -245,7 +247,7 @@ class ScoringDouble:
         return reply
 
     def columns_of(self, version):
-        return self.columns.get(version, CRITEO.columns)
+        return self.columns.get(version, self.features.columns)
 
     async def _model_infer(self, request, context):
         self.wire_seconds.append(context.time_remaining())

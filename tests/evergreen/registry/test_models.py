@@ -9,7 +9,7 @@ from evergreen.registry import models as model_store
 from evergreen.registry import promotion_journal, runs
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.runtime.errors import ContractError, Preempted, Refused
-from tests.support.errors import raises
+from tests.support.errors import raises, says
 from tests.support.releases import keep_model, release
 
 
@@ -62,7 +62,7 @@ def test_nothing_is_live_in_empty_store(tmp_path):
 
 
 def test_unknown_reference_is_refused(store):
-    with raises(ContractError, "champion 'third'", "never released"):
+    with says(ContractError, "never-released"):
         model_store.champion(store, "third")
     with raises(ContractError, "parent 'third'", "not in"):
         model_store.parent(store, "third")

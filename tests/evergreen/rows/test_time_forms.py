@@ -77,7 +77,7 @@ def test_form_is_told_in_any_year_or_asked_for(first, form):
 
 
 def test_numbers_that_can_be_two_times_are_asked_for():
-    with raises(ContractError, "ts", "'20101201'", "YYYYMMDD or YYMMDDhh", "data.time"):
+    with raises(ContractError, "ts", "'20101201'", "YYYYMMDD or YYMMDDhh", "data.time_format"):
         form_of(["20101201", "20101203"])
     assert form_of(["20101201", "20101231"]) == "YYYYMMDD"
 

@@ -4,7 +4,6 @@ import logging
 
 import pytest
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.notifications.webhook import Answer, compose, post_to_file
 from evergreen.runtime.errors import ContractError
 from monitoring.journal import Event
@@ -15,6 +14,7 @@ from tests.support.errors import raises
 from tests.support.kept_documents import KeptDocuments
 from tests.support.monitors import DRIFT, START
 from tests.support.processes import wait_for
+from tests.support.recommenders import SHOP
 from tests.support.webhook_server import SECRET, WebhookServer
 
 
@@ -35,7 +35,7 @@ def webhook_file(server, tmp_path):
 def texts(server):
     """Return the first lines without the recommender at their start."""
     lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
-    assert {recommender for recommender, _, _ in lines} == {CRITEO_RECOMMENDER.name}
+    assert {recommender for recommender, _, _ in lines} == {SHOP.name}
     return [text for _, _, text in lines]
 
 

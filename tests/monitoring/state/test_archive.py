@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evergreen.contracts import criteo, raw_rows
-from evergreen.contracts.criteo import CRITEO, RAW_TYPES
+from evergreen.contracts.raw_rows import CANARY_TYPES, raw_types
 from evergreen.contracts.records import Predictions
 from evergreen.rows.archived_rows import arrow_schema
 from evergreen.runtime.errors import PermanentError, TemporaryError
@@ -19,11 +18,13 @@ from monitoring.state.archive import Archive, build_row_table
 from monitoring.state.database import VERSION
 from monitoring.state.join import attribute
 from monitoring.state.store import Store
-from tests.support.archives import archived_rows, expected_rows
+from tests.support.archives import archived_rows, expected_rows, values_of
 from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
+from tests.support.recommenders import SHOP
 
-SCHEMA = arrow_schema(RAW_TYPES)
+FEATURES = SHOP.features
+SCHEMA = arrow_schema(raw_types(FEATURES))
 
 
 def test_rows_are_archived_in_raw_schema_with_their_values(started):
@@ -34,8 +35,8 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
     (path,) = b.settings.archive.glob("day=2025-11-13/part-*.parquet")
     table = pq.ParquetFile(path).read()
     assert table.schema.equals(SCHEMA)
-    spelled = {"float32": "float", "float64": "double"}
-    expected = [(name, spelled.get(text, text)) for name, text in criteo.RAW_TYPES.items()]
+    spelled = {"float32": "float", "float64": "double", "list<int64>": "list<element: int64>"}
+    expected = [(name, spelled.get(text, text)) for name, text in raw_types(FEATURES).items()]
     assert [(field.name, str(field.type)) for field in table.schema] == expected
     rows = {(row["request_id"], row["row"]): row for row in table.to_pylist()}
     assert archived_rows(rows.values()) == expected_rows(batches, {("a", 4)})
@@ -44,11 +45,9 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
             row = rows[batch.request_id, i]
             assert row["event_time"].timestamp() == batch.time
             assert row["model_version"] == batch.model_version
-            dense = [np.nan if row[name] is None else row[name] for name in criteo.DENSE]
+            dense, categorical = values_of(row, FEATURES)
             np.testing.assert_array_equal(np.float32(dense), batch.dense[i])
-            assert [
-                -1 if row[name] is None else row[name] for name in criteo.CATEGORICAL
-            ] == batch.categorical[i].tolist()
+            assert categorical == batch.categorical[i].tolist()
 
 
 def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
@@ -151,7 +150,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
         Archive(
             tmp_path / "a file" / "archive",
             store,
-            features=CRITEO,
+            features=FEATURES,
             roll_rows=1,
             roll_seconds=1,
             keep_rows=1,
@@ -204,9 +203,9 @@ def test_optional_columns_are_in_files_whose_rows_need_them(tmp_path):
 
     def table(*batches):
         requests = Predictions.of(batches)
-        return build_row_table(requests, np.zeros(requests.num_rows, np.uint8), CRITEO)
+        return build_row_table(requests, np.zeros(requests.num_rows, np.uint8), FEATURES)
 
-    raw = list(criteo.RAW_TYPES)
+    raw = list(raw_types(FEATURES))
     assert table(plain).column_names == raw
     assert table(plain, canary).column_names == [*raw, "canary"]
     found = table(plain, ranked)
@@ -214,9 +213,7 @@ def test_optional_columns_are_in_files_whose_rows_need_them(tmp_path):
     assert found["position"].to_pylist() == [None, None, 3, 1, 2]
     assert found["propensity"].to_pylist() == [None, None, 0.9, 0.8, 0.9]
     every = table(plain, ranked, canary)
-    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(
-        raw_rows.CANARY_TYPES.items()
-    )
+    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(CANARY_TYPES.items())
     assert every["canary"].to_pylist() == [False] * 5 + [True]
 
 

@@ -74,7 +74,7 @@ def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
     for name, rows in found.items():
         if rows:
             assert [row["score"] for row in rows] == sent[name].scores.tolist()
-            assert [row["I1"] is None for row in rows] == [
+            assert [row["price"] is None for row in rows] == [
                 value != value for value in sent[name].dense[:, 0]
             ]
             assert [row["label"] for row in rows] == (
