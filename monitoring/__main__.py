@@ -63,7 +63,7 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
 
     Args:
         settings: Settings of the installation.
-        stop: Ends the loop.
+        stop: Event that ends the loop.
         umask: Umask of the runs that the monitor starts locally. -1 keeps the process's own.
 
     Raises:

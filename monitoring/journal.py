@@ -3,9 +3,9 @@
 People, the report and the backtest read them. Each line in the state folder is one JSON object,
 appended and flushed to disk. An event is written before its step is recorded in the state. After a
 crash an event can therefore appear twice, but it is never missing. While the disk is full, points
-and events wait in memory. Decisions do not wait, because nothing may act on an unwritten decision.
-A full file is renamed to `<name>.1`, which replaces the previous one. `monitoring.web.metrics`
-exports the Prometheus metrics.
+and events wait in memory. Decisions are never buffered, because an action must not follow from an
+unwritten decision. A full file is renamed to `<name>.1`, which replaces the previous one.
+`monitoring.web.metrics` exports the Prometheus metrics.
 """
 
 import json
@@ -83,7 +83,8 @@ class Journal:
         once.
 
         Raises:
-            TemporaryError: A line cannot be written. Append this line and all later lines again.
+            TemporaryError: A line cannot be written. After the error, the caller must append the
+                failed line and all later lines again.
         """
         for time, line in lines.items():
             if self._decided_until is None or time > self._decided_until:

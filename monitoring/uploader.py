@@ -3,11 +3,12 @@
 Input is `<archive>/day=*/part-*.parquet` and `<archive>/outcomes/day=*/part-*.parquet`, which
 `monitoring.state` renames into place when they are complete. Output is files of the same names in
 the lake, a folder or a `gs://` bucket, and a marker `<archive>/uploaded/<name>.json` for each. A
-retrain request waits for the markers. `evergreen.storage` stores the bytes and verifies them.
+retrain request waits until its files have markers. `evergreen.storage` stores the bytes and
+verifies them.
 
-The order of steps survives a kill. The file is stored in the lake and compared with the local one,
-then the marker is written, then the local file is removed. The next pass of any uploader repeats or
-skips each step.
+A kill between any two steps loses no file. The file is stored in the lake and compared with the
+local one, then the marker is written, then the local file is removed. The next pass of any uploader
+repeats or skips each step.
 """
 
 import json
@@ -137,10 +138,12 @@ class Uploader:
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next
-                pass. Or all other files were moved, and some cannot be read.
+                pass. This error is also raised if all other files were moved and some cannot be
+                read.
             PermanentError: No file can be moved until somebody fixes a permission, the disk space
-                or the bucket. All files that were not moved stay. Or all other files were moved,
-                and some exist in the lake with other bytes (`Differs`, see `refused`).
+                or the bucket. All files that were not moved stay. This error is also raised if all
+                other files were moved and some exist in the lake with other bytes (`Differs`, see
+                `refused`).
         """
         moved: list[str] = []
         differing: list[Differs] = []
@@ -262,7 +265,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     logger.info("moving %s to %s", settings.archive, settings.lake)
     if settings.once:
         stop.set()
-    with suppress(Differs):  # reported below with all refused files
+    with suppress(Differs):  # `Differs` is reported below for all refused files
         run(uploader, stop, settings.interval_seconds)
     if uploader.refused:
         raise Refused(

@@ -1,6 +1,6 @@
 """Command `evergreen backtest ARCHIVE`: would these policies have fired over recorded records?
 
-The records come from a monitor's archive or a lake. The flags of the rules are those of the
+The records come from a monitor's archive or a lake. The rules are set by the same flags as for the
 monitor. `monitoring.backtest.backtest` computes the decisions.
 """
 

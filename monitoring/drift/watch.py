@@ -36,7 +36,7 @@ from monitoring.drift.sketch import Layout, Sketch
 
 MAX_OPEN = 32
 """Maximum number of open buckets, about 1.5 MB each. The limit bounds memory after a long stop,
-with clocks that are ahead, and with many versions."""
+when clocks run ahead, and when many versions serve."""
 MAX_LAYOUTS = 8
 MAX_UNKNOWN = 1000
 Key = tuple[int, int]
@@ -72,7 +72,8 @@ class DriftWatch:
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
         self._deferred_from: int | None = None
-        """First deferred bucket number. Rows from this bucket on are not counted for now."""
+        """First deferred bucket number. Rows in this and later buckets are not counted until
+        `resume`."""
         self.passed_over: Counter[str] = Counter()
         """Rows in no report, by reason: `late`, `no_reference` (no reference with the same columns)
         or `too_many_versions`."""
@@ -132,7 +133,7 @@ class DriftWatch:
         return number < farthest
 
     def deferred_since(self, up_to: float) -> float | None:
-        """Return the event time from which rows are deferred, if `close(up_to)` reaches it.
+        """Return the event time of the first deferred row if it is at most `up_to`, else None.
 
         Returns None otherwise.
         """

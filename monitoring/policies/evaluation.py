@@ -49,7 +49,7 @@ def no_baseline(version: int) -> Baseline | None:
 
 
 def serving_ahead(settings: JudgeSettings) -> float:
-    """Return up to how many seconds after a decision point predictions show its serving version.
+    """Return the seconds after a decision point whose predictions determine the serving version.
 
     The result is the attribution window minus the grace period, because at the watermark the last
     predictions may not have arrived.
@@ -74,7 +74,7 @@ class Evaluator:
         the predictions after `decided_until + serving_ahead(settings)`.
 
         Args:
-            settings: Windows and times.
+            settings: Length of the windows, and the times of decisions.
             policies: Policies in order.
             baseline: Returns a version's baseline. It is called once per version, so that a verdict
                 that is replaced later does not change the decisions of a backtest.
@@ -346,8 +346,8 @@ class ServingTimeline:
         # number of entries does not grow with the traffic.
         self._seen: dict[int, dict[int, tuple[int, int]]] = {}
         self.lineage: list[tuple[int, int]] = []
-        """The last serving version and its predecessors, ascending. Each has the time of its first
-        prediction within the span in which it began to serve. Empty before the first prediction."""
+        """The last serving version and its predecessors, ascending. Each version has the time of
+        its first prediction, to within one decision span. Empty before the first prediction."""
         self.reached: int | None = None
         """The last point passed, or None before the first."""
         self.last: tuple[int, int] | None = None
@@ -394,8 +394,8 @@ class ServingTimeline:
     def advance(self, point: int) -> None:
         """Advance to `point`. Every prediction up to `ahead` after it must have been recorded."""
         if self.reached is not None and point < self.reached:
-            # A clock that was ahead was corrected. Its predictions at later times have not happened
-            # yet.
+            # A clock that was ahead was corrected. The predictions with later times came from the
+            # wrong clock.
             self.last = None
             self.lineage = [
                 (version, min(since, self.seen_until(point))) for version, since in self.lineage

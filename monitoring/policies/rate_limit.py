@@ -1,9 +1,8 @@
 """Rate limits of retraining runs: the retrain cooldown, back-off and daily budget.
 
 A cooldown follows a release, a growing back-off follows failures, and a daily budget limits the
-number of runs. The functions are pure. They compute the limited decision and the new memory from a
-decision, the memory of past runs and the time. `monitoring.retraining.retraining` stores the
-memory.
+number of runs. The functions are pure. Each function computes its result from a decision, the
+memory of past runs and the time. `monitoring.retraining.retraining` stores the memory.
 
 The name of a `RetrainRequest` is derived from its data. An incremental run takes minutes and
 continues from the current model. A full run takes hours and starts from scratch, which drops
@@ -96,9 +95,9 @@ def ended(
     `failed`. A canary counts as a release, because the gate accepted the model.
 
     Args:
-        memory: Memory before.
-        outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. Also `notified`, if
-            people were notified instead of a run, and `TAKEN_BACK`.
+        memory: Memory before the run ended.
+        outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. Also `notified` if people
+            were notified instead of a run, and `TAKEN_BACK` after a rollback by another program.
         settings: Rate limits.
         now: Seconds since the epoch.
         parent: `none` for a full run, `current` for an incremental one.

@@ -36,7 +36,7 @@ NOTIFY_LIMITS = "rate_limits.notify"
 REPORTED = "reported"
 """Document with the action of the drift that was last reported. Empty after the drift ended."""
 LOG_DOWN_SECONDS = 60.0
-"""Seconds without the event log before the outage is reported. A restart of a broker takes less
+"""Seconds without the event log before the outage is reported. A broker restarts within this
 time."""
 
 
@@ -95,7 +95,7 @@ class ActionStatus:
     daily_budget: int | None = None
     budget_left: int | None = None
     blocked_until: float | None = None
-    """No request before this time. None if nothing prevents one."""
+    """No request before this time. None if requests are allowed now."""
     blocked_by: str | None = None
     failures: int | None = None
     """Number of consecutive runs without a release."""
@@ -277,7 +277,7 @@ class DecisionHandler:
 
     def _report_log(self, problem: str | None, now: float) -> None:
         """Emit an event when the log is down for a while, and when it is back."""
-        is_reported = LOG in self.notifier.open  # includes reports of a predecessor
+        is_reported = LOG in self.notifier.open  # True also for a report by an earlier process
         if problem is None:
             if is_reported:
                 self._journal.emit("log_up", "messages can arrive again")

@@ -45,7 +45,7 @@ class Intake(NamedTuple):
     """The decoded messages of one pull."""
 
     predictions: Predictions | None
-    """None if there are none."""
+    """None if the messages contained no prediction."""
     places: NDArray[np.int64]
     """Message index of each prediction, shape [m]."""
     outcomes: list[OutcomeBatch]

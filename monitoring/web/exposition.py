@@ -17,8 +17,8 @@ from monitoring.retraining.actions import ActionStatus
 from monitoring.web.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
-"""Seconds without a heartbeat after which the loop is stuck. No single call of the loop takes
-longer."""
+"""Seconds without a heartbeat after which the loop is stuck. Every single call of the loop is
+shorter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,8 @@ class Exposition:
     def unready(self) -> str | None:
         """Return why published records are not being processed, or None.
 
-        An idle log is ready. A log that cannot deliver is not (`Subscriber.problem`).
+        An idle log is ready. A log that cannot deliver records is not ready (see
+        `Subscriber.problem`).
         """
         if reason := self.unhealthy():
             return reason

@@ -98,7 +98,7 @@ class HttpSettings:
 
 
 class MonitorServer:
-    """Serves one exposition from a daemon thread."""
+    """Serves the pages of one `Exposition` from a daemon thread."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Seconds after which a silent client is disconnected, so that it does not block its thread."""
 
     def do_GET(self) -> None:
-        """Answer one page."""
+        """Answer a GET request for one page."""
         path = urlsplit(self.path).path
         if path == "/metrics":
             self._answer(

@@ -86,7 +86,7 @@ class Promotions:
     """Summary of the promotion journal."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of lines by action, without intents."""
+    """Number of journal lines by action, without lines that only announce an action."""
     live_version: int | None = None
     live_action: str | None = None
     """Action that made the version live: `release`, `rollback` or `promote`."""
