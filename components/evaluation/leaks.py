@@ -122,7 +122,7 @@ class _ClickRates:
 def _held(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Return the row and the value of each entry in `values` [n, slots].
 
-    A row without values gets a missing one.
+    A row without values gets one entry with the missing value.
     """
     is_held = np.ones(values.shape, bool)
     if values.shape[1] > 1:

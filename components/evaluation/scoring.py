@@ -83,7 +83,7 @@ ScoreRaw = Callable[[RawBatch], NDArray[np.float32]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredHoldout:
-    """The held-out rows with scores, each [n] in row order."""
+    """The held-out rows with their scores. Arrays have shape [n], in row order."""
 
     labels: NDArray[np.int8]
     event_seconds: NDArray[np.float64]
@@ -120,7 +120,7 @@ class ScoredHoldout:
         )
 
     def of_rows(self, kept: NDArray[np.bool_]) -> "ScoredHoldout":
-        """Return the rows of a mask [n]."""
+        """Return the rows where the mask `kept` [n] is True."""
         parts: dict[str, Any] = {
             name: of for name, of in vars(self).items() if isinstance(of, np.ndarray)
         }
@@ -259,7 +259,9 @@ def score_with_both(
         named=named,
         score_champion=lambda batch: np.column_stack([score(batch) for score in scorers]),
     )
-    of_champion, of_candidate = of_raw.pop("champion").reshape(-1, 2).T  # works without batches too
+    of_champion, of_candidate = (
+        of_raw.pop("champion").reshape(-1, 2).T
+    )  # reshape also handles zero batches
     nothing = np.zeros(len(of_raw["labels"]), np.bool_)
     return ScoredHoldout(
         **of_raw,
@@ -402,7 +404,7 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
     """Return the number of held-out rows, if both folders and both manifests agree.
 
     Raises:
-        ContractError: The numbers differ. The message has both numbers.
+        ContractError: The numbers differ. The message contains both numbers.
     """
     num_raw, num_encoded = _num_rows(raw), _num_rows(encoded)
     if num_raw != num_encoded:

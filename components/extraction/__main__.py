@@ -1,4 +1,7 @@
-"""Run the extraction step from the command line. It also adds the recommender to the run."""
+"""Run the extraction step from the command line.
+
+The output manifest contains the recommender.
+"""
 
 import argparse
 import sys
@@ -36,8 +39,8 @@ COUNTS = (
     "quarantined_files",
 )
 TIMES = ("first_event_time", "last_event_time", "last_learned_time")
-"""Fields of a `RawDataset` that the step's note contains: times, and numbers without the prefix
-`num_`."""
+"""Fields of a `RawDataset` in the step's note. The fields in `COUNTS` have the prefix `num_` in a
+`RawDataset`."""
 
 
 def build_parser() -> argparse.ArgumentParser:

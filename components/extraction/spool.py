@@ -67,7 +67,7 @@ class Known(NamedTuple):
     num_others: int
     """Events whose key is in the lake with other features."""
     example: str
-    """Key of one such event, for messages."""
+    """Key of an event that is in the lake with other features, for messages."""
 
 
 class Spool:
@@ -77,8 +77,8 @@ class Spool:
         folder: Existing folder for the rows and for DuckDB's temporary files.
         features: Features of the rows.
         weighted: Whether rows have weights.
-        salt: Part of the ids that are made from content. Rows with the same content get different
-            ids under different salts.
+        salt: Salt of the ids that are computed from a row's content. Rows with the same content get
+            different ids under different salts.
     """
 
     def __init__(self, folder: Path, *, features: Features, weighted: bool, salt: str = "") -> None:

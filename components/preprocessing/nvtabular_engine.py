@@ -8,8 +8,8 @@ NVTabular plans, executes and types the graphs, and Categorify looks up every id
 this module override methods of NVTabular's operator interface. Each operator has one of three
 reasons, which its docstring states:
 
-- Speed. Categorify gets each distinct value of a column once, because its merge and sort of all
-  rows would take 10 to 20 times as long as everything else.
+- The operator is faster. Categorify gets each distinct value of a column once, because its merge
+  and sort of all rows would take 10 to 20 times as long as everything else.
 - A case in which NVTabular 23.8 fails.
 - A result that must be equal on every machine.
 """
@@ -56,7 +56,7 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
     """Categorify that looks up each distinct value of a column once.
 
     The operator also accepts a partition in which a column has no value at all. NVTabular 23.8
-    raises an error there.
+    raises an error for such a partition.
     """
 
     def __init__(self, vocabularies: dict[str, str], features: Features, *, folder: Path) -> None:
@@ -65,7 +65,8 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
         A missing value becomes padding in a list feature and the id of missing values elsewhere.
 
         Args:
-            vocabularies: Vocabulary file of each slot. `stored_name` names its category column.
+            vocabularies: Vocabulary file of each slot. The category column of each file is named by
+                `stored_name`.
             features: The recommender's features.
             folder: Categorify's output folder.
         """
@@ -284,7 +285,10 @@ def _clipped(part: Any, options: NumericOptions) -> Any:
 
 
 def _input_schema(features: Features, *, weighted: bool) -> Any:
-    """Return the input schema. Without one, NVTabular would read a partition to infer it."""
+    """Return the input schema.
+
+    Without a schema, NVTabular would read a partition to infer the schema.
+    """
     types = read_types(features, weighted=weighted)
     return Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in types.items()])
 

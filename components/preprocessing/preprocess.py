@@ -86,7 +86,7 @@ def thin(
         source: Folder of the raw rows.
         into: Folder to create. Its files have about `THINNED_ROWS` rows. The folder stays empty if
             all rows are dropped.
-        negative_rate: Share of the rows without a click to keep.
+        negative_rate: Share of the rows without a click that is kept.
         features: The recommender's features.
         expected_rows: Number of rows of `source` according to its manifest.
         weighted: Whether the rows have weights.

@@ -33,8 +33,8 @@ class Moment(NamedTuple):
     """Exact sum of the squares, in multiples of `UNIT` squared."""
     least: float
     largest: float
-    """Largest value. `least` and `largest` are float32 values. Both are infinite if there is no
-    value."""
+    """Largest value. `least` and `largest` are float32 values. The smallest and largest value are
+    infinite if the column has no value."""
 
     def mean_and_std(self) -> tuple[float, float]:
         """Return the mean and the sample standard deviation (n - 1).

@@ -4,10 +4,10 @@ Kubernetes sends SIGTERM before it drains a node, and kills the process 30 secon
 progress is saved first. Outside a fit the process ends at once, because its output is complete or
 absent. `evergreen.runtime.exit_codes` has the exit code.
 
-On Kubeflow a retry does not depend on the exit code, because Argo retries after every failure. The
-save may also be cut short there. According to its source, KFP's launcher, which is the parent
-process of the step, does not handle SIGTERM, so the container ends with the launcher. Such a retry
-continues from the last save of `checkpoint_minutes`.
+On Kubeflow a retry does not depend on the exit code, because Argo retries after every failure. On
+Kubeflow the save may also be cut short. According to its source, KFP's launcher, which is the
+parent process of the step, does not handle SIGTERM, so the container ends with the launcher. Such a
+retry continues from the last save of `checkpoint_minutes`.
 """
 
 import signal

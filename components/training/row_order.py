@@ -31,7 +31,7 @@ class PassRows:
     """Rows of a pass."""
 
     num_new: int
-    """Rows of the window, numbered from 0. All are in the pass."""
+    """Rows of the window, numbered from 0. A pass contains all of these rows."""
     num_old: int
     """Available replay rows, numbered after the rows of the window."""
     num_replayed: int

@@ -56,8 +56,8 @@ def publish(
         store: Folder of the model registry.
         described: Creates the manifest from the model's id, its final folder and the hash of each
             part.
-        weights: Folder of the weights. It is moved away. If a later fit needs it, the fit writes it
-            again.
+        weights: Folder of the weights. The folder is moved into the registry. A later fit that
+            needs this folder writes it again.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
         workflow_path: Folder of the feature workflow.
@@ -75,7 +75,8 @@ def publish(
         logger.info("model %s is already in the registry", model_id)
         return Model.read(final / Model.MANIFEST)
     with whole_directory(final, replace=True) as parts:
-        # The weights are moved last. If another part is absent, the fit then still has its weights.
+        # The weights are moved last. If another part is absent, the weights are still in the fit's
+        # folder.
         _copy_parts(parts, workflow_path, report)
         _move(weights, parts / Model.WEIGHTS)
         sha256 = {name: sha256_tree(parts / name) for name in Model.PARTS if name != Model.WEIGHTS}

@@ -1,9 +1,9 @@
 """The HugeCTR engine: a `hugectr.Model` that is trained on staged Parquet files.
 
 A new model is created after weights are restored and when the batch size changes. Between models,
-and for scoring and saving, the weights are in a folder in the registry's layout. HugeCTR's own
-memory only has the changes since that folder was written. `fit` decides which rows are used, in
-which order and how often. HugeCTR seeds dropout itself, with 0 in every model, so the seed of a
+and for scoring and saving, the weights are in a folder in the registry's layout. The changes since
+the last write of that folder are only in HugeCTR's own memory. `fit` decides which rows are used,
+in which order and how often. HugeCTR seeds dropout itself, with 0 in every model, so the seed of a
 call has no effect here.
 
 HugeCTR only logs failed reads and writes, and continues. HugeCTR does not even notice some
@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 
 IMAGE = "evergreen-training-hugectr (components/training/Dockerfile.hugectr)"
 _SEGMENT_STAGES = 8
-"""Stages in one call of `learn`. Writing a stage overlaps with training on the previous one.
-Scoring between two calls saves the whole table, so a call should be long."""
+"""Stages in one call of `learn`. Writing a stage overlaps with training on the previous one. Before
+scoring, the whole table is saved, so a call of `learn` should be long."""
 
 
 @dataclass(kw_only=True)
@@ -296,7 +296,7 @@ class HugectrEngine:
         if self._running is None:
             return
         folder, self._running = self._running.stage.file_list.parent, None
-        # Collecting the object releases its GPU memory.
+        # The garbage collection of the model releases its GPU memory.
         gc.collect()
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -43,7 +43,7 @@ class _OnAllNodes:
 def built(hugectr: Any, blueprint: Blueprint, nodes: Any | None) -> tuple[Any, Any]:
     """Return the compiled model and its training reader.
 
-    Both are created on all `nodes`, or only in this process if `nodes` is None.
+    Model and reader are created on all `nodes`, or only in this process if `nodes` is None.
     """
     if nodes is not None:
         nodes.bcast(("build", blueprint))

@@ -96,8 +96,8 @@ class Steps:
     rates: list[float]
     """Learning rate of each step."""
     scales: list[float]
-    """Factor of each step by which a row's weight is multiplied to get its share of the batch's
-    loss."""
+    """Factor of each step, 1 divided by the sum of the batch's weights. A row's weight times this
+    factor is its share of the batch's loss."""
     seed: int
 
 
@@ -197,7 +197,7 @@ class _Worker:
         return list(zip(num_rows(self._tables, shared.slot_sizes), shared.config.table_widths))
 
     def new_model(self, folder: Path) -> Any:
-        """Create empty model files in `folder`. `save` fills them."""
+        """Create empty model files in `folder`. The contents are written by `save`."""
         shapes = table_shapes(self._table_shapes) | self._dense.shapes
         return new_model(folder, shapes, step=self.num_steps)
 
@@ -528,7 +528,10 @@ class TorchrecEngine:
         return max(1, SEGMENT_ROWS[group_device().type] // batch_size)
 
     def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
-        """See `Engine`. Each worker decodes its row groups below `cache` on its own machine."""
+        """See `Engine`.
+
+        Each worker decodes its share of the row groups into `cache` on its own machine.
+        """
         rows = self._call("open_rows", folders, slot_sizes, cache)
         self._call("gather_labels")
         self._opened = shared = _SharedRows(**vars(rows))
