@@ -113,7 +113,7 @@ KILL_SECONDS = 10.0
 
 
 class ProcessDied(PermanentError):
-    """A process of the stack ended unexpectedly."""
+    """A process of the demo ended unexpectedly."""
 
 
 class Stack:
@@ -124,7 +124,8 @@ class Stack:
 
         Args:
             logs: Folder of the log files `<name>.log`.
-            variables: Environment variables in addition to those of this process.
+            variables: Environment variables that all processes get in addition to the current
+                environment.
         """
         self._logs = logs
         self._tag = uuid4().hex
@@ -135,7 +136,7 @@ class Stack:
 
     @property
     def tag_variables(self) -> dict[str, str]:
-        """The variable that adds any process with it to this stack."""
+        """Environment variable that marks a process as part of this stack."""
         return {TAG_VARIABLE: self._tag}
 
     def start(
@@ -152,7 +153,7 @@ class Stack:
         Args:
             name: Name of the process and its log.
             command: The command line.
-            stdin: Whether `tell` can send lines to it.
+            stdin: Whether the process reads its standard input, to which `tell` sends lines.
             may_end: Whether it may end with code 0 while other processes are awaited.
             variables: Environment variables of this process, in addition to the stack's.
         """
@@ -163,7 +164,7 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**self._variables, **(variables or {})},
-                start_new_session=True,  # Ctrl-C reaches only the demo, which ends them in order
+                start_new_session=True,  # Ctrl-C must reach only the demo
                 text=True,
             )
         self._processes[name] = process
@@ -172,10 +173,10 @@ class Stack:
         return process
 
     def tell(self, name: str, line: str) -> None:
-        """Send one line to a process.
+        """Write one line to the standard input of a process.
 
         Raises:
-            ProcessDied: the process is gone.
+            ProcessDied: the process has ended.
         """
         stream = self._processes[name].stdin
         assert stream is not None
@@ -208,10 +209,10 @@ class Stack:
         """Poll until `condition` holds, and check that every process is running.
 
         Args:
-            condition: The condition.
+            condition: Function that returns whether the wait is over.
             what: Name of the condition for the error.
             seconds: Maximum time to wait.
-            watch: Called at each poll.
+            watch: Function that is called at each poll.
             every: Seconds between two polls.
 
         Raises:

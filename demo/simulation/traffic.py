@@ -43,7 +43,7 @@ def row_files(path: Path) -> list[Path]:
     """Return the file `path`, or all Parquet files in the folder `path` at any depth.
 
     Raises:
-        ContractError: there are none.
+        ContractError: the path does not exist or contains no Parquet file.
     """
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files or not files[0].exists():
@@ -123,13 +123,13 @@ def _labels(name: str, values: pa.Array) -> NDArray[np.int32]:
 
 
 class Request(NamedTuple):
-    """Rows to send in one request, with their labels, which the server must not see."""
+    """Rows of one request with their labels. The labels are not sent to the server."""
 
     features: FeatureRows
     label: NDArray[np.int32]
     """[n] 1 = click."""
     probability: NDArray[np.float64] | None
-    """[n] true click probability, or None for real rows."""
+    """True click probabilities, shape [n], or None for real rows."""
 
 
 class Traffic(Protocol):
@@ -161,7 +161,7 @@ class WorldTraffic:
 
     def take(self, rows: int) -> Request:
         """Draw the next request, see `Traffic.take`. The source is never exhausted."""
-        # Drawing 64 rows takes as long as drawing 1,000, so rows are drawn ahead.
+        # Draw rows in advance, because drawing 64 rows takes as long as drawing 1,000.
         if self._chunk is None or self._at + rows > len(self._chunk.label):
             self._chunk, self._at = self._world.draw(max(rows, _CHUNK_ROWS), self._random), 0
         part = slice(self._at, self._at + rows)
@@ -171,7 +171,10 @@ class WorldTraffic:
         return Request(features, chunk.label[part], chunk.probability[part])
 
     def drift(self) -> None:
-        """Switch to the drifted simulator, see `Traffic.drift`. Rows drawn ahead are discarded."""
+        """Switch to the drifted simulator, see `Traffic.drift`.
+
+        Rows that were drawn in advance are discarded.
+        """
         if self._drifted is None:
             raise ContractError("--drifted-world is absent, expected it for drift")
         self._world, self._chunk = self._drifted, None
@@ -191,7 +194,7 @@ class WorldTraffic:
 
 
 class FileTraffic:
-    """Labelled rows of a file or a folder of files, in order and once.
+    """Labelled rows of a file or of a folder of files. Each row is sent once, in order.
 
     Drift permutes the distinct values of categorical columns, and mirrors numeric columns at their
     median, so that the lowest value becomes the highest. The labels stay with their rows, so the
