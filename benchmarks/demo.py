@@ -28,7 +28,7 @@ STAGES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo once, and return the exit code."""
+    """Run the demo once, and return its exit code."""
     flags = benchmark_parser("demo", __doc__, quick="the same").parse_args(argv)
     with documented(flags) as document:
         shutil.rmtree(FOLDER, ignore_errors=True)

@@ -65,7 +65,7 @@ finally:
 
 
 class CanaryEnd(NamedTuple):
-    """End of a canary that its evidence decided."""
+    """How a canary ended, according to its evidence."""
 
     is_released: bool
     rows: int
@@ -84,7 +84,7 @@ class LineRound(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimedRows:
-    """The n rows of some minutes, with their requests and times."""
+    """Rows of some minutes of traffic, with their requests and times."""
 
     rows: WorldRows
     requests: list[str]
@@ -92,11 +92,11 @@ class TimedRows:
     places: NDArray[np.int32]
     """[n]: position within the request."""
     times: NDArray[np.float64]
-    """[n]: seconds since the epoch, ascending."""
+    """Event times, shape [n], seconds since the epoch, ascending."""
 
     @classmethod
     def of(cls, rows: WorldRows, *, start: float, end: float) -> "TimedRows":
-        """Return the rows spread evenly over an interval.
+        """Return the rows with times at equal distances over an interval.
 
         `start` and `end` are in hours from the beginning of `FIRST_DAY`.
         """
@@ -120,7 +120,10 @@ class TimedRows:
         return f"{raw_rows.DAY_PARTITION.format(day=first.date())}/{first:%H%M%S}.parquet"
 
     def write(self, folder: Path, **more: Any) -> None:
-        """Write the rows to a lake. `more` replaces empty columns of the raw schema, by name."""
+        """Write the rows to a lake.
+
+        `more` maps names of columns of the raw schema to their values.
+        """
         table = raw_table(self.rows, request_ids=self.requests, row=self.places, times=self.times)
         for name, values in more.items():
             place = table.schema.get_field_index(name)
@@ -153,7 +156,7 @@ class ModelLine:
     def branched(self, root: Path) -> "ModelLine":
         """Return a copy of the lineage in `root` that continues from its current state.
 
-        The copy has no runs of its own yet.
+        The copy starts without runs.
         """
         for name in ("store", "repository"):
             shutil.copytree(self._root / name, root / name)
@@ -246,7 +249,7 @@ class ModelLine:
         return code == 0, float(said.split()[-1])
 
     def _tidy(self) -> None:
-        """Remove files that no later run reads, because a study has hundreds of runs."""
+        """Remove files that no later run reads. A study has hundreds of runs."""
         shutil.rmtree(self._root / "work")
         (self._root / "work").mkdir()
         store = self._root / "store"
@@ -318,7 +321,7 @@ class ModelLine:
                 shutil.rmtree(day)
 
     def _metrics_text(self, _: str) -> str:
-        """Return the metrics that a server would have."""
+        """Return metrics in the text format of a server."""
         lines = []
         for (name, version), requests in self._counts.items():
             of = f'{{model="{name}",version="{version}"}}'

@@ -66,7 +66,7 @@ class StepNeeds(NamedTuple):
 
 
 class FittedLine(NamedTuple):
-    """A straight line."""
+    """A straight line through two points."""
 
     start: float
     slope: float
@@ -167,7 +167,7 @@ def measure_steps(
 
 
 def count_keys(keys: int) -> None:
-    """Merge two processes' counts of the same keys of one column, and admit all of them."""
+    """Merge the counts of two processes for equal categories of one column, and admit them all."""
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
     from evergreen.config.preprocessing import PreprocessingSettings

@@ -6,8 +6,8 @@ process. Step times at two batch sizes give the cost per step and per row. The a
 two processes is the exchange, with a part per step and a part per byte. Bytes are computed from the
 plan. If a network namespace can be created, the kernel also counts them on its loopback.
 
-This model is extrapolated to GPUs with stated assumptions. No GPU was measured. Finally, TorchRec's
-planner shards a table of a billion rows without allocating it.
+This model is extrapolated to GPUs with stated assumptions. No figure was measured on a GPU.
+Finally, TorchRec's planner shards a table of a billion rows without allocating it.
 """
 
 import json
@@ -230,7 +230,7 @@ def work(asked: str) -> int:
 def billion_row_plan(workers: int = 64) -> dict[str, Any]:
     """Return TorchRec's plan of a table of a billion rows and the sample's tables.
 
-    The plan is for GPUs of 80 GB. No memory is allocated for the tables.
+    The plan assumes GPUs of 80 GB. No memory is allocated for the tables.
     """
     from torchrec.distributed.planner import Topology
     from torchrec.distributed.types import ShardingType

@@ -53,7 +53,7 @@ class Models:
     """One fitted workflow, and any number of models with it.
 
     Args:
-        folder: Folder of all files. The model registry is in its `store`.
+        folder: Folder for all files of the benchmark. The model registry is in its `store`.
         peers_python: Interpreter with NVTabular.
     """
 

@@ -210,8 +210,8 @@ class Demo:
     def answered_since(self, moment: float, version: int) -> float | None:
         """Return the end of the first second in which only `version` served requests.
 
-        None sends all requests to the same model. Times are in seconds since the epoch. Returns
-        None if there is no such second yet.
+        Only seconds of traffic that began after `moment` count. Times are in seconds since the
+        epoch. Returns None if there is no such second yet.
         """
         lines = self.traffic.lines
         for before, line in zip(lines, lines[1:]):

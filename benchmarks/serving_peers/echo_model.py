@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """The class that the python backend calls."""
+    """Class that Triton's python backend calls. It computes nothing."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Return the first dense column of each request."""

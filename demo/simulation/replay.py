@@ -339,7 +339,7 @@ class ReplayProcess:
     run: str
     """Prefix of the request ids, unique in the event log."""
     plan_uri: str | None = None
-    """Model repository with the traffic plan to follow. None means that all requests use one
+    """Model repository with the traffic plan to follow. None sends all requests to the same
     model."""
     stdin: int = 0
     """File descriptor from which the commands `drift` and `stop` are read. The end of the input has
