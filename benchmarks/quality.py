@@ -198,7 +198,7 @@ def _deepctr(
 
 
 def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: list[int]) -> Any:
-    """Return a table with the numbers, the categories, and one column per list id with its count."""
+    """Return a table with the numbers, the categories, and the count of each list id."""
     from scipy.sparse import csr_matrix, hstack
 
     plain = np.hstack([raw.dense, rows.ids[:, : len(features.categorical)]])
