@@ -137,9 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no benchmark is named {sorted(unknown)}, expected {', '.join(PLANS)}")
     os.chdir(REPOSITORY)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the running benchmark
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a process in the background ignores SIGINT by default
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT
     MEASURED.mkdir(parents=True, exist_ok=True)
     names, commit, has_failed = flags.names or PLANS, machine.facts()["revision"], False
     minutes = sum(PLANS[name].quick if flags.quick else PLANS[name].full for name in names)

@@ -200,9 +200,7 @@ def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
     threshold, even with few clicks.
     """
     ends = np.arange(max(after + 1, REFERENCE_ROWS), len(stream.labels) + 1, REFERENCE_STRIDE)
-    for some in np.split(
-        ends, range(250, len(ends), 250)
-    ):  # the request is usually in the first part
+    for some in np.split(ends, range(250, len(ends), 250)):  # mostly in the first part
         rows = some[:, None] - REFERENCE_ROWS + np.arange(REFERENCE_ROWS)
         order = np.argsort(stream.scores[rows], axis=1)
         clicks = np.take_along_axis(stream.labels[rows], order, axis=1).astype(np.int64)

@@ -323,9 +323,7 @@ def run_once(
             )
     asked = {**parameters, **(request.pipeline_arguments() if request else {})}
     name = asked.get("trigger_id") or new_run_name("manual")
-    read_places(
-        package
-    )  # raises an error for a file without places, because its default folders would be used
+    read_places(package)  # fails for a file without places
     places = {**folders.places(), **places}
     if find_outcome(folders.store, name):
         raise ContractError(f"run {name} has ended in {folders.store}, expected another trigger_id")

@@ -259,9 +259,7 @@ def score_with_both(
         named=named,
         score_champion=lambda batch: np.column_stack([score(batch) for score in scorers]),
     )
-    of_champion, of_candidate = (
-        of_raw.pop("champion").reshape(-1, 2).T
-    )  # reshape also handles zero batches
+    of_champion, of_candidate = of_raw.pop("champion").reshape(-1, 2).T  # works for 0 batches too
     nothing = np.zeros(len(of_raw["labels"]), np.bool_)
     return ScoredHoldout(
         **of_raw,

@@ -1,4 +1,4 @@
-"""Tests that compare rows from Parquet files with the table that was written."""
+"""Tests that rows read from Parquet files equal the table that was written."""
 
 import numpy as np
 import pyarrow as pa

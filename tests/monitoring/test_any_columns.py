@@ -1,4 +1,4 @@
-"""Tests of the monitor with any recommender's columns: intake, archive and drift."""
+"""Tests of the monitor with the columns of any recommender, in intake, archive and drift."""
 
 import re
 from dataclasses import replace
@@ -233,7 +233,7 @@ def test_elements_of_request_that_are_all_alike_count_as_one():
     (genres,) = (
         column for column in compare(sketch, DriftSettings()) if column.feature == "genres"
     )
-    assert genres.design_effect == pytest.approx(12)  # This means four rows of three elements.
+    assert genres.design_effect == pytest.approx(12)  # four rows of three elements each
     assert not genres.drifted
 
 

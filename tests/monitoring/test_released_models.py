@@ -19,7 +19,7 @@ def _is_required(field):
 
 
 def blank(manifest, **values):
-    """Return a manifest with empty other fields."""
+    """Return a manifest with these values. Other required fields are empty."""
     unset = {
         f.name: BLANK.get(str(f.type), {})
         for f in fields(manifest)

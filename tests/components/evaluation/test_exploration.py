@@ -24,7 +24,7 @@ class Log(NamedTuple):
 def simulate(
     random, lists: int, *, places: int, share: float, rate: float, noise: float = 0.5
 ) -> Log:
-    """Simulate users who see lower positions less often and click some of the items that they see.
+    """Simulate users who see lower positions less often and click on some of the items.
 
     The served scores ignore the positions and are wrong by a factor of two. The click rate doubles
     over the log.
@@ -109,7 +109,8 @@ def test_clear_gain_is_found_and_its_opposite_too():
     found = reordering_gain(log.rows)
     assert 0 < found.low < log.gains.sum() / log.disputed.sum() < found.high
     assert found.num_lists == 20_000
-    # The reversed candidate disputes exactly the remaining pairs, and is worse on them.
+    # With reversed scores, the candidate disputes exactly the other pairs, and loses clicks on
+    # them.
     flipped = reordering_gain(log.rows._replace(candidate=-log.rows.candidate))
     assert flipped.high < 0
     assert found.disputed_share + flipped.disputed_share == pytest.approx(1)

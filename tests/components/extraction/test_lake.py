@@ -31,7 +31,7 @@ ALL = TimeSpan()
 
 @pytest.fixture
 def read_lake(tmp_path):
-    """The rows of a window as dicts, the duplicates, and the rejected rows."""
+    """Reads a window, and returns its rows as dicts, the number of duplicates, and bad rows."""
 
     def run(lake: Lake, window: TimeSpan = ALL) -> tuple[list[dict], int, list[dict]]:
         path = tmp_path / "lake.jsonl"

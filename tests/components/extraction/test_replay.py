@@ -21,8 +21,8 @@ from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 WINDOW = TimeSpan(parse_time("start", "2026-03-09T12:00:00Z"), None)
-"""A window of half a day, out of ten days. 400 of the 8,000 rows are within half a day after the
-window's start, and 400 more within a day."""
+"""Window from noon of the tenth day. The lake has 8,000 rows, of which 400 are in the window's
+first half day and 400 in the next half day."""
 
 
 @pytest.fixture

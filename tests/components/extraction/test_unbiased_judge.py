@@ -31,7 +31,7 @@ def moments():
 
 @st.composite
 def asked_windows(draw):
-    """Draw the flags of a window."""
+    """Draw random flags of the extraction step that define a window."""
     kind = draw(st.sampled_from(["watermark", "start", "full days"]))
     flags = {"parent": draw(st.sampled_from(["current", "none", "m1"]))}
     flags["champion"] = draw(st.sampled_from(["current", "current", "m1", "none"]))

@@ -1,4 +1,7 @@
-"""Tests of unreadable files in a lake: few are skipped, and training uses repaired files."""
+"""Tests of unreadable files in a lake.
+
+A few are skipped, and training uses them once they are repaired.
+"""
 
 import json
 import logging
@@ -21,7 +24,7 @@ from tests.support.lakes import OUTCOMES, URI, extract_lake, keys_in, keys_of, p
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOURS = 20
 BAD = 7
-"""The hour of the corrupt file."""
+"""Hour whose file is corrupt."""
 NAME = f"day=2026-03-01/hour-{BAD:02d}.parquet"
 
 
@@ -105,9 +108,9 @@ def lake(tmp_path, hour):
 
 @pytest.fixture
 def turn(tmp_path, flags, run_main, released):
-    """Runs a round over the lake.
+    """Runs the extraction step once over the lake.
 
-    If it is accepted, its model has been trained up to the newest row.
+    If the run is accepted, its model is registered as trained up to the newest row.
     """
     numbers = iter(range(1, 10))
 
@@ -174,7 +177,7 @@ def test_next_run_goes_on_and_one_after_mending_learns_rows_once(
     folder = lake(*range(HOURS))
     spoil(folder / NAME, hour(BAD))
     first = turn(folder)
-    second = turn(lake(HOURS))  # This is a window of one file.
+    second = turn(lake(HOURS))  # the window has one file
     assert read_by(second) == keys_of_hours(hour, [HOURS])
     (named,) = second.quarantined_files
     assert (named["file"], named["known"]) == (NAME, True)

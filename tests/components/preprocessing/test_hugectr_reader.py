@@ -1,4 +1,4 @@
-"""A second reader of the written folder, with only HugeCTR's rules.
+"""A second reader of the written folder. It knows only HugeCTR's rules.
 
 This reader refuses what HugeCTR misreads. It uses neither the step's own check
 (`encode.verify_file`) nor the contract's column names. HugeCTR reads columns by position, never by
@@ -25,7 +25,7 @@ PARTITION_ROWS = 300
 
 
 class Refused(Exception):
-    """Raised if HugeCTR would fail here or continue with wrong numbers."""
+    """Raised if HugeCTR would fail on the file, or read wrong numbers."""
 
 
 class Reader:
@@ -100,7 +100,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A window, and the step's output for this window."""
+    """A window of rows, and the output of the step for it."""
     from benchmarks.raw_windows import write_window
 
     folder = tmp_path_factory.mktemp("written")

@@ -56,7 +56,7 @@ def names(columns):
 
 @pytest.fixture
 def rows(world):
-    """A new bucket of rows from the reference's distribution."""
+    """Rows of a further bucket, from the distribution of the reference."""
     drawn = world.draw(8000, np.random.default_rng(21))
     return replace_arrays(drawn)
 
@@ -155,7 +155,7 @@ def test_other_scores_are_drift_of_score_alone(reference, rows):
 
 
 def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference, rows):
-    """Every difference counts if the minimum sizes are 0, and none counts if they are 1."""
+    """With minimum effect sizes of 0 every difference counts, and with 1 no difference counts."""
     rows.dense[:, criteo.DENSE.index("I5")] *= 2
     assert names(report_on(reference, rows).drifted) == {"I5"}
     large = replace(SETTINGS, numeric_drift=1.0)
@@ -178,7 +178,10 @@ def alike_in_requests(world, n, random, size=40):
 @pytest.mark.parametrize("pairs", [50, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("alike", [False, True])
 def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pairs):
-    """Pairs of a reference and a bucket, from a fixed seed. Any change counts, however small."""
+    """The test draws pairs of a reference and a bucket with fixed seeds.
+
+    The minimum effect sizes are 0, so any change counts.
+    """
     settings = DriftSettings(false_discovery_rate=0.02, **ANY_SIZE)
     alarms = 0
     for seed in range(pairs // 5):

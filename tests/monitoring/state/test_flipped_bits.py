@@ -55,7 +55,7 @@ def test_every_flipped_bit_of_block_is_found():
 @pytest.mark.parametrize("table", COLUMNS)
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
-    """Two thirds of the requests wait for labels at the bit flip, and one third for its file."""
+    """When the bit flips, four requests wait for labels, and two wait for their file."""
     b = bench(archive_roll_rows=10_000, archive_roll_seconds=1e6)
     b.start()
     sent = {}

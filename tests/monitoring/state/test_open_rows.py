@@ -1,4 +1,4 @@
-"""Tests of open rows: they equal a brute-force reading of the records, in bounded memory."""
+"""Tests that open rows equal those of a brute-force reference, in bounded memory."""
 
 import dataclasses
 import tracemalloc
