@@ -1,8 +1,8 @@
 """Measure when Triton's response cache saves time, for `make benchmark-cache`.
 
 The result depends on the cost of the model and on the hit rate. The design follows the post "How to
-build a distributed inference cache with NVIDIA Triton and Redis". It compares no cache with
-Triton's local cache. The laptop's server has no Redis.
+build a distributed inference cache with NVIDIA Triton and Redis". The benchmark compares Triton
+without a cache and Triton with its local cache. The laptop's server has no Redis.
 
 One server serves each network twice, with and without the cache. Every request is sent to both, one
 directly after the other in alternating order, so that a slow moment of the machine affects both.

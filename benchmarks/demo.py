@@ -1,7 +1,7 @@
 """Measure the duration of the demo and its stages, for `make benchmark-demo`.
 
-It runs `make demo` from an empty folder, and reads the demo's `summary.json`. There is no smaller
-demo, so `--quick` changes nothing.
+The benchmark runs `make demo` from an empty folder, and reads the demo's `summary.json`. There is
+no smaller demo, so `--quick` changes nothing.
 """
 
 import json

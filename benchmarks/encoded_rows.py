@@ -1,10 +1,10 @@
 """Generate encoded rows with a planted click logit, for tables of a given size.
 
-The table of 1,221,286 rows is that of NVIDIA's DCN sample. Its 26 slot sizes come from one day of
-Criteo 1TB after NVTabular. Ids have a probability of about 1 / (id + 1), Zipf with exponent 1, as
-in click logs after Categorify's order by frequency. The true logit is the sum of one weight per id
-and of the weighted dense values. A list adds the pooled weights of its elements. It has any number
-of elements up to its maximum, and none of them is id 0, the padding.
+The table of 1,221,286 rows is that of NVIDIA's DCN sample. The 26 slot sizes of this table come
+from one day of Criteo 1TB after NVTabular. Ids have a probability of about 1 / (id + 1), Zipf with
+exponent 1, as in click logs after Categorify's order by frequency. The true logit is the sum of one
+weight per id and of the weighted dense values. A list adds the pooled weights of its elements. A
+list has any number of elements up to its maximum. Id 0 is the padding, so it is never an element.
 """
 
 import numpy as np

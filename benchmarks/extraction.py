@@ -59,7 +59,7 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
 def pyarrow_whole(file: Path, folder: Path) -> Callable[[], int]:
     """Use pyarrow.csv.read_csv with types and threads, then parquet.write_table.
 
-    It checks the number of fields, that the label is an integer, and that the other fields are
+    pyarrow checks the number of fields, that the label is an integer, and that the other fields are
     numbers. `0x1f`, `nan`, `1.5` and ` 1` count as numbers. Categories stay strings without a
     check.
     """

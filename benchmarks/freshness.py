@@ -11,8 +11,8 @@ Events have the same order as in production. Every quarter of an hour, the live 
 rows, which then enter the lake. Then an active canary is evaluated. After a policy's interval, a
 run trains on the lake so far, and its release scores the following rows.
 
-Gains are in AUC points, where 1 point is 0.01 of AUC. A gain is the mean of hourly differences. It
-averages the difference within each hour, because different models scored different hours. The
+Gains are in AUC points, where 1 point is 0.01 of AUC. A gain is the mean of hourly differences. The
+difference is computed within each hour, because different models scored different hours. The
 interval of a gain is DeLong's: different hours have different rows, so the variances of their
 paired differences add up. The interval covers the uncertainty from the rows, for these models and
 this simulator. Another seed gives another simulator.
@@ -56,8 +56,8 @@ CONTROL = "every 5 h"
 rows."""
 BEST = "best possible"
 EXACT = "exact truth of hour 0"
-"""The true probabilities at the time when the first model was trained. Their AUC on later rows
-falls only because of drift."""
+"""The true probabilities at the time when the first model was trained. The AUC of these
+probabilities falls on later rows only because of drift."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
 table 2. Each gain is the mean AUC of DeepFM on Criteo's rows with parameters synchronised at this
 interval, minus that of batch training alone."""
 PUBLISHED_SAVING = 45
-"""Published factor by which incremental training is cheaper than stateless batch training: Grubhub
-(Egg 2021, arXiv 2107.07106)."""
+"""Published factor by which incremental training is cheaper than stateless batch training: See
+Grubhub (Egg 2021, arXiv 2107.07106)."""
 OUTCOMES = (RELEASED, CANARY, GAVE_WAY, REFUSED)
 COLORS = {
     FROZEN: "#dc2626",

@@ -1,11 +1,11 @@
 """Run all measurements that need a GPU, in steps of minutes, unattended.
 
-Use `make gpu` or `python -m benchmarks.gpu`. It needs torch with its CUDA wheel and the other
-packages of the training environment, and downloads nothing. Each step is a process that writes
-build/benchmarks/gpu/STEP.json. A step with a document of the current commit is skipped, so that a
-second call resumes the first. With `--minutes`, the program exits with code 3 before a step that
-may exceed the limit. Packages that are absent, and measurements that lack a GPU, are skipped and
-reported. The complete documents become gpu.json, which `make performance` puts on the page.
+Use `make gpu` or `python -m benchmarks.gpu`. The benchmark needs torch with its CUDA wheel and the
+other packages of the training environment, and downloads nothing. Each step is a process that
+writes build/benchmarks/gpu/STEP.json. A step with a document of the current commit is skipped, so
+that a second call resumes the first. With `--minutes`, the program exits with code 3 before a step
+that may exceed the limit. Packages that are absent, and measurements that lack a GPU, are skipped
+and reported. The complete documents become gpu.json, which `make performance` puts on the page.
 `gpu_steps` defines the steps.
 """
 

@@ -590,7 +590,7 @@ WAYS: dict[str, Callable[..., Any]] = {
 def loading(name: str, *, is_quick: bool) -> StepFigures:
     """Measure how many rows per second arrive in GPU memory.
 
-    Our loader is measured by threads, and torch's DataLoader by processes.
+    Our loader runs with several threads, and torch's DataLoader with several processes.
     """
     from torch.utils.data import DataLoader, TensorDataset
 

@@ -53,7 +53,7 @@ def last_slope(curve: Curve) -> float:
 
 
 def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
-    """Return the share of a core by requests per second."""
+    """Return points of (requests per second, share of a core) for one monitor."""
     curve = []
     for rate in rates:
         rows = (

@@ -77,8 +77,8 @@ async def open_loop(
     """Send requests at the times of a Poisson process, without waiting for responses.
 
     Args:
-        ask: Function that sends a request. Its argument is the number of the request, counted from
-            0.
+        ask: Function that sends a request. The argument of the function is the number of the
+            request, counted from 0.
         rate: Requests per second.
         seconds: Duration of the loop in seconds.
         seed: Seed of the times.

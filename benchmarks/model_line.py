@@ -2,8 +2,8 @@
 
 A run executes extraction, preprocessing, training, evaluation and deployment with their defaults.
 Each step runs in its environment, forked from a process with its libraries
-(`tests.crossings.warm_steps`). Validation runs only in the first run. All runs use the report of
-that validation, because training only stores it.
+(`tests.crossings.warm_steps`). Validation runs only in the first run. Later runs use the validation
+report of the first run, because training only stores it.
 
 The released graphs score traffic by the traffic plan. One arm scores each request for users, and
 the other arm scores it as shadow traffic. `controller.canary` evaluates the canary over the rows
@@ -44,8 +44,8 @@ from tests.crossings.warm_steps import WarmSteps
 from tests.support.recommenders import accept_into
 
 FIRST_DAY = date(2040, 1, 1)
-"""First day of the traffic. It is in the future, because a canary counts rows after the wall-clock
-time of its start."""
+"""First day of the traffic. The day is in the future, because a canary counts rows after the
+wall-clock time of its start."""
 ROWS_PER_REQUEST = 10
 RELEASED, CANARY, REFUSED, GAVE_WAY = "released", "canary", "refused", "gave way"
 """Outcomes of a run: its model serves at once, it becomes a canary, the gate refuses it, or the
@@ -115,7 +115,7 @@ class TimedRows:
 
     @property
     def file(self) -> str:
-        """Name of its file in a lake or an archive. All rows are of one day."""
+        """File name of these rows in a lake or an archive. All rows are of one day."""
         first = datetime.fromtimestamp(self.times[0], timezone.utc)
         return f"{raw_rows.DAY_PARTITION.format(day=first.date())}/{first:%H%M%S}.parquet"
 
@@ -181,7 +181,7 @@ class ModelLine:
     def run_round(self, *, parent: str = "current") -> LineRound:
         """Run the pipeline over all rows of the lake that the parent was not trained on.
 
-        With the parent `none` it uses all rows.
+        With the parent `none`, the run uses all rows.
 
         Raises:
             RuntimeError: a step failed. The message has the end of its output.

@@ -1,8 +1,8 @@
 """Train the same network with our engine, with plain PyTorch, and with DeepCTR-Torch.
 
 Each library trains on the given rows in one pass of shuffled batches with Adam at 0.001, and scores
-other rows. The rows are converted to the library's own form beforehand, outside the clock. `speed`
-measures time and quality.
+other rows. The rows are converted to the library's own form before the measured time begins.
+`speed` measures time and quality.
 
 Plain PyTorch has 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the
 cross layers one by one, `torch.optim.Adam`, and a `DataLoader` over a Dataset of arrays. On two
@@ -252,7 +252,7 @@ class PlainPytorch:
 class DeepCtr:
     """DeepCTR-Torch as a peer (see the module's docstring).
 
-    It starts from its own initial weights: normal, with standard deviation 0.0001.
+    DeepCTR-Torch starts from its own initial weights: normal, with standard deviation 0.0001.
     """
 
     name = "DeepCTR-Torch"

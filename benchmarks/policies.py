@@ -1,11 +1,11 @@
 """Measure false alarms and delays of the monitor's policies on planted streams.
 
 Run by `make benchmark-policies`. Stationary streams have an AUC of .80, so that every retrain
-request is a false alarm. In other streams the AUC falls to .70. Both kinds have three click rates.
-In further streams, several rows have the same user, and the test bets once per row or once per
-request. The last part is hours of traffic under continuous retraining, with a release every 0.2, 1
-and 5 attribution windows. `tests.support.click_streams` and `release_streams` generate the streams,
-and the policies are the monitor's own.
+request is a false alarm. In other streams the AUC falls to .70. Streams with and without a fall
+have three click rates. In further streams, several rows have the same user, and the test bets once
+per row or once per request. The last part is hours of traffic under continuous retraining, with a
+release every 0.2, 1 and 5 attribution windows. `tests.support.click_streams` and `release_streams`
+generate the streams, and the policies are the monitor's own.
 """
 
 import math
@@ -39,8 +39,8 @@ THRESHOLD = 0.74
 """AUC threshold of the policies with one threshold for all versions."""
 WINDOW_ROWS = 20_000
 EDGE_ALPHA = 0.05
-"""Alpha of the test at the edge of its claim, where the bound is exhausted. It is large enough to
-count false alarms in 1,000 streams."""
+"""Alpha of the test at the edge of its claim, where the bound is exhausted. This alpha is large
+enough to count false alarms in 1,000 streams."""
 REFERENCE_ROWS = 200
 REFERENCE_STRIDE = 10
 """Stride of the reference's checks in records. The reference would check after every record, but
@@ -85,8 +85,8 @@ RELEASE_WINDOWS = (0.2, 1.0, 5.0)
 GATE_HALF_WIDTH = 0.005
 """Half-width of the gate's interval for a policy with default settings."""
 PARTITIONS = 4
-"""Number of partitions of the event log. Only the monitor of the first partition decides. Its
-requests are a sample by the hash of their ids."""
+"""Number of partitions of the event log. Only the monitor of the first partition decides. The
+requests of a partition are a sample by the hash of their ids."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -200,7 +200,7 @@ def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
     threshold, even with few clicks.
     """
     ends = np.arange(max(after + 1, REFERENCE_ROWS), len(stream.labels) + 1, REFERENCE_STRIDE)
-    for some in np.split(ends, range(250, len(ends), 250)):  # mostly in the first part
+    for some in np.split(ends, range(250, len(ends), 250)):  # often found in the first part
         rows = some[:, None] - REFERENCE_ROWS + np.arange(REFERENCE_ROWS)
         order = np.argsort(stream.scores[rows], axis=1)
         clicks = np.take_along_axis(stream.labels[rows], order, axis=1).astype(np.int64)
@@ -301,7 +301,7 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
 
 
 def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
-    """Return false alarms and delays of the sequential test at one distance of releases.
+    """Return the sequential test's false alarms and delays for one interval between releases.
 
     The monitor's own code decides. A request before the change is a false alarm. After the change,
     a request is a false alarm if its version was trained on rows from after the change. All

@@ -48,7 +48,7 @@ class RoundSeconds(NamedTuple):
     """Seconds of one run."""
 
     rows: int
-    """Rows of its window, for training and held out."""
+    """Number of training and held-out rows in the run's window."""
     serving: float
     """Seconds from the trigger until the new version served."""
     steps: dict[str, float]

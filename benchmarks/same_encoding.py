@@ -21,7 +21,7 @@ TOLERANCE = 1e-6
 
 
 class Different(Exception):
-    """The encodings differ. The message has the position."""
+    """The encodings differ. The message names the part or the column."""
 
 
 def expect_same(stock: Path, ours: Path) -> int:

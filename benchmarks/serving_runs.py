@@ -149,8 +149,8 @@ async def closed(
     """Return the summaries of all rounds per batch size, concurrency and server.
 
     ONNX Runtime alone has as many threads as the server can use: one per caller, but at most one
-    per instance. With one caller it also runs with a rest before each batch (`WOKEN`), because a
-    core is slower after a rest.
+    per instance. For one caller, there is a second measurement with a rest before each batch
+    (`WOKEN`), because a core is slower after a rest.
     """
     results: dict[str, Any] = {}
     for _ in range(sizes.rounds):
@@ -242,7 +242,7 @@ async def release_under_load(
 ) -> dict[str, Any]:
     """Release a model during an open loop.
 
-    Returns how requests fared in the window from staging to the switch.
+    Returns the latencies and failures of requests between staging and the switch.
     """
     command, manifest = ours.command(seed)
     caller = contestant.connect(rows, batch)
@@ -278,7 +278,7 @@ async def release_under_load(
 def _window(ours: Released, version: int) -> tuple[float, float]:
     """Return when the journal announced the version, and when it recorded it as live.
 
-    Both times are in the time of `time.monotonic`.
+    Both times are values of `time.monotonic`.
     """
     times = {line.action: line.time for line in read_entries(ours.store) if line.version == version}
     since = time.time() - time.monotonic()
@@ -368,7 +368,7 @@ def release_figures(
     The window is from the release's announcement to its record.
 
     Args:
-        answers: Results of a continuous load. All times are in the time of its clock.
+        answers: Results of a continuous load. All times are values of the same clock.
         window: Time before the first staged byte, and time after every server has switched.
         began: Start of the release's process, which builds and checks the graph before the window.
         batch: Rows per request.

@@ -6,7 +6,8 @@ which draws rows with their true click probability. These properties change:
 - Planted weights of some columns: a fixed part plus a part that follows a stationary
   Ornstein-Uhlenbeck process with a given half-life. The autocorrelation of this part after a hours
   is 2^(-a / half-life).
-- Popularity of their categories: the logarithm of the frequency follows such a process as well.
+- Popularity of their categories: the logarithm of the frequency follows another Ornstein-Uhlenbeck
+  process.
 - Categories: new ones appear at a rate, are most popular when they are new, and fade.
 
 Bias and strength are adjusted so that the click rate and the spread of the logit stay constant. A
@@ -84,8 +85,8 @@ class WorldSnapshot:
     ) -> NDArray[np.float64]:
         """Return the click probabilities [n] that rows of any time would have at this time.
 
-        A snapshot is therefore also the best model of its time. If its AUC falls on later rows,
-        drift is the only cause.
+        A snapshot is therefore also the best model of its time. If the AUC of a snapshot falls on
+        later rows, drift is the only cause.
         """
         return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 
@@ -130,7 +131,7 @@ class DriftingWorld:
     def _calibration(self) -> Generator:
         """Return a generator with the same random numbers at every time.
 
-        Bias and strength then follow the simulator and not the sample.
+        Equal random numbers make bias and strength independent of the sample.
         """
         return np.random.default_rng([self.world.seed, 5])
 

@@ -72,7 +72,7 @@ class Figure(NamedTuple):
     """Peer that was measured in the same run."""
     target: float | None = None
     is_least: bool = False
-    """Whether `target` is a minimum. Otherwise it is a maximum."""
+    """Whether `target` is a minimum. If False, `target` is a maximum."""
     limit: str | None = None
     """Limit of the machine, measured in the same run."""
 

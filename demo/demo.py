@@ -700,7 +700,7 @@ def _request_drift(demo: Demo) -> bool:
 
 
 def _wait_for_run(demo: Demo) -> bool:
-    """Wait for the end of the triggered run. Return whether it released a version."""
+    """Wait for the end of the triggered run. Return whether the run released a version."""
     demo.stack.wait_until(
         demo.run_has_ended, what="the triggered run's end", seconds=1800, watch=demo.watch
     )
@@ -730,7 +730,7 @@ def _stop_and_account(demo: Demo) -> dict[str, Any]:
 
 
 def _wait_until_baked(demo: Demo) -> bool:
-    """Wait until the new version has baked. Return False if the rows ran out before."""
+    """Wait until the new version has baked. Return False if all rows were sent before."""
 
     def has_ended() -> bool:
         return baking(demo.folders.store) is None or demo.rows_ran_out()

@@ -21,7 +21,7 @@ START_SECONDS = 30.0
 def main(argv: list[str] | None = None) -> int:
     """Run the cluster until SIGTERM.
 
-    Writes its brokers as comma-separated host:port once they listen.
+    The program writes the brokers as comma-separated host:port once they listen.
     """
     from confluent_kafka import Producer
 

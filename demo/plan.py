@@ -56,7 +56,8 @@ BAKE_SECONDS = 2.0
 MAX_REQUEST_RATE = 80.0
 """Requests per second that a laptop can send during a training run."""
 MAX_REQUEST_ROWS = 256
-"""Maximum rows of a request that is replayed as it is. A larger one is sent in parts."""
+"""Maximum rows of a request that is replayed as it is. A request with more rows is sent in
+parts."""
 
 MIN_DATA_ROWS = 1_000
 """Minimum number of a user's rows. With fewer rows, the AUC of the held-out tenth is too
@@ -93,7 +94,7 @@ class DemoPlan:
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
-    """Rows of a request, or with `keeps_requests` the maximum."""
+    """Number of rows per request. With `keeps_requests`, the maximum number."""
     window_rows: int
     """Capacity of the monitor's window, in rows."""
     min_clicks: int
@@ -264,8 +265,8 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     """Describe a user's rows for which no recommender is given.
 
     Rows with Criteo's columns get Criteo's recommender. Text rows in Criteo's format without a
-    header get it too. Otherwise a recommender is drafted from the first file of a folder and
-    written to `draft_to`.
+    header also get Criteo's recommender. Otherwise a recommender is drafted from the first file of
+    a folder and written to `draft_to`.
 
     Raises:
         ContractError: no recommender can be drafted from the rows, or no column can be the label or
@@ -448,8 +449,8 @@ class Services:
     def monitor_command(self) -> list[str]:
         """Return the command of the monitor.
 
-        It requests a run when the AUC falls below the gate's, and notifies people about drifting
-        features.
+        The monitor requests a run when the AUC falls below the gate's AUC, and notifies people
+        about drifting features.
         """
         plan = self.plan
         flags = {

@@ -1,10 +1,10 @@
 """Run a compiled pipeline on this machine, with an environment in place of each image.
 
-KFP 2.17's SubprocessRunner runs every task in the driver's own interpreter. Its dispatcher looks up
-the task handler by attribute at each task. This module replaces that attribute during a run, so
-that each task's unchanged command line runs in the environment of its image. KFP has no extension
-point for this purpose, because `local.init` rejects custom runners. A test fails if KFP stops
-calling the handler.
+KFP 2.17's SubprocessRunner runs every task in the driver's own interpreter. For each task, KFP's
+dispatcher looks up the task handler as an attribute of a module. This module replaces that
+attribute during a run, so that each task's unchanged command line runs in the environment of its
+image. KFP has no extension point for this purpose, because `local.init` rejects custom runners. A
+test fails if KFP stops calling the handler.
 
 The monitor's local trigger starts a run as a process and reads its exit code. A person starts a run
 with `evergreen run`. The output of each task goes to its own log file. The run's notes name the
@@ -155,7 +155,7 @@ def _task_handler(
         def run(self) -> Any:
             """Run the task, and return its status in KFP's terms.
 
-            Its output is appended to the step's log.
+            The task's output is appended to the log of its step.
             """
             if self._step in refused:
                 return status.Status.FAILURE
@@ -201,7 +201,7 @@ def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> i
         stdout=log,
         stderr=subprocess.STDOUT,
         # KFP starts the step in a shell. With a process group of their own, both the shell and the
-        # step can be ended. `yielding` needs the session.
+        # step can be ended. `yielding` needs a session for the command.
         start_new_session=True,
     )
     try:
@@ -308,7 +308,7 @@ def run_once(
         folders: Folders of the run.
         parameters: Parameters of the run that differ from their defaults.
         request: The monitor's request, or None for a run that a person started.
-        places: Places that replace those of the folders, such as the servers for a release.
+        places: Places that take precedence over the folders, such as the servers for a release.
 
     Raises:
         ContractError: an environment is absent, a folder cannot be created, or a run with this name

@@ -44,8 +44,8 @@ def answers(url: str) -> bool:
         return False
 
 
-# The child sets PR_SET_PDEATHSIG (1) and then becomes the command. It exits if the parent is gone
-# already.
+# The child sets PR_SET_PDEATHSIG (1) and then becomes the command. The child exits if its parent
+# has already ended.
 _LAUNCHER = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
@@ -58,8 +58,8 @@ os.execvp(sys.argv[3], sys.argv[3:])
 def tethered(command: Sequence[str], death_signal: signal.Signals = signal.SIGTERM) -> list[str]:
     """Return a command line that runs `command` and signals it when this process is gone.
 
-    Start it from a thread that lives as long as the command should, because Linux sends
-    `death_signal` when the starting thread ends.
+    Call it from a thread that lives as long as the command should. Linux sends `death_signal` when
+    the thread that started the command ends.
     """
     return [
         sys.executable,
@@ -117,7 +117,7 @@ class ProcessDied(PermanentError):
 
 
 class Stack:
-    """Named processes of one demo. On exit, the context manager ends all of them."""
+    """Named processes of one demo. On exit, the context manager ends all processes."""
 
     def __init__(self, *, logs: Path, variables: Mapping[str, str]) -> None:
         """Create an empty stack.
@@ -154,7 +154,7 @@ class Stack:
             name: Name of the process and its log.
             command: The command line.
             stdin: Whether the process reads its standard input, to which `tell` sends lines.
-            may_end: Whether it may end with code 0 while other processes are awaited.
+            may_end: Whether the process may end with code 0 while other processes are awaited.
             variables: Environment variables of this process, in addition to the stack's.
         """
         with open(self._logs / f"{name}.log", "ab") as log:
@@ -252,9 +252,9 @@ class Stack:
         """Wait for a process to end with one of `codes`, and return its log.
 
         Raises:
-            ContractError: it ended with code 2, because its input is invalid. The message has its
-                reason.
-            PermanentError: it ended with another code, or not within `seconds`.
+            ContractError: it ended with code 2, because its input is invalid. The message contains
+                the reason.
+            PermanentError: the process ended with another code, or did not end within `seconds`.
         """
         code, log = self.wait_for_exit(name, seconds=seconds), self._logs / f"{name}.log"
         if code in codes:

@@ -57,8 +57,8 @@ class LiveChange:
     why: str
     """Reason in the journal."""
     answered_at: float | None = None
-    """End of the first second in which only this version served requests. None if there was no such
-    second, or the demo did not wait for it."""
+    """End of the first second in which only this version served requests. None if this version
+    never served alone for a second, or if the demo did not wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,7 +362,7 @@ def retrain_decision(events: Lines) -> Mapping[str, Any] | None:
 
 
 def first_alarms(decisions: Lines, drift_time: float | None) -> dict[str, float | None]:
-    """Return by policy the seconds of event time from the drift to the first alarm."""
+    """Return the seconds of event time from the drift to each policy's first alarm."""
     found: dict[str, float | None] = {}
     for line in decisions:
         for each in line["decisions"]:
@@ -557,7 +557,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
         and each["numbers"].get("evidence") is not None
     ]
     if not judged:
-        return  # no threshold, and the gate's advice says how to get one
+        return  # no threshold, as the gate's advice explains
     evidence, needed, since = (
         judged[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach")
     )
@@ -654,7 +654,7 @@ def ingested_sentences(
 
 
 def decision_sentences(summary: DemoSummary) -> Iterator[str]:
-    """Yield sentences on the decisions, one per number."""
+    """Yield sentences about the decisions, each with one number."""
     known = {name: seconds for name, seconds in summary.policies.items() if seconds is not None}
     if sure := [f"{name} {seconds:.1f} s" for name, seconds in known.items() if seconds >= 0]:
         yield f"from the drift to the alarm of each policy: {', '.join(sure)}"
@@ -692,7 +692,7 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
 
 
 def serving_sentences(summary: DemoSummary) -> Iterator[str]:
-    """Yield sentences on serving, one per number."""
+    """Yield sentences about serving, each with one number."""
     if (release := summary.release) is not None:
         p99 = (release.p99_ms_before, release.during.p99_ms, release.p99_ms_after)
         yield (

@@ -172,9 +172,9 @@ class TritonSettings:
 class TritonServer:
     """One tritonserver that runs between `start` and `stop`, or inside a `with`.
 
-    It loads the models of the repository at its start, and later models only on request. The
-    configurations in the repository name the versions. A server that restarts after a kill during a
-    release therefore loads the latest published versions.
+    At its start the server loads the models of the repository, and later models only on request.
+    The configurations in the repository name the versions. A server that restarts after a kill
+    during a release therefore loads the latest published versions.
 
     Call `start` from a thread that lives longer than the server. The kernel treats the end of that
     thread as the end of the owner. Paths may contain spaces.
@@ -184,8 +184,8 @@ class TritonServer:
         log: Log file, to which the server appends.
         runtime: Writable folder for the prepared backend. Default: `triton-runtime` next to the
             log.
-        variables: Environment variables of the server. They take precedence over the current
-            environment and the wheel's variables.
+        variables: Environment variables of the server. The variables take precedence over the
+            current environment and the wheel's variables.
         settings: Settings of start and stop.
     """
 
@@ -269,7 +269,7 @@ class TritonServer:
 
         Raises:
             ContractError: the repository or the serving environment lacks a file.
-            PermanentError: the server ended at once. The message quotes its log.
+            PermanentError: the server ended at once. The message quotes the server's log.
             TemporaryError: the server was not ready in time and was stopped.
         """
         assert not self.alive(), "the server runs already"
@@ -306,7 +306,7 @@ class TritonServer:
     def stop(self) -> int | None:
         """Stop the server, and remove its remaining processes and files.
 
-        Returns its exit status, or None if it never ran.
+        Returns the server's exit status, or None if the server never ran.
         """
         process = self._process
         if process is None or self._is_swept:
@@ -398,7 +398,7 @@ class TritonServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # In its own process group, the server does not receive a Ctrl-C of the terminal.
-                # The owner stops it in order.
+                # The owner process stops the server.
                 start_new_session=True,
             )
         atexit.register(self.stop)

@@ -112,7 +112,8 @@ class StoredEvaluator:
         Nothing acts on a decision before it is stored.
 
         Raises:
-            TemporaryError: The decisions cannot be stored. The next call stores them first.
+            TemporaryError: The decisions cannot be stored. The next call stores the decisions
+                first.
         """
         before = self.evaluator.decided_until
         self._unwritten += self.evaluator.decide_up_to(matured_until)
@@ -271,7 +272,8 @@ MAX_VERSIONS_SEEN = 1000
 """Number of highest model versions whose first prediction is remembered, so that it is reported
 once."""
 MAX_REASON_CHARACTERS = 400
-"""Maximum length of a dead letter's reason. The message itself is stored beside it."""
+"""Maximum length of a dead letter's reason. The message of the dead letter is stored beside its
+reason."""
 TICK_PULLS = 20
 """Maximum number of full pulls in one iteration, so that the loop measures even under a flood of
 records."""
@@ -436,8 +438,8 @@ class Monitor:
         """Version of the newest non-canary prediction, or None before the first prediction.
 
         Matured rows do not show the serving version, because rows of an old version mature for a
-        whole attribution window after a release. The highest version number does not show it
-        either, because a rollback serves a lower version.
+        whole attribution window after a release. The highest version number would also be wrong,
+        because a rollback serves a lower version.
         """
         return self._newest[1] if self._newest else None
 

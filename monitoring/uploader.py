@@ -53,8 +53,8 @@ class UploaderSettings:
     archive: Path
     """Archive folder of the monitor."""
     lake: str
-    """Destination of sealed files: a folder, or gs://bucket/prefix. Files go to `day=YYYY-MM-DD/`
-    in it."""
+    """Destination of sealed files: a folder, or gs://bucket/prefix. The files are written to
+    subfolders `day=YYYY-MM-DD/`."""
     interval_seconds: float = 5.0
     """Pause between two passes over the archive, in seconds. The pause grows to 5 minutes while the
     lake is unreachable."""
@@ -132,9 +132,9 @@ class Uploader:
 
         Rows come before outcomes, older days before newer days, and files that were sealed earlier
         before files that were sealed later. A pipeline run that reads the lake meanwhile continues
-        after the newest row that it found. The run trains on older rows that arrive later only
-        within `late_days` days. Files that failed in an earlier pass come last, so that one bad
-        file does not block the others.
+        after the newest row that it found. Rows that arrive later than newer rows are used for
+        training only within `late_days` days. Files that failed in an earlier pass come last, so
+        that one bad file does not block the others.
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next

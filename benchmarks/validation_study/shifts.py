@@ -2,9 +2,9 @@
 
 The simulator draws independent rows, but the rows of a real log depend on each other. The rows of a
 request share the user's columns, so that 20,000 rows have as much information about these columns
-as 313 independent rows. Each shift changes only the property in its name. In a user's column it
-changes complete requests, and in an item's column single rows, so that the rows of a request stay
-equally alike. `contestants` finds the shifts.
+as 313 independent rows. Each shift changes only the property in its name. In a user's column a
+shift changes complete requests, and in an item's column single rows. Therefore the rows of a
+request stay equally alike. `contestants` finds the shifts.
 """
 
 from collections.abc import Callable
@@ -95,7 +95,7 @@ def with_columns(
 def write_window(window: DrawnWindow, folder: Path, *, name: str) -> None:
     """Write one Parquet file in the raw schema into the new folder `folder`.
 
-    `name` makes its request ids unique.
+    The request ids begin with `name`, so they are unique.
     """
     folder.mkdir(parents=True)
     number = np.arange(len(window.rows.label))
@@ -112,8 +112,8 @@ def write_window(window: DrawnWindow, folder: Path, *, name: str) -> None:
 
 NULL_SHARE, MEAN_SHIFT, UNIT = 0.1, 0.2, np.float32(1000.0)
 MAX_SHARE = 0.3
-"""Maximum share of the category that `double_category` doubles. The most frequent one below it is
-chosen."""
+"""Maximum share of the category that `double_category` doubles. The most frequent category with a
+smaller share is chosen."""
 
 
 class Shift(NamedTuple):

@@ -103,9 +103,9 @@ def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time
     """Run the step and return its exit code (`evergreen.runtime.exit_codes`).
 
     Args:
-        argv: The flags. If it is None, the flags of the process are used.
+        argv: The flags. None means the flags of the process.
         clock: Function that returns seconds since the epoch. Rows ahead of the clock are not read.
-            `--lake-until` replaces it.
+            The flag `--lake-until` takes precedence over the clock.
     """
     own_umask()
     arguments = build_parser().parse_args(argv)

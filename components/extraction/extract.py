@@ -18,8 +18,8 @@ The folder contains:
 - `ahead.jsonl`: files with rows ahead of the clock, if there are any.
 - `words.json`: counts of string categories, if a column has them.
 
-Unreadable files and files with unsuitable content are left out (see `evergreen.rows.unfit`). One
-pass over the rows finds all such files, and the next pass does not read these files. The result
+Unreadable files and files with unsuitable content are left out (see `evergreen.rows.unfit`). The
+first pass over the rows finds all of these files, and the next pass does not read them. The result
 therefore equals that of a lake without these files.
 """
 

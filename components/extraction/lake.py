@@ -94,7 +94,7 @@ class LateClicks:
             UnfitFiles: files of outcomes are corrupt, or lack a column.
         """
         # If the monitor no longer had the prediction, the click is stored under the click's own
-        # day. This day can be any number of days after the prediction's.
+        # day. The click's day can be any number of days after the day of the prediction.
         late = [clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - CLOCKS]
         if not late or not table.num_rows:
             return table

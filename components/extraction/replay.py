@@ -55,7 +55,7 @@ FEW_PIECES = 8
 1,000 rows, reading 32 pieces took a fifth of the run's time."""
 ROWS_OF_PIECE = 25
 STRETCH_ROWS = BATCH_ROWS // 4
-"""Minimum number of consecutive rows that are read from a piece. So many rows cover several
+"""Minimum number of consecutive rows that are read from a piece. This number of rows covers several
 requests, even if a request has hundreds of rows."""
 
 

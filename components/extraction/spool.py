@@ -56,7 +56,8 @@ class RowCounts:
     known: int
     """Rows that were left out because the lake has them already."""
     repeated: int
-    """Kept events without an id of their own that equal an earlier event except for the label."""
+    """Kept events that equal an earlier event except for the label. These events have no id of
+    their own."""
 
 
 class Known(NamedTuple):
@@ -242,7 +243,7 @@ class Events:
 
         Args:
             files: Files in the lake's schema.
-            with_times: Whether the times must be equal, too.
+            with_times: Whether events must also have equal times.
 
         Returns:
             The number of events that were left out, and the number of events whose key is in the

@@ -102,7 +102,7 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
 class KnownBucketize(ops.Bucketize):  # type: ignore[misc]
     """Bucketize that keeps missing values missing.
 
-    NVTabular 23.8 puts them into the last bucket.
+    NVTabular 23.8 puts missing values into the last bucket.
     """
 
     output_dtype = np.float64
@@ -116,7 +116,7 @@ class KnownBucketize(ops.Bucketize):  # type: ignore[misc]
 class RoundedLogOp(ops.LogOp):  # type: ignore[misc]
     """LogOp that computes in float64 and rounds to float32.
 
-    `FeatureWorkflow.encode_dense` explains why.
+    The docstring of `FeatureWorkflow.encode_dense` gives the reason.
     """
 
     def transform(self, col_selector: Any, df: Any) -> Any:
@@ -329,7 +329,7 @@ def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
     """Replace each tombstone of the vocabulary by a different negative value.
 
     An id is a position, so each id needs a value. Negative values do not occur in raw rows. The
-    values differ because NVTabular looks up by a merge: if a negative value ever passed the checks,
-    equal values would duplicate its row.
+    negative values must be different, because NVTabular looks up ids by a merge. If a negative
+    value passed the checks of raw rows, equal values would duplicate its row.
     """
     return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)

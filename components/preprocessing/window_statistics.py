@@ -120,8 +120,8 @@ def _moments(values: NDArray[np.float32]) -> Moment:
 def _exact_sums(values: NDArray[np.float32]) -> tuple[int, int]:
     """Return the exact sum and sum of squares of float32 values, for fewer than 2^29 rows.
 
-    The values are added by binary exponent. A mantissa has 24 bits, and its square is added in two
-    halves of 24 bits. `bincount` adds in float64, which is exact up to 2^53.
+    Values with equal binary exponents are added together. A mantissa has 24 bits, and its square is
+    added in two halves of 24 bits. `bincount` adds in float64, which is exact up to 2^53.
     """
     bits = values.view(np.uint32)
     exponents = ((bits >> 23) & 0xFF).astype(np.int64)

@@ -25,7 +25,7 @@ def require_backend(
     Args:
         backend: Name of the backend.
         config: Configuration of the network.
-        features: The recommender's features. If it is None, list features are not checked.
+        features: The recommender's features. None skips the check of list features.
         weight: Column with sample weights, or None.
 
     Raises:

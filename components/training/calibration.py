@@ -23,7 +23,7 @@ _NEWEST_PARTS = (1, 3, 10)
 """Parts of the rows that can set the bias: all rows, the newest third, or the newest tenth."""
 _MAX_STANDARD_ERRORS = 3.0
 """Maximum difference between the clicks of the newest tenth and the expected clicks, in standard
-errors. If the difference is larger, fewer rows are used."""
+errors. If the difference is larger, the correction uses a smaller part of the rows."""
 
 
 def newest_bias_shift(
@@ -31,7 +31,7 @@ def newest_bias_shift(
     probabilities: NDArray[np.float32],
     weights: NDArray[np.float32] | None = None,
 ) -> float:
-    """Return the `bias_shift` of the largest part of the rows that still fits the newest rows.
+    """Return the `bias_shift` of the largest part of the rows that agrees with the newest rows.
 
     The parts are all rows, the newest third and the newest tenth. A part fits if its shift explains
     the clicks of the newest tenth to within three standard errors (binomial). If the click rate

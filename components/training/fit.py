@@ -53,8 +53,8 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 _EVALUATED_SHARE = 0.1
-"""Share of a pass that is scored before the network trains on it. These are the last rows of the
-pass."""
+"""Share of a pass that is scored before the network trains on it. These rows are the last rows of
+the pass."""
 _DECAYING_SHARE = 0.5
 """Share of a first model's steps in which its learning rate falls to zero. The decay covers the
 last steps."""
@@ -98,9 +98,9 @@ class FitResult:
     """Optimizer steps taken, including those of earlier runs."""
     progressive: Mapping[str, float | None]
     """`auc` and `log_loss` of a tenth of the rows, scored just before training on them. In an
-    incremental run these are the newest rows. If the training set is downsampled, these rows are
-    downsampled too. The click rate of these rows then differs from that of the held-out rows, and
-    the two log losses are not comparable."""
+    incremental run, the scored tenth is the newest rows. If the training set is downsampled, these
+    rows are downsampled too. The click rate of these rows then differs from that of the held-out
+    rows, and the two log losses are not comparable."""
     learning_rate: float
     """The learning rate that was chosen."""
     rows_per_second: float | None
@@ -124,7 +124,8 @@ def fit(
         engine: New engine for the job's network. The caller closes it.
         emit: Called with the numbers of each pass, and periodically within a pass.
         clock: Time in seconds.
-        should_stop: Called between segments. If it returns True, the fit is saved and ends.
+        should_stop: Called between segments. If the function returns True, the fit is saved and
+            ends.
 
     Raises:
         ContractError: the training set does not match its manifest, or its labels are all equal.
@@ -339,7 +340,7 @@ class _Fit:
             add_to_bias(folder, shift + served_shift)
 
         self._folder.keep_weights(FINAL, save)
-        # The position still describes the weights on disk. If the final weights are moved away, a
+        # The last position describes the weights on disk. If the final weights are moved away, a
         # later call needs this position to write them again.
         self._commit(
             replace(self._on_disk, final_step=self._engine.num_steps, served_shift=served_shift)

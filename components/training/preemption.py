@@ -55,7 +55,8 @@ class StopRequest:
 def stop_on_sigterm() -> Iterator[StopRequest]:
     """Turn SIGTERM into a request to stop within the body.
 
-    Only the main thread of a process receives signals. In another thread this does nothing.
+    Only the main thread of a process receives signals. In another thread, the context manager does
+    nothing.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

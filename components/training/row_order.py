@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 _RUN_ROWS = 1 << 10
 """Number of adjacent rows that move together in a long pass."""
 _MOST_RUNS = 1 << 10
-"""Maximum number of row groups that are shuffled together in a long pass. These groups have a
-million rows, and their order takes 8 MB."""
+"""Maximum number of row groups that are shuffled together in a long pass. The groups together have
+a million rows, and the order of these rows takes 8 MB."""
 
 
 def derived_seed(*numbers: int) -> int:

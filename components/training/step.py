@@ -1,7 +1,7 @@
 """Run the training step: fit a network and publish a model to the registry.
 
 A model is published completely or not at all. If the work folder and the registry are on the same
-disk, its weights are moved and not copied, so the engine writes a large table only once. The
+disk, the model's weights are moved and not copied. Then a large table is written only once. The
 network's ONNX graph is exported with the weights, so that deployment does not need torch. The
 evaluation step decides whether the model is good enough.
 """
@@ -289,7 +289,7 @@ def _engine(request: TrainingRun, training_set: TrainingSet, folder: Path) -> It
 def forget_checkpoint(work: Path, run: str) -> None:
     """Remove the run's checkpoint after its model and manifest are written.
 
-    A new try would fit from the start.
+    Without a checkpoint, a new try fits from the start.
     """
     CheckpointFolder(work / run / "training" / CHECKPOINT).forget()
 

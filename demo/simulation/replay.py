@@ -3,9 +3,9 @@
 The load is open-loop: requests start at their scheduled times and do not wait for earlier answers,
 up to a limit in flight. At the limit the replay falls behind. If the replay is more than a second
 late, it skips the missed part of the schedule instead of sending a burst. `traffic` provides the
-rows, and the monitor measures the quality of the scores. As a process (`run_replay`) it reads
-commands from standard input, and writes one line per second and a summary. The end of standard
-input stops the process, so it ends with its parent.
+rows, and the monitor measures the quality of the scores. In a process of its own (`run_replay`),
+the replay reads commands from standard input, and writes one line per second and a summary. The end
+of standard input stops the process, so it ends with its parent.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
 """Provide replayed rows from a simulator or a file of real rows. Both sources can drift on command.
 
-A source returns rows request by request. `replay` sends them, and `simulation` knows the true
-probabilities. Files are Parquet with the recommender's column names in any order, with or without
-labels. Columns with a fixed served value may be absent. `evergreen ingest` converts other files to
-Parquet and separates malformed rows. Here the first malformed value is an error with its file and
-row.
+A source returns rows request by request. The module `replay` sends the rows, and `simulation` knows
+the true probabilities. Files are Parquet with the recommender's column names in any order, with or
+without labels. Columns with a fixed served value may be absent. `evergreen ingest` converts other
+files to Parquet and separates malformed rows. Here the first malformed value is an error with its
+file and row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ def read_rows(
 ) -> Iterator[LabelledRows]:
     """Yield the rows of the files in batches, in order.
 
-    The label column has the name in the recommender, or the one of raw rows.
+    The label column has the recommender's name for it, or the name in raw rows.
 
     Raises:
         ContractError: a file is corrupt or not Parquet, lacks a column, or has an invalid value.
@@ -316,7 +316,7 @@ def _is_present(values: NDArray[Any]) -> NDArray[np.bool_]:
 def _mirrored(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[Any]:
     """Map each of the ascending `values` to its mirror image at the median.
 
-    The image of a value has as many rows below as the value has above.
+    The number of rows below the image equals the number of rows above the value.
 
     >>> _mirrored(np.array([0.0, 1.0, 5.0]), np.array([1, 1, 1])).tolist()
     [5.0, 1.0, 0.0]

@@ -32,8 +32,8 @@ from monitoring.released_models import ReleasedModels
 from monitoring.state.rules_file import read_rules
 
 FEW_POINTS = 20
-"""Minimum number of decision points. With fewer, the command warns that the result is
-unreliable."""
+"""Minimum number of decision points. With fewer decision points, the command warns that the result
+is unreliable."""
 
 
 @exits_with_code

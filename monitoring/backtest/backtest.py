@@ -257,8 +257,8 @@ def evaluate_requests(
         requests: Archived requests.
         settings: Rules of the monitor.
         baseline: Returns the baseline of a version.
-        reference: Returns the training profile of a version. It is called only for requests with
-            features.
+        reference: Returns the training profile of a version. The function is called only for
+            requests with features.
         features: Columns of the requests' features.
         memory: State of an evaluator to continue from.
     """

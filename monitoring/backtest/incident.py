@@ -13,9 +13,9 @@ decisions are computed by `monitoring.backtest.backtest`.
 
 A decision also depends on predictions up to nearly one attribution window after its decision point,
 because these predictions show which version served. The archive contains a prediction only after it
-has matured. An incident that is recorded before then is incomplete. The manifest contains the time
-up to which the incident is complete, and the replay names decisions after that time that cannot be
-compared.
+has matured. An incident is incomplete if it is recorded before these predictions have matured. The
+manifest contains the time up to which the incident is complete. The replay names later decisions,
+which cannot be compared.
 """
 
 import argparse

@@ -68,8 +68,8 @@ class Layout:
         self.plain = np.array(
             [i for i, name in enumerate(self.columns) if name not in compared.lists], np.int64
         )
-        """Indexes of the columns with one value per row, shape [k]. These are all columns except
-        lists."""
+        """Indexes of the columns with one value per row, shape [k]. All compared columns except
+        lists have one value per row."""
         self._places = compared.places
         sizes = [NUM_BUCKETS] * len(self._dense)
         sizes += [len(_values(known[name])) + 1 for name in self._categorical]

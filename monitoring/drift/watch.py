@@ -55,8 +55,8 @@ class DriftWatch:
         """Start without records.
 
         Args:
-            reference_of: Returns a version's training profile, or None. It is called again for each
-                new bucket.
+            reference_of: Returns a version's training profile, or None. The function is called
+                again for each new bucket.
             settings: A bucket length of 0 turns the watch off.
             features: Columns of the predictions. None means the columns of each version's training
                 rows.

@@ -231,8 +231,8 @@ def _correction(
 ) -> NDArray[np.float64]:
     """Return arrived divided by expected clicks among rows with similar scores, for each row [n].
 
-    Both numbers are smoothed by one click at the ratio over all rows, so the correction is 1
-    without any clicks.
+    To both numbers one click is added, in the ratio over all rows. Without clicks the correction is
+    therefore 1.
     """
     expected = score * arrived
     overall = (clicked.sum() + 1) / (expected.sum() + 1)

@@ -1,13 +1,13 @@
-"""E-process against "the AUC is at least theta", the proof behind the policy `sequential`.
+"""Test the claim "the AUC is at least theta" by an e-process, for the policy `sequential`.
 
 Input is matured rows in order. Output is the e-value and the time at which it began to grow.
 `monitoring.policies.policies` uses the e-value and this time for its decisions. An e-process can be
 read as the capital of a gambler who bets against the claim.
 
-**Payoff.** A round is a fixed number of successive requests. It compares every click with every
-non-click of *different* requests of the round. A pair scores 1 if the click has the higher score,
-1/2 for a tie, and 0 otherwise, each minus theta. The payoff X is the sum over pairs, divided by a
-number fixed before the round (the planned pairs), so that X is in [-theta, 1 - theta]. No two
+**Payoff.** A round is a fixed number of successive requests. Each round compares every click with
+every non-click of *different* requests in the round. A pair scores 1 if the click has the higher
+score, 1/2 for a tie, and 0 otherwise, each minus theta. The payoff X is the sum over pairs, divided
+by a number fixed before the round (the planned pairs), so that X is in [-theta, 1 - theta]. No two
 rounds share a row. Rows of one request, which share their user, are in one round and never form a
 pair. If the AUC over the pairs of different requests is at least theta, then E[X | earlier rounds]
 >= 0. Each factor 1 - lambda X, with lambda chosen before the round in [0, 1 / (1 - theta)), then
@@ -77,7 +77,8 @@ class Rounds:
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
         """Continue from what `memory()` returned.
 
-        Start anew if that state is empty or has another `theta`. `theta` must be in (0, 1).
+        Start anew if that state is empty or was computed for another `theta`. `theta` must be in
+        (0, 1).
         """
         if memory.get("theta") != theta:
             memory = {}  # Evidence against another theta does not count.
@@ -156,7 +157,7 @@ class EValue:
     """E-value of the bets on successive rounds."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
-        """Continue from what `memory()` returned. Start anew if it is empty."""
+        """Continue from what `memory()` returned. Start anew if the memory is empty."""
         self._shares: list[float] = list(memory.get("shares", (0.0,) * len(FRACTIONS)))
         self.rounds = int(memory.get("rounds", 0))
         """Number of rounds with at least one pair."""
@@ -178,7 +179,7 @@ class EValue:
         """Multiply the capital round by round until it reaches `enough`.
 
         Args:
-            payoffs: One per round.
+            payoffs: Payoff of each round.
             clicks: Number of clicks of each round.
             lambdas: Bets on each round, one per fraction of the largest lambda, chosen before the
                 round.
@@ -246,7 +247,10 @@ _LARGEST = 1e300
 
 @dataclass(frozen=True)
 class Trail:
-    """Running product of the factors of one bet. It restarts at 1 when it falls to 1 or below."""
+    """Running product of the factors of one bet.
+
+    The product restarts at 1 when it falls to 1 or below.
+    """
 
     value: float = 1.0
     since: float | None = None

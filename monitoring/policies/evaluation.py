@@ -76,8 +76,8 @@ class Evaluator:
         Args:
             settings: Length of the windows, and the times of decisions.
             policies: Policies in order.
-            baseline: Returns a version's baseline. It is called once per version, so that a verdict
-                that is replaced later does not change the decisions of a backtest.
+            baseline: Returns a version's baseline. The function is called once per version, so that
+                a later verdict does not change the decisions of a backtest.
             memory: What `memory()` returned, or the state in a `DecisionPoint`, or None.
         """
         known = memory or {}
@@ -349,7 +349,8 @@ class ServingTimeline:
         """The last serving version and its predecessors, ascending. Each version has the time of
         its first prediction, to within one decision span. Empty before the first prediction."""
         self.reached: int | None = None
-        """The last point passed, or None before the first."""
+        """Time of the last decision point that was passed, or None before the first decision
+        point."""
         self.last: tuple[int, int] | None = None
         """Time and version of the newest prediction at a passed point, or None if unknown."""
 

@@ -4,8 +4,8 @@ Input is new rows by version, each version's theta, and the newest training row 
 Output is the evidence about the serving version, from which the policy `sequential` decides.
 
 All versions of a lineage share one e-process (`monitoring.policies.betting`). A release does not
-reset it: a row that matures after its version was replaced counts against the versions that
-followed. An alarm means that the data have changed, and names the rows that show the change. The
+reset the e-process. A row that matures after its version was replaced counts against the later
+versions. An alarm means that the data have changed, and names the rows that show the change. The
 trail with the largest product became large enough at `shown_at`, so the rows up to that time
 suffice to detect the change. A version that was trained on these rows has adapted to the change:
 
@@ -84,7 +84,8 @@ class _Process:
         self.scored: dict[int, float] = {
             int(version): time for version, time in memory.get("scored", {}).items()
         }
-        """Last decision point with bets on rows of each version, as far back as the trails go."""
+        """For each version, the last decision point with bets on its rows, as far back as the
+        trails go."""
         self.alarm = _alarm(memory.get("alarm"))
         self.change = _alarm(memory.get("change"))
         """The newest change to which its versions have adapted."""

@@ -59,7 +59,7 @@ class ThresholdPolicy(_ConfiguredPolicy):
     name = "threshold"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`. The state is that of `confirm`."""
+        """See `Policy`. `confirm` defines the state."""
         action, reason = self._evaluate_window(evidence.kpis)
         action, note, memory = confirm(action, evidence, memory, settings=self._settings)
         if evidence.kpis.version != evidence.version:
@@ -241,7 +241,7 @@ class DataDriftPolicy(_ConfiguredPolicy):
         """See `Policy`.
 
         The state contains the version, the number of drifted buckets in a row, and the last bucket.
-        It also contains the time and the number of matured rows at the first drifted bucket.
+        The state also contains the time and the number of matured rows at the first drifted bucket.
         """
         is_held = _still_holds(memory, evidence, evidence.version)
         buckets, first, since = 0, 0, None
@@ -346,8 +346,8 @@ def confirm(
     """Turn the result of one window into an action, given the windows before it.
 
     OK resets the count of breaches. UNDECIDABLE does not change the count. A BREACH becomes RETRAIN
-    once confirmed, and stays so until a window is OK or belongs to a version with training rows
-    from after the first breach.
+    once enough windows are breaches. It stays RETRAIN until a window is OK, or until a version
+    serves that was trained on rows from after the first breach.
 
     Returns:
         The action, a text that is added to its reason, and the state. The state contains `version`
@@ -383,8 +383,8 @@ def confirm(
 def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
     """Return whether the saved evidence applies to this version too.
 
-    The evidence began at `since`. It does not apply to a later version that was trained on rows
-    from `since` or later.
+    The evidence began at `since`. The evidence does not apply to a later version that was trained
+    on rows from `since` or later.
     """
     before, since, trained_until = (
         memory.get("version"),

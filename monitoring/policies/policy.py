@@ -97,15 +97,15 @@ class Evidence:
     """Event time up to which predictions are known, and therefore the serving version too. This
     time is at least `serving_since`."""
     kpis: Kpis
-    """KPIs of the serving version's window. Before any of its rows matured, KPIs of the newest
-    row's version."""
+    """KPIs of the serving version's window. If no row of the serving version has matured yet, these
+    are the KPIs of the version with the newest row."""
     rows_of: Mapping[int, MaturedRows]
     """New rows of the serving version and its predecessors in the lineage, by ascending version."""
     lineage: tuple[int, ...]
     """The serving version and its predecessors, ascending, without versions that were rolled back.
     Rows of rolled-back versions are not evidence about other versions."""
     matured_total: int
-    """Number of rows so far, of all versions. It never decreases."""
+    """Number of rows so far, of all versions. The number never decreases."""
     baselines: Mapping[int, Baseline]
     """Known baselines of the versions in `rows_of`, of the serving version and of the window's
     version."""
@@ -201,7 +201,8 @@ class Action(str, Enum):
     BREACH = "breach"
     """A drift is suspected but not confirmed."""
     HELD = "held"
-    """A drift is confirmed, but `policies.rate_limit` forbids a run now. No policy returns this."""
+    """A drift is confirmed, but `policies.rate_limit` forbids a run now. The rate limit sets this
+    action, and no policy returns it."""
     RETRAIN = "retrain"
     """A drift is confirmed. By default a run of the pipeline follows."""
     ROLLBACK = "rollback"

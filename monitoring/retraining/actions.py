@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 TRIGGERS = ("none", "local", "kubeflow")
 NOTIFY_LIMITS = "rate_limits.notify"
-"""Document with the rate limits of notifications that replace a run."""
+"""Name of the document with the rate limits of notifications that replace a run."""
 REPORTED = "reported"
-"""Document with the action of the drift that was last reported. Empty after the drift ended."""
+"""Name of the document with the last reported action of the drift. Empty after the drift ended."""
 LOG_DOWN_SECONDS = 60.0
 """Seconds without the event log before the outage is reported. A broker restarts within this
 time."""

@@ -197,8 +197,8 @@ class Retraining:
             self._retry_later("unreachable", str(error), now)
             return
         except (PermanentError, ContractError, OSError) as error:
-            # Asking again is useless, and ending the monitor because of a lost run would stop the
-            # archive too.
+            # Further requests for the run's state are useless. Ending the monitor because of a lost
+            # run would also stop the archive.
             run = RunState(FAILED, str(error))
         if run.state == UNKNOWN:
             since = self.progress.unknown_since or now

@@ -1,8 +1,8 @@
 """Limit the model versions that predictions may name.
 
 The versions in the promotion journal are always accepted, and at most `MAX_OTHERS` other versions a
-day. The limit exists because every version has its own windows, drift buckets and state. Without
-it, a client that invents version numbers could slow the monitor down by minutes.
+day. The limit exists because every version has its own windows, drift buckets and state. Without a
+limit, a client that invents version numbers could slow the monitor down by minutes.
 """
 
 from collections.abc import Callable, Collection, Iterable

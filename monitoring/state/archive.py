@@ -270,7 +270,7 @@ class Archive:
     def first_written(self, names: Sequence[str]) -> float | None:
         """Return when the oldest of these files was written, in seconds since the epoch.
 
-        Returns None if none of them exists any more.
+        Returns None if all of these files are gone.
         """
         times = []
         for name in names:

@@ -113,7 +113,7 @@ def pack(requests: Requests) -> bytes:
 
 
 def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
-    """Deserialize requests that `pack` serialized. Their arrays are read-only.
+    """Deserialize requests that `pack` serialized. The arrays of the result are read-only.
 
     Args:
         kind: Type of the requests, such as `Predictions`.
@@ -143,7 +143,7 @@ class Database:
         """Open or create the file.
 
         Raises:
-            TemporaryError: Another monitor has it open, or the folder cannot be written now.
+            TemporaryError: Another monitor has the file open, or the folder cannot be written now.
             PermanentError: The file is not a monitor's state, or has another version.
         """
         self._path = path
@@ -592,8 +592,8 @@ class FileTables(Database):
         try:
             numbers = unpack(MaturedRequests, packed, last).numbers
         except CorruptBlock as error:
-            # The part is archived, so no row is lost. The counters of the blocks with its rows stay
-            # too high, so these blocks are never deleted.
+            # The part is archived, so no row is lost. The counters of the blocks with rows of this
+            # part stay too high, so these blocks are never deleted.
             logger.error("archived rows are deleted: %s", error)
             return
         for block, of_block in self._by_block(numbers):

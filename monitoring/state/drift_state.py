@@ -82,7 +82,7 @@ class StoredDriftWatch:
     def save(
         self, documents: Mapping[str, Mapping[str, Any]], reports: Iterable[DriftReport] = ()
     ) -> None:
-        """Store the state with the documents that `reports` changed, and count the reports."""
+        """Store the state and the documents that `reports` changed, and count the reports."""
         counts = Counter(
             {
                 f"drift_{name}_row": n

@@ -68,11 +68,11 @@ _OF_RECORDS = (
 STORE_FILE = "monitor.db"
 """File name in the state folder."""
 RATED_REQUESTS = 20_000
-"""Number of newest requests that the conversion rate covers, over all versions. Their conversion
-windows have closed."""
+"""Number of newest requests that the conversion rate covers, over all versions. The conversion
+windows of these requests have closed."""
 _BLOCK_BYTES = 16 << 20
-"""Maximum bytes of numbers in a block, unless a single request is larger. A block is read at
-once."""
+"""Maximum bytes of numbers in a block, unless a single request is larger. A block is always read
+completely."""
 MAX_DEAD_LETTERS = 100_000
 """Number of newest dead letters whose ids are stored, so that a redelivered dead letter is counted
 once."""
@@ -98,8 +98,8 @@ class Store(FileTables):
         """Parts of matured requests that `newest_rows` skipped."""
 
     user_place: int | None = None
-    """Index of the user in the categories of a row, or None if the recommender names no user. Set
-    it before the first read."""
+    """Index of the user in the categories of a row, or None if the recommender names no user. The
+    caller must set this attribute before the first read."""
 
     def add(
         self,
@@ -324,7 +324,7 @@ class Store(FileTables):
         """Stop waiting for the labels of a corrupt block. The rest of the block stays in the file.
 
         Args:
-            block: Number of its first prediction, from `CorruptBlock.number`.
+            block: Number of the block's first prediction, from `CorruptBlock.number`.
 
         Returns:
             The number of rows that lose their labels.
@@ -534,7 +534,7 @@ class Store(FileTables):
     def conversion_rates(
         self, predicted_before: float, *, window_seconds: float
     ) -> dict[int, float]:
-        """Return converted rows per row for each model version.
+        """Return the share of rows with a conversion for each model version.
 
         The rate covers the newest `RATED_REQUESTS` requests up to `predicted_before`, whose
         conversion windows have closed.
@@ -589,7 +589,7 @@ class Store(FileTables):
     ) -> None:
         """Delete records that were stored before a time and are no longer needed.
 
-        Deleted are ids of requests without stored rows, and ids of outcome batches and dead
+        The method deletes ids of requests without stored rows, and ids of outcome batches and dead
         letters. Outcomes in sealed files are deleted if their requests have no stored rows. Clicks
         on requests that stayed unknown become late outcomes.
 

@@ -1,7 +1,7 @@
 """Snapshot for the pages, heartbeat of the loop, and health checks.
 
-The loop passes one snapshot per iteration. `web.metrics` and `web.page` render it, and `web.server`
-answers requests.
+The loop passes one snapshot per iteration. `web.metrics` and `web.page` render the snapshot, and
+`web.server` answers requests.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Export the snapshot as Prometheus metrics.
 
-Metric names are an interface, because dashboards and alert rules query them. A test checks that
-they do not change. `monitoring.metrics` and `monitoring.state.store` document the numbers. A gauge
+Metric names are an interface, because dashboards and alert rules query them. A test checks that the
+names do not change. `monitoring.metrics` and `monitoring.state.store` document the numbers. A gauge
 is absent if its number does not exist. Every metric has the label `recommender`, which
 distinguishes several monitors of one installation. Before its first iteration a monitor exports
 only its versions, without the label.
@@ -140,7 +140,8 @@ PREFIX_OF_COUNTS = {
     "retrain_requests": "request_",
     "notifications": "notification_",
 }
-"""Prefix of the outcomes of a counter, in the names of the state's counters."""
+"""Prefixes of the state's counters by metric. The name of a counter is the prefix and an
+outcome."""
 
 
 def _counter(

@@ -1,7 +1,7 @@
 """HTTP server of the monitor's pages, run reports and model cards.
 
-It serves `/` (the status page), /reports/, /models/ (cards), /metrics, /healthz, /readyz and
-/status (JSON). `web.page`, `web.metrics` and `web.exposition` render the monitor's pages, and
+The server answers `/` (the status page), /reports/, /models/ (cards), /metrics, /healthz, /readyz
+and /status (JSON). `web.page`, `web.metrics` and `web.exposition` render the monitor's pages, and
 reports and cards come from the model registry. No page changes anything, so there is no login. The
 network decides who may reach the port.
 

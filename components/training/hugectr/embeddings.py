@@ -48,11 +48,12 @@ class Embedding:
     combiner: str
     """Pooling of a list's vectors: `sum` or `mean`."""
     width: int
-    """Width of its vectors."""
+    """Width of the vectors in this embedding."""
     table: int
     """Number of the model's table that has the vectors of this embedding."""
     ranges: tuple[tuple[int, int], ...]
-    """Half-open ranges of rows of that table. Keys are numbered consecutively over all ranges."""
+    """Half-open ranges of rows in the registry's table. Keys are numbered consecutively over all
+    ranges."""
     slots: tuple[Slot, ...]
     """Slots in the order of a row's vectors."""
 

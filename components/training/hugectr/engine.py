@@ -92,8 +92,8 @@ class HugectrEngine:
             settings: Settings of the fit.
             places: Places that a row looks up. If it is None, each slot is looked up once.
             num_gpus: GPUs of each node that share a batch. The node's first GPUs are used.
-            nodes: MPI communicator of the nodes. If it is None, the nodes that MPI started are
-                used, or only this machine.
+            nodes: MPI communicator of the nodes. None means the nodes that MPI started, or only
+                this machine.
             scratch: Folder for weights and staged rows. The folder needs four times the disk space
                 of the model with its state, and 264 bytes for each row of three stages. None for a
                 new temporary folder.

@@ -125,7 +125,8 @@ def write_stage(
         order: Row numbers, complete batches.
         embeddings: Layout of the embeddings.
         batch_size: Rows of a batch.
-        num_files: Number of files, one for each GPU. Fewer are written if there are fewer batches.
+        num_files: Number of files, one for each GPU. There are fewer files if there are fewer
+            batches.
         folder: Folder to create.
         group_rows: Maximum rows of a row group.
 

@@ -81,8 +81,7 @@ class PytorchEngine:
             config: Configuration of the network.
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
-            device: torch's name of the device. If it is None, the GPU is used, or the CPU if there
-                is no GPU.
+            device: torch's name of the device. None means the GPU, or the CPU if there is no GPU.
             places: Places that a row looks up. If it is None, each slot is looked up once.
         """
         self._settings, self._slot_sizes = settings, list(slot_sizes)

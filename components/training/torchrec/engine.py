@@ -471,7 +471,7 @@ class TorchrecEngine:
         places: Places | None = None,
         sharding: Sequence[str] = (TABLE_WISE, COLUMN_WISE),
     ) -> None:
-        """Create an engine on all workers, whose tables are all zero. `restore` loads weights.
+        """Create an engine on all workers. All tables are zero. `restore` loads weights.
 
         Args:
             config: Configuration of the network.
