@@ -529,7 +529,8 @@ PEERS: dict[str, Peer] = {
 def graphs(name: str, *, is_quick: bool) -> StepFigures:
     """Measure the network's forward and backward eagerly, as a CUDA graph, and compiled.
 
-    This is an experiment. The product does not use CUDA graphs or compilation.
+    The measurement is an experiment, because the product only trains eagerly. The product does not
+    use CUDA graphs or compilation.
     """
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
     batches = (sizes.batch,) if is_quick else (2048, sizes.batch)

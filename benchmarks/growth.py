@@ -53,7 +53,7 @@ def last_slope(curve: Curve) -> float:
 
 
 def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
-    """Return points of (requests per second, share of a core) for one monitor."""
+    """Measure one monitor, and return points of (requests per second, share of a core)."""
     curve = []
     for rate in rates:
         rows = (

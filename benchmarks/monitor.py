@@ -1,15 +1,15 @@
 """Measure the complete monitor process: rows per second of one core, and its memory.
 
 Run by `make benchmark-monitor`. Only `Monitor.tick` is measured, and it runs on one core. A tick
-pulls and decodes messages, stores them with fsync, and counts the features for drift. It joins
-clicks, matures rows, measures, decides, and archives as Parquet with fsync. Messages are generated
-between the turns, outside the clock. 3.2 % of the rows are clicked, as their scores predict, so
-that no policy raises an alarm. Each click arrives one simulated second after its prediction. A
-message has the clicks of 100 requests. The log is either a list of encoded messages, as the lower
-bound of a backend, or the SQLite log, whose pulls and acknowledgements then count too. A row counts
-when it is in a complete archive file. The first quarter of all rows does not count. After this
-quarter, the number of rows that wait for their window or file is the same at the beginning and at
-the end.
+pulls and decodes messages, stores them with fsync, and counts the features for drift. A tick also
+joins clicks, matures rows, measures, decides, and archives as Parquet with fsync. Messages are
+generated between the turns, outside the clock. 3.2 % of the rows are clicked, as their scores
+predict, so that no policy raises an alarm. Each click arrives one simulated second after its
+prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages,
+as the lower bound of a backend, or the SQLite log, whose pulls and acknowledgements then count too.
+A row counts when it is in a complete archive file. The first quarter of all rows does not count.
+After this quarter, the number of rows that wait for their window or file is the same at the
+beginning and at the end.
 
 The clock advances with each turn as it would at the given rate. Work that is done every ten seconds
 of event time, such as decisions, therefore has its real share per row.

@@ -267,7 +267,7 @@ class DeepCtr:
     ) -> None:
         """Create the model with its own initial weights."""
         self._features = features
-        # On import a thread checks PyPI for newer versions. This thread must not run during the
+        # On import a thread checks PyPI for newer versions. The thread must not run during the
         # measurement.
         others = threading.enumerate()
         with contextlib.redirect_stdout(io.StringIO()):

@@ -151,8 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 FirstRun = Callable[[MaturedRows, Windows, int], "int | None"]
-"""Function that returns the row of the first retrain request. Its arguments are a stream, its
-windows, and the first row that counts."""
+"""Function that returns the row of the first retrain request. The arguments of the function are a
+stream, its windows, and the first row that counts."""
 
 
 def contestants(case: PolicyCase) -> dict[str, tuple[float | None, FirstRun]]:

@@ -181,7 +181,7 @@ async def half_load(
     sizes: Sizes,
     capacities: dict[int, dict[str, float]],
 ) -> dict[str, Any]:
-    """Return open loops at half of our capacity per batch size, with the server's parts.
+    """Run open loops at half of our capacity, and return their results per batch size.
 
     All servers get the same rate, unless their capacity is too low.
     """

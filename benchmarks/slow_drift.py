@@ -53,7 +53,8 @@ class SlowDrift:
     """Standard deviation of the logarithm of a category's frequency about its mean. 0 means
     constant frequencies."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
-    """Columns with new categories. These columns must not be part of an interaction."""
+    """Columns with new categories. Columns with new categories must not be part of an
+    interaction."""
     new_categories_per_hour: float = 1.0
     """Number of new categories per hour in each column of `new_category_columns`."""
     new_category_share: float = 0.05
@@ -214,8 +215,8 @@ def ornstein_uhlenbeck(
     """Return `count` independent stationary processes [count] at `step`, counted from 0.
 
     The processes have mean 0 and variance 1. x_0 is standard normal, and x_k = decay x_(k-1) +
-    sqrt(1 - decay^2) e_k with standard normal e_k. This is an Ornstein-Uhlenbeck process at equal
-    steps, whose autocorrelation at lag k is decay^k.
+    sqrt(1 - decay^2) e_k with standard normal e_k. Such a process is an Ornstein-Uhlenbeck process
+    at equal steps. Its autocorrelation at lag k is decay^k.
     """
     random = np.random.default_rng(seed)
     # Draw in the order of steps, so that a later step starts with the same numbers.

@@ -83,8 +83,8 @@ class ReplayedDecisions:
     """Whether all decisions equal those of the monitor."""
     digest: str
     late_requests: int = 0
-    """Number of requests that reached the monitor after their decision point. Such requests are in
-    the lake but were not used in the decision."""
+    """Number of requests that reached the monitor after their decision point. Requests that are too
+    late are in the lake but were not used in the decision."""
     late_rows: int = 0
     """Number of rows that reached the monitor after the end of their feature bucket."""
 

@@ -753,7 +753,7 @@ class Monitor:
     def _set_apart_ahead(self, now: float) -> None:
         """Set apart the rows whose times are too far in the future.
 
-        Such rows were accepted while the monitor's clock was wrong.
+        Rows with future times were accepted while the monitor's clock was wrong.
         """
         ahead = now + MAX_FUTURE_SECONDS
         while (
@@ -779,8 +779,8 @@ class Monitor:
     def _forget_times_ahead(self, now: float) -> None:
         """Forget the newest prediction if its time is in the future.
 
-        Such a time comes from a clock that was ahead. Unless it is forgotten, no other prediction
-        counts as the newest until that time.
+        A time in the future comes from a clock that was ahead. Until it is forgotten, no prediction
+        with an earlier time counts as the newest.
         """
         if (
             self._last_record_time is not None

@@ -59,7 +59,7 @@ class UploaderSettings:
     """Pause between two passes over the archive, in seconds. The pause grows to 5 minutes while the
     lake is unreachable."""
     once: bool = False
-    """Move the sealed files once and exit, for example in a CronJob. Otherwise run until
+    """Move the sealed files once and exit, for example in a CronJob. Without the flag, run until
     SIGTERM."""
     log_format: str = TEXT
     """Format of log lines on standard error: `text` for people, `json` for a log collector."""
@@ -124,8 +124,8 @@ class Uploader:
             self._lake.root.mkdir(parents=True, exist_ok=True)
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
-        """Files that exist in the lake with other bytes, with the message. These files stay in the
-        archive and are not tried again."""
+        """Files that exist in the lake with other bytes, with the message. The refused files stay
+        in the archive and are not tried again."""
 
     def run_once(self) -> list[str]:
         """Move the files that are sealed now, and return their names.

@@ -8,8 +8,9 @@ The input is two folders of raw Parquet files. There are two methods:
 - `TFDV`: its drift comparator, used as in its guide, with statistics of two frames and one
   threshold for all features. The guide ("Get started", Checking data skew and drift) sets an
   L-infinity of 0.01 for categories. For numbers the guide names the Jensen-Shannon divergence
-  without a threshold, so 0.01 is used as well. The other threshold is 0.3 for both. This value is
-  the documented default of BigQuery's ML.VALIDATE_DATA_SKEW, which calls TFDV.
+  without a threshold, so 0.01 is used as well. The other threshold is 0.3 for numbers and
+  categories. This value is the documented default of BigQuery's ML.VALIDATE_DATA_SKEW, which calls
+  TFDV.
 
 TFDV is imported at its first use, so that the plan can be read without TFDV.
 """

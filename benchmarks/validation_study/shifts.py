@@ -121,7 +121,7 @@ class Shift(NamedTuple):
 
     kind: str
     columns: tuple[str, ...]
-    """Features with a shift. A method must name all of them."""
+    """Features with a shift. A method must name all of these features."""
 
     def plant(self, window: DrawnWindow, random: Generator) -> DrawnWindow:
         """Return the window after the shift."""

@@ -106,8 +106,8 @@ def roc_curve(
     """Return points of the ROC curve from (0, 0) to (1, 1), evenly spaced along it.
 
     Every point is on the exact curve. The list is empty unless both classes are present. No row
-    scores above the threshold of the first point. This threshold is 1, the largest probability,
-    because metadata stores reject infinity.
+    scores above the threshold of the first point. The first threshold is 1, the largest
+    probability, because metadata stores reject infinity.
     """
     num_clicks = int(np.count_nonzero(labels))
     num_others = len(labels) - num_clicks

@@ -374,7 +374,7 @@ class Lake:
     """Time in microseconds since the epoch. Rows at or after this time are ahead of the clock and
     are not read. None reads all rows."""
     late: LateClicks = field(init=False, repr=False)
-    """Clicks that arrived after their rows were written. These clicks are joined to the rows when
+    """Clicks that arrived after their rows were written. Late clicks are joined to the rows when
     the rows are read."""
 
     words: WordCounts = field(init=False, repr=False, default_factory=WordCounts)

@@ -385,7 +385,8 @@ class DownloadCache:
     def objects_folder(self) -> Path:
         """Return the folder of complete objects.
 
-        This folder has one folder for each generation, which contains the object under its name.
+        The folder has one subfolder for each generation. The subfolder contains the object under
+        its name.
         """
         return self.folder / "objects"
 

@@ -47,7 +47,7 @@ Without this limit, a run with a long window would read more old rows than new r
 READ_PER_DRAWN = 2
 """Oversampling factor, to make up for malformed rows."""
 MIN_PIECES = 32
-"""Minimum number of pieces that are read, if so many pieces exist. This number gives more than four
+"""Minimum number of pieces that are read, if so many pieces exist. 32 pieces are more than four
 pieces a day over a week, so that the sample of a day does not come from a single hour."""
 FEW_PIECES = 8
 """Minimum number of pieces for small samples, for which 32 pieces would give fewer than

@@ -12,7 +12,7 @@ the files, and `components.extraction.extract` selects the holdout.
   than the watermark, in a seen file, or late. A file belongs to one day. If a file was not seen,
   all of its rows up to the watermark are late. Back-filled versions are not late, because a later
   window or replay reads them again. Unseen files of days older than `late_days` are counted and
-  named. Such files stay unseen, so that a later run can train on them.
+  named. Unseen files of older days stay unseen, so that a later run can train on them.
 - Clock: rows ahead of the clock by more than a tolerance are in no window and do not move the
   watermark. A later run reads these rows once the clock has passed their time.
 - Maturity: a row is mature if it is at least `attribution_hours` old at the requested end of the

@@ -1,8 +1,8 @@
 """NVTabular's engine: one graph computes the input of the fit, and another applies the workflow.
 
-The second graph is built from a `FeatureWorkflow`. This graph uses Categorify with vocabulary files
-in the order of our ids, and `Normalize` with given moments. NVTabular therefore computes exactly
-the numbers of the served graph. `numpy_engine` computes the same encoding.
+The second graph is built from a `FeatureWorkflow`. The second graph uses Categorify with vocabulary
+files in the order of our ids, and `Normalize` with given moments. NVTabular therefore computes
+exactly the numbers of the served graph. `numpy_engine` computes the same encoding.
 
 NVTabular plans, executes and types the graphs, and Categorify looks up every id. The operators in
 this module override methods of NVTabular's operator interface. Each operator has one of three
@@ -307,7 +307,7 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
     folder.mkdir(parents=True)
     paths = {}
     for i, (name, values) in enumerate(zip(features.features.slots, features.vocabularies)):
-        # NVTabular fails with an empty vocabulary. This placeholder is a value that does not occur
+        # NVTabular fails with an empty vocabulary. The placeholder is a value that does not occur
         # in raw rows.
         listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
         frame = pd.DataFrame(

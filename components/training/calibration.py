@@ -74,7 +74,7 @@ def bias_shift(
 ) -> float:
     """Return the most likely shift of all logits, given a normal prior around 0.
 
-    The shift minimises the sum of the rows' log losses plus shift^2 / (2 * 0.1^2). This sum is
+    The shift minimises the sum of the rows' log losses plus shift^2 / (2 * 0.1^2). The sum is
     convex, and Newton's method finds its minimum. Each row's log loss is multiplied by its
     `_evidence`.
 

@@ -128,7 +128,7 @@ class CheckpointFolder:
     """Writes and reads the checkpoints of one fit below one folder."""
 
     def __init__(self, path: Path) -> None:
-        """Store the path. The first write creates the folder."""
+        """Store the path. The first write creates the folder of the path."""
         self.path = path
         self._losses_on_disk: dict[int, Judgement] = {}
 

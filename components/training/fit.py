@@ -7,8 +7,8 @@ run trains on its rows in time order, because the click behaviour can change wit
 An incremental run tries several constant learning rates, each from the parent's weights. A low rate
 preserves what the parent has learned, and a high rate follows a change. The last tenth of the rows
 is scored before it is used for training (progressive validation: Blum, Kalai and Langford 1999).
-These scores choose the rate, so no rows have to be held out. If a later rate scores worse, the
-trial of this rate ends early. `benchmarks.quality` has the measurements.
+The scores of the last tenth choose the rate, so no rows have to be held out. If a later rate scores
+worse, the trial of this rate ends early. `benchmarks.quality` has the measurements.
 
 Rows may have sample weights. The weights count in every step, in the choice of the rate and in the
 correction of the bias, but not in an AUC. The model's own weights are not in memory here, but in
@@ -53,8 +53,8 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 _EVALUATED_SHARE = 0.1
-"""Share of a pass that is scored before the network trains on it. These rows are the last rows of
-the pass."""
+"""Share of a pass that is scored before the network trains on it. The scored rows are the last rows
+of the pass."""
 _DECAYING_SHARE = 0.5
 """Share of a first model's steps in which its learning rate falls to zero. The decay covers the
 last steps."""

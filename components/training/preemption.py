@@ -6,8 +6,8 @@ absent. `evergreen.runtime.exit_codes` has the exit code.
 
 On Kubeflow a retry does not depend on the exit code, because Argo retries after every failure. On
 Kubeflow the save may also be cut short. According to its source, KFP's launcher, which is the
-parent process of the step, does not handle SIGTERM, so the container ends with the launcher. Such a
-retry continues from the last save of `checkpoint_minutes`.
+parent process of the step, does not handle SIGTERM, so the container ends with the launcher. A
+retry after such an end continues from the last save of `checkpoint_minutes`.
 """
 
 import signal

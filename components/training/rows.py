@@ -103,9 +103,9 @@ def open_rows(
     """Return all rows of the folders, one folder after another, in the order of `_file_list.txt`.
 
     Row groups outside the `share` are zeros, which take no room on disk or in memory. The flat
-    files have no name once they are open. These files disappear with the arrays, however the
-    process ends, so no later process can find them. A later process decodes the rows again, which
-    takes less than a tenth of the time of one pass.
+    files have no name once they are open. The flat files disappear with the arrays, however the
+    process ends. A later process can therefore not find them. A later process decodes the rows
+    again, which takes less than a tenth of the time of one pass.
 
     Args:
         folders: At least one folder. All folders have the same features, and either all or none
@@ -145,7 +145,8 @@ def _map_nameless_files(
 
     The arrays have the same columns as the rows in `alike`. Disk space is allocated for the rows
     `written` by this process, and for all labels and weights. The allocation reports a full disk as
-    an error. Otherwise a write to a mapped page would kill the process.
+    an error. Without the allocation, a write to a mapped page would kill the process on a full
+    disk.
     """
 
     def mapped(dtype: type[Any], *shape: int) -> NDArray[Any]:

@@ -271,7 +271,7 @@ class ReplayStatistics:
     def take_second(self, time: float) -> dict[str, Any]:
         """Return the line about the time since the last line.
 
-        Its field `versions` is the number of answered rows by version.
+        The line's field `versions` is the number of answered rows by version.
         """
         counts = {"requests_sent": self.sent, "requests_failed": self.failed, "rows": self.rows}
         line: dict[str, Any] = {

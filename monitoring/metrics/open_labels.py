@@ -12,17 +12,17 @@ ranks and the smallest U the m lowest. A cumulative sum over the sorted ranks gi
 smallest U for every m.
 
 **Estimate.** F(a) is the share of clicks that come within age a. The empirical distribution of the
-click delays of matured rows estimates F. These delays are not censored. A row of age a without a
-click becomes one with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with empirical delays
-instead of an exponential). Here p is the row's score times a correction. The correction is the
-number of arrived clicks divided by the number expected by now, among rows with similar scores. The
-expected number is the sum of F(a) times the score. The correction makes the estimate follow a
-change in the data as soon as clicks arrive. At the end F is 1, the probabilities are 0 or 1, and
-the estimate is the matured value.
+click delays of matured rows estimates F. Delays of matured rows are not censored. A row of age a
+without a click becomes one with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with
+empirical delays instead of an exponential). Here p is the row's score times a correction. The
+correction is the number of arrived clicks divided by the number expected by now, among rows with
+similar scores. The expected number is the sum of F(a) times the score. The correction makes the
+estimate follow a change in the data as soon as clicks arrive. At the end F is 1, the probabilities
+are 0 or 1, and the estimate is the matured value.
 
 **Assumptions.** Delays depend neither on the score nor on the time. `ages` count up to a time until
-which every click was read, which is the log's watermark and not the clock. Otherwise clicks in
-transit would look like missing clicks.
+which every click was read, which is the log's watermark and not the clock. With the clock, clicks
+in transit would look like missing clicks.
 """
 
 from dataclasses import dataclass

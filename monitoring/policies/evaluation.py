@@ -6,9 +6,9 @@ or its predecessors. The result does not depend on batch sizes or on the loop, s
 backtest over its archive write equal lines. `monitoring.state.store` stores the state. Cooldowns
 and actions depend on the clock and belong to `monitoring.retraining`.
 
-Rows of a version mature for a whole attribution window after the version was replaced. Such rows
-are evidence about its successor too, because both versions see the same traffic. The policies
-choose which rows count against which version.
+Rows of a version mature for a whole attribution window after the version was replaced. The last
+rows of a version are evidence about its successor too, because both versions see the same traffic.
+The policies choose which rows count against which version.
 
 Decision points are the multiples of `decide_seconds`. Times are whole microseconds
 (`contracts.raw_rows.microseconds`).
@@ -107,7 +107,7 @@ class Evaluator:
             for each in known.get("drift", ())
         ]
         self.num_passed_over = int(known.get("num_passed_over", 0))
-        """Number of requests that matured too late for their decision point. Such requests are
+        """Number of requests that matured too late for their decision point. Late requests are
         archived but used in no decision."""
         self._passed_over: list[str] = list(known.get("passed_over", ()))
 

@@ -346,8 +346,8 @@ def confirm(
     """Turn the result of one window into an action, given the windows before it.
 
     OK resets the count of breaches. UNDECIDABLE does not change the count. A BREACH becomes RETRAIN
-    once enough windows are breaches. It stays RETRAIN until a window is OK, or until a version
-    serves that was trained on rows from after the first breach.
+    once enough windows are breaches. The action stays RETRAIN until a window is OK, or until a
+    version serves that was trained on rows from after the first breach.
 
     Returns:
         The action, a text that is added to its reason, and the state. The state contains `version`

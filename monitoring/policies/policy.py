@@ -94,8 +94,8 @@ class Evidence:
     serving_since: float
     """Event time of the first prediction since this version serves, to within one decision span."""
     seen_until: float
-    """Event time up to which predictions are known, and therefore the serving version too. This
-    time is at least `serving_since`."""
+    """Event time up to which predictions are known, and therefore the serving version too. The
+    value is at least `serving_since`."""
     kpis: Kpis
     """KPIs of the serving version's window. If no row of the serving version has matured yet, these
     are the KPIs of the version with the newest row."""

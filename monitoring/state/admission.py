@@ -11,8 +11,8 @@ from typing import Any
 from evergreen.runtime.errors import ContractError
 
 MAX_OTHERS = 64
-"""Maximum number of accepted versions that the promotion journal does not name. Such versions
-exist, for example, if another program serves a model."""
+"""Maximum number of accepted versions that the promotion journal does not name. Versions outside
+the journal exist, for example, if another program serves a model."""
 OTHERS_SECONDS = 86_400.0
 """Seconds without a prediction after which a version outside the journal loses its slot."""
 

@@ -17,8 +17,8 @@ The order of steps survives a kill:
 2. The file is written under a temporary name, flushed and renamed, and its folder is flushed.
 3. The state marks the file as `sealed`.
 
-After a restart, an intended file that exists here or was uploaded is sealed. Otherwise it is
-written again under the same name from the same rows.
+After a restart, an intended file that exists here or was uploaded is sealed. Any other intended
+file is written again under the same name from the same rows.
 """
 
 import logging

@@ -31,7 +31,7 @@ record may be larger."""
 class UnscoredRows(ContractError):
     """A prediction with rows whose score is not a probability.
 
-    Such a prediction is counted and becomes a dead letter.
+    The prediction is counted and becomes a dead letter.
     """
 
     def __init__(self, *, request_id: str, version: int, rows: int) -> None:

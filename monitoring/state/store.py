@@ -1,6 +1,6 @@
 """State of the monitor in one SQLite file that survives a SIGKILL at any moment.
 
-It contains:
+The file contains:
 
 - every record, from before its acknowledgement until its row is in a sealed archive file
 - the newest matured rows, which rebuild the windows after a restart
@@ -178,8 +178,8 @@ class Store(FileTables):
                 zip(range(first, first + len(added)), added.ids.tolist()),
             )
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
-        # A block spans at most one minute. Otherwise one request from a clock that is ahead would
-        # keep all rows of its block.
+        # A block spans at most one minute. With longer blocks, one request from a clock that is
+        # ahead would keep all rows of its block.
         for start, stop in chunks(
             added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000
         ):
@@ -511,7 +511,7 @@ class Store(FileTables):
     def newest_rows(self) -> MaturedRequests | None:
         """Return the stored matured requests, oldest first, without those that are set apart.
 
-        These requests fill the window of the serving version.
+        The matured requests fill the window of the serving version.
         """
         query = f"SELECT requests, last FROM matured WHERE {_NOT_APART} ORDER BY last"
         found = []

@@ -43,8 +43,8 @@ from monitoring.web.server import CARDS, link_to
 
 REFRESH_SECONDS = 15
 TAIL_BYTES = 2 * 2**20
-"""Bytes read from the end of each file. That many bytes contain about 4,000 points of the timeline
-or 7,000 events, and take about 30 ms to read and parse."""
+"""Bytes read from the end of each file. This number of bytes contains about 4,000 points of the
+timeline or 7,000 events. Reading and parsing takes about 30 ms."""
 MAX_POINTS = 600
 """Maximum number of points per version in the chart, more than a phone has pixels."""
 MARKED_EVENTS = {
@@ -56,7 +56,7 @@ MARKED_EVENTS = {
 }
 """Kinds of events with a mark in the chart, and the text of the mark."""
 ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
-"""Kinds of events that are folded in the list. Such events occur every minute, and decisions that
+"""Kinds of events that are folded in the list. Folded events occur every minute, and decisions that
 follow from them have their own events."""
 MAX_EVENTS = 80
 """Maximum number of unfolded lines in the list of events."""

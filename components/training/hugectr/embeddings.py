@@ -43,7 +43,7 @@ class Embedding:
     """One embedding of HugeCTR."""
 
     number: int
-    """Position in the order in which embeddings are added. This number is part of the names of the
+    """Position in the order in which embeddings are added. The position is part of the names of the
     embedding's files."""
     combiner: str
     """Pooling of a list's vectors: `sum` or `mean`."""

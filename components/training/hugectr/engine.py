@@ -315,8 +315,8 @@ class HugectrEngine:
                 stored, self._config, self._embeddings, num_gpus=self._num_gpus, folder=folder
             )
             model.load_dense_weights(str(folder / DENSE_FILE))
-            # These calls use the overloads with lists. The overload of load_sparse_optimizer_states
-            # with names opens a name as if it were a path.
+            # The calls of HugeCTR use the overloads with lists. The overload of
+            # load_sparse_optimizer_states with names opens a name as if it were a path.
             model.load_sparse_weights(self._sparse_paths(folder, SPARSE_FOLDER))
             if stored.moments is not None:
                 model.load_dense_optimizer_states(str(folder / DENSE_OPTIMIZER_FILE))
