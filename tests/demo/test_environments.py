@@ -19,7 +19,7 @@ LOCKS = environments.REPOSITORY / "requirements"
 def quick_python(tmp_path_factory):
     """A fake Python.
 
-    Its `-m venv` copies a prepared environment, because pip would take seconds.
+    The command `-m venv` copies a prepared environment, because pip would take seconds.
     """
     root = tmp_path_factory.mktemp("python")
     subprocess.run([sys.executable, "-m", "venv", root / "made"], check=True, timeout=240)

@@ -453,7 +453,8 @@ def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, mo
 def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
     """One row takes 280 bytes.
 
-    These are 13 numbers of 4 bytes, 26 of 8, and score, position, propensity and shadow.
+    The row has 13 numbers of 4 bytes and 26 of 8 bytes, and score, position, propensity and shadow
+    score.
     """
     monkeypatch.setattr(publisher_module, "MAX_BYTES_PER_FLUSH", 10 * 280)
     log = MemoryLog()

@@ -80,8 +80,8 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
 def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, monkeypatch):
     monkeypatch.setattr(routing, "FIRST_READ_SECONDS", 0.05)
     released = threading.Event()
-    # The timer releases calls that wait for the shadow. It is so late that the test would fail
-    # first.
+    # The timer releases calls that wait for the shadow. The timer is so late that the test would
+    # fail before it ends.
     late = threading.Timer(20, released.set)
     late.start()
 
@@ -261,7 +261,7 @@ def test_no_shadow_is_sent_while_served_requests_wait(served, objects, publish, 
         return client.shadow_counts
 
     shadow = follow(served, objects, talk, max_in_flight=1, max_shadows=100)
-    # The last request has no successor.
+    # The last request is not dropped, because no request follows.
     assert shadow["dropped"] >= 6
     assert shadow["dropped"] + shadow["answered"] == 8
 

@@ -32,7 +32,7 @@ def raw(table):
 
 
 def texts_in_another_order(table):
-    """Return categories as texts, in another order and without label."""
+    """Return the rows with categories as text, in another column order and without the label."""
     texts = {
         name: [None if v is None else str(v) for v in table[name].to_pylist()]
         for name in CATEGORICAL

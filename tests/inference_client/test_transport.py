@@ -191,7 +191,7 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
     rows = make_rows(2)
 
     async def talk(client):
-        # Both must be connected before requests alternate evenly.
+        # Requests alternate evenly only after the client has connected to both servers.
         while not (first.scoring.requests and second.scoring.requests):
             await client.score(*rows)
         before = [len(each.scoring.requests) for each in replicas]

@@ -69,7 +69,7 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    """Return the reference with one row per request, as validation counts archived rows."""
+    """Count archived rows as validation does: return the reference with one row per request."""
     counter, rows = ProfileCounter(features), []
     for at in range(len(batch.scores)):
         arrays = {
@@ -185,7 +185,7 @@ def lists_of(lengths, elements, *, seed):
 
 @cache
 def layout_of(lengths, elements):
-    """Return the layout by validation's statistics of such archived rows."""
+    """Return the layout of validation's statistics for such archived rows."""
     return Layout(counted(lists_of(lengths, elements, seed=1)))
 
 

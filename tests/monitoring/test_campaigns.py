@@ -2,7 +2,7 @@
 
 Afterwards each request is in the lake once.
 
-`EVERGREEN_CAMPAIGN_SHARE=0.02` runs a small share of them.
+`EVERGREEN_CAMPAIGN_SHARE=0.02` runs only 2 % of the faults.
 """
 
 import json
@@ -57,7 +57,7 @@ class Installation:
         return self.processes.started[-1]
 
     def kill(self) -> None:
-        """Kill all at once."""
+        """Kill all processes at once."""
         for program in self.programs:
             program.process.kill()
             program.process.wait()

@@ -28,7 +28,7 @@ PARTITIONS, WAVES, REQUESTS, ROWS = 3, 3, 30, 4
 class Partitions:
     """A client that publishes to every partition, and a monitor process for each.
 
-    The fixture stops all of them at the end of the test.
+    The fixture stops the client and the monitors at the end of the test.
     """
 
     def __init__(self, folder) -> None:

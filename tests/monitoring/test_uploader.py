@@ -49,7 +49,7 @@ def archive(tmp_path):
 
 @pytest.fixture(params=["folder", "bucket"])
 def open_lake(request, tmp_path):
-    """Opens the lake. Every call returns another handle on it."""
+    """Opens the lake. Every call returns a new handle on the same lake."""
     if request.param == "folder":
         return lambda: FolderObjects(tmp_path / "a lake")
     request.getfixturevalue("cloud_storage")

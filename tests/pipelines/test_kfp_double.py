@@ -16,7 +16,7 @@ from tests.support.kfp_server import ErrorAnswer, KfpServer
 from tests.support.paths import REPOSITORY
 
 RECORDED = (REPOSITORY / "tests" / "support" / "kfp_answers.json").read_text()
-# The recorded answers contain the parameter `lake`. It is renamed to a parameter of the current
+# The recorded answers contain the parameter `lake`. The parameter is renamed to one of the current
 # pipeline.
 ANSWERS = json.loads(re.sub(r'lake(\\?":)', r"settings\1", RECORDED))
 GOLDEN = REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml"

@@ -1,8 +1,8 @@
 """A finished training run on disk. The candidate and the champion have known quality.
 
-Labels are drawn from a planted linear logit over the raw features. A model is that logit plus noise
-on its weights. The candidate is stored as weights: a DCN with a linear output and no effect of its
-other layers. The champion is stored as the served graph of a linear network.
+Labels are drawn from a planted linear logit over the raw features. A model is the planted logit
+plus noise on its weights. The candidate is stored as weights: a DCN with a linear output and no
+effect of its other layers. The champion is stored as the served graph of a linear network.
 """
 
 from collections.abc import Callable
@@ -195,7 +195,7 @@ class Round:
     def add_old_rows(
         self, table, truth: Linear
     ) -> tuple[np.ndarray, Callable[[Linear], np.ndarray]]:
-        """Add old rows to the holdout. Their labels are drawn from the model `truth`.
+        """Add old rows to the holdout. The labels of the old rows are drawn from the model `truth`.
 
         Returns:
             The labels, and a function that returns a model's scores of the old rows.

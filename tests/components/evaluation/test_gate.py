@@ -17,7 +17,7 @@ SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 def decided(labels, candidate, champion=None, *, settings, groups=None):
     """Return the gate's verdict on log-odds. Without `groups`, each row is a request of its own.
 
-    The calibration check is turned off here. Another file tests it.
+    The calibration check is turned off here. Another test file tests the calibration check.
     """
     groups = np.arange(len(labels)) if groups is None else groups
     scores = [

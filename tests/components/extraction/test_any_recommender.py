@@ -659,7 +659,7 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
     for with_words in (
         True,
         False,
-    ):  # a file of the raw schema becomes a lake's file, which is then read
+    ):  # the file is in the raw schema, and is then read as a file of the lake
         with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
             (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(
                 malformed

@@ -37,8 +37,8 @@ class Line:
     """Files that existed in the model's round."""
     learned: Counter[int] = field(default_factory=Counter)
     passed_over: set[int] = field(default_factory=set)
-    """Rows that arrived too late. Their day was older than `late_days`, or older than the days that
-    a run from scratch reads."""
+    """Rows that arrived too late. The day of such a row was older than `late_days`, or older than
+    the days that a run from scratch reads."""
 
 
 @dataclass
@@ -172,7 +172,7 @@ def test_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, r
             assert not last
             continue  # the window has too few new rows
         dataset = RawDataset.read(flags["--output"])
-        if source.random() < 0.3:  # A retried task.
+        if source.random() < 0.3:  # Retry the task.
             assert run_main(flags, run=f"round {number}", **asked) == 0
             assert RawDataset.read(flags["--output"]) == dataset
         line = ledger.lines.get(dataset.parent_model_id or "", Line())

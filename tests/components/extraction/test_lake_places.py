@@ -1,6 +1,6 @@
 """Tests of files at unexpected paths of a lake.
 
-They are refused, or skipped because of their names.
+Such files are refused, or skipped because of their names.
 """
 
 import os

@@ -130,7 +130,7 @@ def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
 ):
     """The model is evaluated on half an hour of rows.
 
-    The child trains on 0.3 h of these rows, and the grandchild on the rest.
+    The child model trains on 0.3 h of these rows, and the grandchild model on the rest.
     """
 
     def start(text):

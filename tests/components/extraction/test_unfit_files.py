@@ -198,7 +198,7 @@ def test_file_that_breaks_after_its_rows_were_learned_is_not_learned_twice(lake,
     both = pa.concat_tables([late, hour(HOURS + 1)])
     write_parquet(late, path)
     first = turn(folder)
-    write_parquet(both, path)  # This simulates that its newer rows were in another window.
+    write_parquet(both, path)  # as if its newer rows were in another window
     content = path.read_bytes()
     empty(path, both)
     second = turn(lake(*range(HOURS + 2, HOURS + 12)))

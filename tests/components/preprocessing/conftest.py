@@ -207,9 +207,9 @@ def replace_column(table, name, values, **options):
 
 @pytest.fixture
 def reading():
-    """Functions that read and change rows.
+    """Return functions that read and change encoded rows.
 
-    They are a fixture, because an import would need packages below tests/.
+    The functions are returned by a fixture, because an import would need packages below tests/.
     """
     return SimpleNamespace(
         workflow=load_workflow,

@@ -112,7 +112,7 @@ def test_nothing_that_step_writes_is_pickle(write_raw, run_step, raw_table):
     "workflow", [strange_workflow(11), strange_workflow(12, num_keys=3000)], ids=["few", "many"]
 )
 def test_nvtabular_and_contract_agree_on_rows_that_no_client_should_send(workflow, tmp_path):
-    """tests/evergreen/serving/test_graph.py also checks the served graph on such rows."""
+    """tests/evergreen/serving/test_graph.py checks the served graph on the same rows."""
     dense, categorical = nasty_rows(workflow, 4096, 5)
     # Values that preprocessing's readers accept. The values are far from the placeholders that the
     # NVTabular engine uses.

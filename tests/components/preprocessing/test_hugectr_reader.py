@@ -1,6 +1,6 @@
-"""A second reader of the written folder. It knows only HugeCTR's rules.
+"""A second reader of the written folder. The reader knows only HugeCTR's rules.
 
-This reader refuses what HugeCTR misreads. It uses neither the step's own check
+This reader refuses what HugeCTR misreads. The reader uses neither the step's own check
 (`encode.verify_file`) nor the contract's column names. HugeCTR reads columns by position, never by
 name.
 """
@@ -59,7 +59,7 @@ class Reader:
             raise Refused(f"positions overlap or leave columns out: {self.order}")
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return labels with dense values, and keys with each slot's offset added."""
+        """Return labels with dense values, and the keys after adding each slot's offset."""
         tables = [self._table(path) for path in self.paths]
         values = np.concatenate(
             [self._stacked(t, self.order["labels"] + self.order["conts"]) for t in tables]

@@ -37,7 +37,10 @@ def worlds():
 
 @pytest.fixture
 def folder(tmp_path, worlds):
-    """A folder whose name contains a space. It has a simulator and its drifted form."""
+    """A folder whose name contains a space.
+
+    The folder contains a simulator and its drifted form.
+    """
     folder = tmp_path / "some place"
     folder.mkdir()
     for name, world in worlds.items():

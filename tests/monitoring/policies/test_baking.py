@@ -127,7 +127,7 @@ def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_of_thousand_equal_versions_at_most_alpha_are_taken_back():
-    """This uses the defaults and all rows.
+    """The test uses the default settings and all rows.
 
     The metrics of the gate and of the predecessor are each measured on 20,000 other rows.
     """

@@ -223,8 +223,8 @@ def reasons(points, policy):
 def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
     """Version 2 serves from second 23 on.
 
-    Formerly its rows from time 20 on counted, and the reason said "14720 matured rows ..., -1254
-    s".
+    Formerly, rows of version 2 from second 20 on counted, and the reason said "14720 matured rows
+    ..., -1254 s".
     """
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     judge = Evaluator(

@@ -62,7 +62,7 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
 
 
 def test_only_version_that_learned_rows_after_change_ends_evidence():
-    """After that, bad rows of older versions are not evidence about the new version."""
+    """After that version, bad rows of older versions are not evidence."""
     releases = replace(FALL, every=360.0)
     points = list(decisions(np.random.default_rng(2), releases))
     alarmed = {point.version for point in runs(points)}

@@ -284,7 +284,7 @@ def test_experiment_that_vanished_leaves_run_unknown_and_is_not_made_anew(kubefl
 def test_of_two_runs_created_at_same_time_only_first_stays(kubeflow, connect, other, answer):
     """A monitor's process freezes after it searched for active runs.
 
-    It continues, and creates a run after its successor has created a run.
+    The frozen process continues, and creates a run after its successor has created a run.
     """
     stale, leader = connect(), connect()
 

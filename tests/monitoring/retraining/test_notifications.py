@@ -32,7 +32,7 @@ def webhook_file(server, tmp_path):
 
 
 def texts(server):
-    """Return the first lines without the recommender at their start."""
+    """Return the first line of each message, without the recommender's name at its start."""
     lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
     assert {recommender for recommender, _, _ in lines} == {CRITEO_RECOMMENDER.name}
     return [text for _, _, text in lines]

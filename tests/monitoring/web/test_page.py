@@ -1,4 +1,4 @@
-"""Tests of the text of the status page. `test_page_in_browser` tests its layout."""
+"""Tests of the text of the status page. `test_page_in_browser` tests the layout of the page."""
 
 import json
 import re

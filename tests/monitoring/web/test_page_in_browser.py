@@ -1,6 +1,6 @@
 """Tests of the status page in a real browser, on a desktop and a phone.
 
-They write screenshots to build/.
+The tests write screenshots to build/.
 
 tests/crossings/test_pages_in_browser.py tests the accessibility of all pages.
 """
