@@ -163,7 +163,7 @@ def run_precisely(main: Coroutine[Any, Any, T]) -> T:
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     task = loop.create_task(main)
     try:
-        # Ctrl-C cancels `main`, which ends in order, because interrupted calls could crash the
+        # Ctrl-C cancels `main`, which then lets its calls end. Interrupted calls could crash the
         # server. Only the main thread handles signals.
         with suppress(ValueError, RuntimeError):
             loop.add_signal_handler(signal.SIGINT, task.cancel)

@@ -53,8 +53,8 @@ class PolicyCase:
 
     traffic: ClickTraffic
     window_step: int
-    """Rows between two checks of a window of 20,000. A longer step suffices, because the window
-    changes slowly and a check takes milliseconds."""
+    """Rows between two checks of a window of 20,000. The window changes slowly and a check takes
+    milliseconds, so not every row is checked."""
     stationary: int
     """Rows of a stationary stream."""
     before: int

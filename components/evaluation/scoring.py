@@ -210,7 +210,7 @@ def score_holdout(
     Args:
         raw_uri: Folder of the raw rows.
         encoded_uri: Folder of the encoded rows.
-        counts: Number of rows by the two manifests.
+        counts: Number of held-out rows in each of the two manifests.
         features: The recommender's features.
         named: The columns that name user, item and weight.
         score_candidate: See `candidate_scorer`.

@@ -76,7 +76,7 @@ prediction's day."""
 class LateClicks:
     """The late clicks of one lake.
 
-    Clicks are read back to the day of the oldest row to which they are joined.
+    Clicks are read from the day of the oldest row on.
     """
 
     files: LakeFiles

@@ -1,4 +1,4 @@
-"""Tests of the facts about a released version that real manifests in a model registry give."""
+"""Tests of the facts about a released version, read from real manifests in a model registry."""
 
 from dataclasses import MISSING, fields
 from datetime import datetime

@@ -232,7 +232,7 @@ class HugectrEngine:
                     number + 1
                 ) % self._settings.solver.loss_interval == 0 or number + 1 == stage.num_batches:
                     yield float(running.model.get_current_loss())
-            # The reader restarts only after it has reported its end.
+            # The reader must report the end of its files before it can restart.
             if running.model.train():
                 raise PermanentError(
                     f"HugeCTR continues {stage.file_list} after {stage.num_batches} batches, "

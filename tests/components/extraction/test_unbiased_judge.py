@@ -23,7 +23,7 @@ REFUSALS = (
 
 
 def moments():
-    """Draw a time in the lake, or shortly before or after it, at rows and between them."""
+    """Draw a time in the lake's range, or shortly before or after it. It may equal a row's time."""
     return st.integers(-6, 2 * ROWS + 6).map(
         lambda half: START + half * timedelta(days=DAYS) / (2 * ROWS)
     )

@@ -193,7 +193,7 @@ def archive_up_to(ran, folder, until):
 
 
 def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tmp_path, capsys):
-    """Version 1 served again in the predictions, but no row from this time had matured."""
+    """Predictions show that version 1 serves again, but no row from this time has matured."""
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
     assert record(early, tmp_path / "incident", None, end) == 0

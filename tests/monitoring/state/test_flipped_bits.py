@@ -22,7 +22,7 @@ COLUMNS = {
 
 
 def flip(b, table: str, *, seed: int) -> None:
-    """Flip one bit of one row's block, as a disk might while the monitor is down."""
+    """Flip one bit in the block of one row, as a disk error would while the monitor is down."""
     b.kill()
     column, key = COLUMNS[table]
     chance = random.Random(seed)
