@@ -115,7 +115,7 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the requested benchmarks.
 
-    Returns 1 if any of these benchmarks has no figures, else 0.
+    Returns 1 if any requested benchmark has no figures, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     minutes_of = ", ".join(f"{name} ({plan.quick}, {plan.full})" for name, plan in PLANS.items())

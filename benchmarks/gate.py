@@ -228,8 +228,8 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
 
     Either every slice is worse by the largest allowed amount, or one slice is worse by more. The
     slices are those of 26 columns with Zipf's frequencies, half of them constant within a request.
-    Two slices are harmed, with a twentieth and a quarter of the rows. The odds of a click in these
-    rows are multiplied by a common factor.
+    Two slices are harmed, with a twentieth and a quarter of the rows. The odds of a click in the
+    rows of a harmed slice are multiplied by a common factor.
     """
     settings, found = GateSettings(min_auc=0.0, max_auc_loss=1.0), []
     allowed = settings.max_slice_loss

@@ -6,9 +6,9 @@ other rows. The rows are converted to the library's own form before the measured
 
 Plain PyTorch has 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the
 cross layers one by one, `torch.optim.Adam`, and a `DataLoader` over a Dataset of arrays. On two
-cores this Dataset delivers 201,000 rows/s, and a TensorDataset 107,000. Two workers would deliver
-238,000 but take a core from the step, so there are no workers. Networks other than DCN are our own
-networks with an `nn.EmbeddingBag` for each column.
+cores this Dataset delivers 201,000 rows/s, and a TensorDataset delivers 107,000. Two workers would
+deliver 238,000 but take a core from the step, so there are no workers. Networks other than DCN are
+our own networks with an `nn.EmbeddingBag` for each column.
 
 DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
 Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear

@@ -239,7 +239,7 @@ def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str,
 
 
 def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> float:
-    """Return the AUC over all pairs of such traffic, as the gate measures it.
+    """Return the AUC over all pairs of rows of `traffic`, as the gate measures it.
 
     The AUC is exact without users, and otherwise estimated from a sample.
     """

@@ -1,10 +1,10 @@
 """Run a compiled pipeline on this machine, with an environment in place of each image.
 
 KFP 2.17's SubprocessRunner runs every task in the driver's own interpreter. For each task, KFP's
-dispatcher looks up the task handler as an attribute of a module. This module replaces that
-attribute during a run, so that each task's unchanged command line runs in the environment of its
-image. KFP has no extension point for this purpose, because `local.init` rejects custom runners. A
-test fails if KFP stops calling the handler.
+dispatcher looks up the task handler as an attribute of a module. This module replaces the attribute
+during a run, so that each task's unchanged command line runs in the environment of its image. KFP
+has no extension point for this purpose, because `local.init` rejects custom runners. A test fails
+if KFP stops calling the handler.
 
 The monitor's local trigger starts a run as a process and reads its exit code. A person starts a run
 with `evergreen run`. The output of each task goes to its own log file. The run's notes name the

@@ -58,8 +58,8 @@ os.execvp(sys.argv[3], sys.argv[3:])
 def tethered(command: Sequence[str], death_signal: signal.Signals = signal.SIGTERM) -> list[str]:
     """Return a command line that runs `command` and signals it when this process is gone.
 
-    Call it from a thread that lives as long as the command should. Linux sends `death_signal` when
-    the thread that started the command ends.
+    Call this function from a thread that lives as long as the command should. Linux sends
+    `death_signal` when the thread that started the command ends.
     """
     return [
         sys.executable,
@@ -190,7 +190,8 @@ class Stack:
         """Check that all processes are running.
 
         Raises:
-            ProcessDied: a process ended unexpectedly. The message has the last line of its log.
+            ProcessDied: a process ended unexpectedly. The exception's message has the last line of
+                the process's log.
         """
         for name, process in self._processes.items():
             code = process.poll()

@@ -51,7 +51,7 @@ class PairSeries:
 
 
 def make_plan(*, pairs: int, windows: int, quick: bool) -> list[PairSeries]:
-    """Return the study's series.
+    """Return the specifications of the study's series.
 
     Args:
         pairs: Number of stationary pairs of windows with 20,000 rows.

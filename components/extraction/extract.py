@@ -19,8 +19,8 @@ The folder contains:
 - `words.json`: counts of string categories, if a column has them.
 
 Unreadable files and files with unsuitable content are left out (see `evergreen.rows.unfit`). The
-first pass over the rows finds all of these files, and the next pass does not read them. The result
-therefore equals that of a lake without these files.
+first pass over the rows finds all files to leave out, and the next pass does not read them. The
+result therefore equals that of a lake without these files.
 """
 
 import hashlib

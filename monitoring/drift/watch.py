@@ -6,12 +6,13 @@ the numbers.
 
 A bucket closes when the caller states that no more of its records can arrive. Callers use the
 watermark minus `drift_grace_seconds`, because clients publish records a little after the event. A
-record that arrives even later, from a client with a slow clock, is skipped and counted. A bucket
-with fewer than `drift_min_rows` rows is merged into the next bucket of the same version.
+record that arrives after the bucket closed, for example from a client with a slow clock, is skipped
+and counted. A bucket with fewer than `drift_min_rows` rows is merged into the next bucket of the
+same version.
 
-At most `MAX_OPEN` buckets are open, namely the earliest buckets. If more are needed, for example
-after a long stop of the monitor, later buckets are deferred. Deferred rows are counted once `close`
-reaches their bucket and the caller passes the rows to `resume`.
+At most `MAX_OPEN` buckets are open, namely the earliest buckets. If the rows need more open
+buckets, for example after a long stop of the monitor, later buckets are deferred. Deferred rows are
+counted once `close` reaches their bucket and the caller passes the rows to `resume`.
 
 The saved state contains every open bucket. The caller stores this state with the number of the last
 stored prediction. After a restart, the caller observes again all predictions that were stored after

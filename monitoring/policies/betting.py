@@ -129,8 +129,8 @@ class Rounds:
     def _plan_round(self) -> tuple[int, float] | None:
         """Return the next round's number of requests and planned pairs, or None.
 
-        The plan comes from the rows counted so far, and exists after `FIRST_CLICKS` clicks. A
-        payoff is divided by the planned pairs, or by the actual pairs if there are more.
+        The plan comes from the rows counted so far, and there is no plan before `FIRST_CLICKS`
+        clicks. A payoff is divided by the planned pairs, or by the actual pairs if there are more.
         """
         requests, clicks, clicks_squared, others, others_squared = self._sums.tolist()
         if clicks < FIRST_CLICKS or not others:

@@ -10,8 +10,8 @@ trail with the largest product became large enough at `shown_at`, so the rows up
 suffice to detect the change. A version that was trained on these rows has adapted to the change:
 
 - A version with training rows up to `shown_at` or later starts a new e-process, shared with the
-  later versions that have adapted. Rows that other versions scored do not count in it, because
-  those versions have not adapted.
+  later versions that have adapted. Rows that other versions scored do not count in the new
+  e-process, because those versions have not adapted.
 - A version without these training rows stays under the alarm.
 
 The rows of a version count in its own e-process and in those of the later versions of the lineage.

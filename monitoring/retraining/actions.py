@@ -183,8 +183,8 @@ class DecisionHandler:
             if each.policy == BAKING:
                 self.new_versions.consider(each, now=now)
         if decision.action is Action.ROLLBACK:
-            # The previous version is restored first. The rows of that version then show whether it
-            # needs a successor.
+            # The previous version is restored first. The rows of the restored version then show
+            # whether it needs a successor.
             return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]
