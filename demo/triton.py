@@ -1,11 +1,11 @@
 """Run a real tritonserver on this machine, from the wheel of the serving environment.
 
-The demo, the development stack and tests use this server. The server gets free ports, and must be
-ready before a deadline. The server ends with its owner process: at exit, or by the kernel if the
-owner is killed. The next server then removes its shared memory, whose name contains the owner's
-process id. The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but
-not at the path where the server looks. Therefore stub and backend are copied into a runtime folder.
-The server listens only on loopback, because this Triton (2.51) lacks later security fixes.
+The demo, benchmarks and tests use this server. The server gets free ports, and must be ready before
+a deadline. The server ends with its owner process: at exit, or by the kernel if the owner is
+killed. The next server then removes its shared memory, whose name contains the owner's process id.
+The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but not at the
+path where the server looks. Therefore stub and backend are copied into a runtime folder. The server
+listens only on loopback, because this Triton (2.51) lacks later security fixes.
 """
 
 import atexit

@@ -91,8 +91,8 @@ def next_column(
     last_seen[vocabulary == TOMBSTONE] = 0
 
     counted = _add_counts(parent.candidates, seen[~is_live], counts[~is_live], now=now)
-    # If the threshold was lowered, an old count may suffice. A category without a row in this run
-    # could not be trained, so it is not admitted.
+    # If the threshold was lowered, the counts of earlier runs alone may suffice. A category without
+    # a row in this run could not be trained, so it is not admitted.
     is_here = np.isin(counted.categories, seen[~is_live], assume_unique=True)
     enters = is_here & (counted.sightings >= rules.frequency_threshold)
     new = counted.categories[enters][np.argsort(-counted.sightings[enters], kind="stable")]

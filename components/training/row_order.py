@@ -1,8 +1,8 @@
 """Order of the training rows within one pass: shuffled, or in time order.
 
 Replayed rows are mixed in evenly. The order depends only on the rows, the share of replayed rows
-and the seed, so a resumed pass continues in the same order. `fit` decides the number of passes and
-which of the two orders they use.
+and the seed, so a resumed pass continues in the same order. `fit` decides the number of passes, and
+whether a pass is shuffled or in time order.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Evidence of a lineage: whose rows count against the serving version, and until when.
+"""Evidence of a lineage: which rows count against the serving version, and until when.
 
 Input is new rows by version, each version's theta, and the newest training row of each version.
 Output is the evidence about the serving version, from which the policy `sequential` decides.

@@ -57,7 +57,7 @@ class Intake(NamedTuple):
 
 
 class IntakeRules(NamedTuple):
-    """Checks of a record beyond its encoding."""
+    """Rules that a decoded record must meet."""
 
     form: RecordFormat
     recommender: str

@@ -78,7 +78,7 @@ class Chain:
         self.killed_at: Counter[str] = Counter()
         self.reached: set[str] = set()
         self.lengths = {"publisher": 8, "monitor": 30, "uploader": 12}
-        """Number of boundaries that each role reached in its last run without a kill."""
+        """Number of boundaries in each role's last run that was not killed."""
         self.seconds = {"publisher": 0.01, "monitor": 0.06, "uploader": 0.02}
         folder.mkdir()
 

@@ -370,8 +370,8 @@ class _Worker:
 
 
 _CHECKED = {"restore", "open_rows"}
-"""Calls that read files without communication. If such a call fails in one worker, the error is
-sent to the other workers."""
+"""Calls in which each worker reads files and does not communicate. If a call fails in one worker,
+the error is sent to the other workers."""
 _WORKERS: dict[int, _Worker] = {}
 """Worker parts of this process's engines, by the number of the engine."""
 _NUMBERS = itertools.count()

@@ -124,7 +124,7 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
-    for number in range(3):  # the state is that after a kill while the server was unreachable
+    for number in range(3):  # this is the state after a kill while the server was unreachable
         monitor = b.start()
         b.judge(f"bad{number}", auc="bad")
 
