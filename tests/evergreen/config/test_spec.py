@@ -94,5 +94,5 @@ def test_description_survives_manifest():
     "names", [{"label": ""}, {"label": "ts", "event_time": "ts"}, {"row": "request_id"}]
 )
 def test_names_that_cannot_be_told_apart_are_refused(names):
-    with pytest.raises(ContractError, match="expected a name for each"):
+    with raises(ContractError, "expected a name for each"):
         ColumnNames(**names)
