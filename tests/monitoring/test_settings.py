@@ -1,7 +1,5 @@
 """Tests of settings: documented defaults, flags, environment variables and refusals."""
 
-from pathlib import Path
-
 import pytest
 
 from evergreen.config.reader import build_parser, read_settings
@@ -18,14 +16,6 @@ def read(argv, environment=None, settings=InstallationSettings):
     return read_settings(
         settings, parser.parse_args(argv), environment=environment or {}, prefix=ENVIRONMENT_PREFIX
     )
-
-
-def test_flags_come_before_variables_and_variables_before_defaults():
-    variables = {"EVERGREEN_MONITOR_ARCHIVE_ROLL_ROWS": "500", "EVERGREEN_MONITOR_HTTP_PORT": "81"}
-    settings = read([*REQUIRED, "--archive-roll-rows", "700"], variables)
-    assert (settings.records.archive_roll_rows, settings.http.http_port) == (700, 81)
-    assert settings.state == Path("s")
-    assert (settings.records.pull_messages, settings.actions.trigger) == (1000, "none")
 
 
 def test_monitor_decides_by_newest_accepted_recommender_of_its_store(tmp_path):
