@@ -18,7 +18,6 @@ from cli.backfill import backfill
 from components.extraction.lake import Lake
 from components.extraction.lake_files import DownloadCache, opened_lake
 from evergreen.contracts import raw_rows
-from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from evergreen.contracts.records import CLICK
 from evergreen.rows.raw_schema import raw_schema
@@ -37,9 +36,9 @@ from tests.support.lakes import (
     put,
 )
 from tests.support.processes import wait_for
-from tests.support.recommenders import accept_into
+from tests.support.recommenders import SHOP, accept_into
 
-RAW_SCHEMA = raw_schema(CRITEO)
+RAW_SCHEMA = raw_schema(SHOP.features)
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -150,7 +149,7 @@ def test_of_back_filled_day_newest_complete_version_is_fetched(lake, folder, tmp
         newer = tmp_path / f"newer-{version}.parquet"
         start = parse_time("start", day(5)) / 1e6
         pq.write_table(raw_table(300, seed=20 + version, start=start, seconds=86_000), newer)
-        backfill([newer], CRITEO_RECOMMENDER, lake=str(folder), day=parse_day("day", day(5)))
+        backfill([newer], SHOP, lake=str(folder), day=parse_day("day", day(5)))
     (folder / f"day={day(5)}" / "version=3").mkdir()
     (folder / f"day={day(5)}" / "version=3" / "part-00000.parquet").write_bytes(
         b"half, and no marker"
@@ -232,7 +231,7 @@ def test_newest_row_takes_newest_day_with_rows_alone(lake, folder, tmp_path):
     put(folder)
     lake.seen.clear()
     with opened_lake(URI, work=tmp_path / "work", open_storage=open_storage) as files:
-        found = Lake(files=files, features=CRITEO).newest()
+        found = Lake(files=files, features=SHOP.features).newest()
     assert found == parse_time("newest", "2026-03-05T23:52:48Z")
     assert {name.partition("/")[0] for name in fetched(lake.seen)} == {
         f"day={day(n)}" for n in (5, 6, 7)

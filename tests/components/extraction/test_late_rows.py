@@ -14,10 +14,10 @@ import pytest
 
 from cli.backfill import backfill
 from evergreen.contracts import raw_rows
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from tests.support.archives import day_folders
 from tests.support.lakes import URI, fetched, keys_in, keys_of, put
+from tests.support.recommenders import SHOP
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 DAY = timedelta(days=1)
@@ -243,7 +243,7 @@ def test_back_filled_rows_are_not_late_but_what_came_beside_them_is(rounds, betw
         pq.write_table(between(*hours, step=2, offset=1), tmp_path / "again.parquet")
         backfill(
             [tmp_path / "again.parquet"],
-            CRITEO_RECOMMENDER,
+            SHOP,
             lake=str(rounds.lake),
             day=date(2026, 3, day),
         )

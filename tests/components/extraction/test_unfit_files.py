@@ -29,13 +29,13 @@ NAME = f"day=2026-03-01/hour-{BAD:02d}.parquet"
 
 
 def infinite(path, table):
-    numbers = table["I3"].to_numpy().astype(np.float32).copy()
+    numbers = table["price"].to_numpy().astype(np.float32).copy()
     numbers[:2] = np.inf
-    rewrite(path, table, "I3", pa.array(numbers))
+    rewrite(path, table, "price", pa.array(numbers))
 
 
 def of_another_type(path, table):
-    rewrite(path, table, "I3", pa.array(["no number"] * len(table)))
+    rewrite(path, table, "price", pa.array(["no number"] * len(table)))
 
 
 def of_another_time(path, table):
