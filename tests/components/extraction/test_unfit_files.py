@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from evergreen.contracts import raw_rows
@@ -52,7 +53,9 @@ def truncated(path, table):
 
 def flipped(path, table):
     content = bytearray(path.read_bytes())
-    content[len(content) // 3] ^= 16
+    column = pq.ParquetFile(path).metadata.row_group(0).column(2)
+    begin = column.dictionary_page_offset or column.data_page_offset
+    content[begin + column.total_compressed_size // 2] ^= 16
     path.write_bytes(content)
 
 
@@ -68,7 +71,7 @@ KINDS = [
     (
         infinite,
         60,
-        "2 of 60 rows are malformed (3.33%), expected at most 1.00%; first: line 1: I3 is inf",
+        "2 of 60 rows are malformed (3.33%), expected at most 1.00%; first: line 1: price is inf",
     ),
     (of_another_type, 60, "expected float: Failed to parse string: 'no number'"),
     (of_another_time, 60, "has event_time of type int64, expected a timestamp"),
