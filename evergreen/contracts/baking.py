@@ -15,8 +15,8 @@ limits until now (`well`), and must be rolled back (`bad`)."""
 
 
 MIN_UNUSABLE_ROWS = 100
-"""Minimum rows without a usable score for a rollback. Fewer rows are not evidence, even if their
-share is large."""
+"""Minimum rows without a usable score for a rollback. Fewer rows are not evidence, even if they are
+a large share of all rows."""
 MIN_UNUSABLE_REQUESTS = 50
 """Minimum number of distinct requests that have rows without a usable score."""
 MIN_UNUSABLE_SECONDS = 30.0
@@ -29,7 +29,7 @@ at least as many."""
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Findings of the monitor about one version so far.
+    """Conclusions that the monitor has drawn about one version until now.
 
     Raises:
         ContractError: the state is unknown.
@@ -39,7 +39,7 @@ class Findings:
     state: str
     """One of `STATES`."""
     reason: str
-    """Reason in one line, with the numbers."""
+    """Reason for the state in one line, with the numbers."""
     found_at: str
     """Time of the findings, ISO 8601 UTC."""
     rows: int = 0

@@ -1,8 +1,9 @@
-"""Checks of a decision: what was measured, its limit and the result, and the one rendering of them.
+"""Checks of a decision, each with a measured value, a limit and a result, and their text form.
 
 Gate, canary and baking write checks, and pages and messages read them. A decision is a list of
-checks, and the worst check decides. All text about such a decision is built here. Validation has
-`components.validation.findings` instead, because a finding has an action of its rule.
+checks, and the worst check decides. All text about such a decision is built here. Validation uses
+`components.validation.findings` instead, because each finding has an action that depends on its
+rule.
 """
 
 import math
@@ -21,18 +22,21 @@ class Check:
     """One measured value, its limit and the result."""
 
     name: str
-    """Displayed name, unique in a decision, such as `AUC against the champion`."""
+    """Displayed name of the check, such as `AUC against the champion`. It is unique in a
+    decision."""
     value: float | None = None
-    """Measured value. None if it is undefined."""
+    """Measured value. None if the value is undefined."""
     low: float | None = None
-    """Lower end of the value's 95 % interval. None without an interval."""
+    """Lower end of the value's 95 % interval. None if the value has no interval."""
     high: float | None = None
     limit: float | None = None
-    """Limit at which the result of the check changes. None without a limit."""
+    """Limit of the value, at which the result of the check changes. None if the check has no
+    limit."""
     bound: str = AT_LEAST
     """How the value is compared with the limit, such as `at least`."""
     is_difference: bool = False
-    """Whether the value is a difference of two models. Differences are printed with their sign."""
+    """Whether the value is the difference between two models. A difference is printed with its
+    sign."""
     result: str
     """One of `RESULTS`."""
     detail: str = ""
@@ -68,8 +72,8 @@ def decide(checks: Iterable[Check]) -> str:
 def headline(checks: Sequence[Check]) -> str:
     """Return a summary of the checks in one line.
 
-    It has the values with intervals, the number of passed checks, and the names of the checks that
-    did not pass.
+    The summary has the values with intervals, the number of passed checks, and the names of the
+    checks that did not pass.
 
     >>> auc = Check(name="AUC", value=0.77, low=0.757, high=0.782, limit=0.6, result="pass")
     >>> lead = Check(name="AUC against the champion", value=0.142, is_difference=True,
@@ -136,7 +140,7 @@ def number_text(check: Check, value: float | None = None) -> str:
 def _estimate(check: Check, first: str) -> str:
     """Return the name, value and interval of a check as text.
 
-    A difference whose name starts with `first` is shortened: its text omits `first` and the
+    If the check is a difference whose name starts with `first`, the text omits `first` and the
     interval.
     """
     if check.is_difference and check.name != first and check.name.startswith(f"{first} "):

@@ -7,12 +7,13 @@ With probability `share`, one of the k - 1 pairs of neighbours of a list of k >=
 All pairs are equally likely. Otherwise the list is shown in the order of its scores.
 
 The propensity of a row is the probability of the position where it was shown:
-- share / (k - 1) for the two rows of a swapped pair.
-- 1 - share / (k - 1) for any other row at an end of the list.
-- 1 - 2 share / (k - 1) for any other row.
+- share / (k - 1), if the row belongs to the swapped pair.
+- 1 - share / (k - 1), if the row is at an end of the list and not swapped.
+- 1 - 2 share / (k - 1), if the row is inside the list and not swapped.
 
-If the share is below 1/2, swapped rows have a propensity below 1/2, and all other rows have a
-propensity above 1/2. The propensities alone therefore identify the swapped pair and the share.
+If `share` is below 1/2, each swapped row has a propensity below 1/2, and each other row has a
+propensity above 1/2. The propensities alone therefore identify the swapped pair and the value of
+`share`.
 
 Swaps of neighbours are the least visible exploration that can measure the value of a ranking
 (FairPairs: Radlinski and Joachims 2006, AAAI; swap interventions: Joachims, Swaminathan and
@@ -47,7 +48,8 @@ def explored(
 
     Args:
         order: The rows of the list, best first, [k], k >= 1.
-        share: See `check_share`. With 0 the order is unchanged, and all propensities are 1.
+        share: See `check_share`. With a share of 0 the order does not change, and all propensities
+            are 1.
         chance: A uniform random number in [0, 1).
 
     >>> order, propensities = explored(np.array([7, 8, 9]), 0.25, 0.2)

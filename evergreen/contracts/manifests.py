@@ -83,7 +83,7 @@ def read_content(path: str | Path) -> bytes:
 
 
 def parse_document(content: bytes, *, kind: str, version: int, source: str) -> dict[str, Any]:
-    """Return the fields of a JSON document, without its kind and format version.
+    """Return the fields of a JSON document, except its kind and its format version.
 
     Args:
         content: The bytes.
@@ -124,8 +124,8 @@ def checksummed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _crc32(document: Mapping[str, Any]) -> str:
     """Return the CRC-32 of a document's values, whatever the layout of its text."""
-    # JSON keys are texts. The round trip converts numeric keys to texts before they are sorted, as
-    # a reader will see them.
+    # JSON keys are texts. The conversion to JSON and back turns numeric keys into texts, as in the
+    # stored file, before the keys are sorted.
     values = json.loads(json.dumps(document))
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
@@ -194,38 +194,40 @@ class RawDataset(Manifest):
 
     source_uri: str
     window_start: str | None
-    """Start of the window, ISO 8601 UTC, inclusive. There are three cases: the run sets it, or it
-    is a number of days before the end, or it is just after the parent's last training row. None =
-    from the first row."""
+    """Start of the window, ISO 8601 UTC, inclusive. The start is either set by the run, or it is a
+    number of days before the end, or it follows the parent's last training row. None = from the
+    first row."""
     window_end: str | None
     """End of the window, exclusive. It is the end that the run sets, minus the hours whose rows are
-    reserved for the next run. None = to the last row."""
+    reserved for the next run. None means that the window ends with the last row."""
     first_event_time: str
-    """Time of the oldest row of the window. Late rows (`num_late_rows`) are older."""
+    """Time of the oldest row of the window. Late rows (`num_late_rows`) can be older than the
+    window."""
     last_event_time: str
     """Time of the newest row of the window."""
     last_learned_time: str
-    """Time of the newest training row, without late and replayed rows. It is the newest row of
-    `train_uri`, or the parent's newest training row if that is newer. Every held-out row is newer
-    and belongs to the next run's window."""
+    """Time of the newest training row, without late and replayed rows. The value is the time of the
+    newest row of `train_uri`, or of the parent's newest training row if that is newer. Every
+    held-out row is newer than this time and belongs to the next run's window."""
     train_uri: str
     """Folder of Parquet files in the raw schema (`contracts.raw_rows.raw_types`). The file names
     are in time order: first the late rows, then the rows of the window."""
     holdout_uri: str
     """Folder of the newest rows, which are held out from training, in the same schema. The
     candidate, its parent and the champion were trained on older rows only. No request has rows both
-    here and in `train_uri` or `replay_uri`."""
+    in this folder and in `train_uri` or `replay_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
-    """Number of malformed rows. `malformed_uri` lists them with their reasons."""
+    """Number of malformed rows in the files that were read. `malformed_uri` lists them with their
+    reasons."""
     malformed_uri: str | None
     num_duplicates: int
     """Rows left out because another row has the same `request_id`, `row` and content."""
     digest: str
     """SHA-256 of the Parquet files, used as the version of the data."""
     parent_model_id: str | None = None
-    """Model that the run continues. None = from scratch."""
+    """Model that the run continues. None = the run trains from scratch."""
     champion_model_id: str | None = None
     """Model with which the candidate is compared. None = no comparison."""
     num_updated: int = 0
@@ -234,30 +236,32 @@ class RawDataset(Manifest):
     num_conflicting: int = 0
     """Rows left out because another copy with other features is used."""
     num_ahead: int = 0
-    """Rows left out because their event times are in the future. A later run reads them. Their
-    files are in `ahead_uri`, each with its number of rows and a reason."""
+    """Rows left out because their event times are in the future. A later run reads them. The files
+    of these rows are in `ahead_uri`. Each file has a number of rows and a reason."""
     ahead_uri: str | None = None
     num_left_files: int = 0
     """Files that are new to the parent's lineage but too old for this run. They are older than the
     limit of late rows, or older than the window that the run sets."""
     num_left_rows: int | None = 0
-    """Rows of the files in `num_left_files`. None if a file could not be counted."""
+    """Number of rows of the files that `num_left_files` counts. None if a file could not be
+    counted."""
     num_straddling_rows: int = 0
-    """Rows newer than `last_learned_time` that are in neither set, because their requests also have
-    training rows. Like the held-out rows, they belong to the window of the next run."""
+    """Rows newer than `last_learned_time` that are neither training rows nor held out, because
+    their requests also have training rows. These rows belong to the window of the next run, like
+    the held-out rows."""
     replay_uri: str | None = None
     """Folder of training rows drawn from days before the window, in the same schema. None = no
     replay."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
-    """Folder of other rows of the replayed days, held out from training. They measure how well the
-    model remembers the old distribution."""
+    """Folder of other rows of the replayed days, held out from training. These rows measure how
+    well the model performs on old data."""
     num_replay_holdout_rows: int = 0
     replay_share: float = 0.0
-    """Share of replayed rows among the training rows that the run asked for, in [0, 1)."""
+    """Requested share of replayed rows among the training rows, in [0, 1)."""
     replay_days: list[dict[str, Any]] = field(default_factory=list)
-    """One entry per replayed day: day (YYYY-MM-DD), version, num_rows and num_holdout_rows. The
-    last two are the numbers of rows drawn from the day."""
+    """One entry per replayed day: day (YYYY-MM-DD), version, num_rows and num_holdout_rows.
+    `num_rows` and `num_holdout_rows` count the rows that were drawn from the day."""
     num_late_clicks: int = 0
     """Rows whose label became 1 because of a click that arrived after they were archived. Rows of
     the window and late rows count."""
@@ -266,39 +270,39 @@ class RawDataset(Manifest):
     there was no such file."""
     excluded_columns: list[str] = field(default_factory=list)
     """Features that the run left out, in the order of files. Training, evaluation and serving
-    ignore them. In the rows they are null, unless the champion needs them for scoring. Readers must
-    therefore check this list instead of looking for nulls."""
+    ignore them. Excluded features are null in the rows, unless the champion needs them for scoring.
+    Readers must therefore check this list of names instead of looking for nulls."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Rows read of each day of the window and of days with late rows. Each entry has day
-    (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An entry also has num_late_rows if
-    some rows came late. It also has num_holdout_rows if some rows are newer than
-    `last_learned_time` and are therefore not used for training."""
+    """Number of rows read, by day, for the days of the window and the days with late rows. Each
+    entry has day (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An entry also has
+    num_late_rows if the day has late rows. An entry also has num_holdout_rows if the day has rows
+    newer than `last_learned_time`, which are not used for training."""
     num_late_rows: int = 0
-    """Number of late rows, included in `num_train_rows`. They are the first rows of `train_uri` as
-    extraction wrote it. They are older than the window, and their files reached the lake after the
-    parent's lineage was trained on newer rows. Late rows are never in the holdout and never
-    replayed."""
+    """Number of late rows, included in `num_train_rows`. Late rows are the first rows of
+    `train_uri`. They are older than the window. Their files reached the lake after the parent's
+    lineage was trained on newer rows. Late rows are never held out and never replayed."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files of the lake that the lineage has seen: bytes by file name by day (YYYY-MM-DD), without
-    back-filled versions. The days end with the last training row and begin 366 days earlier. Files
-    that are absent here are late. The first day always has an entry. If a later day has no entry,
-    it had no files. Nothing is known about earlier days."""
+    back-filled versions. The period covers 366 days and ends with the last training row. A file of
+    this period that is not listed is a late file. The first day always has an entry. A later day
+    without an entry had no files. The field says nothing about days before the first entry."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
     (whether an earlier run of the lineage also left the file out)."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """Files that the lineage left out and has not read since, by day and name, without back-filled
-    versions. The value is the time (ISO 8601) up to which the lineage was trained on the file's
-    rows, or empty if it was trained on none of them. Such files are late once they can be read."""
+    versions. The value is a time (ISO 8601). The lineage was trained on the file's rows up to this
+    time. It is empty if the lineage was trained on none of them. When an unread file becomes
+    readable, its rows are late rows."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Unexpected columns of the window's files. A column is unexpected if it is unknown, or if it
-    was cast because it has no numbers where numbers were expected. Each column has one entry:
-    column, arrow_type, expected (None for a new column), and file (the first file in which the
-    column has this type)."""
+    contains no numbers although the recommender expects numbers. Each column has one entry: column,
+    arrow_type, expected (None for a new column), and file (the first file in which the column has
+    this type)."""
     num_quarantined: int = 0
-    """Training rows that validation put into quarantine. `quarantine_uri` lists them with their
-    reasons."""
+    """Training rows that validation put into quarantine. `quarantine_uri` lists the quarantined
+    rows with their reasons."""
     quarantine_uri: str | None = None
     validation_report: Reference | None = None
     """`ValidationReport` about these rows. None before validation."""
@@ -316,7 +320,7 @@ class RawDataset(Manifest):
     def seen_days(self) -> list[dict[str, Any]]:
         """Return `days`, followed by the days of replayed rows.
 
-        Entries of replayed days have `replay` set to true and no digest.
+        The entry of a replayed day has `replay` set to true, and has no digest.
         """
         replayed = [
             {
@@ -346,8 +350,9 @@ class ValidationReport(Manifest):
     """Findings in the form of `components.validation.findings.Finding`. `rule` is a name in
     `RULES`."""
     drift: list[dict[str, Any]]
-    """Drift of each checked feature, compared with the windows of the parent's lineage. Entries
-    have the form of `evergreen.statistics.comparison.ColumnDrift`. Empty without a parent."""
+    """Drift of each checked feature, compared with the windows of the parent's lineage. Each entry
+    has the form of `evergreen.statistics.comparison.ColumnDrift`. The list is empty if the model
+    has no parent."""
     num_rows: int
     statistics_uri: str
     """DatasetFeatureStatisticsList of the training rows, binary protobuf."""
@@ -362,14 +367,14 @@ class ValidationReport(Manifest):
     reference_uri: str | None = None
     """Counts of the training rows, for the monitor (`evergreen.statistics.reference`)."""
     label: dict[str, Any] | None = None
-    """Change of the click rate, as `components.validation.drift.LabelShift`. None without a
-    parent."""
+    """Change of the click rate, as `components.validation.drift.LabelShift`. None if the model has
+    no parent."""
     skew: list[dict[str, Any]] = field(default_factory=list)
     """Difference between training rows and served rows per feature, as
     `components.validation.skew.SkewEntry`. Empty if too few rows could be joined."""
     served: dict[str, Any] | None = None
     """Counts of the rows compared for skew, as `components.validation.skew.ServedRowFacts`. None if
-    the run named no served rows."""
+    the run names no archive of served rows."""
     windows_uri: str | None = None
     """Column profiles of all training windows of the lineage, for the next run's drift check. None
     without rows."""
@@ -393,31 +398,32 @@ class TrainingSet(Manifest):
     slot_sizes: list[int]
     """Number of ids per categorical column, in column order. Ids are in [0, size)."""
     new_categories: list[int]
-    """Number of categories per column that got an id in this run. The id is either new or reused
-    from a tombstone."""
+    """Number of categories per column that received an id in this run. The id is either new or
+    reused from a tombstone."""
     workflow_uri: str
     """Folder of the fitted feature workflow (`contracts.workflow`)."""
     raw_digest: str
     last_event_time: str
     """See `RawDataset.last_event_time`."""
     last_learned_time: str
-    """See `RawDataset.last_learned_time`. This time becomes the model's watermark."""
+    """See `RawDataset.last_learned_time`. After the run, this time is the model's watermark."""
     parent_model_uri: str | None
     window_start: str | None = None
     """See `RawDataset.window_start`."""
     replay_uri: str | None = None
-    """Folder of the encoded rows of `RawDataset.replay_uri`. None = no replay."""
+    """Folder with the encoded form of the rows in `RawDataset.replay_uri`. None = no rows are
+    replayed."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
     num_replay_holdout_rows: int = 0
     replay_share: float = 0.0
-    """Share of replayed rows among the training rows that the run asked for, in [0, 1)."""
+    """Requested share of replayed rows among the training rows, in [0, 1)."""
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
     """Share of non-click rows that were kept among the training and replayed rows, in (0, 1]. The
-    holdout has all rows. The logarithm of this rate corrects the model's bias (`training.start`).
-    """
+    holdout is not downsampled. Training corrects the model's bias by the logarithm of this rate
+    (`training.start`)."""
     num_sampled_out: int = 0
     """Training rows dropped because of `negative_rate`, not counting replayed rows."""
     days: list[dict[str, Any]] = field(default_factory=list)
@@ -433,7 +439,7 @@ class TrainingSet(Manifest):
     """See `RawDataset.validation_report`."""
     tombstones: list[int] = field(default_factory=list)
     """Number of tombstones per categorical column: ids whose category was evicted and that have not
-    been reused. Empty if no column has any."""
+    been reused. Empty if no column has tombstones."""
     recommender: Recommender
     """See `RawDataset.recommender`."""
 
@@ -461,7 +467,7 @@ class Model(Manifest):
     """Summaries of all windows on which the model's lineage was trained
     (`components.validation.windows`)."""
     PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")
-    """Folders beside the manifest."""
+    """Names of the model's folders next to the manifest."""
 
     model_id: str
     uri: str
@@ -469,7 +475,7 @@ class Model(Manifest):
     backend: str
     """`pytorch` or `hugectr`."""
     config: dict[str, Any]
-    """Name and settings of the network (`config.model`)."""
+    """Name and settings of the network (see `config.model`)."""
     slot_sizes: list[int]
     parent_model_id: str | None
     seed: int
@@ -485,34 +491,34 @@ class Model(Manifest):
     """Time of the newest row read for this model. The rows after `last_learned_time` are the
     model's holdout."""
     last_learned_time: str
-    """Time of the newest training row of the model or its parent. It is the watermark from which
-    the next run continues. Downsampled and quarantined rows count as training rows, but late and
-    replayed rows do not."""
+    """Time of the newest training row of the model or its parent. The next run continues from this
+    watermark. Downsampled and quarantined rows count as training rows, but late and replayed rows
+    do not."""
     raw_digest: str
     sha256: dict[str, str]
     """SHA-256 of the files of each part: `weights`, `workflow` and `statistics`."""
     created_at: str
     window_start: str | None = None
-    """See `RawDataset.window_start`. It refers to the rows of the model's own run, without late and
-    replayed rows."""
+    """See `RawDataset.window_start`. The start refers to the rows of the model's own run, without
+    late and replayed rows."""
     negative_rate: float = 1.0
     """See `TrainingSet.negative_rate`. The stored weights are already corrected for it, so that
     scores refer to all rows."""
     served_shift: float = 0.0
-    """Correction of the stored bias if a feature is served with a fixed value
+    """Amount that was added to the stored bias because a feature is served with a fixed value
     (`CategoricalOptions.served_as`). With the correction, the mean score equals the click rate of
-    the log. A run that continues the model removes it first."""
+    the log. A run that continues the model first removes this correction."""
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`. Serving uses the list in the workflow instead."""
     training_set: Reference | None = None
     """`TrainingSet` of the model. None in the model registry, because encoded rows are deleted
-    earlier than models."""
+    before the models are."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """Days and versions of the rows on which the model's own run was trained (see
     `RawDataset.seen_days`)."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Files that were in the lake at the time of the model's run (see `RawDataset.files`). Any
-    other file is late."""
+    """Files that were in the lake at the time of the model's run (see `RawDataset.files`). A file
+    that is not listed here counts as late."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """See `RawDataset.unread_files`."""
     recommender: Recommender
@@ -570,8 +576,8 @@ class ReorderingGain:
     """
 
     gain: float | None = None
-    """Clicks gained by swapping two neighbours that the candidate orders differently: clicks on the
-    swapped pair minus clicks on the unswapped pair."""
+    """Estimated gain in clicks from swapping neighbours that the candidate orders differently:
+    clicks on swapped pairs minus clicks on unswapped pairs."""
     low: float | None = None
     """Lower end of the 95 % interval. The interval remains valid if it is computed repeatedly while
     lists accumulate."""
@@ -579,15 +585,15 @@ class ReorderingGain:
     num_lists: int
     """Explored lists in the holdout."""
     num_swaps: int
-    """Swaps shown to users that agree with the candidate's order. The estimate is computed from
-    them."""
+    """Number of swaps shown to users that agree with the candidate's order. The gain is estimated
+    from these swaps."""
     disputed_share: float
     """Share of the pairs of neighbours that the candidate would swap."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Manifest):
-    """Decision of the gate about a candidate.
+    """Decision of the gate whether to accept a candidate.
 
     Evaluation writes it. Deployment, the pipeline's condition and people read it.
     """
@@ -597,10 +603,10 @@ class Verdict(Manifest):
     decision: str
     """`pass`, `fail` or `inconclusive`."""
     accepted: bool
-    """Whether the run continues with deployment. It does after `pass`, and after `inconclusive` if
-    the run's rollout supports that."""
+    """Whether the run continues with deployment. The run continues after `pass`. After
+    `inconclusive` it continues if the rollout of the run allows this."""
     reason: str
-    """Headline of the checks (`contracts.checks.headline`)."""
+    """Headline of the decision (see `contracts.checks.headline`)."""
     num_rows: int
     num_clicks: int
     candidate: ModelQuality
@@ -616,22 +622,22 @@ class Verdict(Manifest):
     """`RawDataset` with the held-out rows on which the candidate was evaluated."""
     old_distribution: RowsQuality | None = None
     """Quality on rows of days before the window, which shows whether the models forget. None if no
-    such rows were held out. The gate uses it only if the settings require it."""
+    such rows were held out. The gate uses this quality only if the settings require it."""
     reordering_gain: ReorderingGain | None = None
     """Estimated gain from the candidate's order, measured on randomized rankings. None if the
-    holdout has no such list. The gate does not use it."""
+    holdout has no such list. The gate does not use this estimate."""
     champion_reference: str = "current"
     """How the run specified the champion: `current`, `none` or a model id. Only a comparison with
-    `current` becomes stale when another model goes live."""
+    the reference `current` becomes outdated when another model goes live."""
     column_aucs: dict[str, float] = field(default_factory=dict)
     """AUC of each column alone on the held-out rows, highest first. It is measured only if the
     candidate's AUC is implausibly high (`components.evaluation.leaks`), else it is empty."""
     warnings: list[str] = field(default_factory=list)
-    """Warnings for people, one sentence each. They do not change the decision."""
+    """Warnings for people, one sentence each. Warnings do not change the decision."""
     advice: list[str] = field(default_factory=list)
     """For each check that did not pass, one sentence that says how it could pass."""
     checks: list[Check] = field(default_factory=list)
-    """The gate's checks with their numbers. `decision` is the worst result among them."""
+    """Checks of the gate, with values and limits. `decision` is the worst result among them."""
 
     @property
     def sentence(self) -> str:
@@ -682,14 +688,14 @@ class ServingPlace(Manifest):
 
     repository_uri: str
     triton_urls: list[str]
-    """Addresses as given: host:port, or dns:///name:port."""
+    """Addresses of Triton, as the deployment received them: host:port, or dns:///name:port."""
     server: str
     """`python` or `onnxruntime`."""
 
 
 CURRENT = "current"
 """Value of the parameters `parent` and `champion`: the model that is live according to the
-promotion journal. It means no model if none is live."""
+promotion journal. If no model is live, it means no model."""
 NONE = "none"
 """Value of the parameters `parent` and `champion`. Without a parent, the run trains from scratch.
 Without a champion, the gate checks only minimum AUC and calibration."""
@@ -706,7 +712,8 @@ SCRATCH = ("parent", "champion")
 class RetrainRequest(Manifest):
     """Request for one run: its reason and its window.
 
-    The monitor or a person writes it. It sets the pipeline's parameters.
+    The monitor writes a request when it starts a run, and a command writes one for a person. It
+    sets the pipeline's parameters.
     """
 
     request_id: str

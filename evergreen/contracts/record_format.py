@@ -1,15 +1,17 @@
-"""The encoding of a log record: a Protobuf message whose fields are the columns of a recommender.
+"""Encoding of a log record as a Protobuf message.
+
+The fields of the message are the columns of a recommender.
 
 Other readers of the log (a BigQuery subscription, Flink, a notebook) use the schema that `proto`
 prints. `contracts.records` describes the meaning of a record, and `events.event_log` its transport.
 
 The values of a feature are one packed field, so that a message of many rows is only a few bytes
-longer than its numbers. A field's number is a hash of the feature's kind and name. If a column is
-added, dropped or moved, the field numbers of the other columns stay the same. A packed field of
-fixed-size numbers has the same bytes as a field of type bytes (little endian). NumPy therefore
-reads these bytes directly, in a fifth of the time of Protobuf's Python objects (64 rows of 39
-columns). A nested message is a field of bytes too. The features of many messages are therefore read
-as one array (`_Layout`).
+longer than its numbers. The number of a field is a hash of the kind and the name of its feature. If
+a column is added, dropped or moved, the field numbers of the other columns stay the same. A packed
+field of fixed-size numbers has the same bytes as a field of type bytes (little endian). NumPy
+therefore reads these bytes directly, in a fifth of the time of Protobuf's Python objects (64 rows
+of 39 columns). A nested message is a field of bytes too. The features of many messages can
+therefore be read as one array (`_Layout`).
 """
 
 import hashlib
@@ -53,7 +55,8 @@ _ARRAYS: Mapping[str, np.dtype[Any]] = {
     "sfixed32": np.dtype("<i4"),
     "sfixed64": np.dtype("<i8"),
 }
-"""Types of repeated numbers. Their packed form is the bytes of an array."""
+"""NumPy types of the repeated number fields, by Protobuf type. The packed form of such a field
+equals the bytes of an array."""
 
 
 @dataclass(frozen=True)
@@ -122,15 +125,15 @@ _RECORD = (
     _FieldRow("outcomes", 2, "Outcomes", comment="or the outcomes of rows, once they are known"),
 )
 _MAX_LAYOUTS = 64
-"""Maximum number of cached layouts. Each number of rows has its own layout."""
+"""Maximum number of cached layouts. Each number of rows in a message needs its own layout."""
 _OUTCOME_BYTES = 300
 """Approximate memory of a decoded outcome in bytes, including the Python objects of its id, row and
 time."""
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
-"""Arrays that a record may lack."""
+"""Optional arrays of a prediction record."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
 """Maximum bytes of a message in addition to the numbers of its arrays. `_FRAME_BYTES` is for ids,
-names and digest. `_COLUMN_BYTES` is for the tag and length of each feature."""
+names and digest. `_COLUMN_BYTES` covers the tag and the length of each feature."""
 
 
 class RecordFormat:
@@ -188,7 +191,7 @@ class RecordFormat:
         arrays = sum(_ARRAYS[each.type].itemsize for each in _PREDICTIONS if each.repeated)
         self._feature_bytes = 4 * len(self._numeric) + 8 * self._width
         self.row_bytes = arrays + self._feature_bytes
-        """Bytes of a row's numbers, including position, propensity and shadow score."""
+        """Number of bytes per row, including position, propensity and shadow score."""
         self._type, self._features_type = _message_types({**self._messages, "LogRecord": _RECORD})
         self._layout = lru_cache(_MAX_LAYOUTS)(
             partial(_Layout, self._features_type, [c[1:] for c in sorted(columns)])
@@ -204,7 +207,7 @@ class RecordFormat:
     def max_rows(self, num_bytes: int) -> int:
         """Return the number of prediction rows that fit in a message of `num_bytes`.
 
-        It assumes that the rows have positions, propensities and shadow scores.
+        The size includes positions, propensities and shadow scores.
 
         >>> RecordFormat(Features(numeric=("price",), categorical=("item",))).max_rows(1_000_000)
         31218
@@ -217,7 +220,7 @@ class RecordFormat:
         """Return the message that encodes `record`.
 
         Raises:
-            ContractError: the record and the recommender have different numbers of columns.
+            ContractError: the record has another number of columns than the recommender.
         """
         if isinstance(record, OutcomeBatch):
             outcomes = {
@@ -278,9 +281,9 @@ class RecordFormat:
                 no recommender is always accepted.
 
         Raises:
-            ContractError: the message does not follow the schema, or the record's class refuses a
-                value. It is also raised if predictions belong to another recommender, have more
-                than `MAX_ROWS_PER_RECORD` rows, or have a feature whose number of values is not the
+            ContractError: the message does not follow the schema, or contains an invalid value. It
+                is also raised if predictions belong to another recommender, have more than
+                `MAX_ROWS_PER_RECORD` rows, or have a feature whose number of values is not the
                 number of rows.
         """
         try:
@@ -324,8 +327,8 @@ class RecordFormat:
             versions: Model versions that the messages may name, or None for any.
 
         Returns:
-            The predictions with the positions of their messages, [m], and the positions of all
-            other messages, valid or not.
+            Two results. The first has the predictions of each group, with the positions of their
+            messages, [m]. The second has the positions of all other messages, valid or not.
         """
         alike: dict[int, list[tuple[int, Any]]] = {}
         sizes: dict[int, int] = {}
@@ -367,9 +370,9 @@ class RecordFormat:
     def _read_groups(
         self, alike: Mapping[int, list[tuple[int, Any]]], rest: list[int]
     ) -> list[tuple[Predictions, NDArray[np.int64]]]:
-        """Decode groups of messages. The key of a group is the number of bytes of the scores.
+        """Decode groups of messages. Each group is keyed by the number of bytes of its scores.
 
-        The positions of invalid messages are added to `rest`.
+        The positions of messages that turn out to be invalid are appended to `rest`.
         """
         found = []
         for num_bytes, group in alike.items():
@@ -381,7 +384,8 @@ class RecordFormat:
         return [(predictions, places) for predictions, places in found if len(predictions)]
 
     def _plain_rows(self, score_bytes: int, feature_bytes: int) -> int:
-        """Return the number of rows that scores and features of these sizes, in bytes, contain.
+        """Return the number of rows of a message, from the sizes of its scores and features in
+        bytes.
 
         Returns 0 if no valid record has these sizes.
         """
@@ -459,8 +463,8 @@ class RecordFormat:
         _expect_known(sent, "predictions")
         _expect_known(features, "features")
         scores = _array(sent, "scores", "float")
-        # The rows are checked before the features, because an absent column is filled in for any
-        # number of rows.
+        # The number of rows is checked before the features, because absent columns are filled in
+        # for any number of rows.
         if (n := len(scores)) > MAX_ROWS_PER_RECORD:
             raise ContractError(
                 f"prediction batch has {n} rows, expected at most {MAX_ROWS_PER_RECORD}"
@@ -512,7 +516,7 @@ class _Layout:
         self.starts: dict[str, int] = {}
         end = 0
         for name, size in columns:
-            # A tag has 4 bytes (`_number`), and each byte of the length has 7 bits.
+            # A tag has 4 bytes (`_number`). Each byte of the length holds 7 bits.
             start = end + 4 + (max((size * num_rows).bit_length(), 1) + 6) // 7
             self.heads.append((name, whole[end:start]))
             self.starts[name], end = start, start + size * num_rows
@@ -571,7 +575,10 @@ def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
 
 
 def _expect_known(message: Message, what: str) -> None:
-    """Refuse unknown fields, which a newer client or file may write. Their values would be lost."""
+    """Refuse unknown fields, which a newer client or file may write.
+
+    Decoding would lose the values of unknown fields.
+    """
     if unknown := [each.field_number for each in UnknownFieldSet(message)]:
         raise ContractError(
             f"{what} has the fields {sorted(set(unknown))[:5]}, expected only those of this "
@@ -618,7 +625,7 @@ def _line(row: _FieldRow) -> str:
 def _message_types(messages: Mapping[str, tuple[_FieldRow, ...]]) -> tuple[Any, Any]:
     """Return the classes of `LogRecord` and `Features`.
 
-    In `LogRecord`, arrays and the features are fields of bytes.
+    In the class for `LogRecord`, arrays and features are plain fields of bytes.
     """
     file = descriptor_pb2.FileDescriptorProto(
         name="record.proto", package="evergreen", syntax="proto3"

@@ -1,8 +1,8 @@
 """Log records: predictions, and the outcomes that arrive later.
 
-The inference client publishes them, and the monitor consumes them. One message is one batch.
-`evergreen.contracts.record_format` defines the encoding, and `evergreen.events.event_log` the
-transport. The monitor joins predictions and outcomes.
+The inference client publishes them, and the monitor consumes them. Each message of the log contains
+one batch. `evergreen.contracts.record_format` defines the encoding, and
+`evergreen.events.event_log` the transport. The monitor joins predictions and outcomes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,22 +17,23 @@ from evergreen.runtime.errors import ContractError
 
 _OF_RECOMMENDER = ("recommender", "recommender_digest")
 """Fields of a prediction batch that identify the recommender of its rows."""
-# These dtypes are cached. Creating a dtype for each array took a fifth of the time of decoding a
-# message of one row.
+# These dtypes are cached. Without the cache, creating a dtype for each array took a fifth of the
+# time of decoding a message of one row.
 _EXPECTED: dict[type[Any], np.dtype[Any]] = {
     kind: np.dtype(kind) for kind in (np.float32, np.float64, np.int32, np.int64)
 }
 
 MAX_VERSION = 2**31 - 1
-"""Maximum model version, limited by the type of the archive's column."""
+"""Maximum model version. The type of the version column in the archive sets this limit."""
 MAX_ID_CHARACTERS = 128
 """Maximum characters of an id, a name or a digest in a record. The archive repeats a request's id
 in each of its rows."""
 MAX_ROWS_PER_RECORD = 2048
-"""Maximum rows in a prediction record. With 39 columns such a record has 0.57 MB. The event log
-accepts messages up to 1 MB."""
+"""Maximum rows in a prediction record. With 39 columns such a record has 0.57 MB. Event logs accept
+messages of up to 1 MB."""
 END_OF_TIME = 253_402_300_800.0
-"""Start of the year 10000 in seconds since the epoch. Python's calendar ends before it."""
+"""Start of the year 10000 in seconds since the epoch. Python's calendar ends before the year
+10000."""
 
 CLICK = "click"
 CONVERSION = "conversion"
@@ -46,8 +47,8 @@ class PredictionBatch:
     Raises:
         ContractError: a type, shape or dtype is not as stated, or there are no rows or columns. It
             is also raised if a version or time is out of range, or a text is too long or cannot be
-            encoded in UTF-8. The last reasons are an infinite numeric value, and a score that is
-            not a probability.
+            encoded in UTF-8. It is also raised if a numeric value is infinite, or a score is not a
+            probability.
     """
 
     request_id: str
@@ -59,26 +60,28 @@ class PredictionBatch:
     categorical: NDArray[np.int64]
     """[n, c], -1 = missing."""
     scores: NDArray[np.float32]
-    """[n] probabilities. NaN if the model returned no score. The caller then got no scores."""
+    """[n] probabilities. NaN if the model returned no score. The caller received no scores for this
+    request."""
     positions: NDArray[np.int32] | None = None
-    """[n] position in the ranked list that the request showed, from 1. None if it showed no
-    list."""
+    """[n] position in the ranked list that the request showed, from 1. None if the request did not
+    show a ranked list."""
     propensities: NDArray[np.float64] | None = None
     """[n] probability of each row's position (`evergreen.contracts.exploration`). None without
     exploration."""
     shadow_version: int | None = None
     """Model version that scored the rows as shadow traffic. None without shadow traffic."""
     shadow_scores: NDArray[np.float32] | None = None
-    """[n] probabilities of the shadow version, which were not served. They are required if
+    """[n] probabilities from the shadow version. They were not served. The scores are required if
     `shadow_version` is set, and not allowed otherwise."""
     canary: bool = False
     """Whether a canary answered the request. A canary is a version that gets a share of the traffic
     beside the live version."""
     recommender: str | None = None
-    """Name of the rows' recommender. None if the writer did not know it."""
+    """Name of the rows' recommender. None if the writer of the record did not know the
+    recommender."""
     recommender_digest: str | None = None
     """`evergreen.config.spec.Recommender.digest` of the recommender that the writer used. None if
-    the writer did not know the recommender."""
+    the writer of the record did not know the recommender."""
 
     def __post_init__(self) -> None:
         n = len(self.scores)
@@ -123,7 +126,8 @@ class PredictionBatch:
     def _check_numbers(self) -> None:
         for name in ("scores", "shadow_scores", "propensities"):
             values = getattr(self, name)
-            # If a value is NaN, the minimum is NaN, and both comparisons are false.
+            # If any value is NaN, the minimum and the maximum are NaN, and both comparisons are
+            # false.
             if values is None or (
                 np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1
             ):
@@ -203,7 +207,7 @@ class Requests:
         return np.cumsum(self.sizes) - self.sizes
 
     def select(self: R, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> R:
-        """Return the requests at the positions `chosen`. A mask [m] is also accepted."""
+        """Return the requests at the positions `chosen`. `chosen` may also be a mask [m]."""
         if chosen.dtype == np.bool_:
             chosen = np.flatnonzero(chosen)
         if np.array_equal(chosen, np.arange(len(self))):
@@ -232,7 +236,7 @@ class Requests:
 
         Args:
             kind: Class of the result.
-            more: Columns of `kind` that these requests lack.
+            more: Values of the columns that `kind` has in addition.
         """
         return kind(
             **{name: getattr(self, name) for name, _ in kind._columns() if name not in more}, **more
@@ -243,7 +247,10 @@ class Requests:
         return self.select(self.order(times))
 
     def order(self, times: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the positions of the requests ordered by `times`, [m], and then by id."""
+        """Return the order of the requests by `times`, [m].
+
+        Requests with equal times are ordered by id.
+        """
         order = np.argsort(times, kind="stable")
         in_order = times[order]
         if (in_order[1:] == in_order[:-1]).any():
@@ -254,7 +261,7 @@ class Requests:
     def by_version(self: R) -> Iterator[tuple[int, R]]:
         """Yield each model version with its requests.
 
-        The version of the last request is yielded last.
+        The version of the last request comes last.
         """
         versions, places = np.unique(self.versions[::-1], return_index=True)
         for version in versions[np.argsort(-places)].tolist():
@@ -283,7 +290,7 @@ class Predictions(Requests):
     """Columns of the prediction batches of one recommender."""
 
     canary: NDArray[np.bool_]
-    """[m] as in `PredictionBatch`."""
+    """[m], see `PredictionBatch.canary`."""
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
@@ -291,7 +298,7 @@ class Predictions(Requests):
     propensities: NDArray[np.float64]
     """[n], NaN without exploration."""
     shadow_versions: NDArray[np.int32]
-    """[m], `NO_VERSION` without a shadow version."""
+    """[m], `NO_VERSION` if no shadow version scored the request."""
     shadow_scores: NDArray[np.float32]
     """[n], NaN without a shadow version."""
 
@@ -299,7 +306,7 @@ class Predictions(Requests):
 
     @classmethod
     def of(cls, batches: Sequence[PredictionBatch]) -> "Predictions":
-        """Return the rows of `batches`.
+        """Return the rows of prediction batches as arrays.
 
         There must be at least one batch, and all must have the same columns.
         """
@@ -332,7 +339,10 @@ class Predictions(Requests):
 def _joined_or(
     given: Sequence[NDArray[Any] | None], sizes: NDArray[np.int64], missing: np.generic
 ) -> NDArray[Any]:
-    """Concatenate arrays. Where an array is None, fill its rows with `missing`."""
+    """Concatenate arrays.
+
+    A None in place of an array stands for rows that all have the value `missing`.
+    """
     return np.concatenate(
         [
             np.full(size, missing) if array is None else array
@@ -343,7 +353,7 @@ def _joined_or(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OutcomeBatch:
-    """Outcomes that became known together.
+    """Outcomes that the client learned together and logs as one record.
 
     A row counts as not clicked if no outcome arrives within its attribution window.
 
@@ -354,12 +364,12 @@ class OutcomeBatch:
 
     batch_id: str
     time: float
-    """Time of the newest event, in seconds since the epoch, UTC."""
+    """Time of the batch's newest event, in seconds since the epoch, UTC."""
     event: str
     """`click` or `conversion`."""
     request_ids: tuple[str, ...]
     rows: NDArray[np.int32]
-    """[n] row of each event in its request."""
+    """[n] row number of each event within its request."""
     times: NDArray[np.float64]
     """[n] time of each event, in seconds since the epoch."""
 
@@ -390,7 +400,7 @@ Record = PredictionBatch | OutcomeBatch
 
 
 def record_id(record: Record) -> str:
-    """Return an id of a record, by which a redelivery of the record is recognised."""
+    """Return the id of a record, which is the same for every delivery of the record."""
     return record.request_id if isinstance(record, PredictionBatch) else record.batch_id
 
 
@@ -416,7 +426,8 @@ def _check_version(name: str, value: Any) -> None:
 
 
 def _check_time(name: str, value: Any) -> None:
-    # The value is not converted to a float, because JSON's integers may be too large for one.
+    # The value is not converted to a float, because an integer from JSON may be too large for a
+    # float.
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)

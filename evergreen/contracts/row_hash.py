@@ -1,7 +1,7 @@
 """A reproducible number for each raw row, so that a repeated run draws the same rows.
 
 Extraction uses the numbers to draw old rows and to find requests again. Preprocessing uses them to
-downsample the rows without a click. Each use has its own salt.
+downsample the rows without a click. Each use of the numbers has its own salt.
 """
 
 import zlib
@@ -46,7 +46,7 @@ def mix(values: Any) -> Any:
     This is SplitMix64's output function (Steele, Lea, Flood 2014).
 
     Args:
-        values: uint64, an array or a scalar.
+        values: Array or scalar of uint64.
     """
     with np.errstate(over="ignore"):
         values = values + np.uint64(0x9E3779B97F4A7C15)
@@ -65,6 +65,7 @@ def uniforms(identities: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
     (False, True)
     """
     hashes = mix(identities ^ mix(np.uint64(salt % 2**64)))
-    # float64 represents the upper 53 bits exactly. All 64 bits could be rounded up to 1.
+    # float64 represents the upper 53 bits exactly. The conversion of all 64 bits could round up to
+    # 1.
     evenly: NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return evenly

@@ -32,7 +32,7 @@ MISSING_WORDS = frozenset(
         "?",
     }
 )
-"""Texts that mean "no value" in every feature column, even with spaces around them. They are
+"""Texts that mean "no value" in every feature column, even with spaces around them. The texts are
 case-sensitive: "Na" and "NONE" are ordinary texts. If one of these texts is a real value of a
 column, such as the country code NA, the column must spell it differently."""
 EXACT_FLOATS = 2**53
@@ -42,8 +42,8 @@ EXACT_BELOW = {
     **dict.fromkeys(("float32", "float"), 2**24),
     **dict.fromkeys(("float16", "halffloat"), 2**11),
 }
-"""Limit below which floats represent every whole number, by float type. Keys are the type names of
-NumPy and Arrow."""
+"""Limit below which floats represent every whole number, by float type. The keys are type names of
+NumPy and of Arrow."""
 LEAST_WHOLE, END_OF_WHOLE = -(2**63), 2**64
 """Range of the whole numbers that can be categories: 64 bits, signed or unsigned. `END_OF_WHOLE` is
 exclusive."""
@@ -53,7 +53,10 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,20}(\.0*)?", re.ASCII)
 
 
 class NoCategory(ContractError):
-    """Error about a value that is not a category. `expected` describes a valid value."""
+    """Error about a value that is not a category.
+
+    `expected` is a text that describes valid values.
+    """
 
     def __init__(self, value: object, expected: str) -> None:
         super().__init__(f"a category is {value!r}, expected {expected}")
@@ -140,7 +143,7 @@ def _word_of_text(text: str, *, holds_words: bool) -> str:
 
 
 def _whole(value: float, expected: str, *, exact_below: int, written: object = None) -> int:
-    """Return the exact whole number of a float.
+    """Return a float as an int if it represents a whole number exactly.
 
     Raises:
         NoCategory: the float is not whole, or too large to be exact.

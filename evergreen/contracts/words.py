@@ -19,8 +19,8 @@ from evergreen.runtime.errors import ContractError
 LISTED_WORDS = 1000
 """Maximum texts listed per column."""
 _HELD_WORDS = 20 * LISTED_WORDS
-"""Maximum texts per column that are counted in memory. When there are more, the less frequent half
-is dropped."""
+"""Maximum texts per column that are counted in memory. When a column has more texts, the less
+frequent half of them is dropped."""
 
 
 class WordCounts:
@@ -53,7 +53,7 @@ class WordCounts:
     def write(self, path: Path, *, without: Collection[str]) -> bool:
         """Write the lists to `path`, except those of the columns in `without`.
 
-        Returns whether a file was written. No file is written if all lists are empty.
+        Returns True if a file was written. No file is written if all lists are empty.
         """
         lists = {
             name: [word for word, _ in _ordered(counts)[:LISTED_WORDS]]

@@ -1,9 +1,9 @@
 """Interface of the event log between the inference client and the monitor.
 
 A message is delivered at least once: the log delivers it until it is acknowledged, possibly several
-times and in any order. The consumer stores it durably (fsync), then acknowledges it, and recognizes
-redeliveries by message id. An unusable message becomes a dead letter with a reason and is never
-dropped. The backends `evergreen.events.sqlite`, `evergreen.events.pubsub` and
+times and in any order. The consumer stores each message durably (fsync) before it acknowledges the
+message. It recognizes redeliveries by message id. An unusable message becomes a dead letter with a
+reason and is never dropped. The backends `evergreen.events.sqlite`, `evergreen.events.pubsub` and
 `evergreen.events.kafka` pass the same conformance suite. `evergreen.events.locations` maps a URL to
 a backend.
 """
@@ -20,8 +20,8 @@ smallest of the three backends' limits."""
 
 
 MAX_PULL_BYTES = 16 << 20
-"""Payload bytes after which a pull ends. The last message may exceed them. Decoded records take
-several times as much memory."""
+"""Payload bytes after which a pull ends. The last message of the pull may exceed this limit.
+Decoded records take several times as much memory as their payloads."""
 
 
 class Delivery(NamedTuple):
@@ -47,15 +47,16 @@ class Publisher(Protocol):
     """The writing side of a log."""
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
-        """Store (id, payload) messages durably. All of them are stored when this returns.
+        """Store (id, payload) messages durably. When the call returns, all messages are stored.
 
-        After an error some of them may be stored. Publish all of them again with the same ids. A
-        message that is published twice may be delivered twice, except by SQLite. Another payload
-        under a known id is another message and is delivered too.
+        After an error some of the messages may be stored. Publish all of them again with the same
+        ids. A message that is published twice may be delivered twice, except by SQLite. Another
+        payload under a known id is another message and is delivered too.
 
         Raises:
             ContractError: a payload is larger than `MAX_MESSAGE_BYTES`. Nothing was sent.
-            TemporaryError: the log is unreachable or busy. Publish the same messages again.
+            TemporaryError: the log is unreachable or busy. Publish the same messages again after
+                this error.
             PermanentError: the log refuses permanently, for example without the topic or the
                 permission.
         """
@@ -74,9 +75,9 @@ class Subscriber(Protocol):
     def pull(self, max_messages: int) -> list[Delivery]:
         """Return messages without an active lease, and lease each of them.
 
-        The order is oldest first if the backend has an order. The call never waits for a message.
-        The call ends with the message that brings the payloads to `MAX_PULL_BYTES`. If a pull
-        reaches neither of its two limits, no more messages are available now.
+        The oldest messages come first if the backend orders messages. The call never waits for a
+        message. The call ends with the message that brings the payloads to `MAX_PULL_BYTES`. If a
+        pull reaches neither of its two limits, no more messages are available now.
         """
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
@@ -91,14 +92,14 @@ class Subscriber(Protocol):
     def replay_dead_letters(self) -> int:
         """Publish all dead letters again with their original bytes, and return their number.
 
-        They are removed once they are published.
+        A dead letter is removed once it is published.
         """
 
     def read_up_to(self) -> float | None:
         """Return the watermark: every message that was published before this time has been read.
 
         The time is in seconds since the epoch, and as precise as the backend allows. A message
-        counts as read when an active reader has pulled it. Messages that this reader has pulled
+        counts as read once any active reader has pulled it. Messages that this reader has pulled
         must also be acknowledged or dead-lettered, so call this method after acknowledging. Returns
         None while the watermark is unknown: before the first pull that found no further message,
         and while a killed predecessor may hold leases. The watermark can move back if a clock is
@@ -108,8 +109,8 @@ class Subscriber(Protocol):
     def problem(self) -> str | None:
         """Return why no message can arrive, or None while connected.
 
-        Examples are failing pulls, no broker, and a missing file. An idle log is not a problem. The
-        call raises nothing and does not wait for the network.
+        Examples of a problem are failing pulls, an unreachable broker, and a missing file. An idle
+        log is not a problem. The call raises nothing and does not wait for the network.
         """
 
     def backlog(self) -> int | None:
@@ -119,13 +120,13 @@ class Subscriber(Protocol):
         """
 
     def close(self) -> None:
-        """Release the connection. Open leases expire by themselves."""
+        """Release the connection. Leases that are still open expire on their own."""
 
 
 def is_short(pulled: Sequence[Delivery], max_messages: int) -> bool:
     """Return whether a pull ended before both of its limits.
 
-    If so, no message was left.
+    Such a pull found all available messages.
     """
     return len(pulled) < max_messages and sum(len(each.payload) for each in pulled) < MAX_PULL_BYTES
 

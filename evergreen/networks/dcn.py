@@ -5,7 +5,7 @@ x0 is concat(vectors, dense values). A cross layer of DCN v1 (Wang et al. 2017, 
 al. 2021, arXiv 2008.13535) is `x_{l+1} = x0 * (x_l U_l V_l + b_l) + x_l`. The logit is one linear
 layer on concat(tower, cross). HugeCTR's MultiCross layer computes the same.
 
-Shape suffixes are those of `network`. In addition, L is the number of cross layers, M = L + 1, and
+Shape suffixes are those of `network`. In addition, L is the number of cross layers, M is L + 1, and
 K is the rank of a cross layer's matrices.
 """
 
@@ -21,7 +21,7 @@ class Dcn(Network):
     """DCN v1, or DCN v2 if `projection_dim` is set. Weights are initialised as in HugeCTR."""
 
     factor_bias: Tensor
-    """1 for each cross layer and 0 for the final layer, [M]."""
+    """Bias of each factor, [M]: 1 for a cross layer and 0 for the final layer."""
 
     def __init__(self, config: DcnConfig) -> None:
         super().__init__()
@@ -55,11 +55,11 @@ class Dcn(Network):
     def _by_vectors(self, x0_BX: Tensor) -> Tensor:
         """Return the cross layers' share of the logits for DCN v1, [B, 1].
 
-        The output of every cross layer is `scale * x0 + shift`, with one scale for each row and one
-        shift vector for all rows. The recursion is x_{l+1} = (scale_l + x_l . w_l) * x0 + (shift_l
-        + b_l), where x_l . w_l = scale_l * (x0 . w_l) + shift_l . w_l. Therefore one product of x0
-        with all weight vectors replaces L passes over [B, X], both in training and in the served
-        graph.
+        The output of every cross layer is `scale * x0 + shift`. There is one scale for each row,
+        and one shift vector for all rows. The recursion is x_{l+1} = (scale_l + x_l . w_l) * x0 +
+        (shift_l + b_l), where x_l . w_l = scale_l * (x0 . w_l) + shift_l . w_l. One product of x0
+        with all weight vectors therefore replaces L passes over [B, X]. Training and the served
+        graph both use this product.
         """
         vectors_MX = torch.cat([self.cross_weight, self.final_cross])
         shifts_MX = torch.cat([torch.zeros_like(self.final_cross), self.cross_bias.cumsum(0)])

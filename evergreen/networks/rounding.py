@@ -1,8 +1,8 @@
 """Rounding of a model's tables for serving, to the trained precision or to fewer bits.
 
-All rounding is done here. `scoring` rounds the vectors that it looks up, and the tables of the
-served graph are rounded by the same functions. Each vector is rounded independently, so the gate
-evaluates exactly the numbers that are served. Training never rounds.
+All rounding of tables happens in this module. `scoring` rounds the vectors that it looks up, and
+the tables of the served graph are rounded by the same functions. Each vector is rounded
+independently, so the gate evaluates exactly the numbers that are served. Training never rounds.
 """
 
 from typing import Any, NamedTuple
@@ -14,7 +14,8 @@ from evergreen.config.release import FLOAT32, INT8
 from evergreen.networks.files import FloatArray, chunks
 
 _LARGEST = 127
-"""Largest int8 value in use. -128 is not used, so that every vector can be negated."""
+"""Largest int8 value that rounding produces. -128 is not used, so that every vector can be
+negated."""
 
 
 class RoundedTable(NamedTuple):
@@ -35,7 +36,7 @@ class RoundedTable(NamedTuple):
 def round_table(table: FloatArray, numbers: str) -> RoundedTable:
     """Round a table to a number type.
 
-    The table is read in chunks. For float32 the result is the table itself.
+    The table is read in chunks. For the number type float32, the given table is returned.
 
     Args:
         table: Vectors, [rows, width].
@@ -48,14 +49,14 @@ def round_table(table: FloatArray, numbers: str) -> RoundedTable:
         return RoundedTable(table)
     values = np.empty(table.shape, numbers)
     scales = np.empty((len(table), 1), np.float32) if numbers == INT8 else None
-    # A value that is not finite makes its whole vector invalid, as it does in float32. The gate
-    # reports it.
+    # A value that is not finite makes its complete vector invalid, also in float32. The gate
+    # reports such a vector.
     with np.errstate(over="ignore", invalid="ignore"):
         for rows in chunks(0, len(table)):
             part = table[rows]
             if scales is not None:
                 scales[rows] = np.abs(part).max(axis=1, keepdims=True) / np.float32(_LARGEST)
                 steps = np.rint(part / np.where(scales[rows] > 0, scales[rows], 1))
-                part = steps.clip(-_LARGEST, _LARGEST)  # very small scales are inexact
+                part = steps.clip(-_LARGEST, _LARGEST)  # the division is inexact for very small scales
             values[rows] = part
     return RoundedTable(values, scales)

@@ -1,7 +1,7 @@
 """Click probabilities of encoded rows, from a network and its embedding tables.
 
-Training uses this module to score rows before it trains on them. Evaluation uses it for the
-candidates of all engines.
+Training scores rows with this module before it trains on them. Evaluation uses this module to score
+the candidates of all training engines.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,9 @@ class Scorer:
         slot_sizes: Sequence[int],
         numbers: str = FLOAT32,
     ) -> None:
-        """Store the network and the tables without copying them. They may change between calls.
+        """Store the network and the tables without copying them.
+
+        The values of the network and the tables may change between two calls.
 
         Args:
             network: The network.
@@ -52,7 +54,7 @@ class Scorer:
             tables: Layout of the tables.
             slot_sizes: Number of ids of each slot.
             numbers: Number type of `rounding.TABLE_TYPES` to which vectors are rounded when they
-                are looked up. Types other than float32 need tables on the CPU.
+                are looked up. All number types except float32 need tables on the CPU.
 
         Raises:
             ContractError: the values and the tables have different numbers of rows.
@@ -83,8 +85,8 @@ class Scorer:
         Args:
             dense: Normalised values, [n, D].
             ids: Slot-local ids, [n, places]. An id outside its slot has a zero vector.
-            batch_rows: Number of rows at a time. The last bits depend on it, as in every matrix
-                product.
+            batch_rows: Number of rows at a time. The batch size can change the last bits of the
+                result, as in every matrix product.
 
         Raises:
             ContractError: dense values and ids have different numbers of rows, or the number of id
@@ -128,12 +130,13 @@ class Scorer:
 
 
 def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
-    """Return the vectors of each row, [B, F, E], pooled from those of its places, [B, P, E].
+    """Return the vectors of each row, [B, F, E], pooled over its positions, [B, P, E].
 
     Args:
-        vectors_BPE: Vector of each place.
-        is_there_BP: Whether the place has an id. An empty place does not count in a list.
-        places: Places of the table.
+        vectors_BPE: Vector at each position.
+        is_there_BP: Whether the position has an id. Positions without an id are ignored when a list
+            is pooled.
+        places: Slots and lists of the table's positions.
     """
     if not places.lists:
         return vectors_BPE

@@ -1,7 +1,7 @@
 """Format of a webhook message, and one POST of it. The caller decides when to retry.
 
 The format is the JSON that Slack's incoming webhooks and most other services accept: an object with
-`text`. The address is a secret, because everybody who knows it can write to the channel. Error
+`text`. The address must be secret, because everybody who knows it can write to the channel. Error
 messages contain neither the address nor the server's reply, which may repeat the address. A
 long-lived program reads the address from a file before each message, so that the address can be
 changed.
@@ -37,9 +37,9 @@ def compose(
 ) -> dict[str, str]:
     r"""Return the message.
 
-    `since` is the start of the incident or the run. `done` describes the action taken, and `link`
-    leads to details. Both may be empty. The message shows the amounts in `numbers` and the run's
-    name, without those that are None.
+    `since` is the start of the incident or the run. `done` describes the action that was taken, and
+    `link` is the address of a page with details. `done` and `link` may be empty. The message shows
+    the name of the run and the entries of `numbers` that are not None.
 
     >>> compose("auc < 0.7", numbers={"auc": None, "rows": 20_000}, since=0.0, done="", link="")
     {'text': 'auc &lt; 0.7\nHow much: rows 20000\nSince: 1970-01-01 00:00:00 UTC'}
@@ -128,7 +128,7 @@ def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> 
     except (
         ValueError,
         http.client.InvalidURL,
-    ):  # the name or path is invalid in a request, and the error text contains it
+    ):  # raised for an invalid host name or path, which the error text contains
         return Answer("refused", NO_ADDRESS)
     except (OSError, http.client.HTTPException) as error:
         return Answer("retry", f"no answer: {type(error).__name__}")
@@ -141,8 +141,8 @@ def _answer(status: int, retry_after: str | None) -> Answer:
         return Answer("delivered")
     if status in (408, 425, 429) or status >= 500:
         return Answer("retry", f"answered {status}", parse_retry_after(retry_after))
-    # A redirect would turn the POST into a GET of another page. Any other status means that the
-    # address or the message is wrong.
+    # A redirect would turn the POST into a GET of another page. Every other HTTP status means that
+    # the address or the message is wrong.
     return Answer("refused", f"answered {status}")
 
 

@@ -36,15 +36,15 @@ from evergreen.statistics.metrics import roc_auc
 SAMPLE_ROWS = 1_000_000
 """Maximum rows that are read, from the start of a file."""
 MAX_BYTES = 1 << 30
-"""Maximum memory of the sampled columns in bytes. Reading stops when it is exceeded."""
+"""Maximum memory of the sampled columns in bytes. Reading stops when this limit is exceeded."""
 NUM_EXAMPLES = 3
 """Number of rejected lines that are shown."""
 INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "time", "text", "other"
 """Kinds of columns. A column of floats that are all whole numbers is `INTEGER`, because pandas
 writes integers with missing values as floats."""
 TOLERATED = 0.01
-"""Maximum share of rows whose value is not of the column's kind. They count as malformed rows.
-Extraction tolerates the same share."""
+"""Maximum share of rows whose value is not of the column's kind. Such rows count as malformed.
+Extraction tolerates the same share of malformed rows."""
 ELEMENT_END = "\x1f"
 """Separator between the elements of a list of a Parquet file, when the list is stored as a text."""
 _EXACT = 2.0**53
@@ -68,7 +68,7 @@ class SampledColumn:
 
     @property
     def num_rows(self) -> int:
-        """Return the number of sampled rows."""
+        """Return the number of rows in the sample."""
         return len(self.codes)
 
     @property
@@ -126,7 +126,10 @@ class SampledColumn:
 
     @cached_property
     def kind_of_type(self) -> str:
-        """Return the kind that follows from the type in the file. `TEXT` can be any kind."""
+        """Return the kind that follows from the type in the file.
+
+        A column of type `TEXT` can have any kind.
+        """
         found = self.values.type
         if is_text(found):
             return TEXT
@@ -167,7 +170,7 @@ class SampledColumn:
     def is_zero_led(self) -> NDArray[np.bool_]:
         """Return whether each of `values` is a text of digits with leading zeros.
 
-        As a number, such a text would lose the zeros.
+        The conversion of such a text to a number would lose the zeros.
         """
         return (
             _matching(self.values, _ZERO_LED)
@@ -182,7 +185,8 @@ class SampledColumn:
             return np.zeros(len(self.values), bool)
         if self.kind_of_type != TEXT:
             return _mask(CATEGORIES.parse(self.values).values.is_valid())
-        # The rule parses each text separately, which is slow. In most columns no text is a number.
+        # The parsing rule handles each text separately, which is slow. In most columns no text is a
+        # number.
         found = _matching(self.values, _NEARLY_WHOLE)
         found[found] = _mask(
             CATEGORIES.parse(self.values.filter(pa.array(found))).values.is_valid()
@@ -191,9 +195,9 @@ class SampledColumn:
 
     @cached_property
     def is_long_float(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a float of 2^53 or more.
+        """Return whether each of `values` is a float of at least 2^53.
 
-        Such a float is ambiguous, because several whole numbers share it.
+        Several whole numbers have the same float of this size.
         """
         with np.errstate(invalid="ignore"):
             large = np.isfinite(self.numbers) & (np.abs(self.numbers) >= _EXACT) & ~self.is_whole
@@ -211,7 +215,7 @@ class SampledColumn:
 
     @cached_property
     def kind(self) -> str:
-        """Return the kind of the column. A tolerated share of values may be of another kind."""
+        """Return the kind of the column. A tolerated share of the values may have another kind."""
         found = self.kind_of_type
         if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
             return found if found != TEXT or self.num_present else OTHER
@@ -228,7 +232,8 @@ class SampledColumn:
         """
         is_number = np.isfinite(self.numbers)
         if self.kind_of_type == TEXT:
-            # Whole numbers of more than 64 bits are ids. As floats, different ids could be equal.
+            # Whole numbers of more than 64 bits are ids. Two different ids could become the same
+            # float.
             is_number &= self.is_whole | ~_matching(self.values, _DIGITS)
         return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
 
@@ -244,7 +249,7 @@ class SampledColumn:
 
     @cached_property
     def unfit_example(self) -> str:
-        """Return the first value that is not of the column's kind, or an empty text."""
+        """Return the first value that does not have the column's kind, or an empty text."""
         at = np.flatnonzero(self.is_present & ~self.is_fitting)
         return shown(self.values[int(at[0])]) if len(at) else ""
 
@@ -283,7 +288,7 @@ class SampledColumn:
 
     @property
     def groups(self) -> NDArray[np.int32]:
-        """Return `codes`, but with -1 for every missing value."""
+        """Return the number of each row's value, with -1 for a missing value."""
         numbers = np.where(self.is_present, np.arange(len(self.values)), -1).astype(np.int32)
         found: NDArray[np.int32] = self.row_values(numbers, np.int32(-1)).astype(np.int32)
         return found
@@ -303,20 +308,24 @@ class ColumnSample:
     """First rejected lines."""
     columns: tuple[SampledColumn, ...]
     unnamed: tuple[int, ...] = ()
-    """Numbers of the columns without a name, from 1. These columns are not in `columns`."""
+    """Positions of the columns without a name, counted from 1. Columns without a name are not in
+    `columns`."""
 
 
 def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYTES) -> ColumnSample:
-    """Return the first rows of a file, with each column as its distinct values.
+    """Read the first rows of a file.
+
+    Each column is returned as its distinct values, and a number per row.
 
     Args:
         path: The file, in any format that `open_rows` reads.
         rows: Maximum rows to read.
-        max_bytes: Maximum memory of the columns in bytes. Reading stops when it is exceeded.
+        max_bytes: Maximum memory of the columns in bytes. Reading stops when this limit is
+            exceeded.
 
     Raises:
-        ContractError: The file cannot be read, has no header or no rows, or has two columns of the
-            same name.
+        ContractError: The file cannot be read, has no header, has no rows, or has two columns with
+            the same name.
     """
     try:
         source = open_rows(path)
@@ -364,14 +373,14 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
 class Coder:
     """Collector of a column that is read in chunks.
 
-    It collects the distinct values, and the number of each row's value.
+    The collector stores each distinct value once, and for each row the number of its value.
     """
 
     def __init__(self) -> None:
         self._parts: list[Any] = []
         self._type = TEXT
         self.num_bytes = 0
-        """Memory of the column so far, in bytes."""
+        """Memory that the column needs until now, in bytes."""
 
     def add(self, column: Any) -> None:
         """Add the next rows of the column, an Arrow array of any type."""
@@ -426,7 +435,9 @@ def _is_unknown(found: Any) -> bool:
 
 
 def _joined(lists: Any) -> Any:
-    """Convert lists of whole numbers or texts to texts. A list without elements becomes null.
+    """Convert each list of whole numbers or texts to a single text.
+
+    A list without elements becomes null.
 
     Returns None for lists of other types.
     """
@@ -528,7 +539,7 @@ def _shape(text: str) -> str:
     return re.sub(r"\d+", "9", re.sub(r"[A-Za-z]+", "a", text))
 
 
-# -- prediction of the label by one column
+# -- columns that predict the label alone
 
 
 MIN_PER_LABEL = 20
@@ -541,10 +552,10 @@ was recorded after the label or is the label itself."""
 def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | None:
     """Return the AUC with which a column alone predicts the label, or None with too few rows.
 
-    It is the largest of three AUCs. The first orders rows by the column's numbers, ascending or
-    descending. The second uses only whether a value is present. The third uses each value's share
-    of clicks. The shares are computed from a random half of the rows and applied to the other half,
-    so that values that occur once have no effect.
+    It is the largest of three AUCs. The first AUC orders rows by the column's numbers, ascending or
+    descending. The second AUC uses only whether a value is present. The third AUC orders rows by
+    the share of clicks of their value. The shares are computed from a random half of the rows and
+    applied to the other half, so that values that occur once have no effect.
 
     Args:
         column: The column.
@@ -595,9 +606,9 @@ class RepeatedKeys(NamedTuple):
     """Number of rows that repeat the key of another row."""
 
     num_copies: int
-    """Number of rows with a repeated key, not counting one row of each key."""
+    """Number of rows whose key occurred in another row. For each key, one row does not count."""
     num_conflicting: int
-    """Number of copies whose content differs from that of the last row with the same key."""
+    """Number of copies whose content differs from the last row with the same key."""
 
 
 def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) -> RepeatedKeys:
@@ -605,8 +616,8 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
 
     Args:
         key: Columns that identify a row, at least one.
-        content: Columns that should be equal in all rows with the same key. If there are none, rows
-            are compared by `key` alone, and two missing values are equal.
+        content: Columns that should be equal in all rows with the same key. If there are no such
+            columns, rows are compared by `key` alone, and two missing values are equal.
     """
     has_key = np.ones(key[0].num_rows, bool)
     for column in key if content else ():
@@ -617,12 +628,15 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
     contents = _combinations([*key, *content])[has_key]
     num_keys = int(keys.max()) + 1
     newest = np.zeros(num_keys, np.int64)
-    newest[keys] = np.arange(len(keys))  # NumPy keeps the last assignment of equal keys
+    newest[keys] = np.arange(len(keys))  # NumPy uses the last assignment if an index occurs twice
     return RepeatedKeys(len(keys) - num_keys, int((contents != contents[newest[keys]]).sum()))
 
 
 def _combinations(columns: Sequence[SampledColumn]) -> NDArray[np.int64]:
-    """Return a number for each row. It is the same for rows that are equal in all columns."""
+    """Return a number for each row, which identifies the combination of its values.
+
+    Rows with the same number are equal in all columns.
+    """
     found = np.zeros(columns[0].num_rows, np.int64)
     for column in columns:
         size = len(column.values) + 1

@@ -50,7 +50,7 @@ _ROLES = (LABEL, EVENT_TIME, "time_format", REQUEST_ID, ROW, WEIGHT, USER, ITEM)
 def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
     """Return the text of a file with a comment on each column.
 
-    The file is valid once the user has answered its questions.
+    The file becomes valid when the user has answered its questions.
 
     Args:
         sample: The first rows of the click log.

@@ -117,7 +117,7 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
 def format_recommender(recommender: Recommender) -> str:
     """Return the text of a file that describes `recommender`.
 
-    Settings that have their defaults are left out.
+    Settings with default values are omitted.
     """
     features = {kind: _written_columns(recommender.features, kind) for kind in KINDS}
     named = {kind: columns for kind, columns in features.items() if columns}
@@ -149,7 +149,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
     """Return the columns of a kind as a file lists them.
 
-    They have options if at least one column of the kind has options.
+    The result is a mapping with options if at least one column of the kind has options.
     """
     names = getattr(features, kind)
     options = getattr(features, FIELDS[kind])
@@ -159,7 +159,8 @@ def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any
 
 
 def non_defaults(options: Any) -> dict[str, Any]:
-    """Return the fields of an object that differ from their defaults, in the form of a file."""
+    """Return the fields of an object that differ from their defaults, as plain values for a file.
+    """
     values, usual = dataclasses.asdict(options), dataclasses.asdict(type(options)())
     said = {name: value for name, value in values.items() if value != usual[name]}
     return {
@@ -196,7 +197,7 @@ def _features(document: Document, value: Any, data: ColumnNames) -> Features:
 def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     """Yield the path, the name and the options of each column of a kind.
 
-    Options are None if the file gives none. Ranges are expanded.
+    The options are empty if the file gives no options. Ranges are expanded.
     """
     path = f"features.{kind}"
     if isinstance(value, dict):
@@ -257,7 +258,8 @@ def _mapping(
 
 
 def compare(old: Recommender, new: Recommender) -> list[str]:
-    """Return the differences, each as one line, in the order of the file's keys.
+    """Return the differences between two recommenders, one line for each, in the order of the
+    file's keys.
 
     >>> from evergreen.config.features import Features
     >>> features = Features(numeric=("price",), categorical=("item",))

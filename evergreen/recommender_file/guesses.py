@@ -60,10 +60,10 @@ _MIN_EACH = 5
 """Minimum rows of each label. With fewer rows, a column may be equal to the label or its complement
 by chance."""
 _MIN_ENTITIES = 5
-"""Minimum distinct values of a column of users or items. A column with fewer values probably has
-groups of users or items."""
+"""Minimum distinct values of a column of users or items. A column with fewer distinct values
+probably contains groups of users or items."""
 _MAX_ENTITY_SHARE = 0.5
-"""Maximum share of rows of a single user or item. A value with a larger share probably means
+"""Maximum share of rows of a single user or item. A value with a larger share probably represents
 "unknown"."""
 _MAX_REQUEST_ROWS = 10_000
 _FROM_ROWS = 100
@@ -82,7 +82,7 @@ class Guess(NamedTuple):
     """Name of a field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
     why: str
     options: str = ""
-    """Options of the feature, as the file writes them after the name."""
+    """Options of the feature in the text form of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class _Guesser:
     def _guess_label(self) -> SampledColumn | None:
         """Find the label, or add a question about it.
 
-        Leave out other columns that look like labels.
+        Other columns that look like labels are excluded from the features.
         """
         candidates = [column for column in self._sample.columns if _is_label(column)]
         ranked = sorted(candidates, key=_label_tier)
@@ -213,7 +213,10 @@ class _Guesser:
     # -- times
 
     def _guess_times(self) -> None:
-        """Find the column with the times when rows were shown. Leave out other columns of times."""
+        """Find the column with the times when rows were shown.
+
+        Other columns of times are excluded from the features.
+        """
         for column in self._free:
             if _may_be_time(column):
                 self._times[column.name] = read_times(column, now=self._now)
@@ -386,7 +389,7 @@ class _Guesser:
         if weight is not None and np.isfinite(weight.numbers[weight.counts > 0]).all():
             self._found[weight.name] = Guess(WEIGHT, "by its name")
 
-    # -- columns known too late
+    # -- columns that are known only after the label
 
     def _leave_out_outcomes(self, label: SampledColumn, labels: NDArray[np.int8]) -> None:
         for column in self._free:
@@ -520,7 +523,7 @@ class _Guesser:
             return Guess(LEFT_OUT, "lists of numbers with fractions are not supported yet")
         return _guess_list(column, looks)
 
-    # -- users and items
+    # -- columns of users and items
 
     def _entities(self) -> dict[str, tuple[str, str]]:
         found = {}
@@ -541,7 +544,7 @@ class _Guesser:
 
 
 _UNNAMED = 4
-"""Tier of a column whose values are labels, but whose name is not that of a label."""
+"""Rank of a column that has label values, but not the name of a label."""
 
 
 def _label_tier(column: SampledColumn) -> int:
@@ -648,8 +651,8 @@ def _is_dated(column: SampledColumn) -> bool:
 def _is_surely_time(column: SampledColumn) -> bool:
     """Return whether a column surely has times.
 
-    Its name must be one that only columns of times have, or a common name of times with suitable
-    values. Small numbers are not suitable.
+    The column must have a name that only columns of times have. Alternatively, it has a common name
+    for times and suitable values. Small numbers are not suitable.
     """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True
@@ -691,7 +694,7 @@ def _is_place(column: SampledColumn) -> bool:
 
 
 def _are_groups(column: SampledColumn) -> bool:
-    """Return whether the rows with the same value may be one request."""
+    """Return whether all rows with the same value can belong to one request."""
     most = int(column.counts[column.is_present].max(initial=0))
     return column.distinct > 1 and most <= _MAX_REQUEST_ROWS and most <= column.num_rows / 2
 

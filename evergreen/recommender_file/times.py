@@ -52,13 +52,14 @@ class Times:
 
 @dataclass(frozen=True, kw_only=True)
 class NoTimes:
-    """Result for a column that cannot be read as times."""
+    """Result for a column that does not contain readable times."""
 
     why: str
     forms: tuple[str, ...] = ()
     """Formats that fit, if there are several."""
     span: DaySpan | None = None
-    """Days of the rows if the values are read as seconds since 1970, or as times of their type."""
+    """Days of the rows, if the values are interpreted as seconds since 1970 or by their own
+    type."""
 
 
 def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
@@ -97,11 +98,11 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
 
 
 def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTimes:
-    """Return why a column has no time format, or why more than one format fits.
+    """Return the reason why no time format fits a column, or why several formats fit.
 
     Args:
         column: The column.
-        few: The same column with some of its values.
+        few: The same column, reduced to some of its values.
         now: Current time in seconds since 1970.
     """
     spans = {}
@@ -130,7 +131,7 @@ def _read(
 ) -> tuple[Any, DaySpan | None]:
     """Return the times of `values` in microseconds, and the days of the times in range.
 
-    A value that is not a time is -1.
+    The result is -1 for a value that is not a time.
     """
     found = (
         TimeRule(form=form).parse(column.values).values.cast(pa.int64()).fill_null(-1).to_numpy()

@@ -1,4 +1,4 @@
-"""A trial of a recommender's file on rows: what `ingest` would do with them, and their content.
+"""Trial of a recommender's file on rows. It shows what `ingest` would do, and describes the rows.
 
 The rows are read by the reader of `ingest`, with its rules. All rows are counted. Results that need
 values (categories, repeated rows, leaks) are computed from the first `SAMPLE_ROWS` rows. The trial
@@ -45,7 +45,8 @@ from evergreen.runtime.errors import ContractError
 NUM_EXAMPLES = 3
 """Number of malformed rows that are shown."""
 _NEWEST_SHARE = 0.1
-"""Share of the newest rows whose categories are compared with those of the other rows."""
+"""Share of rows that count as the newest. Their categories are compared with those of all other
+rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +63,8 @@ class TriedFeature:
     auc: float | None
     """AUC of the column alone (see `deciding_auc`). None if there are too few rows."""
     new_share: float | None
-    """Share of the newest tenth of the rows whose category no earlier row has. None for other
-    kinds."""
+    """Share of the newest tenth of the rows whose category no earlier row has. None for features of
+    any other kind."""
 
     @property
     def is_constant(self) -> bool:
@@ -72,7 +73,7 @@ class TriedFeature:
 
     @property
     def is_leak(self) -> bool:
-        """Return whether the column alone determines the label."""
+        """Return whether the column alone predicts the label almost perfectly."""
         return self.auc is not None and self.auc > DECIDING_AUC
 
 
@@ -82,9 +83,9 @@ class TriedFile:
 
     path: Path
     counts: LineCounts
-    """Counts of its lines. For Parquet only rows and rejected rows are counted."""
+    """Counts of the file's lines by kind. For Parquet only rows and rejected rows are counted."""
     time_form: str | None
-    """Format of its times. None if it has no times."""
+    """Time format of the file. None if the file has no times."""
     is_text: bool
     refusal: str | None = None
     """Reason why `ingest` would stop at the file, or None."""
@@ -118,7 +119,8 @@ class Trial:
     """Rows without a request id that are equal to an earlier row in every column except the
     label."""
     copies: RepeatedKeys | None = None
-    """Rows with the key of another row. None if the files have no request id or no row."""
+    """Counts of rows whose key occurs in another row. None if the files have no request id or no
+    row."""
     refusals: list[str] = field(default_factory=list)
     """Reasons why `ingest` would refuse the files."""
 
@@ -129,7 +131,7 @@ class Trial:
 
     @property
     def has_times(self) -> bool:
-        """Return whether all files have event times."""
+        """Return whether every file has event times."""
         return all(
             file.time_form is not None
             for file in self.files
@@ -144,14 +146,14 @@ def try_rows(
     now: float | None = None,
     sample_rows: int = SAMPLE_ROWS,
 ) -> Trial:
-    """Read a file of rows, or a folder of them, as `ingest` would, and return the result.
+    """Read a file or a folder of rows in the same way as `ingest`, and return the findings.
 
     Args:
         data: The file or folder.
         recommender: Recommender of the rows.
         now: Current time in seconds since 1970, to find rows in the future. None = the machine's
             clock.
-        sample_rows: Maximum rows whose values are analysed.
+        sample_rows: Maximum number of rows for the results that need values.
 
     Raises:
         ContractError: There is no file of rows.
@@ -312,7 +314,7 @@ def _new_share(column: SampledColumn, is_new: NDArray[np.bool_]) -> float:
 
 
 def sentences(trial: Trial) -> Iterator[str]:
-    """Yield the results of a trial for display, one line each."""
+    """Yield the results of a trial as lines of text for people."""
     for file in trial.files:
         yield from _of_file(file)
     if trial.passed_over:

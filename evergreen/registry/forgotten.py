@@ -40,8 +40,7 @@ def keep_forgotten(store: Path, models: Sequence[str], *, now: datetime) -> None
 def removed_at(store: Path, model_id: str) -> str | None:
     """Return the time of the last removal of rows on which the model was trained.
 
-    Rows on which one of its ancestors was trained count too. Returns None if no such rows were
-    removed.
+    Removed rows of the model's ancestors count too. Returns None if no such rows were removed.
 
     Raises:
         ContractError: the record or a model's manifest is corrupt.

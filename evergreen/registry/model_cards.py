@@ -1,8 +1,9 @@
 """The model card: all facts about one model, from its training rows to its time in production.
 
-Evaluation writes the card, and deployment writes it again at the release. The card contains the
-manifests themselves. Neither the manifests nor the card contain a value of a user column. The facts
-from the promotion journal are read again whenever a card is read, so they are current.
+Evaluation writes the card for the first time. Deployment writes it again when the model is
+released. The card contains the manifests themselves. Neither the manifests nor the card contain a
+value of a user column. The facts from the promotion journal are read again whenever a card is read,
+so they are current.
 
 Layout: `<store>/verdicts/<model_id>/card.json`.
 """
@@ -33,7 +34,7 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.errors import ContractError
 
 MAX_ANCESTORS = 50
-"""Largest number of ancestors on a card. A lineage with hourly runs has thousands."""
+"""Largest number of ancestors on a card. With hourly runs a lineage has thousands of ancestors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +59,10 @@ class SliceQuality(RowsQuality):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationBin:
-    """One group of holdout rows with similar scores. All groups of a model are equally large."""
+    """One group of holdout rows with similar scores.
+
+    All groups of one model have the same number of rows.
+    """
 
     num_rows: int
     mean_score: float
@@ -71,7 +75,7 @@ class Ancestor:
 
     model_id: str
     window_start: str | None
-    """See `Model.window_start`. The next two fields are also copied from `Model`."""
+    """See `Model.window_start`. The following two fields are also copies of fields of `Model`."""
     last_learned_time: str
     num_train_rows: int
     created_at: str
@@ -82,7 +86,7 @@ class ServedSpan:
     """One interval in which a version of the model was live or a canary."""
 
     begun: Promotion
-    """Journal line that made the version live or a canary."""
+    """Journal line with which the version became live or a canary."""
     baked: Promotion | None
     """Journal line that ended the baking of the version. None if the version did not pass its
     baking, or if no controller was running."""
@@ -93,7 +97,7 @@ class ServedSpan:
 
     @property
     def is_live(self) -> bool:
-        """Whether this version is live now."""
+        """Whether the version of this interval is live now."""
         return self.ended is None and self.begun.action != CANARY
 
 
@@ -107,15 +111,16 @@ class ModelCard(Manifest):
     raw: RawDataset
     verdict: Verdict
     gate: Mapping[str, float]
-    """Thresholds of the gate by name: the settings of the gate, and the number of requests of each
-    class that an interval needs."""
+    """Limits of the gate by name. They include the number of requests of each class that an
+    interval needs."""
     slices: list[SliceQuality]
     """Slices, ordered from the slice where the model is worst to the slice where it is best."""
     calibration: list[CalibrationBin]
     champion_calibration: list[CalibrationBin]
     """Calibration of the champion on the same rows. Empty without a champion."""
     validation: ValidationReport | None
-    """Drift, skew and findings in the training rows. None if evaluation did not get the report."""
+    """Drift, skew and findings in the training rows. None if evaluation received no validation
+    report."""
     lineage: list[Ancestor] = field(default_factory=list)
     """Ancestors, beginning with the parent, as far back as the registry has manifests. At most
     `MAX_ANCESTORS`."""

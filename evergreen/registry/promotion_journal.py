@@ -4,9 +4,9 @@ The journal is an append-only file of JSON lines. Deployment writes it. The next
 champion from it.
 
 The journal is a write-ahead log. Before any server is notified of a version, an `intent` line
-records the version and its hashes, so every answer comes from a version in the journal. A later
-line records that the live version changed. If the last line is an intent, a deployment is active or
-was killed. The next deployment first rolls back a killed deployment.
+records the version and its hashes, so every answer comes from a version in the journal. When the
+live version has changed, another line records it. If the last line is an intent, a deployment is
+active or was killed. The next deployment first rolls back a killed deployment.
 
 The journal also shows whether a version is baking (`evergreen.contracts.baking`). The monitor may
 not change what is served. It only writes its findings on each version to a file in the registry
@@ -26,7 +26,7 @@ from evergreen.runtime.errors import ContractError
 
 JOURNAL_FILE = "journal.jsonl"
 INTENT = "intent"
-"""Servers are about to load `version`."""
+"""Servers will load `version` next."""
 RELEASE = "release"
 ROLLBACK = "rollback"
 PROMOTE = "promote"
@@ -34,7 +34,7 @@ PROMOTE = "promote"
 WITHDRAWN = "withdrawn"
 """The preceding intent failed. The live version did not change."""
 CANARY = "canary"
-"""`version` answers the share `share` of the traffic. The live version answers the remaining
+"""`version` answers the share `share` of the traffic. The live version answers the rest of the
 traffic."""
 CANARY_ENDED = "canary_ended"
 """`version` no longer answers requests. The live version answers all requests."""
@@ -48,7 +48,7 @@ ACTIONS = (INTENT, *LIVE_ACTIONS, WITHDRAWN, CANARY, CANARY_ENDED, BAKED)
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion:
-    """One line of the journal."""
+    """Line of the promotion journal."""
 
     time: str
     """ISO 8601 UTC. Never earlier than the time of the preceding line, even if the clock was set
@@ -56,9 +56,9 @@ class Promotion:
     action: str
     """One of `ACTIONS`."""
     version: int
-    """Version to which the action applies."""
+    """Number of the version to which the action applies."""
     previous_version: int | None
-    """Version that was live before."""
+    """Number of the version that was live before this action."""
     model_id: str
     model_uri: str
     release_uri: str
@@ -79,8 +79,8 @@ class Promotion:
     """Model that an automatic `rollback` removed from traffic. The model is not released again
     unless a person overrides the block."""
     config: str | None = None
-    """Text of Triton's configuration before an `intent`. It is restored if the deployment is
-    interrupted. None if there was no configuration, or another line follows."""
+    """Text of Triton's configuration before an `intent`. This text is restored if the deployment is
+    interrupted. None if there was no configuration, or if this is not the last line."""
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
         """Return the line that ends the baking of this line's version."""
@@ -96,8 +96,8 @@ def read_entries(store: Path) -> list[Promotion]:
     append and is ignored.
 
     Raises:
-        ContractError: the file cannot be read, a complete line is not a promotion, or a line
-            differs from its checksum. The message names the file and the line.
+        ContractError: the file cannot be read, a complete line is not a journal entry, or a line
+            does not match its checksum. The message names the file and the line.
     """
     path = store / JOURNAL_FILE
     try:
@@ -113,7 +113,7 @@ def read_entries(store: Path) -> list[Promotion]:
 
 @lru_cache(maxsize=4)
 def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotion, ...]:
-    """Return the lines of a journal file with the given inode, size and modification time.
+    """Return the lines of a journal file, which is identified by inode, size and modification time.
 
     The result is cached, because parsing the lines of a year takes a second and servers read them
     often.
@@ -129,8 +129,8 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotio
                 f"{path} line {number} is {entry.action!r} of version {entry.version!r}, expected "
                 f"one of {', '.join(ACTIONS)} of a number"
             )
-    # Only the configuration in the last line is ever restored. The configurations in other lines
-    # would take most of the memory.
+    # Only the configuration in the journal's last line can be restored later. The configurations in
+    # other lines would take most of the memory.
     return (
         *(replace(entry, config=None) if entry.config else entry for entry in entries[:-1]),
         *entries[-1:],
@@ -138,10 +138,11 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotio
 
 
 def read_standing(store: Path) -> list[Promotion]:
-    """Return the lines about canaries, baking and the live version, oldest first.
+    """Return the lines about canaries, baking and live versions that were not withdrawn, oldest
+    first.
 
-    If a deployment failed while it wrote a line, a `withdrawn` line follows and cancels that line.
-    Raises the errors of `read_entries`.
+    If a deployment failed while it wrote a line, the following `withdrawn` line cancels it. Raises
+    the errors of `read_entries`.
     """
     lines: list[Promotion] = []
     before: Promotion | None = None
@@ -160,15 +161,14 @@ def read_standing(store: Path) -> list[Promotion]:
 
 
 def read_journal(store: Path) -> list[Promotion]:
-    """Return the lines of `read_standing` that changed the live version."""
+    """Return the lines that changed the live version, without withdrawn lines."""
     return [entry for entry in read_standing(store) if entry.action in LIVE_ACTIONS]
 
 
 def append_promotion(store: Path, promotion: Promotion) -> Promotion:
     """Append one line, flush it to disk, and return the line as written.
 
-    If the line's time is before that of the last line because the clock was set back, the line gets
-    the time of the last line.
+    The clock may have been set back. In this case the new line gets the time of the last line.
     """
     entries = read_entries(store)
     if entries and moment_of(promotion.time) < moment_of(entries[-1].time):
@@ -230,14 +230,14 @@ def canary_at_work(store: Path) -> Promotion | None:
 
 
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
-    """Return the line that made a version live at `moment`, and the line that ended it.
+    """Return the journal line that made a version live at `moment`, and the line that ended this.
 
     Args:
         store: Folder of the model registry.
         moment: Time with a time zone.
 
     Returns:
-        Both lines. The second line is None if the version is still live. The result is None if no
+        Both lines. The second line is None if that version is still live. The result is None if no
         version was live at `moment`.
     """
     promotions = read_journal(store)
@@ -253,7 +253,7 @@ def moment_of(text: str) -> datetime:
     Raises:
         ValueError: the text is not a time.
     """
-    # Python 3.10 does not accept Z as UTC.
+    # Python 3.10 does not parse Z as UTC.
     moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
@@ -264,7 +264,7 @@ def findings_path(store: Path, version: int) -> Path:
 
 
 def write_findings(store: Path, findings: Findings) -> None:
-    """Write the findings on a version, replacing earlier ones.
+    """Write the monitor's findings on a version, and replace earlier findings.
 
     Raises:
         OSError: the store cannot be written.
@@ -303,7 +303,7 @@ def baking(store: Path) -> Promotion | None:
     """Return the line that made the baking version live, or None if no version is baking.
 
     A version bakes from its release or promotion until it is `baked` or another version is live.
-    The first version does not bake, because there is no version to roll back to. A version that a
+    The first version does not bake, because a rollback would have no target. A version that a
     rollback made live does not bake either, because it served before.
     """
     live = current(store)

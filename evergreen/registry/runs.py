@@ -2,11 +2,12 @@
 
 The exit handler reads the notes to find out which step failed and why, because neither KFP backend
 reports this. The hosted backend passes an empty message, and the local backend names the exit
-handler itself. The monitor shows outcomes and reports. Each step decides what its report contains.
+handler itself. The monitor shows the outcomes and the reports. Each step decides what its report
+contains.
 
 Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from
-the exit handler. `store_name` names the folder of a Kubeflow run, because Kubeflow's own names are
-not unique.
+the exit handler. A run from Kubeflow gets a folder name from `store_name`, because run names in
+Kubeflow are not unique.
 """
 
 import json
@@ -69,9 +70,9 @@ class RunOutcome:
     """Retrain request of the monitor, or of a command with `trigger_id`. Empty for a run that a
     person or a schedule started."""
     state: str
-    """`released`, `canary` (its version is a canary beside the live version), `evaluated` (the gate
-    accepted the model, but the settings request no release), `refused` (by validation or the gate)
-    or `failed`."""
+    """`released`, `canary`, `evaluated`, `refused` or `failed`. `canary` means that the version is
+    a canary beside the live version. `evaluated` means that the gate accepted the model, but the
+    settings request no release. `refused` means that validation or the gate refused."""
     step: str
     """Step that decided the outcome."""
     reason: str
@@ -139,7 +140,7 @@ def left_anything(store: Path, run_id: str) -> bool:
 
 
 def kubeflow_name(run: str) -> tuple[str, str]:
-    """Return a run's name in Kubeflow and the start of its id, from its name in the registry.
+    """Convert a run's name in the registry to its Kubeflow name and the start of its Kubeflow id.
 
     The id is empty for a local run.
 
@@ -175,7 +176,7 @@ class Stopped(SystemExit):
 
 @contextmanager
 def _sigterm_as_error() -> Iterator[None]:
-    """Raise Stopped in the body on SIGTERM.
+    """Yield the requested columns of all rows in file order, in bounded memory.
 
     Otherwise SIGTERM would end the process before the note is written.
     """
@@ -200,9 +201,9 @@ def _sigterm_as_error() -> Iterator[None]:
 def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
     """Record the state of `step` in its note while the body runs.
 
-    At first the state is `running`. After the body the state is `done`, unless the body has set
-    another state. After an error the state is `refused`, `preempted` or `failed`. A retry of the
-    step replaces the note of the earlier try.
+    The state is `running` at first. When the body ends, the state becomes `done`, unless the body
+    has set another state. After an error the state is `refused`, `preempted` or `failed`. A retry
+    of the step replaces the note of the earlier try.
     """
     started = time.monotonic()
     note = StepNote(step=step, started_at=datetime.now(timezone.utc).isoformat())
@@ -232,7 +233,7 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
 
 
 def each_note(store: Path, run: str) -> Iterator[StepNote]:
-    """Iterate over the notes of a run in step order. Each note is read only when it is needed.
+    """Iterate over the notes of a run in step order. Each note is read lazily.
 
     Raises the errors of `find_outcome`.
     """
@@ -283,9 +284,9 @@ def read_outcomes(store: Path) -> list[RunOutcome]:
 def find_outcome(store: Path, run: str) -> RunOutcome | None:
     """Return the newest outcome of a run, or None while the run has not ended.
 
-    The exit handler writes the outcome, but Kubeflow runs the handler only once. If a person
-    retries the run in Kubeflow, the outcome is derived from the promotion journal and the notes
-    that the steps wrote since then.
+    The exit handler writes the outcome, but Kubeflow does not run it again for a retried run. For a
+    retried run, the outcome follows from the promotion journal and from the notes that the steps
+    wrote later.
 
     Raises:
         ContractError: a file of the run is corrupt.
@@ -319,7 +320,7 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
         ended_at=ended_at.isoformat(),
     )
     # The exit handler does not run for a retried run, so it reports neither a killed step nor the
-    # end. Such a run may still be active.
+    # end. A retried run may therefore still be active.
     is_over = outcome.state != "failed" or last.state == "failed"
     return outcome if is_over else None
 
@@ -350,7 +351,8 @@ def conclude(
     if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
         state = "evaluated"
     elif last.state == "refused" and last.step == LAST_STEP and (canary := canary_at_work(store)):
-        # The running canary continues. This is not a reason for a longer cooldown or an alert.
+        # The running canary continues. The refusal is not a reason for a longer cooldown or an
+        # alert.
         state, version = "canary", canary.version
     elif last.state == "refused":
         state = "refused"
@@ -379,7 +381,7 @@ def conclude(
 
 
 def _failure(last: StepNote, kfp_state: str) -> str:
-    """Return why a run failed. The note is that of its last step."""
+    """Return why a run failed. `last` is the note of the run's last step."""
     if kfp_state in CANCELED_STATES:
         return f"a person terminated the run in Kubeflow at {last.step}" + (
             f": {last.reason}" if last.reason else ""
@@ -418,7 +420,7 @@ def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:
 def keep_report(
     store: Path, run: str, step: str, *, html: str | bytes, document: str | bytes | None = None
 ) -> None:
-    """Write the report of a step, replacing that of an earlier try.
+    """Write the report of a step, and replace the report of an earlier try.
 
     Each file is written atomically.
     """
@@ -430,7 +432,7 @@ def keep_report(
 def forget_report(store: Path, run: str, step: str) -> None:
     """Remove the report of an earlier try.
 
-    If a new try ended without a report, the old report would look like its report.
+    If the new try ended without a report, the old report would be mistaken for a new one.
     """
     for kind in (HTML, JSON):
         report_path(store, run, step, kind=kind).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The traffic plan: which model answers which share of requests, and which one is the shadow.
 
-Deployment publishes the plan as one object of the model repository (`traffic_file`). The inference
-client reads it and chooses a model for each request. Without a plan, clients request
+Deployment publishes the traffic plan as one object in the model repository (`traffic_file`). The
+inference client reads it and chooses a model for each request. Without a plan, clients request
 `ServedNames.model` and name no version.
 
 The choice is sticky: requests with the same key go to the same arm while the plan keeps its `salt`.
@@ -22,8 +22,8 @@ PLAN_POLL_SECONDS = 1.0
 """Longest interval at which a client reads the plan again."""
 DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
 """Seconds between the plan that ends a canary and the unloading of its version. During this time
-every client reads the plan, and requests that were sent under the old plan are answered. If a
-client still requests the unloaded canary, the client repeats the request on the stable arm."""
+every client reads the new plan, and requests under the old plan are answered. If a client still
+requests the unloaded canary, the client repeats the request on the stable arm."""
 
 Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Counters by source, then by arm (`STABLE`, `CANARY`), then by name."""
@@ -45,14 +45,14 @@ class Arm:
     """One model that may answer.
 
     Raises:
-        ContractError: the name is empty, or the version is not a positive integer.
+        ContractError: the name is empty, or the version is not a whole number above 0.
     """
 
     model_name: str
     """Triton's name of the model. Requests use this name and no version."""
     version: int
-    """Version that should answer under this name. The reply contains the version that actually
-    answered."""
+    """Version that is expected to answer under this name. The reply contains the version that
+    actually answered."""
 
     def __post_init__(self) -> None:
         expect(self, "a name", lambda value: isinstance(value, str) and bool(value), "model_name")
@@ -63,7 +63,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficPlan(Manifest):
-    """One plan, see the module.
+    """Plan that tells clients which model answers which share of requests (see the module).
 
     Raises:
         ContractError: a field has the wrong type, a share is outside [0, 1] or has no canary, or
@@ -75,11 +75,11 @@ class TrafficPlan(Manifest):
     number."""
     stable: Arm
     canary: Arm | None
-    """New version under its own name, or None."""
+    """New version with its own model name, or None."""
     canary_share: float
     """Share of the keys whose requests the canary answers."""
     shadow_share: float
-    """Share of the requests that the other arm scores too. The scores of the other arm are logged
+    """Share of the requests that the other arm also scores. The scores of the other arm are logged
     and never served."""
     salt: str
     """Salt of the sticky hash. It stays the same while a canary grows."""
@@ -87,9 +87,9 @@ class TrafficPlan(Manifest):
     """ISO 8601 UTC."""
     reason: str
     baseline: Baseline = field(default_factory=dict)
-    """The servers' counters when the plan was published. The controller subtracts them from later
-    counters, and clients ignore them. They are part of the plan so that a stage and its initial
-    counters are written atomically."""
+    """Counters of the servers at the time when the plan was published. The controller subtracts
+    these values from later counters, and clients ignore them. The counters are part of the plan, so
+    that a stage and its initial counters are written atomically."""
 
     def __post_init__(self) -> None:
         expect(
@@ -148,8 +148,8 @@ class TrafficPlan(Manifest):
 
 def _fraction(salt: str, purpose: str, key: str) -> float:
     """Return a number in [0, 1) that depends only on the arguments and is uniform over keys."""
-    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. The request must
-    # not fail because of it.
+    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. Such a key must
+    # not make the request fail.
     digest = hashlib.blake2b(
         f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8
     ).digest()
@@ -159,7 +159,7 @@ def _fraction(salt: str, purpose: str, key: str) -> float:
 def _is_utc_time(text: object) -> bool:
     """Return whether `text` is an ISO 8601 time with an offset.
 
-    `Z` is not accepted, because Python 3.10 does not parse it.
+    The suffix `Z` is not accepted, because Python 3.10 does not parse it.
     """
     try:
         return isinstance(text, str) and datetime.fromisoformat(text).tzinfo is not None

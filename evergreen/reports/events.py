@@ -9,7 +9,7 @@ from typing import ClassVar
 from evergreen.reports.rendering import PageBlock
 
 MAX_FOLDED = 50
-"""Largest number of lines in a fold, because thousands of files are archived each day."""
+"""Maximum lines in a fold. A single day can have thousands of archived files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class ShownEvent:
     kind: str
     text: str
     times: int = 1
-    """Number of consecutive equal events that this line represents."""
+    """Number of equal consecutive events that this line shows."""
     after: str = ""
     """Time since the start of the incident or run, as text."""
 
@@ -46,7 +46,10 @@ class _Stretch:
 
     @property
     def shown(self) -> Sequence[ShownEvent]:
-        """Events that are shown. A fold shows at most `MAX_FOLDED` of its events."""
+        """Events of this group that the page shows.
+
+        A fold shows at most `MAX_FOLDED` of its events.
+        """
         return self.events[:MAX_FOLDED] if self.is_routine else self.events
 
     @property

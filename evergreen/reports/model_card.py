@@ -44,7 +44,7 @@ _FIRST_SLICES = 8
 
 
 def card_page(card: ModelCard) -> str:
-    """Return the card as an HTML page."""
+    """Return the model card as an HTML page."""
     verdict = card.verdict
     return html_page(
         f"Model card: {card.model_id}",
@@ -104,7 +104,7 @@ def _decision(card: ModelCard) -> list[PageBlock]:
     return found
 
 
-# -- what came after the gate
+# -- state after the gate's decision
 
 
 def _state(card: ModelCard) -> Banner:
@@ -244,7 +244,10 @@ def _old_rows(card: ModelCard) -> list[PageBlock]:
 
 
 def _columns_alone(aucs: Mapping[str, float]) -> PageTable:
-    """Return a table of each column's own AUC. A high value shows a column that leaks the label."""
+    """Return a table with the AUC of each column used alone.
+
+    A high value shows a column that leaks the label.
+    """
     rows = [[column, f"{auc:.4f}"] for column, auc in aucs.items()]
     return PageTable(
         caption="each column alone, on the held-out rows",

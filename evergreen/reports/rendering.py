@@ -51,7 +51,7 @@ class PageBlock:
     """A part of a page with its own template. Templates and cells can contain it."""
 
     TEMPLATE: ClassVar[str]
-    """Template file. It reads the block as `block`."""
+    """Template file. The template refers to the block as `block`."""
 
     def __html__(self) -> str:
         """Return the markup. Jinja2 calls this method instead of escaping."""

@@ -56,7 +56,7 @@ _CHECKED = {"write_page_checksum": True} if _supports_checksums() else {}
 def parquet_file(source: Any, **options: Any) -> pq.ParquetFile:
     """Open a Parquet file whose pages are verified by their checksums while they are read.
 
-    Files of other writers may have no checksums. Errors are pyarrow's (see `reading_parquet`).
+    Files from other writers may lack checksums. Errors are pyarrow's (see `reading_parquet`).
     """
     return pq.ParquetFile(source, **_VERIFIED, **options)
 
@@ -72,7 +72,7 @@ def write_parquet(table: Any, target: Any, **options: Any) -> None:
 
 
 MAX_ROWS_PER_BYTE = 100
-"""Maximum rows per byte of a file. Each row has its own key and time, which take more than 1/100
+"""Maximum rows per byte of a file. Each row has its own key and time, which occupy more than 1/100
 byte."""
 FREE_ROWS = 65_536
 """Rows that a file of any size may have in addition to `MAX_ROWS_PER_BYTE`."""
@@ -183,7 +183,7 @@ def _has_lengths(found: pa.DataType) -> bool:
 
 
 class MovedAway(TemporaryError):
-    """Error about a listed file that is now absent.
+    """Error about a file that was listed and is now absent.
 
     The uploader has moved the file, or an operator has removed it.
     """
@@ -238,8 +238,8 @@ def archived_files(
 
     Args:
         archive: The archive.
-        days: UTC days to list, YYYY-MM-DD. Each day is listed separately. None = all days.
-        first_day: First day to return. None = no limit.
+        days: UTC days to list, YYYY-MM-DD. Every day needs its own listing. None = all days.
+        first_day: First day to return. None = no first day.
 
     Raises:
         TemporaryError, PermanentError: the bucket cannot be listed.

@@ -1,7 +1,7 @@
 """Criteo's text files: TSV without a header (1TB, Kaggle), CSV or TSV with a header (re-issues).
 
-Rows have a label, 13 integers and 26 categories of up to 8 hex digits, but no times. These files
-can be read only for a recommender with exactly these features.
+Each row has a label, 13 integers and 26 categories of up to 8 hex digits. Rows have no times. The
+files can be read only for a recommender with exactly these features.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ class CriteoRows:
 
     rows: TextRows
     columns: dict[str, str]
-    """Name in the file of each raw column."""
+    """Name of each raw column in the file."""
 
     @property
     def path(self) -> Path:
@@ -66,8 +66,8 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
     Args:
         path: The file.
         head: Its first lines.
-        rows: The file, opened as text with a header.
-        labelled: Whether rows must have a label. If not, a header may lack it.
+        rows: The same file, opened as text with a header.
+        labelled: Whether rows must have a label. If False, the header may lack the label.
 
     Raises:
         ContractError: The file has none of the formats, or its header lacks a Criteo column or

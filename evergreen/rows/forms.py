@@ -127,8 +127,8 @@ def click_log_files(path: Path) -> list[Path]:
     files or notes.
 
     Raises:
-        ContractError: no file is found, or a file is present both packed and unpacked. Its rows
-            would be used twice.
+        ContractError: no file is found, or a file is present both packed and unpacked. The rows of
+            such a file would be used twice.
     """
     if path.is_file():
         return [path]
@@ -213,8 +213,8 @@ def _is_parquet(path: Path) -> bool:
 def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
     """Return the reader of a file whose rows are scored only.
 
-    The reader reads the features, but not label, ids and times. The file may lack a feature that is
-    served with a fixed value.
+    The reader reads the features, but not label, ids and times. A feature that is served with a
+    fixed value may be absent from the file.
 
     Raises:
         ContractError: The file has no known format, or lacks a column.
@@ -237,13 +237,13 @@ def find_reader(
 ) -> Reader:
     """Return the reader for the format of a file.
 
-    Criteo's text is read only for a recommender with exactly Criteo's features. Its rows have
+    Criteo's text is read only for a recommender with exactly Criteo's features. Criteo's rows have
     neither times nor weights.
 
     Args:
         path: The file.
         recommender: Recommender of the rows.
-        with_times: Whether times are read. If not, they are null.
+        with_times: Whether times are read. If False, times are null.
         now: Current time in seconds since the epoch, to find rows in the future. None = the
             machine's clock.
 
@@ -313,7 +313,7 @@ def _shown_names(names: Sequence[str]) -> str:
 def _criteo_rows(path: Path, recommender: Recommender) -> "criteo.CriteoRows | None":
     """Return the rows of one of Criteo's text files.
 
-    Returns None if the file or the recommender is of another kind.
+    Returns None if the file or the recommender is not in Criteo's form.
     """
     if (
         not criteo.are_its(recommender.features)
@@ -346,7 +346,7 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
     """Return the name in the file of each raw column that is read.
 
     Args:
-        here: Columns of the file.
+        here: Names of the columns in the file.
         recommender: Recommender of its rows.
         path: The file, for messages.
 
@@ -371,7 +371,7 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
 def _present(
     here: Sequence[str], wanted: dict[str, str], recommender: Recommender, *, path: Path
 ) -> dict[str, str]:
-    """Return the wanted columns. Check that the file has each of them exactly once."""
+    """Check that the file has each of the `wanted` columns exactly once, and return `wanted`."""
     if missing := [name for name in wanted.values() if name not in here]:
         raise ContractError(
             f"{path} lacks the columns {missing} of recommender {recommender.name}, has "
@@ -413,7 +413,7 @@ class NumberedRows(NamedTuple):
     """Columns of the batch that the file has."""
 
     def first(self, num_rows: int) -> "NumberedRows":
-        """Return the first `num_rows` rows. Malformed rows count too."""
+        """Return the first `num_rows` rows, counting malformed rows. Malformed rows count too."""
         lines = sorted([*self.numbers.tolist(), *(each.line for each in self.rejected)])[:num_rows]
         num_kept = int(np.searchsorted(self.numbers, lines[-1], side="right")) if lines else 0
         rejected = [each for each in self.rejected if lines and each.line <= lines[-1]]
@@ -494,7 +494,7 @@ class FileReader:
     def _read(self, chunk: Chunk, rules: Mapping[str, AnyRule]) -> tuple[Any, dict[int, str]]:
         """Return the rows of a chunk in the lake's schema, and why each malformed row is malformed.
 
-        The reasons are keyed by the position of the row.
+        The reasons are keyed by the row's position in the chunk.
         """
         reasons: dict[int, str] = {}
         columns: dict[str, Any] = {}

@@ -57,15 +57,15 @@ class RawParquet:
     """Day of the file. Rows of another day are malformed, because rows must be in the order of
     days."""
     with_strays: bool = True
-    """Whether this reader reports rows without a time and rows of another day as malformed. Exactly
-    one reader of each day does."""
+    """Whether this reader reports rows without a time, and rows of another day, as malformed. For
+    each day exactly one reader reports them."""
     unread: frozenset[str] = frozenset()
-    """Features that are not read and are null in the rows. The file may lack them."""
+    """Features that are not read and are null in the rows. The file may lack these features."""
     weighted: bool = False
-    """Whether rows have weights. In a file without the column each row has weight 1."""
+    """Whether rows have weights. If a file has no weight column, each row has weight 1."""
     with_words: bool = False
-    """Whether strings and integers are returned as they are in the lake. If not, they are converted
-    to categories."""
+    """Whether strings and integers are returned in the form in which the lake stores them. If
+    False, they are converted to categories."""
     words: WordCounts | None = None
     """Counter of the texts read. None = texts are not counted."""
     has_times: bool = True
@@ -157,10 +157,11 @@ class RawParquet:
             ) from error
 
     def _conform_values(self, name: str, wanted: Any, values: Any) -> Any:
-        """Convert the values of a column, or the elements of a list, to the type `wanted`."""
+        """Convert the values of a column, or the elements of a list column, to the type `wanted`.
+        """
         if pa.types.is_floating(
             values.type
-        ):  # also for categories, because pandas uses NaN as their null
+        ):  # also for categories, because pandas represents a missing category by NaN
             values = nan_to_null(values)
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
@@ -222,7 +223,7 @@ def group_times(group: Any) -> GroupTimes | None:
 
 
 def within(times: Any, span: TimeSpan) -> Any:
-    """Return whether each time is in the span. The result for a null time is False.
+    """Return whether each time is in the span. A null time is never in the span.
 
     Args:
         times: Array of timestamps in microseconds.

@@ -1,13 +1,13 @@
 """Raw rows in Parquet: Arrow types, the columns of a run, malformed rows, and writing files.
 
 `contracts.raw_rows` defines the columns. `RawDataset.excluded_columns` names the features that the
-run excludes. Preprocessing treats them as missing, and validation ignores them. They are not read
-from the lake and are null in the rows, unless the champion uses them. The gate scores candidate and
-champion on the same held-out rows, and a champion without one of its features would lose to any
-candidate.
+run excludes. Preprocessing treats excluded features as missing, and validation ignores them.
+Readers skip excluded features and return null for them, unless the champion uses them. The gate
+scores the candidate and the champion on the same held-out rows. A champion without one of its
+features would lose to any candidate.
 
-Extraction writes rows in the raw schema. A feature whose type became text is cast if possible, and
-an unknown column is not read. The next step cannot see such changes, so
+Extraction writes rows in the raw schema, and casts a feature whose type became text if possible. A
+column that is not in the schema is not read. The next step cannot see these changes, so
 `RawDataset.schema_mismatches` reports them. A column that is absent or cannot be cast stops the
 step (`rows.parquet`).
 
@@ -55,9 +55,9 @@ from evergreen.runtime.errors import ContractError
 
 
 def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
-    """Return the features that `columns` does not name, in the order of files.
+    """Return the features that are not in `columns`, in the order of files.
 
-    If `columns` is empty, nothing is excluded.
+    If `columns` is empty, no feature is excluded.
 
     Raises:
         ContractError: a name is not a feature or occurs twice, or a list is named without the
@@ -84,8 +84,8 @@ def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
 def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
     """Return the excluded features that need not be read.
 
-    These are the excluded features that the champion does not use. Without a champion, they are all
-    excluded features.
+    The result contains each excluded feature that the champion does not use. Without a champion the
+    result contains all excluded features.
 
     Raises:
         ContractError: the champion's workflow is corrupt.
@@ -103,7 +103,7 @@ class SchemaMismatch(NamedTuple):
     arrow_type: str
     """Arrow type of the column in the file."""
     expected: str | None
-    """Type of the column in the raw schema. None if the raw schema has no such column."""
+    """Type of the column in the raw schema. None if the column is not in the raw schema."""
     file: str
     """First file in which the column has this type."""
 
@@ -125,7 +125,7 @@ def find_schema_mismatches(
         path: The file.
         features: Features of the recommender.
         unread: Features that are not checked.
-        weighted: Whether rows have weights. If not, a weight column is unexpected.
+        weighted: Whether rows have weights. If False, a weight column counts as unexpected.
     """
     found = []
     weight = tuple(raw_rows.WEIGHT_TYPES) if weighted else ()
@@ -161,7 +161,8 @@ def is_text(found: Any) -> bool:
 
 def _is_number(found: Any) -> bool:
     values = found.value_type if pa.types.is_dictionary(found) else found
-    # pandas gives a column without any value the type null. This is not a change of type.
+    # pandas gives a column without any value the type null. A column of this type has not changed
+    # its type.
     kinds = (
         pa.types.is_integer,
         pa.types.is_floating,
@@ -176,7 +177,7 @@ logger = logging.getLogger(__name__)
 
 CHECKED_FROM_ROWS = 10_000
 """Minimum rows of a file to check it while it is read. A file with too many malformed rows then
-stops the step early. Every file is also checked at its end."""
+stops the step early. Each file is checked again at its end."""
 NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
 """Function that returns the displayed name of a file."""
@@ -192,16 +193,16 @@ class _FileCounts:
 class MalformedRows:
     """Collector of malformed rows, which it writes to the JSONL file at `path`.
 
-    The file exists only if there are malformed rows. `path` is in a folder that is published as a
-    whole or discarded.
+    If no row is malformed, no file is created. The folder of `path` is either published or
+    discarded as a unit.
 
     Args:
         path: The JSONL file.
         max_fraction: Maximum share of malformed rows in a file, in [0, 1].
-        named: Returns the published name of a file: its path, or the source from which it was
-            copied.
-        collects_unfit: Whether all unfit files are reported together. If not, the first unfit file
-            stops the reading.
+        named: Function that returns the displayed name of a file: its path, or the source of a
+            copied file.
+        collects_unfit: Whether all unfit files are reported together. If False, the first unfit
+            file stops the reading.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class MalformedRows:
         self._counts: dict[Path, _FileCounts] = {}
         self._mismatches: dict[str, SchemaMismatch] = {}
         self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
-        """The features that each file lacks, and the start of the file's day."""
+        """Names of the features that each file lacks, with the start of the file's day."""
         self._file: IO[str] | None = None
 
     def __enter__(self) -> "MalformedRows":
@@ -238,9 +239,9 @@ class MalformedRows:
             self._file.close()
 
     def of_part(self, number: int) -> "MalformedRows":
-        """Return a collector for a part of the rows. Another process may read this part.
+        """Return a collector for a part of the rows. Another process may read the part.
 
-        Merge the returned collector into this one afterwards.
+        Merge its collector into this one after the reading.
         """
         path = self.path.with_name(f"{self.path.name}.{number}")
         return MalformedRows(
@@ -251,14 +252,17 @@ class MalformedRows:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state needed for merging.
+        """Return the state that merging needs.
 
-        The open file and the function for displayed names are left out.
+        The result lacks the open file and the function for displayed names.
         """
         return {**self.__dict__, "_file": None, "_named": str}
 
     def merge(self, part: "MalformedRows") -> None:
-        """Add the rows of another collector, which must be closed. Its file is deleted."""
+        """Add the rows of another collector, which must be closed.
+
+        The file of that collector is deleted.
+        """
         if part.num_rows:
             self._opened().write(part.path.read_text(encoding="utf-8"))
             part.path.unlink()
@@ -278,7 +282,7 @@ class MalformedRows:
         return self._file
 
     def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
-        """Record one malformed row. The caller must also count it with `count`."""
+        """Record one malformed row. Count the row with the method `count` as well."""
         described = {"file": self._named(path), "line": line, "reason": reason, "text": text}
         self._opened().write(json.dumps(described) + "\n")
         self.num_rows += 1
@@ -328,7 +332,7 @@ class MalformedRows:
         """Count rows of `path`, including malformed ones. Check the file once it has enough rows.
 
         Raises:
-            ContractError: too many of the file's rows so far are malformed.
+            ContractError: too many of the rows that were counted until now are malformed.
         """
         counts = self._counts.setdefault(path, _FileCounts())
         counts.num_rows += num_rows
@@ -344,7 +348,7 @@ class MalformedRows:
         Raises:
             ContractError: too many of a file's rows are malformed, or a file lacks a feature that
                 it should have. The message names the file, the counts and the first examples.
-            UnfitFiles: there are such files, and unfit files are collected.
+            UnfitFiles: at least one file is unfit, and unfit files are reported together.
         """
         for path, counts in self._counts.items():
             try:
@@ -412,7 +416,7 @@ KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 """Arrow type of `event_time`."""
 EXPECTED_WEIGHT = "a finite number of at least 0"
-"""Requirement for a sample weight, quoted in messages."""
+"""Rule for valid sample weights, for error messages."""
 BYTES = (pa.types.is_binary, pa.types.is_large_binary)
 """Checks for Arrow's types of bytes. Some writers store texts as bytes."""
 
@@ -428,7 +432,7 @@ def lake_schema(features: Features, *, weighted: bool = False) -> Any:
 
 
 def click_columns(features: Features, *, weighted: bool = False) -> list[str]:
-    """Return the columns with a row's own content, without the columns about its origin."""
+    """Return the names of the label, the features and the weight."""
     return [raw_rows.LABEL, *features.names, *(raw_rows.WEIGHT_TYPES if weighted else ())]
 
 
@@ -436,7 +440,7 @@ def open_parquet(path: Path) -> Any:
     """Open the Parquet file at `path` and read its footer.
 
     Raises:
-        ContractError: the file is not a complete Parquet file, or cannot be a file of rows
+        ContractError: the file is not a complete Parquet file, or it cannot contain rows
             (`archived_rows.open_parquet`).
     """
     with reading_parquet(path):
@@ -446,7 +450,7 @@ def open_parquet(path: Path) -> Any:
 def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
     """Return a record batch in the raw schema `schema` from some of its columns.
 
-    The other columns are null.
+    All other columns are null.
     """
     num_rows = len(next(iter(columns.values())))
     arrays = [columns.get(f.name) for f in schema]
@@ -461,7 +465,7 @@ def texts(values: Any, *, holds_words: bool = True) -> Any:
 
     Args:
         values: Arrow array of texts, bytes, truth values or whole numbers.
-        holds_words: Whether the feature's type is `string`.
+        holds_words: Whether the type of the feature is `string`.
 
     Raises:
         pa.ArrowException: A value is not a category, or is bytes that are not UTF-8.
@@ -480,7 +484,7 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
     """Return the categories (Arrow int64) of values. Each distinct value is hashed once.
 
     Raises:
-        pa.ArrowException: As in `texts`.
+        pa.ArrowException: the same cases as in `texts`.
     """
     if pa.types.is_floating(values.type):
         values = exact_whole(values)
@@ -499,11 +503,11 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
 def whole_numbers(values: Any) -> Any:
     """Return the values of a feature of type `int64` as a lake stores them (Arrow int64).
 
-    A truth value, and a number that needs 64 unsigned bits, is stored as its category. A stored
+    Truth values, and numbers that need 64 unsigned bits, are stored as their categories. A stored
     category does not change when it is converted again.
 
     Raises:
-        pa.ArrowException: As in `texts`.
+        pa.ArrowException: the same cases as in `texts`.
     """
     kind = values.type
     if pa.types.is_floating(kind):
@@ -560,7 +564,7 @@ def _of_distinct(
 
 
 def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
-    """Apply `convert` to all elements of lists (Arrow) at once, and return the lists.
+    """Apply `convert` to all elements of an Arrow array of lists at once, and return the new lists.
 
     Elements that are null are dropped, and an empty list becomes null.
 
@@ -609,11 +613,11 @@ def find_malformed(
     Args:
         batch: The rows. Weights are checked if the batch has the column.
         features: Features of the recommender.
-        keys: Columns of `KEY_COLUMNS` that must also have a value.
-        names: Names of columns in the file that differ from the raw names.
+        keys: Columns of `KEY_COLUMNS` that must have a value too.
+        names: Name in the file of each column whose name differs from the raw name.
 
     Returns:
-        The reasons by row position.
+        The reason for each malformed row, by the row's position.
     """
     reasons: dict[int, str] = {}
 
@@ -686,12 +690,12 @@ def without_rows(batch: Any, positions: Iterable[int]) -> Any:
 
 FILE_ROWS = 4 * BATCH_ROWS
 """Rows per file: 262,144, about 40 MB. Later steps can then stream and distribute the files. The
-number is a multiple of the row group's size."""
+number of rows is a multiple of the row group's size."""
 _DICTIONARY_BYTES = 128 << 10
-"""Maximum size of a column's dictionary in a row group: 16,384 categories. A column with more
-distinct values is written without a dictionary from there on. That takes a sixth less processor
-time and needs equally many bytes. pyarrow's default of 1 MiB would have no effect, because a row
-group of 65,536 rows never reaches it."""
+"""Maximum size of a column's dictionary in a row group: 16,384 categories. When a column has more
+distinct values, its remaining pages are written without a dictionary. The limit saves a sixth of
+the processor time and does not change the file size. pyarrow's default of 1 MiB would have no
+effect, because a row group of 65,536 rows never reaches it."""
 
 
 class PartFile(NamedTuple):
@@ -768,8 +772,8 @@ class PartWriter:
 def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
     """Move the rows of `parts` into the folders `older` and `newest`.
 
-    The last `num_newest` rows go to `newest`. A file with rows of both kinds is rewritten as two
-    files. All other files are renamed.
+    The last `num_newest` rows go to `newest`. A file that has rows for both folders is split into
+    two new files. All other files are only renamed.
     """
     num_older = sum(part.num_rows for part in parts) - num_newest
     assert num_older >= 0

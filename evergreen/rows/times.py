@@ -99,13 +99,13 @@ def parse_day(name: str, text: str) -> date:
         text: The date.
 
     Raises:
-        ContractError: the text is not such a date.
+        ContractError: the text is not a valid date in this format.
     """
     try:
         found = datetime.strptime(text, "%Y-%m-%d").date()
     except ValueError as error:
         raise ContractError(f"{name} is {text!r}, expected a date YYYY-MM-DD") from error
-    if str(found) != text or found.year == MAXYEAR:  # some times of that year cannot be written
+    if str(found) != text or found.year == MAXYEAR:  # some times of the last year cannot be represented
         raise ContractError(
             f"{name} is {text!r}, expected a date YYYY-MM-DD before the year {MAXYEAR}"
         )

@@ -73,7 +73,7 @@ class ParquetRows:
         return cls(path=path, names=tuple(names), _own=tuple(name for name, *_ in found))
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
-        """Yield the wanted columns of all rows in file order, in the memory of a chunk.
+        """Yield the requested columns of all rows in file order. Only one chunk is in memory.
 
         Raises:
             ContractError: The file is corrupt.

@@ -1,8 +1,8 @@
-"""Lake files whose rows cannot be read. A run leaves them out and names them.
+"""Lake files whose rows cannot be read. A run does not read unfit files, and its report names them.
 
 A file is unfit if it is corrupt, lacks a column, has a column of another type, or has too many
-malformed rows. A reader of several files reports all unfit files at once. The remaining files must
-then be read again only a few times.
+malformed rows. A reader of several files reports all unfit files at once. The remaining files then
+need only a few more attempts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,13 +55,14 @@ def expect_few(
     """Check that few files are unfit.
 
     Args:
-        unfit: The unfit files.
+        unfit: Files that are unfit to read.
         num_fit: Number of the other files of the same kind.
         what: The kind, for the message.
         max_fraction: Maximum share of unfit files, in [0, 1].
 
     Raises:
-        ContractError: the share of unfit files is larger. The message names the first unfit files.
+        ContractError: the share of unfit files is above the maximum. The message names the first
+            unfit files.
     """
     num_files = len(unfit) + num_fit
     if len(unfit) > max_fraction * num_files:
@@ -78,8 +79,8 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[T]:
     """Return the results of `read` for each file, in order.
 
     Raises:
-        UnfitFiles: `read` raised a `ContractError` for at least one file. The error names all such
-            files.
+        UnfitFiles: `read` raised a `ContractError` for at least one file. The error names all of
+            these files.
     """
     found: list[T] = []
     unfit: dict[Path, str] = {}

@@ -49,13 +49,13 @@ class ValueRule:
     expected: str
     """Description of a valid value, for messages."""
     of_text: Callable[[Any], Any]
-    """Converts an array of distinct texts, none of them missing, to an array of `type`. A malformed
-    text becomes null."""
+    """Function that converts an array of distinct texts, without missing ones, to an array of
+    `type`. A malformed text becomes null."""
     of_typed: Callable[[Any], Any]
     """Converts an array of numbers, truth values or times to an array of `type`. A malformed value
     becomes null."""
     is_required: bool = False
-    """Whether a missing value makes the row malformed."""
+    """Whether a row with a missing value is malformed."""
 
     def parse(self, column: Any) -> Parsed:
         """Parse a column of any Arrow type."""
@@ -98,7 +98,7 @@ def missing_texts(texts: Any) -> Any:
 
 
 def plain(column: Any) -> Any:
-    """Return a column without dictionaries and chunks. Bytes become texts if they are UTF-8."""
+    """Return a column without dictionaries and chunks. Bytes in UTF-8 are converted to texts."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pa.types.is_dictionary(column.type):
@@ -112,8 +112,8 @@ def plain(column: Any) -> Any:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    # A byte that is not UTF-8 makes its row malformed, but not the whole file. It becomes the
-    # replacement character, which no rule accepts.
+    # A byte that is not UTF-8 makes its row malformed, but not the whole file. An invalid byte
+    # becomes the replacement character, which no rule accepts.
     return None if value is None else value.decode(errors="replace")
 
 
@@ -142,7 +142,7 @@ def is_text(found: Any) -> bool:
 
 
 def _mixed(texts: Any, usual: Any, convert: Callable[[str], Any]) -> Any:
-    """Fill the null values of `usual` with the results of `convert` for their texts."""
+    """Fill each null value of `usual` with the converted text at the same position."""
     at = np.flatnonzero(pc.and_(usual.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False))
     if not len(at):
         return usual
@@ -259,7 +259,7 @@ PLACES = ValueRule(
 def _whole_of_text(text: str) -> int | None:
     """Return the whole number that a text represents exactly, or None.
 
-    The result for "007" is None, because "007" and "7" are different texts.
+    For "007" the result is None, because "007" and "7" are different texts.
     """
     if not (found := _WHOLE.fullmatch(text.strip())):
         return None
@@ -289,9 +289,9 @@ def _categories_of_text(texts: Any) -> Any:
 
 
 def _whole_numbers(column: Any) -> Any:
-    """Return numbers as whole numbers.
+    """Convert numbers to whole numbers.
 
-    A fraction becomes null, and so does a float that is too large to be exact.
+    A fraction becomes null. A float that is too large to be exact also becomes null.
     """
     if pa.types.is_floating(column.type):
         exact = meanings.EXACT_BELOW[str(column.type)]
@@ -466,8 +466,8 @@ class ListRule:
 
 _TEXTS = pa.list_(pa.string())
 _NO_LIST: list[str | None] = ["\ufffd"]
-"""Result for a text in brackets that is not a list. No rule accepts this character, so the row is
-malformed."""
+"""Result for a text that has brackets but is not a list. No rule accepts this replacement
+character, so the row is malformed."""
 _NUMPY = re.compile(r"\[\s*(?:[^\s\[\]',\"]+(?:\s+[^\s\[\]',\"]+)*)?\s*\]")
 
 

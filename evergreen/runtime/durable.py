@@ -107,7 +107,8 @@ def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
         file.flush()
         os.fsync(file.fileno())
     except BaseException:
-        # Closing the file repeats the failed write. The second error must not hide the first error.
+        # Closing the file can repeat the failed write. An error from closing must not hide the
+        # error of the write.
         with suppress(OSError):
             file.close()
         raise
@@ -117,9 +118,9 @@ def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
 def append_line(path: Path, line: str) -> None:
     """Append one line to `path` and flush it to disk. `line` must not contain a newline.
 
-    If a crash left an incomplete last line, that line is removed first. It was never reported as
-    written, and the new line would be appended to it. Writers in several processes exclude each
-    other by a lock.
+    If a crash left an incomplete last line, that line is removed first. No caller received a
+    success for such a line. Without the removal, the new line would be appended to it. Writers in
+    several processes exclude each other by a lock.
 
     Raises:
         OSError: the line cannot be written. The error names the file.
@@ -162,8 +163,8 @@ def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
         return []
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-    # If only the newline of a line was corrupted, the line is not an interrupted append and must
-    # not be ignored.
+    # If only the newline of the last line is corrupt, the line's checksum is valid, so the line
+    # must not be ignored.
     if _has_checksum(torn[:-1]):
         lines.append(torn)
     for number, line in enumerate(lines, start=1):
@@ -175,7 +176,8 @@ def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
 
 
 _CHECKSUM, _END = b', "crc32": "', b"}"
-"""End of a line with a checksum: the key with eight hexadecimal digits, and the closing brace."""
+"""Parts of a line with a checksum: the key before its eight hexadecimal digits, and the closing
+brace."""
 
 
 def _with_checksum(document: str) -> str:
@@ -190,7 +192,7 @@ def _has_checksum(line: bytes) -> bool:
 
 
 def _without_checksum(line: bytes) -> bytes:
-    """Return the object that was given to `_with_checksum`.
+    """Return a line without its checksum.
 
     A line without a checksum is returned unchanged.
 

@@ -45,7 +45,7 @@ _RUN_AGAIN = "run it again with"
 
 
 def run_again(flags: str) -> str:
-    """Return the part of an error message that names the flags to continue `evergreen run` with.
+    """Return the advice to run again with these flags, as part of an error message.
 
     >>> run_again("-p parent=none")
     'run it again with `-p parent=none`'

@@ -1,6 +1,6 @@
 """Shared parts of all commands: the parser with its help, the flags of a step, and the user's name.
 
-The name of the user is not authenticated.
+The user's name is not authenticated.
 """
 
 import argparse
@@ -31,7 +31,7 @@ class CommandParser(argparse.ArgumentParser):
     def example(self) -> str:
         """First line of `examples` for this command or one of its subcommands.
 
-        The text is empty if there is no such line.
+        Empty if no line of `examples` contains the command.
         """
         return next((line for line in examples() if f"{self.prog} " in f"{line} "), "")
 

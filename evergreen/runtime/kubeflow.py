@@ -45,7 +45,7 @@ _TEMPORARY_STATUSES = (401, 403, 408, 409, 429)
 """HTTP statuses below 500 that are also temporary. A token may be rotated, rights may be granted,
 and a conflict may be over at the next attempt."""
 _REFUSALS = re.compile("ResourceNotFoundError|Invalid input error")
-"""Texts of permanent errors, whatever the HTTP status is."""
+"""Patterns of error texts that mean a permanent error, whatever the HTTP status is."""
 _PAGE = 100
 
 
@@ -77,15 +77,16 @@ class KubeflowServer:
 
     Args:
         host: Address of the KFP API, such as `http://localhost:8888`.
-        namespace: Namespace in a multi-user installation. Must be empty in a single-user
-            installation.
+        namespace: Namespace in a multi-user installation. The namespace must be empty in a
+            single-user installation.
         token_file: File with the token, read again for each request. If empty, the file is that of
-            kfp's own variable, or the pod's projected token. If that file is absent, no token is
-            sent, as a single-user installation expects.
+            kfp's own variable, or the pod's projected token. If the default file is absent, no
+            token is sent. A single-user installation needs no token.
         timeout_seconds: Timeouts of each request for connecting and for reading.
 
-    Every method raises: TemporaryError: the server does not answer, reports an error of its own, or
-    does not accept the token now. PermanentError: the server refused the request.
+    Every method raises TemporaryError if the server does not answer, reports an error of its own,
+    or does not accept the token now. Every method raises PermanentError if the server refuses the
+    request.
 
     Raises:
         ContractError: `token_file` is given and absent.
@@ -115,8 +116,8 @@ class KubeflowServer:
         with self.requests(), warnings.catch_warnings():
             # kfp warns at every start that it "only works with v2.0.0-beta.2 and later".
             warnings.simplefilter("ignore", FutureWarning)
-            # Without a namespace, or with its default ("kubeflow"), the constructor sends a
-            # request.
+            # The constructor of kfp's client sends a request if the namespace is absent or is the
+            # default "kubeflow".
             self.client = Client(host=host, namespace="unset", credentials=credentials)
         self.client._context_setting["namespace"] = namespace
         rest = self.client._run_api.api_client.rest_client
@@ -140,7 +141,8 @@ class KubeflowServer:
             with redirect_stdout(sys.stderr):
                 yield
         except (TemporaryError, PermanentError) as error:
-            # A nested call has translated the error already. Only the action is added.
+            # A nested call has translated the error already. Only the action is prepended to the
+            # message.
             raise type(error)(f"{prefix}{error}") from error
         except ApiException as error:
             temporary = (
@@ -212,7 +214,7 @@ class KubeflowServer:
         """Return the version that was uploaded last, or None if there is none.
 
         The server's times have a resolution of one second. A new pipeline also gets a version of
-        its own name. Among versions of the same second, a version from `evergreen submit` is
+        its own name. Among versions of the same second, one that `evergreen submit` created is
         therefore preferred.
         """
         with self.requests():
@@ -279,7 +281,7 @@ class KubeflowServer:
 
     @contextmanager
     def _described(self, description: str) -> Iterator[None]:
-        """Set this description on runs that the body creates.
+        """Set this description on the runs that the body of the `with` statement creates.
 
         kfp's client has no argument for the description.
         """
@@ -299,7 +301,7 @@ class KubeflowServer:
     def failed_runs(self, experiment_id: str, *, among: int) -> list[FailedRun]:
         """Return the failed runs of an experiment, newest first.
 
-        Only the newest runs are examined. Their number is `among`.
+        Only the newest runs are examined. The number of examined runs is `among`.
         """
         with self.requests():
             answer = self.client.list_runs(
@@ -374,7 +376,7 @@ def wait(
         try:
             run = server.get_run(run_id)
         except TemporaryError as error:
-            logger.warning("%s", error)  # the server may restart during a run of hours
+            logger.warning("%s", error)  # a run takes hours, and the server may restart meanwhile
         else:
             if run.state != state:
                 state = str(run.state)
@@ -391,15 +393,15 @@ _GROUPS = re.compile(
     + PIPELINE_NAME
     + "-[a-z0-9]+"
 )
-"""Names of tasks that are neither steps nor drivers: groups of tasks, attempts of a task, and the
-workflow."""
+"""Names of tasks that are neither steps nor drivers: task groups, task attempts, and the workflow
+itself."""
 
 
 def describe_end(run: Any) -> str:
     """Return how an ended run ended according to Kubeflow: state, failed tasks, message.
 
-    If the first pod of a run could not be created, the run has no message. Only the pod of a step
-    is named `executor`.
+    A run has no message if its first pod could not be created. A task is named `executor` only if
+    it is the pod of a step.
     """
     tasks = (run.run_details.task_details if run.run_details else None) or []
     failed = sorted({str(task.display_name) for task in tasks if task.state == "FAILED"})

@@ -9,8 +9,8 @@ import os
 from typing import Any
 
 SILENT = {"ORT_DISABLE_TELEMETRY": "1"}
-"""Environment variables that disable telemetry: no lookup of a collector, and no device id in the
-home folder."""
+"""Environment variables that disable telemetry. No collector is looked up, and no device id is
+stored in the home folder."""
 
 
 def silent_onnxruntime() -> Any:

@@ -2,7 +2,7 @@
 
 Ids, names and reasons are chosen by publishers of records and by people who start runs. Control
 characters in these texts could change the terminal, and a line break could forge a line of the log.
-JSON output needs no such protection, because JSON escapes these characters.
+JSON output does not need this protection, because JSON escapes control characters.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Workers of a step: local processes, or the workers of a Dask scheduler that the run names.
 
-Extraction and preprocessing use the workers to divide their rows. Both steps define the items, and
-make sure that no result depends on the worker.
+Extraction and preprocessing use the workers to divide their rows. Both steps define the work items,
+and ensure that the choice of worker does not change a result.
 """
 
 import hashlib
@@ -19,7 +19,8 @@ from evergreen.runtime.errors import ContractError, TemporaryError, first_line
 
 CONNECT_SECONDS = "20s"
 SHARES_PER_THREAD = 4
-"""Shares per thread of a Dask worker. If a worker is lost, other workers repeat only its shares."""
+"""Number of shares of the work for each thread of a Dask worker. If a worker is lost, other workers
+repeat only the shares of that worker."""
 
 
 class Workers(NamedTuple):
@@ -69,8 +70,8 @@ def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Work
 
     The scheduler's workers must see the raw folder and the work folder under the same paths, and
     have the packages and code of this step. `shared` is an existing folder in the work folder. The
-    workers leave no file in it. No task uses the result of another task, because a killed worker
-    would lose that result too. If a worker is lost, only the tasks that it was running must be
+    workers leave no file in it. No task depends on another task's result, because a killed worker
+    would lose that result. If a worker is lost, only the tasks that it was running must be
     repeated.
 
     Raises:

@@ -35,7 +35,7 @@ def write_profiles(
         profiles: Profiles, which are read back in the same order.
         kind: Kind of the file.
         version: Format version of the kind.
-        more: Additional JSON values, which depend on the kind.
+        more: Additional JSON values in the file, depending on `kind`.
     """
     head = {
         "kind": kind,

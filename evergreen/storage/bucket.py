@@ -1,12 +1,12 @@
 """Objects of a Cloud Storage bucket, read and written with Google's own client.
 
-The client retries temporary failures (429, 5xx, lost connections) for `retry_seconds`. A
-conditional write can succeed although its answer is lost. Every write therefore has a signature in
-the object's metadata, and the next attempt recognizes the result of the earlier attempt by it. An
-object is read at one generation and compared with its CRC32C. The client's exceptions are
-translated to the errors of `evergreen.runtime.errors`. The module supports client 3. It also
-handles the exceptions that client 2 raises on reads, because Beam pins client 2 in the validation
-image. `STORAGE_EMULATOR_HOST` is honoured, without credentials.
+The client retries temporary failures (429, 5xx, lost connections) for `retry_seconds`. If an answer
+is lost, the conditional write may still have succeeded. Every write therefore adds a signature to
+the object's metadata. If the write is repeated, this signature shows that an earlier attempt
+succeeded. An object is read at one generation and compared with its CRC32C. Exceptions of the
+client are translated to errors of `evergreen.runtime.errors`. The module supports version 3 of the
+client. It also handles the exceptions that version 2 raises on reads, because Beam pins version 2
+in the validation image. `STORAGE_EMULATOR_HOST` is honoured, without credentials.
 """
 
 import io
@@ -121,7 +121,7 @@ class BucketObjects:
                     if not content.tell():
                         self._check_bucket()
                         return None
-                    continue  # These bytes belong to a write that no longer exists.
+                    continue  # the local bytes belong to a write that no longer exists
                 except refusals.RequestRangeNotSatisfiable:
                     continue
                 expected = blob.crc32c or self._crc32c_of(blob)
@@ -169,9 +169,9 @@ class BucketObjects:
                     size=size,
                     content_type=_CONTENT_TYPE,
                     if_generation_match=if_generation,
-                    # The server compares the checksum in any case. On a mismatch, the client's own
-                    # check of a large object would delete the object, even if another writer has
-                    # replaced it.
+                    # The server compares the checksum in any case. If the checksum differed, the
+                    # client's own check of a large object would delete the object, even if another
+                    # writer has replaced it.
                     checksum=None if is_large else "crc32c",
                     crc32c_checksum_value=checksum,
                     **self._call,
@@ -278,8 +278,8 @@ class BucketObjects:
     def _fetch_rest(self, wanted: ObjectInfo, file: BinaryIO) -> None:
         """Request the missing bytes, and return when some have arrived.
 
-        The client's retry deadline counts from the start of a call, even while bytes arrive. A
-        single call for a large object would therefore fail if its connection is cut after the
+        The client's retry deadline counts from the start of a call, even while bytes arrive.
+        Without this, the download of a large object would fail if its connection is cut after the
         deadline.
         """
         before = file.tell()
@@ -319,9 +319,9 @@ class BucketObjects:
             return str(found.crc32c), int(found.size)
 
     def _crc32c_of(self, blob: Any) -> str | None:
-        """Return the checksum of the write that was read, if the last answer had no checksum.
+        """Request the checksum of the write that was read. The last answer may lack it.
 
-        Returns None if the object of that write no longer exists.
+        Returns None if that write's object no longer exists.
         """
         found = self._bucket.get_blob(blob.name, generation=blob.generation, **self._call)
         return None if found is None else str(found.crc32c)
@@ -355,7 +355,7 @@ class BucketObjects:
                 ) from error
 
     def _signed_generation(self, name: str, signature: str) -> int | None:
-        """Return the object's generation if it carries `signature`, else None."""
+        """Return the object's generation if it has this signature, else None."""
         found = self._bucket.get_blob(self._full(name), **self._call)
         if found is None or (found.metadata or {}).get(_SIGNATURE) != signature:
             return None
@@ -373,11 +373,11 @@ class BucketObjects:
 
 def _client() -> Any:
     # Otherwise the client requests the bucket's own properties in the background, for traces that
-    # nobody collects. The role does not permit that.
+    # nobody collects. The role of the account does not permit that request.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     if not os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client()
-    # An emulator runs on this machine or nearby, so a proxy from the environment must not be used.
+    # An emulator runs on this machine or nearby, so the configured proxy must not be used.
     session = requests.Session()
     session.trust_env = False
     return storage.Client(_http=session)
@@ -388,7 +388,7 @@ def translated(thing: str, bucket: str) -> Iterator[None]:
     """Translate the client's exceptions about `thing`, an object or a prefix of `bucket`.
 
     Raises:
-        Changed: a precondition failed.
+        Changed: the precondition of a write failed.
         TemporaryError: the client's own retries were not enough.
         PermanentError: no permission, no bucket, no credentials, no space, or a failing file of
             this machine.
@@ -445,7 +445,7 @@ def _refusal(error: refusals.GoogleAPICallError, thing: str, bucket: str) -> Exc
 
 
 def _service_message(error: BaseException) -> str:
-    """Return the status and the service's message, without the request's URL."""
+    """Return the status and the error message of the service, without the URL of the request."""
     response = getattr(error, "response", None)
     if response is None:
         return first_line(error)

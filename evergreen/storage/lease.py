@@ -1,11 +1,12 @@
 """A lease in a bucket: one holder at a time, without a file lock.
 
-One object names the holder and the end of the lease. The object is created if it is absent, renewed
-while the holder runs, and taken over only after the end of the lease. Each of these changes is a
-conditional write, so only one of two takers succeeds. The holder measures time with a monotonic
-clock, so changes of its wall clock neither shorten nor extend the lease. A suspended holder can
-resume after the end and still believe that it holds the lease. Its last write must therefore be
-conditional too (`ModelRepository.write_config`).
+One object contains the name of the holder and the end of the lease. The object is created if it is
+absent. The holder renews it while it runs. Another holder may take it over only after the end of
+the lease. Each of these changes is a conditional write, so only one of two competing processes
+succeeds. The holder measures time with a monotonic clock, so changes of its wall clock neither
+shorten nor extend the lease. A suspended holder may resume after the end of its lease and still
+believe that it holds the lease. The last write of a holder must therefore be conditional too
+(`ModelRepository.write_config`).
 """
 
 import json
@@ -34,7 +35,7 @@ class Taken(NamedTuple):
 
 
 class Lease:
-    """A lease in the object `name`.
+    """A lease that is stored in the object `name`.
 
     `holder` is the name of this holder in the error messages of others. `seconds` is the time
     between acquiring or renewing the lease and its end. It must exceed the difference between the
@@ -88,7 +89,7 @@ class Lease:
         """Extend the lease to `seconds` from now.
 
         Raises:
-            TemporaryError: the lease was taken over, or the storage does not answer.
+            TemporaryError: another holder took the lease over, or the storage does not answer.
         """
         with self._turn:
             assert self._generation is not None, "the lease is not held"

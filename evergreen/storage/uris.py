@@ -1,8 +1,8 @@
 """URIs of local folders and buckets, and the objects below them.
 
 Every step that reads or writes data by URI uses this module. Object storage is Google Cloud Storage
-(GCS, `gs://`). There is no S3 or Azure backend. Only `file://` URIs and absolute paths
-have a local path. On a cluster the steps share a mounted volume.
+(GCS, `gs://`). S3 and Azure are not supported. Only `file://` URIs and absolute paths have a local
+path. On a cluster the steps of a run share a mounted volume.
 """
 
 import warnings
@@ -15,7 +15,7 @@ from evergreen.storage.objects import Objects
 
 
 def is_bucket_uri(uri: str) -> bool:
-    """Return whether `uri` names a Cloud Storage bucket or an object in one.
+    """Return whether `uri` refers to a Cloud Storage bucket, or to an object in one.
 
     >>> is_bucket_uri("gs://bucket/lake"), is_bucket_uri("file:///data/lake"), is_bucket_uri("/data/lake")
     (True, False, False)
@@ -89,8 +89,8 @@ def open_objects(uri: str, *, readable: bool = False) -> Objects:
     """
     if is_bucket_uri(uri):
         with warnings.catch_warnings():
-            # Google's packages warn about an old Python version at import, which the user cannot
-            # change.
+            # Google's packages warn at import about an old Python version. The user cannot change
+            # this version.
             warnings.simplefilter("ignore", FutureWarning)
             try:
                 from evergreen.storage.bucket import BucketObjects

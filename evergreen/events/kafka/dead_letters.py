@@ -1,9 +1,9 @@
 """Dead letters of a Kafka topic, in the topic `<topic>.dead-letters`.
 
-A dead letter has the message's original bytes and key. Its reason and time are headers. Kafka
-cannot delete single messages. The list of dead letters therefore starts at the offset that the
-group `<group>.dead-letters` has committed. A replay publishes the listed messages and then commits
-the end of the list. The topic's retention limits how long dead letters are kept.
+A dead letter has the message's original bytes and key. The reason and the time of a dead letter are
+headers. Kafka cannot delete single messages. The group `<group>.dead-letters` therefore commits an
+offset, at which the list of dead letters starts. A replay publishes the listed messages, and then
+commits the offset after them. The retention of the topic limits how long dead letters are stored.
 """
 
 import time
@@ -60,8 +60,8 @@ class KafkaDeadLetters:
         """Store messages as dead letters, each with id, payload and reason.
 
         Returns when the brokers have stored them. Raises the errors of `KafkaSender.send`. A topic
-        may carry larger messages than the brokers accept from this client. Such a message is
-        truncated, and the reason mentions this.
+        may carry larger messages than the brokers accept from this client. A message that is too
+        large is truncated, and the reason mentions this.
         """
         topic, time_header = self._location.dead_letter_topic, (_TIME, repr(self._clock()).encode())
         kept = []
@@ -95,7 +95,7 @@ class KafkaDeadLetters:
         """Publish all dead letters again, remove them from the list, and return their number.
 
         If the process is killed between publishing and removing, a later replay publishes them
-        again. Raises the errors of `kept` and of `KafkaSender.send`.
+        again. Raises the same errors as `kept` and `KafkaSender.send`.
         """
         with self._open_consumer() as consumer:
             letters, ends = self._read_letters(consumer)
@@ -112,8 +112,8 @@ class KafkaDeadLetters:
 
     @contextmanager
     def _open_consumer(self) -> Iterator[Consumer]:
-        # Wait for the event at the end of a partition. Its last offsets may be gaps that no message
-        # fills.
+        # Wait for the event that signals the end of a partition. The last offsets of a partition
+        # may be gaps without a message.
         consumer = Consumer(
             self._location.client(
                 group_id=self._group,
@@ -129,7 +129,7 @@ class KafkaDeadLetters:
         except KafkaException as error:
             raise sorted_error(error, f"reading {self._location.dead_letter_topic}") from error
         finally:
-            consumer.unassign()  # assigned by hand, because closing waits until a group revokes its partitions  # noqa: E501
+            consumer.unassign()  # assigned by hand, because closing a consumer waits until its group revokes partitions # noqa: E501
             close_consumer(consumer)
 
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:

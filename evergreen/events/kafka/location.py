@@ -120,13 +120,13 @@ class KafkaLocation:
     def client(self, **settings: Any) -> dict[str, Any]:
         """Return the settings of one librdkafka client.
 
-        `settings` are written with `_` for `.` and override those of the file.
+        `settings` override the settings of the file. In their names, `_` stands for `.`.
         """
         ours = {name.replace("_", "."): value for name, value in settings.items()}
         return {
             "client.id": "evergreen",
-            # Find a topic that is created after its reader within this time. librdkafka's default
-            # is 5 minutes.
+            # Topics that are created after their reader are found within this time. librdkafka's
+            # default is 5 minutes.
             "topic.metadata.refresh.interval.ms": 10_000,
             "logger": _CLIENT_LOGGER,
             **self.properties,
@@ -153,9 +153,9 @@ def _read_properties(path: Path) -> dict[str, str]:
 
 
 def sorted_error(error: KafkaError | KafkaException, what: str) -> Exception:
-    """Return our error for an error of Kafka.
+    """Return the project's error for an error of Kafka.
 
-    Its message begins with `what`, the attempted operation.
+    The error message begins with `what`, which names the attempted operation.
     """
     inner = error.args[0] if isinstance(error, KafkaException) else error
     if not isinstance(inner, KafkaError):

@@ -1,7 +1,7 @@
 """The reading side of a Kafka log: one topic, read by one consumer group.
 
 Readers share the partitions of the topic. For each partition a reader commits the offset below
-which everything is acknowledged (`offsets`). After a kill the next reader therefore gets the
+which all messages are acknowledged (`offsets`). After a kill the next reader therefore gets the
 unacknowledged messages again. `dead_letters` stores dead letters, and `offsets` counts the backlog.
 
 Publish with plain or idempotent producers. A transactional producer leaves markers among the
@@ -23,8 +23,8 @@ from evergreen.events.kafka.publisher import KafkaSender
 from evergreen.runtime.errors import ContractError, PermanentError
 
 MAX_HELD_BYTES = 256 * 2**20
-"""Highest number of bytes that are pulled and not acknowledged. The limit bounds the memory of a
-reader that cannot store messages."""
+"""Highest number of bytes that are pulled and not acknowledged. The limit keeps the memory of a
+reader bounded while it cannot store messages."""
 
 CONSUMED_AT_ONCE = 50
 """Messages per request to librdkafka. A pull may therefore exceed its byte limit by this many
@@ -37,8 +37,8 @@ class KafkaSubscriber:
     def __init__(self, location: KafkaLocation, *, clock: Callable[[], float] = time.time) -> None:
         """Open the connections. The first `pull` joins the group.
 
-        Messages arrive once this reader has partitions. A reader that never pulls takes no
-        partition from other readers.
+        Messages arrive once the group has assigned partitions to this reader. A reader that never
+        pulls takes no partition from other readers.
 
         Raises:
             ContractError: librdkafka refuses a setting.
@@ -49,8 +49,8 @@ class KafkaSubscriber:
         self._generations = itertools.count(1)
         self._held_bytes = 0
         self._refused: str | None = None
-        """Reason why reading fails although brokers answer. It is reset when a partition or a
-        message arrives."""
+        """Reason why reading fails although brokers answer. A new partition or a new message resets
+        the reason to None."""
         self._fatal: str | None = None
         self._joined = self._closed = False
         self._read_up_to: float | None = None
@@ -178,8 +178,8 @@ class KafkaSubscriber:
         Returns the time of a check that found no message left in any partition.
 
         In a partition of this reader, all messages must be pulled and acknowledged. In a partition
-        of another reader, the committed offset must be the end of the partition. The watermark does
-        not move while no broker answers.
+        of another reader, the committed offset must be the end of the partition. While no broker
+        answers, the watermark does not move.
         """
         with self._lock:
             asked_at = self._clock()
@@ -188,7 +188,7 @@ class KafkaSubscriber:
             return self._read_up_to
 
     def backlog(self) -> int | None:
-        """See `event_log.Subscriber`. Returns None while no broker answers."""
+        """See `event_log.Subscriber`. Returns None while all brokers are silent."""
         with self._lock:
             return self._backlog.unfinished(self._progress)
 
@@ -276,7 +276,7 @@ class KafkaSubscriber:
     def _commit_offsets(self) -> None:
         """Commit finished offsets without waiting.
 
-        If a commit is lost, messages are delivered again, but no message is lost.
+        If a commit is lost, messages are delivered again. No message is lost.
         """
         moved = {number: p.offset_to_commit() for number, p in self._progress.items()}
         offsets = [
@@ -289,7 +289,7 @@ class KafkaSubscriber:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException:
-            return  # the consumer is between two assignments, and the next pull sends it again
+            return  # the consumer is between two assignments, and the next pull commits these offsets again
         for each in offsets:
             self._progress[each.partition].sent_offset = each.offset
 

@@ -63,8 +63,8 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
     """Open the log for reading.
 
     Raises:
-        ContractError: the URL names no topic, there are no credentials, or the subscription is
-            missing.
+        ContractError: the URL has no topic, credentials are missing, or the subscription does not
+            exist.
         TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
     """
     names, settings = _parse_url(url)

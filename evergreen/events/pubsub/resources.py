@@ -89,13 +89,16 @@ class Names:
 
     @property
     def dead_letters(self) -> "Names":
-        """Names of the dead-letter topic and its subscription, which are equal."""
+        """Names of the dead-letter topic and of its subscription. Both have the same name."""
         name = f"{self.subscription}-dead-letters"
         return Names(self.project, name, name)
 
 
 def translated(error: BaseException, what: str) -> TemporaryError | PermanentError:
-    """Return our error for `error`. The message names the operation or object in `what`."""
+    """Return the project's error for `error`.
+
+    The message names the operation or object in `what`.
+    """
     text = f"{what}: {first_line(error)}"
     return TemporaryError(text) if isinstance(error, RETRYABLE) else PermanentError(text)
 
@@ -180,7 +183,7 @@ def check(names: Names, subscriber: Any) -> None:
 
     Raises:
         ContractError: a subscription is missing, or reads another topic.
-        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses the call.
     """
     for log in (names, names.dead_letters):
         try:
@@ -259,8 +262,8 @@ def publish_all(
     """Publish (data, attributes) messages, and wait until Pub/Sub has confirmed all of them.
 
     Raises:
-        TemporaryError: at least one message was not confirmed within `seconds`. Others may be
-            stored.
+        TemporaryError: at least one message was not confirmed within `seconds`. Other messages may
+            be stored.
         PermanentError: Pub/Sub refuses at least one message permanently.
     """
     deadline = time.monotonic() + seconds
@@ -274,7 +277,7 @@ def publish_all(
         except FutureTimeoutError as too_late:
             error = too_late
         if error is not None:
-            failures[id(error)] = error  # messages of one request share their error
+            failures[id(error)] = error  # messages of one request share one error object
     found = [(translated(error, topic), error) for error in failures.values()]
     for failure, error in sorted(found, key=lambda pair: isinstance(pair[0], TemporaryError)):
         raise failure from error
