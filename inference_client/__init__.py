@@ -11,11 +11,11 @@ These names are public:
 - `ContractError` (correct the input), `TemporaryError` (retry) and `PermanentError` (stop). The
   caller decides by these base errors, and `inference_client.errors` has their subclasses.
 
-Everything else may change.
+All other names may change in any version.
 
-Rows are given by column name, every answer is logged, and leaving the block publishes what is still
-queued. An application passes the server's address, `host:port`, and the location of its
-recommender's description. This example uses a local server and description instead:
+The caller gives rows by column name. The client logs every answer, and publishes what is still
+queued when the `with` block ends. An application passes the server's address, `host:port`, and the
+location of its recommender's description. This example uses a local server and description instead:
 
     >>> import asyncio, tempfile
     >>> import numpy as np

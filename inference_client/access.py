@@ -1,4 +1,4 @@
-"""Options for TLS and for a token that is sent with each call.
+"""Options for TLS, and for a token that the client sends with each call.
 
 The files have the form that Kubernetes mounts: CA certificates, a client certificate, and a token
 that is renewed.
@@ -35,7 +35,7 @@ class ServerAccess:
     """PEM file of the CA certificates that sign the server's certificate. None = gRPC's default
     CAs."""
     certificate_file: Path | None = None
-    """PEM file of the client's certificate, for mutual TLS. `key_file` is required too."""
+    """PEM file of the client's certificate, for mutual TLS. `key_file` must be given too."""
     key_file: Path | None = None
     """PEM file of the client certificate's private key."""
     token_file: Path | None = None

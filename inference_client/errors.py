@@ -19,7 +19,7 @@ class DeadlineExpired(TemporaryError):
 
 
 class Overloaded(TemporaryError):
-    """Too many requests are waiting for the server.
+    """Too many requests are already waiting for the server.
 
     Nothing was sent. Send fewer requests, or retry later.
     """
@@ -61,7 +61,7 @@ class UnusableScores(BadReply):
 
 
 class BadRequest(ContractError):
-    """The rows do not match the model's input. Either the server or this client rejected them."""
+    """The rows do not match the model's input. The server or this client has rejected the rows."""
 
 
 _SWITCHING = ("not at ready state", "no available versions")

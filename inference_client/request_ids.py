@@ -1,4 +1,4 @@
-"""Reject request ids that this client has logged recently.
+"""Registry that rejects request ids which this client logged recently.
 
 The event log joins clicks to rows by request id. If a session's id were used for two requests, a
 click on the second request would be attributed to the first request.
@@ -21,7 +21,7 @@ class RequestIds:
         self._taken: OrderedDict[str, None] = OrderedDict()
 
     def take(self, request_id: str) -> None:
-        """Reserve the id for a request that will be logged.
+        """Reserve the id of a request that will be logged.
 
         Raises:
             ContractError: a recent request has the same id.

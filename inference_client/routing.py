@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 MAX_SHADOWS = 4
 """Maximum number of concurrent shadow requests."""
 SHADOW_SECONDS = 5.0
-"""Maximum deadline of a shadow request. A shorter deadline of served requests applies too."""
+"""Maximum deadline of a shadow request. The deadline of served requests applies instead if it is
+shorter."""
 FIRST_READ_SECONDS = 5.0
 """Maximum seconds that opening a client waits for the plan. The stable model answers until the plan
 has been read."""
@@ -78,7 +79,7 @@ class PlanFollower:
     def __init__(
         self, objects: Objects, model_name: str, *, interval_seconds: float = PLAN_POLL_SECONDS
     ) -> None:
-        """Create the poller without reading.
+        """Store the parameters without reading the plan.
 
         Args:
             objects: Model repository.
@@ -92,8 +93,8 @@ class PlanFollower:
         """Last good plan. None = there is no plan, or none was read yet, so the stable model
         answers."""
         self.problem: str | None = None
-        """Error of the last read. If a read failed, `current` may be out of date. None = the last
-        read succeeded."""
+        """Error of the last read of the plan. After a failed read, `current` may be outdated. None
+        = the last read succeeded."""
         self._stopped = threading.Event()
 
     async def start(self) -> None:
@@ -128,8 +129,8 @@ class PlanFollower:
             stored = self.objects.read(self.name)
             plan = None if stored is None else TrafficPlan.loads(stored.content, source=self.source)
         except Exception as error:
-            # Libraries raise various errors. The last good plan stays, and the next read may
-            # succeed.
+            # Storage libraries raise many kinds of errors. The last good plan remains in use, and
+            # the next read may succeed.
             if self.problem != str(error):
                 logger.warning(
                     "the traffic plan stays as it is (%s): %s", _describe(self.current), error
@@ -171,9 +172,9 @@ class PlannedClient:
         Args:
             server: Address, see `ScoringClient`.
             plan: Poller of the plan.
-            settings: Deadlines and limits.
+            settings: Deadlines and limits of requests.
             columns: Expected columns, see `ScoringClient`.
-            max_shadows: Maximum concurrent shadow requests. Further ones are dropped.
+            max_shadows: Maximum concurrent shadow requests. Any further shadow request is dropped.
             timer: Monotonic clock in seconds, for the deadline over both arms.
         """
         self._settings = settings or ClientSettings()
@@ -195,8 +196,8 @@ class PlannedClient:
         self.fallbacks: Counter[str] = Counter()
         """Requests of the canary that the stable arm answered instead, by error."""
         self.shadow_counts: Counter[str] = Counter()
-        """Shadow requests that were `answered`, `dropped` (never sent) or failed, by result or
-        error."""
+        """Number of shadow requests by result. The result is `answered`, `dropped` (never sent), or
+        the name of an error."""
 
     async def __aenter__(self) -> "PlannedClient":
         await self.plan.start()
@@ -227,10 +228,10 @@ class PlannedClient:
 
         Args:
             dense: Dense features [n, d].
-            categorical: Categories [n, positions].
+            categorical: Categories [n, positions of the categorical axis].
             request_id: Id that decides whether the request gets a shadow request. None = random.
-            key: User of the request. The same key is always routed to the same arm. None = the
-                request's id.
+            key: User for whom the rows are scored. The same key is always routed to the same arm.
+                None = the request's id.
         """
         plan = self.plan.current
         if plan is None:
@@ -274,8 +275,7 @@ class PlannedClient:
             )
             return scored._replace(canary=True), canary
         except (DeadlineExpired, Overloaded):
-            # A call of the stable arm would not help, because the time is up or the client has no
-            # free slot.
+            # The stable arm is not tried, because the time is up or the client has no free slot.
             raise
         except (TemporaryError, PermanentError, ContractError) as error:
             # A canary's failure must not reach the user. An invalid request fails on the stable arm

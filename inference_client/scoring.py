@@ -1,14 +1,15 @@
 """Score feature matrices on a Triton server: one connection, a queue of callers, and retries.
 
-A request that is too large is split. If a version switch made different versions answer its parts,
-the parts of the older version are scored again until one version has answered all parts. A
-version's configuration lists its columns, and the rows are sent with those columns.
+A request that is too large is split. If versions are switched meanwhile, different versions may
+answer the parts of one request. The parts of the older version are then scored again until one
+version has answered all parts. A version's configuration lists its columns, and the rows are sent
+with those columns.
 
 Scoring has no side effects, so a request may be repeated. These temporary failures are retried: an
-unreachable server, a full queue, a version switch (`ServerUnavailable`), and a model that answered
-earlier and is being loaded again. All other failures and an expired deadline are raised at once,
-because a retry would not help. `transport` makes the calls, `routing` chooses between models, and
-`recommender` logs the answers.
+unreachable server, a full queue, a version switch (`ServerUnavailable`), and a known model that is
+being loaded again. All other failures and an expired deadline are raised at once, because a retry
+would not help. `transport` makes the calls, `routing` chooses between models, and `recommender`
+logs the answers.
 """
 
 import asyncio
@@ -50,7 +51,8 @@ logger = logging.getLogger(__name__)
 
 _SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
 _MAX_COLUMNS = 3
-"""Maximum number of versions with different columns that one attempt tries while servers switch."""
+"""Maximum number of versions with different columns that one attempt tries during a version
+switch."""
 _OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
@@ -64,8 +66,9 @@ class Scored(NamedTuple):
     canary: bool = False
     """Whether the traffic plan's canary answered."""
     shadow: "asyncio.Future[Scored | None] | None" = None
-    """Future with the other arm's scores of the same rows, which are only logged. Its result is
-    None if the shadow request failed. The future never raises an error and need not be awaited."""
+    """Future of the scores that the other arm gives to the same rows. These scores are only logged.
+    The future's result is None if the shadow request failed. The future never raises an error and
+    need not be awaited."""
 
 
 class KeyedScorer(Protocol):
@@ -94,8 +97,8 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
     answer = (
         scored.shadow.result() if scored.shadow.done() and not scored.shadow.cancelled() else None
     )
-    # During a promotion both arms can have the same version. Its scores must not be compared with
-    # themselves.
+    # During a promotion both arms can have the same version. A version's scores must not be
+    # compared with themselves.
     return None if answer is None or answer.model_version == scored.model_version else answer
 
 
@@ -169,8 +172,8 @@ class ScoringClient:
             model_name: Name of the served model, which is the recommender's name.
             settings: See `ClientSettings`.
             columns: Columns of the rows (`Features.columns`). If a version has other columns, the
-                rows are rearranged by column name, and absent columns are missing values. None =
-                the rows are sent unchanged to every version.
+                client rearranges the rows by column name, and fills absent columns with missing
+                values. None = the client sends the rows unchanged to every version.
             timing: Clocks and waits.
 
         Raises:
@@ -188,14 +191,14 @@ class ScoringClient:
         )
         self._callers = 0
         self._answered: set[str] = set()
-        """Models that have answered before. If one of these models is absent now, it is being
+        """Names of models that have answered before. If such a model is absent now, it is being
         loaded again."""
         self._own_columns = columns
         self._columns: dict[tuple[str, int], ColumnMap] = {}
-        """Columns of each known version of a model."""
+        """Columns of each version that is known, by model and version number."""
         self._newest: dict[str, ColumnMap] = {}
-        """Columns of one version of each model. It is the version that answered last, or whose
-        configuration was read since."""
+        """Columns of each model's most recent version. The most recent version is the one that
+        answered last, or whose configuration was read since then."""
 
     async def __aenter__(self) -> "ScoringClient":
         return self
@@ -283,8 +286,8 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         parts: dict[int, Scored] = {}
-        """Answered parts by first row, in the order of their answers. After a rollback the newest
-        version does not have the highest number."""
+        """Answered parts, keyed by their first row, in the order of the answers. After a rollback
+        the newest version does not have the highest number."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 
@@ -319,9 +322,9 @@ class ScoringClient:
     async def _score_part(
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
-        """Return the first answer.
+        """Return the first valid answer to one part of a request.
 
-        If the server is unavailable, it is called again after growing waits.
+        If the server is unavailable, the part is sent again after increasing waits.
         """
         backoff = self._settings.first_backoff_seconds
         for attempt in range(1, request.max_attempts + 1):
@@ -343,7 +346,7 @@ class ScoringClient:
     async def _call_version(
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Any:
-        """Return the reply of a version that got its own columns."""
+        """Return the reply of a version to rows in that version's own columns."""
         if self._own_columns is None:
             return await self._call_server(request, _input_tensors(dense, categorical))
         for _ in range(_MAX_COLUMNS):
@@ -466,7 +469,7 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
             f"expected float32 {[num_rows, PROBABILITY_OUTPUT.width]}"
         )
     flat = scores[:, 0]
-    # NaN fails both comparisons.
+    # Both comparisons are False for NaN.
     is_usable = (flat >= 0) & (flat <= 1)
     if len(bad := flat[~is_usable]):
         raise UnusableScores(

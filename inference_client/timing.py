@@ -18,7 +18,7 @@ class Timing(NamedTuple):
     clock: Callable[[], float] = time.time
     """Seconds since the epoch, for records."""
     timer: Callable[[], float] = time.monotonic
-    """Seconds from an arbitrary start, for deadlines, schedules and latencies."""
+    """Clock in seconds from an arbitrary start, for deadlines, schedules and latencies."""
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
     jitter: Callable[[float], float] = shortened
     """Function that returns the wait for a backoff."""

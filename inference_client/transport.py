@@ -42,8 +42,7 @@ WIRE_SECONDS = 300.0
 RESOLVE_SECONDS = 5.0
 """Seconds after which a name is resolved again. Calls continue meanwhile."""
 _CHECK_SECONDS = 0.25
-"""Seconds between two checks whether a connection was replaced, made by a caller that waits for a
-slot."""
+"""Interval in seconds at which a waiting caller checks whether a connection was replaced."""
 
 CHANNEL_OPTIONS = [
     *GRPC_OPTIONS,
@@ -57,7 +56,7 @@ CHANNEL_OPTIONS = [
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Otherwise a new channel would reuse the half-open connection of the channel it replaces.
+    # Without this option, a new channel would reuse the half-open connection of the old channel.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
@@ -76,8 +75,8 @@ class GrpcTransport:
         """Prepare the connections, which are opened at the first calls.
 
         Args:
-            server: host:port or `dns:///name:port`. Both mean all addresses of the name.
-            max_in_flight: Maximum calls per address whose callers wait.
+            server: host:port or `dns:///name:port`. Both forms mean all addresses of the name.
+            max_in_flight: Maximum number of calls per address with a waiting caller.
             access: TLS and token options.
             clock: Monotonic clock in seconds.
 
@@ -90,14 +89,14 @@ class GrpcTransport:
         self._max_in_flight, self._clock = max_in_flight, clock
         self._replicas: dict[str, Replica] = {}
         self._retired: dict[Connection, asyncio.Task[None]] = {}
-        """Connections without new calls, which close when their last call ends."""
+        """Connections that get no new calls. Each one closes when its last call ends."""
         self._resolving: asyncio.Task[None] | None = None
         self._resolved_at = clock()
         self._problem: OSError | None = None
-        """Error of the last failed name resolution."""
+        """Error of the last name resolution, if it failed."""
         self._line = asyncio.Lock()
-        """Lock of the first caller that waits for a slot. The other callers wait for the lock in
-        order."""
+        """Lock that the first caller in the line holds while it waits for a slot. All other callers
+        wait for the lock in order."""
         self._freed = asyncio.Event()
         self._turn = 0
 
@@ -127,7 +126,8 @@ class GrpcTransport:
             model: Name of the model.
             inputs: Input tensors.
             outputs: Requested outputs.
-            seconds: Time that the caller waits. It may be the remaining part of `deadline_seconds`.
+            seconds: Time that the caller waits. The caller may already have used a part of
+                `deadline_seconds`.
             deadline_seconds: Total deadline, for error messages.
 
         Raises:
@@ -226,7 +226,7 @@ class GrpcTransport:
         try:
             self._set_addresses(listed_addresses(self.server) or await resolve(self.server))
         except OSError as error:
-            # The old addresses may still be right.
+            # The addresses that are already known may still be right.
             self._problem = error
         self._resolved_at = self._clock()
 
@@ -259,7 +259,7 @@ class GrpcTransport:
     # Slots
 
     async def _take_slot(self, send_call: SendCall, end: float, deadline_seconds: float) -> Replica:
-        """Wait for a replica with a free slot."""
+        """Wait until a replica has a free slot, and return this replica."""
         if not self._line.locked() and (free := self.pick(send_call)) is not None:
             return free
         full = Overloaded(
@@ -332,7 +332,7 @@ class GrpcTransport:
         self._freed.set()
         if call.cancelled():
             return
-        # Retrieve the exception of abandoned calls too, because otherwise asyncio would log it.
+        # Retrieve the exception of an abandoned call too. Without this, asyncio would log it.
         if (error := call.exception()) is not None:
             logger.debug("call to server %s ended with: %s", replica.address, error)
         if connection is not replica.connection:
@@ -350,7 +350,7 @@ class _Copies:
         self._transport, self._send_call = transport, send_call
         self._calls: dict[asyncio.Future[Any], tuple[Replica, Connection]] = {}
         self._down: set[str] = set()
-        """Addresses that refused the call."""
+        """Addresses of replicas that refused this call."""
         self._is_repeated = False
 
     def send(self, replica: Replica) -> None:
@@ -362,7 +362,7 @@ class _Copies:
         """Return the first answer.
 
         Raises:
-            InferenceServerException: every copy failed. The last error is raised.
+            InferenceServerException: every copy failed. The error of the last copy is raised.
             TimeoutError: no answer came before `end`.
         """
         clock = self._transport._clock
@@ -389,14 +389,14 @@ class _Copies:
                 self._is_repeated = self._send_elsewhere()
 
     def _seconds_to_check(self) -> float:
-        """Return the seconds until a copy may have stalled."""
+        """Return the number of seconds after which a copy could have stalled."""
         here = [
             replica
             for replica, connection in self._calls.values()
             if connection is replica.connection
         ]
         if len(here) < len(self._calls) and not self._is_repeated:
-            return _CHECK_SECONDS  # check for a slot on another connection
+            return _CHECK_SECONDS  # check whether another connection has a free slot
         return min((each.seconds_to_stall() for each in here), default=float("inf"))
 
     def _send_elsewhere(self) -> bool:
@@ -416,7 +416,7 @@ class _Copies:
         return replica
 
     def give_up(self) -> None:
-        """Abandon the calls on the wire, which end by themselves."""
+        """Abandon the copies that were not answered. They end on their own."""
         for call in list(self._calls):
             self._drop(call)
 

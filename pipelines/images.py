@@ -15,12 +15,13 @@ ENVIRONMENT_OF_STEP = {
     "deployment": "driver",
     "run_outcome": "driver",
 }
-"""Environment of each step. The step's image installs the lock of this environment. Validation's
-image installs `validation-trixie` instead. On a laptop the step runs in `.venvs/<environment>`."""
+"""Environment of each step. The image of a step installs the lock file of this environment.
+Validation's image installs the lock `validation-trixie` instead. On a laptop the step runs in
+`.venvs/<environment>`."""
 
 TRAINING_IMAGES = {"pytorch": "training", "torchrec": "training", "hugectr": "training_hugectr"}
-"""Image of each training backend. `components/training/Dockerfile.hugectr` adds our code to
-NVIDIA's image, without a lock or a local environment."""
+"""Image of the training step for each training backend. `components/training/Dockerfile.hugectr`
+adds the project's code to NVIDIA's image. It has no lock and no local environment."""
 
 DOCKERFILES = {
     **{step: f"components/{step}/Dockerfile" for step in ENVIRONMENT_OF_STEP},
@@ -41,7 +42,7 @@ _PREFIX = "evergreen-"
 def image_name(step: str) -> str:
     """Return the name of an image without registry and tag.
 
-    Components carry this name until the pipeline is compiled.
+    Until the pipeline is compiled, components have this name as their image.
 
     Args:
         step: A step, or another key of `DOCKERFILES`.

@@ -27,7 +27,7 @@ def compile_pipeline(path: Path, placement: "Placement") -> None:
     from pipelines.retraining import retraining_pipeline
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The compiler does not write atomically, and requires the ending `.yaml`.
+    # The compiler cannot write atomically, and requires a file name that ends in `.yaml`.
     aside = path.with_name(f".{path.stem}.{os.getpid()}.yaml")
     try:
         compiler.Compiler().compile(retraining_pipeline(placement), str(aside))
@@ -46,10 +46,10 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 def read_parameters(
     package: Path, pairs: Sequence[str], settings: Sequence[str] = (), *, from_scratch: bool = False
 ) -> dict[str, str]:
-    """Return pipeline parameters by name. All values are strings and are not interpreted.
+    """Return pipeline parameters by name. The values stay strings and are not interpreted.
 
     Args:
-        package: The compiled pipeline.
+        package: File of the compiled pipeline.
         pairs: Parameters as NAME=VALUE.
         settings: Settings as SECTION.NAME=VALUE, appended to the parameter `settings`.
         from_scratch: Whether to train without a parent and to compare with no champion.
@@ -129,7 +129,8 @@ def image_tag(package: Path) -> str:
 
 
 def read_places(package: Path) -> dict[str, str]:
-    """Return the folders and servers that the compiled pipeline names, by `places.PLACES`.
+    """Return the folders and servers that are constants in the compiled pipeline, by
+    `places.PLACES`.
 
     Raises:
         ContractError: the file is absent or not a compiled pipeline, or an older revision compiled

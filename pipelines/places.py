@@ -1,8 +1,8 @@
 """Read and replace the folders and servers that a compiled pipeline names.
 
-A machine replaces them if it runs a pipeline that was compiled for another machine. Folders and
-servers are not parameters of a run. The placement decides them, and each step has them as
-constants. `package` reads and writes the files.
+A laptop or cluster replaces the folders and servers if the pipeline was compiled for another one.
+Folders and servers are not parameters of a run. The placement determines them, and they are
+compiled into each step as constants. `package` reads and writes the files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,8 @@ def places_of(document: Any) -> dict[str, str]:
         document: The pipeline's IR, parsed.
 
     Raises:
-        KeyError: The pipeline lacks a place. Older revisions compiled places as parameters.
+        KeyError: The pipeline lacks a place. Older revisions compiled folders and servers as
+            parameters.
     """
     found = {name: given["runtimeValue"]["constant"] for name, given in _given(document)}
     return {name: str(found[name]) for name in PLACES}
@@ -45,7 +46,7 @@ def describe_places(places: Mapping[str, str]) -> str:
 
 
 def replace_places(document: Any, places: Mapping[str, str]) -> None:
-    """Replace places in a compiled pipeline."""
+    """Replace the folders and servers in a compiled pipeline."""
     for name, given in _given(document):
         if name in places:
             given["runtimeValue"]["constant"] = places[name]

@@ -2,9 +2,9 @@
 
 Extraction -> validation -> (unless blocked) preprocessing -> training -> evaluation -> (if
 accepted) deployment. All steps are inside an exit handler that records how the run ended. A step
-receives the manifest of the step before it. It finds earlier manifests by the references in that
-one. `pipelines.placement` defines images, folders, servers, resources and retries. The components
-define what the steps do.
+receives the manifest of the step before it. Through the references in this manifest, it finds all
+earlier manifests. `pipelines.placement` defines images, folders, servers, resources and retries.
+The components define what the steps do.
 """
 
 from collections.abc import Callable
@@ -27,13 +27,13 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
     """Return the pipeline, placed for one cluster.
 
     Conditions test plain bools, because kfp 2.17 silently skips an If on a NamedTuple field without
-    an Else (kubeflow/pipelines pull request 13313). Each condition costs a pod. The condition
-    before deployment stays nevertheless. Otherwise a deployment that releases nothing would be
-    shown as successful on Kubeflow's page.
+    an Else (kubeflow/pipelines pull request 13313). Each condition costs an additional pod. The
+    condition before deployment is nevertheless needed. Without this condition, a deployment that
+    releases nothing would be shown as successful on Kubeflow's page.
     """
     places = placement.places
     # Kubeflow replaces a constant that equals one of these placeholders, but not one inside a
-    # longer string. The first is empty in the run of a schedule.
+    # longer string. The first placeholder is empty if a schedule starts the run.
     noted = {
         "run": dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         "run_resource": dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,

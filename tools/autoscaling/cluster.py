@@ -26,10 +26,10 @@ SCRAPE_SECONDS = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class StartTimes:
-    """Start times in seconds.
+    """Times until nodes and pods are ready, in seconds.
 
-    The times are assumptions and were not measured on a cluster. Replace them by the times of your
-    cluster.
+    The default times are assumptions. They were not measured on a cluster. Replace them by measured
+    times of your cluster.
     """
 
     node: float = 330.0
@@ -38,8 +38,8 @@ class StartTimes:
     gives minutes for a node, and more for nodes with GPU drivers."""
     pod: float = 15.0
     """Time from the container's start to a loaded model: Triton's start, the download of the model
-    from the bucket, and warm-up. Triton's start takes 0.4 s with the laptop's wheel
-    (docs/performance.md), so this is generous."""
+    from the bucket, and warm-up. Triton's own start takes 0.4 s with the laptop's wheel
+    (docs/performance.md), so the default leaves enough time."""
 
 
 @dataclass
@@ -59,9 +59,9 @@ class Pod:
 
 @dataclass
 class Cluster:
-    """The Deployment's pods. `scale` changes their number.
+    """The Deployment's pods. The method `scale` changes the number of pods.
 
-    `scrape_offset` returns the scrape offset in seconds of a pod's number.
+    `scrape_offset` returns the offset of a pod's scrapes in seconds, for the number of the pod.
     """
 
     times: StartTimes
@@ -70,8 +70,8 @@ class Cluster:
     pods: list[Pod] = field(default_factory=list)
     """Pods that have not stopped yet."""
     _idle_nodes: list[tuple[float, float]] = field(default_factory=list)
-    """Nodes without a pod. Each has the time when it is ready with the image, and the time when it
-    lost its pod."""
+    """Nodes without a pod. For each node there are two times: when the node and the image were
+    ready, and when the node lost its pod."""
     _number: int = 0
     _seconds_of_gone: float = 0.0
 
@@ -111,7 +111,7 @@ class Cluster:
     def settle(self, now: float) -> list[Pod]:
         """Remove finished pods and long idle nodes, and return the removed pods.
 
-        A pod that is being deleted is finished when it has processed all its requests.
+        A deleted pod is finished when it has processed all its requests.
         """
         gone = [
             pod

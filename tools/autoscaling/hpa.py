@@ -1,9 +1,9 @@
 """Simulate Kubernetes' HorizontalPodAutoscaler with the shipped manifests.
 
 The algorithm is that of the controller in Kubernetes 1.29 and later (pkg/controller/podautoscaler:
-`replica_calculator.go`, `horizontal.go`). It covers metrics of type External, which KEDA and
-prometheus-adapter serve. The shipped ScaledObject is read here, so that the simulation uses what a
-cluster runs. `simulation` provides pods and metrics.
+`replica_calculator.go`, `horizontal.go`). The simulation covers metrics of type External, which
+KEDA and prometheus-adapter provide. This module reads the shipped ScaledObject, so that the
+simulation uses the same configuration as a cluster. `simulation` provides pods and metrics.
 """
 
 import math
@@ -24,7 +24,7 @@ TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class ScalingPolicy:
-    """Maximum change in a period, in pods or per cent."""
+    """Limit on the change of the number of pods within a period, in pods or per cent."""
 
     type: str
     value: int
@@ -33,7 +33,7 @@ class ScalingPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The `behavior` in one direction."""
+    """Rules for scaling up or down, from the field `behavior`."""
 
     stabilization_seconds: float
     policies: tuple[ScalingPolicy, ...]
@@ -49,13 +49,13 @@ DEFAULT_DOWN = Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric and its target, in the metric's unit."""
+    """Name of a metric, and its target in the metric's unit."""
 
     name: str
     target: float
     is_average: bool = False
-    """Whether the target applies to the value divided by the number of pods (`AverageValue`) or to
-    the value (`Value`)."""
+    """Whether the target applies to the value per pod (`AverageValue`). If False, it applies to the
+    total value (`Value`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,8 @@ class Controller:
             now: Time in seconds.
             current: Number of replicas that the Deployment requests.
             pods: Counts of its pods.
-            readings: Value of each metric by name. It is None or absent if unavailable.
+            readings: Value of each metric by name. The value of an unavailable metric is None or
+                absent.
         """
         if not self._recommended:
             self._recommended.append((now, current))
@@ -116,7 +117,10 @@ class Controller:
     def _largest_wish(
         self, current: int, pods: PodCounts, readings: Mapping[str, float | None]
     ) -> int | None:
-        """Return the largest number over all metrics, or None if too little is known to act."""
+        """Return the largest number of replicas that any metric requests.
+
+        Returns None if too few metrics are known for a decision.
+        """
         values = [(metric, readings.get(metric.name)) for metric in self.spec.metrics]
         known = [
             self._wish(metric, value, current, pods=pods)
@@ -138,7 +142,9 @@ class Controller:
         return 1 - TOLERANCE <= ratio <= 1 + TOLERANCE
 
     def _stabilised(self, now: float, current: int, proposal: int) -> int:
-        """Return the current number, changed only as far as all recent recommendations agree."""
+        """Return the number of replicas that is closest to `current` and within all recent
+        recommendations.
+        """
         up_since = now - self.spec.up.stabilization_seconds
         down_since = now - self.spec.down.stabilization_seconds
         lowest = min([proposal, *(n for at, n in self._recommended if at > up_since)])
@@ -190,7 +196,7 @@ def _thousandths(value: float) -> int:
 
 
 QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
-"""Metrics that scale Triton, by the names under which the manifests' rules publish them."""
+"""Names of the metrics that scale Triton, as the rules in the manifests publish them."""
 SHIPPED_AUTOSCALER = (
     Path(__file__).resolve().parents[2] / "k8s" / "components" / "keda" / "scaled-object.yaml"
 )
@@ -202,7 +208,8 @@ def read_autoscaler(path: Path) -> Autoscaler:
     Missing fields get their defaults.
 
     Raises:
-        ContractError: the file is not a ScaledObject, or cannot be simulated.
+        ContractError: the file is not a ScaledObject, or has a feature that the simulation does not
+            support.
     """
     try:
         document = yaml.safe_load(path.read_text())

@@ -3,7 +3,7 @@
 The model is Triton's dynamic batcher without delay. A free instance takes as many waiting requests
 as fit into a batch. A request that finds the queue full is refused at once. A request that waited
 too long is refused when its turn comes. Triton also checks every half second, so its refusals
-differ by up to half a second. The simulation is exact, event by event.
+differ by up to half a second. The simulation handles each event at its exact time.
 
 The duration of a batch comes from a JSON file of measured times, written by
 `benchmarks/service_times.py`. Times of a GPU were never measured in this project.
@@ -26,7 +26,8 @@ from evergreen.runtime.errors import ContractError
 from evergreen.serving.repository.triton_config import ServingOptions
 
 SHIPPED = Path(__file__).with_name("measured_service_times")
-"""Folder of the measured files of the project, by network. The shipped target is for `demo`."""
+"""Folder with the project's own measurements, one file for each network. The queue target in the
+shipped manifest was chosen for the network `demo`."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class ServiceTimes:
     """Median seconds at each of `rows`, interpolated linearly. Beyond the last of `rows`, the last
     slope continues, but the time never falls."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
-    """Pairs of probability and multiple of the median, ascending and interpolated linearly."""
+    """Pairs of a probability and a multiple of the median, in ascending order. Values in between
+    are interpolated linearly."""
     what: str = ""
     """Description of the measurement."""
 
@@ -58,7 +60,7 @@ class ServiceTimes:
 
     @cached_property
     def mean_multiple(self) -> float:
-        """The mean of the multiples."""
+        """Mean of the service time, as a multiple of the median."""
         at, values = (np.array(each) for each in zip(*self.quantiles))
         return float((np.diff(at) * (values[1:] + values[:-1]) / 2).sum())
 
@@ -72,8 +74,9 @@ def shipped_or_file(text: str) -> Path:
 def read_service_times(path: Path) -> ServiceTimes:
     """Return the times of a file of `benchmarks/service_times.py`.
 
-    The multiple of each probability is the median over the numbers of rows. Other work on the
-    machine may have disturbed the measurement at one number of rows, but rarely at most of them.
+    The multiple for each probability is the median over all measured numbers of rows. Other work on
+    the machine may have disturbed the measurement at one number of rows, but rarely at most of
+    them.
 
     Raises:
         ContractError: the file cannot be read, or has another form.
@@ -101,7 +104,10 @@ def read_service_times(path: Path) -> ServiceTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings:
-    """Settings of the model in one pod. The defaults are those of the generated `config.pbtxt`."""
+    """Settings of the served model in a pod.
+
+    The default values are those of the generated `config.pbtxt`.
+    """
 
     instances: int = ServingOptions.instances
     max_queued: int = ServingOptions.max_queued_requests
@@ -135,9 +141,9 @@ class _Batch(NamedTuple):
 
 @dataclass
 class PodQueue:
-    """State of the pod. `advance` moves its time forward.
+    """Queue and instances of one simulated pod. `advance` moves its time forward.
 
-    `seconds_of` returns the median seconds of a batch with so many rows.
+    `seconds_of` returns the median seconds of a batch with the given number of rows.
     """
 
     settings: PodSettings
@@ -181,7 +187,7 @@ class PodQueue:
         self._multiples.extend(multiples)
 
     def advance(self, until: float) -> None:
-        """Simulate the time up to `until`."""
+        """Simulate all events up to the time `until`."""
         arrivals, queue = self._arrivals, self._queue
         free = self._free
         while True:
@@ -202,9 +208,9 @@ class PodQueue:
         self.now = until
 
     def _admit_requests(self, until: float) -> None:
-        """Move requests that arrive up to `until` into the queue.
+        """Move all requests that arrive up to `until` into the queue.
 
-        This is exact, because between two batches the queue only grows.
+        This order is exact, because the queue only grows between two batches.
         """
         arrivals, queue = self._arrivals, self._queue
         head, most = self._head, self.settings.max_queued
@@ -245,7 +251,10 @@ class PodQueue:
         self._running.append(_Batch(start + seconds, count, waited))
 
     def _count_ended_batches(self, until: float) -> None:
-        """Count the batches that ended, because Triton counts a request when it has responded."""
+        """Count the requests of the batches that ended.
+
+        Triton also counts a request when it has responded.
+        """
         ended = [batch for batch in self._running if batch.end <= until]
         if not ended:
             return

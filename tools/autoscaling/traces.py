@@ -19,10 +19,11 @@ from evergreen.runtime.errors import ContractError
 COLUMNS = ("seconds", "requests_per_second", "rows_per_request")
 """Columns of a trace's file. The last column is optional."""
 DEFAULT_ROWS = 1024
-"""Rows of a request (candidates to rank) if the trace has no column for them."""
+"""Default number of rows in a request (candidates to rank), if the trace has no column for it."""
 MOST_SECONDS = 31 * 86400.0
 MOST_OF_STEP = 2e7
-"""Maximum number of requests in one step. They are drawn at once, which takes half a gigabyte."""
+"""Maximum number of requests in one step of a trace. The requests of a step are drawn at once,
+which takes half a gigabyte at this maximum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,7 @@ class Trace:
     """A request rate that is constant within steps."""
 
     starts: NDArray[np.float64]
-    """Start of each step in seconds, the first at 0. The last entry is the end of the trace."""
+    """Start of each step in seconds, the first at 0. The last value is the end of the trace."""
     rates: NDArray[np.float64]
     """Requests per second, per step."""
     rows: NDArray[np.int64]
@@ -44,11 +45,11 @@ class Trace:
 
     @property
     def num_expected(self) -> float:
-        """Expected number of requests."""
+        """Expected total number of requests."""
         return float((self.rates * np.diff(self.starts)).sum())
 
     def requests(self, step: int, seed: int) -> "TraceRequests":
-        """Draw the requests of one step as a Poisson process with the step's rate."""
+        """Draw the arrivals of one step from a Poisson process with the step's rate."""
         random = np.random.default_rng([seed, step])
         start, end = self.starts[step], self.starts[step + 1]
         count = random.poisson(self.rates[step] * (end - start))
@@ -101,7 +102,7 @@ def read_trace(path: Path) -> Trace:
         raise ContractError(f"trace {path} is not text, expected CSV") from error
     except ContractError:
         raise
-    except ValueError as error:  # counts lines from below the header
+    except ValueError as error:  # NumPy counts lines from the line after the header
         raise ContractError(f"trace {path}: {error}") from error
     seconds, rates, rows = (*lines.T, np.full(len(lines), DEFAULT_ROWS))[:3]
     if not np.all((rates >= 0) & (rates < 1e6) & (rows >= 1) & (rows <= MAX_BATCH_ROWS)):
