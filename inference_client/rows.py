@@ -47,8 +47,7 @@ class FeatureRows:
         return FeatureRows(dense=self.dense[selection], categorical=self.categorical[selection])
 
     def filled_from(self, context: "FeatureRows", features: Features) -> "FeatureRows":
-        """Return these rows, with missing values replaced by the values of the single row
-        `context`.
+        """Return these rows with missing values taken from the single row `context`.
 
         A list is replaced as one value.
         """

@@ -129,8 +129,7 @@ def image_tag(package: Path) -> str:
 
 
 def read_places(package: Path) -> dict[str, str]:
-    """Return the folders and servers that are constants in the compiled pipeline, by
-    `places.PLACES`.
+    """Return the folders and servers in a compiled pipeline, by name (`places.PLACES`).
 
     Raises:
         ContractError: the file is absent or not a compiled pipeline, or an older revision compiled

@@ -162,8 +162,7 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def _requirement(needed: str) -> str:
-    """Return the requirement `needed` with a minimum version, which is the oldest one in the locks.
-    """
+    """Return the requirement `needed` with the oldest version in the locks as its minimum."""
     name = needed.partition("[")[0]
     texts = [(REPOSITORY / "requirements" / lock).read_text() for lock in LOCKS]
     versions = [

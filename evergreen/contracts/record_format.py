@@ -384,8 +384,7 @@ class RecordFormat:
         return [(predictions, places) for predictions, places in found if len(predictions)]
 
     def _plain_rows(self, score_bytes: int, feature_bytes: int) -> int:
-        """Return the number of rows of a message, from the sizes of its scores and features in
-        bytes.
+        """Return a message's number of rows, from the sizes of its scores and features in bytes.
 
         Returns 0 if no valid record has these sizes.
         """

@@ -57,6 +57,6 @@ def round_table(table: FloatArray, numbers: str) -> RoundedTable:
             if scales is not None:
                 scales[rows] = np.abs(part).max(axis=1, keepdims=True) / np.float32(_LARGEST)
                 steps = np.rint(part / np.where(scales[rows] > 0, scales[rows], 1))
-                part = steps.clip(-_LARGEST, _LARGEST)  # the division is inexact for very small scales
+                part = steps.clip(-_LARGEST, _LARGEST)  # very small scales are inexact
             values[rows] = part
     return RoundedTable(values, scales)

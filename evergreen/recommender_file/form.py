@@ -159,8 +159,7 @@ def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any
 
 
 def non_defaults(options: Any) -> dict[str, Any]:
-    """Return the fields of an object that differ from their defaults, as plain values for a file.
-    """
+    """Return an object's fields that differ from their defaults, as plain values for a file."""
     values, usual = dataclasses.asdict(options), dataclasses.asdict(type(options)())
     said = {name: value for name, value in values.items() if value != usual[name]}
     return {
@@ -258,8 +257,7 @@ def _mapping(
 
 
 def compare(old: Recommender, new: Recommender) -> list[str]:
-    """Return the differences between two recommenders, one line for each, in the order of the
-    file's keys.
+    """Return one line for each difference of two recommenders, in the order of the file's keys.
 
     >>> from evergreen.config.features import Features
     >>> features = Features(numeric=("price",), categorical=("item",))

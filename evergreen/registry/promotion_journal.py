@@ -138,8 +138,7 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotio
 
 
 def read_standing(store: Path) -> list[Promotion]:
-    """Return the lines about canaries, baking and live versions that were not withdrawn, oldest
-    first.
+    """Return the lines about canaries, baking and live versions, without withdrawn ones.
 
     If a deployment failed while it wrote a line, the following `withdrawn` line cancels it. Raises
     the errors of `read_entries`.

@@ -584,9 +584,7 @@ class _Splitter:
 
     @property
     def _as_header(self) -> str:
-        """Return the part of an error message that quotes the header, for a line with a wrong
-        number of fields.
-        """
+        """Return the header as text for the error about a line with a wrong number of fields."""
         header = self._dialect.header
         return "" if header is None else f", as in the header {shown(header)[:80]!r}"
 

@@ -157,8 +157,7 @@ class RawParquet:
             ) from error
 
     def _conform_values(self, name: str, wanted: Any, values: Any) -> Any:
-        """Convert the values of a column, or the elements of a list column, to the type `wanted`.
-        """
+        """Convert the values of a column, or the elements of its lists, to the type `wanted`."""
         if pa.types.is_floating(
             values.type
         ):  # also for categories, because pandas represents a missing category by NaN

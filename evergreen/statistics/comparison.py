@@ -593,9 +593,7 @@ def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfil
 def design_of_totals(
     now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]
 ) -> float:
-    """Return the design effect of the difference between two samples' shares of rows with a
-    property.
-    """
+    """Return the design effect of the difference between two samples' shares of rows."""
     samples = [
         Clustered(
             counts=np.array([total.rows]),
@@ -616,8 +614,7 @@ def design_of_totals(
 def _choose_cells(
     now: ColumnProfile, before: ColumnProfile
 ) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
-    """Return the cells of the comparison, the rows of both samples in them, and a mask of the
-    frequent values.
+    """Return the cells of a comparison, both samples' rows in each cell, and the frequent values.
 
     A value has its own cell only if its counts are reliable. Both samples have a last cell for all
     other values.

@@ -171,7 +171,7 @@ class ProfileCounter:
         # Each sum is an array with one part per half.
         self._values = {name: (ValueCounts(), ValueCounts()) for name in self._categorical}
         self._sums = {
-            "rows": np.zeros((2, 3), np.int64),  # number of rows, number of requests, and sum over requests of squared rows
+            "rows": np.zeros((2, 3), np.int64),  # rows, requests, sum of squared rows by request
             "clicks": np.zeros((2, 1, 3), np.int64),
             "present": np.zeros(
                 (2, columns, 3), np.int64

@@ -142,9 +142,7 @@ class Controller:
         return 1 - TOLERANCE <= ratio <= 1 + TOLERANCE
 
     def _stabilised(self, now: float, current: int, proposal: int) -> int:
-        """Return the number of replicas that is closest to `current` and within all recent
-        recommendations.
-        """
+        """Return the number of replicas nearest to `current` within all recent recommendations."""
         up_since = now - self.spec.up.stabilization_seconds
         down_since = now - self.spec.down.stabilization_seconds
         lowest = min([proposal, *(n for at, n in self._recommended if at > up_since)])

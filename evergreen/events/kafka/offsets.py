@@ -115,8 +115,7 @@ class PartitionProgress(Generic[M]):
         return True
 
     def take_expired(self, now: float, count: int, *, until: float) -> list[int]:
-        """Renew the lease of at most `count` messages whose lease has expired, and return their
-        offsets.
+        """Renew at most `count` expired leases of messages, and return the messages' offsets.
 
         The oldest messages come first. A lease that ends later than a new lease would was acquired
         before the clock was set back. Such a lease counts as expired.
@@ -142,9 +141,7 @@ class PartitionProgress(Generic[M]):
         return message
 
     def offset_to_commit(self) -> int | None:
-        """Return the offset below which all messages are done, or None if that offset was already
-        sent.
-        """
+        """Return the offset below which all messages are done, or None if it was already sent."""
         done = next(iter(self.held), self.next_offset)
         return done if done != self.sent_offset else None
 
@@ -214,9 +211,7 @@ class BacklogCounter:
         close_consumer(self._consumer)
 
     def _committed(self, partitions: Collection[int]) -> dict[int, int]:
-        """Return the committed offset of each partition, or its oldest offset if nothing was
-        committed.
-        """
+        """Return the committed offset of each partition, or its oldest offset if there is none."""
         if not partitions:
             return {}
         places = [TopicPartition(self._location.topic, number) for number in partitions]

@@ -147,8 +147,7 @@ class KafkaPublisher(KafkaSender):
     """Publisher to the location's topic. The key of a message is its id."""
 
     def __init__(self, location: KafkaLocation) -> None:
-        """Check the settings early, because a ContractError from `publish` must be about a message.
-        """
+        """Check the settings early. A ContractError from `publish` must be about a message."""
         super().__init__(location)
         self._open_producer()
 

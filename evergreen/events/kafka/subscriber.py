@@ -289,7 +289,7 @@ class KafkaSubscriber:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException:
-            return  # the consumer is between two assignments, and the next pull commits these offsets again
+            return  # between two assignments. The next pull commits these offsets
         for each in offsets:
             self._progress[each.partition].sent_offset = each.offset
 
