@@ -146,7 +146,7 @@ def read_places(package: Path) -> dict[str, str]:
 
 
 def with_places(package: Path, places: Mapping[str, str]) -> str:
-    """Return the text of the compiled pipeline with other folders and servers.
+    """Return the text of the compiled pipeline after replacing folders and servers.
 
     Raises:
         ContractError: the file is absent or not a compiled pipeline.

@@ -1,9 +1,9 @@
 """Define where and how each step runs: image, nodes, GPU, volume, memory, variables, and retries.
 
-A cluster's placement may be a YAML file with the fields of `Placement`. In this file `${NAME}` is
-replaced by the value from `cluster.env` in the same folder. The cluster's manifests are rendered
-from the same values. The runner on a laptop uses the same compiled file, and ignores volumes, GPUs
-and limits. `pipelines.retraining` defines the steps and their data flow.
+The placement for a cluster can be a YAML file with the fields of `Placement`. In this file
+`${NAME}` is replaced by the value from `cluster.env` in the same folder. The cluster's manifests
+are rendered from the same values. The runner on a laptop uses the same compiled file, and ignores
+volumes, GPUs and limits. `pipelines.retraining` defines the steps and their data flow.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from pipelines.places import PLACES
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Resources that one step requests."""
+    """Resources that a step requests."""
 
     cpu: str
     memory: str
@@ -39,8 +39,8 @@ class Needs:
 TRAINING_RUNTIME = "evergreen-torch"
 """Name of the training runtime of the Kustomize component `kubeflow-trainer`."""
 MAX_WAIT_SECONDS = 600
-"""Maximum wait between two tries in seconds. It includes the time until a node and the image are
-ready."""
+"""Maximum wait between two tries in seconds. The wait includes the time until a node and the image
+are ready."""
 
 NEEDS = {
     "extraction": Needs(cpu="4", memory="8Gi", timeout_seconds=2 * 3600),
@@ -66,11 +66,11 @@ class NeedsChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Toleration:
-    """One taint that the pods tolerate."""
+    """Toleration for one taint of nodes."""
 
     key: str
     operator: typing.Literal["Exists", "Equal"] = "Exists"
-    """`Exists` tolerates any value of the taint. `Equal` tolerates only `value`."""
+    """`Exists` tolerates any value of the taint. `Equal` tolerates only the value in `value`."""
     value: str = ""
     effect: typing.Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
@@ -94,9 +94,9 @@ class Variables:
     name: str
     """Name of the Secret."""
     keys: Mapping[str, str]
-    """Names of the variables by key of the Secret."""
+    """Name of the environment variable for each key of the Secret."""
     steps: tuple[str, ...] = ()
-    """Steps that get the variables. Empty means all."""
+    """Steps whose pods get the variables. Empty means all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class Placement:
     called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. NVIDIA's
     device plugin in its mixed strategy calls it for example `nvidia.com/mig-1g.5gb`."""
     gpu_nodes: Nodes = Nodes(tolerations=(Toleration(key="nvidia.com/gpu"),))
-    """Nodes for the steps that request the accelerator. The setting has no effect without an
+    """Nodes for steps that request an accelerator. The setting has no effect without an
     accelerator."""
     cpu_nodes: Nodes = Nodes()
     """Nodes for all other steps."""
@@ -129,13 +129,14 @@ class Placement:
     needs: Mapping[str, NeedsChange] = field(default_factory=dict)
     """Changed resources of steps, by the name of the step."""
     run_as_user: int | None = None
-    """User id of the steps' containers, which then cannot run as root. If it is None, the image's
-    own user is used, and root is not refused. The images of this project use the user id 10001."""
+    """User id for the steps' containers. If it is set, the containers cannot run as root. If it is
+    None, the image's own user is used, and root is not refused. The images of this project use the
+    user id 10001."""
     security_context: typing.Literal["set", "omit"] = "set"
     """Whether the pods get the settings of `run_as_user`. Set `omit` for Kubeflow Pipelines before
     2.16, which refuses pods with it."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Additional labels of the pods, such as a cost centre."""
+    """Additional labels of the steps' pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()
     lake: str = ""
     """Folder or gs://bucket/prefix of the click logs, with day=YYYY-MM-DD partitions of Parquet.
@@ -188,8 +189,8 @@ class Placement:
     process."""
     num_retries: int = 2
     """Number of retries of a step, whatever its exit code. Steps replace their own partial output.
-    A pod that vanished with its node has no exit code. KFP retries such a pod only if its API
-    server is configured with `retryPolicy: Always` (docs/pipeline.md)."""
+    If a pod vanishes together with its node, it has no exit code. KFP retries such a pod only if
+    its API server is configured with `retryPolicy: Always` (docs/pipeline.md)."""
     training_retries: int = 4
     """Number of retries of training, the longest step. A retry resumes from the checkpoint, so that
     the loss of a node costs only minutes. Preemptible nodes need a larger number. Retry n, counted
@@ -254,7 +255,7 @@ class Placement:
 
     @property
     def places(self) -> dict[str, str]:
-        """Folders and servers of the runs, by name of the steps' arguments."""
+        """Folders and servers that the steps use, by the name of the steps' argument."""
         folders = {
             name: f"{self.mount_path}/{name}" for name in ("lake", "store", "work", "repository")
         }
@@ -283,8 +284,8 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     task.set_caching_options(False)
     num_retries = placement.training_retries if step == "training" else placement.num_retries
     if num_retries:
-        # Argo measures this limit from the start of the first try. The limit must cover all tries
-        # at their longest. Otherwise Argo would end or skip a retry.
+        # Argo measures the timeout from the start of the first try. The limit must cover all tries
+        # at their longest. With a lower limit, Argo would end or skip a retry.
         longest = (num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
         task.set_retry(
             num_retries,
@@ -342,7 +343,7 @@ def _set_access(task: dsl.PipelineTask, step: str, placement: Placement) -> None
 
 
 def train_job_spec(placement: Placement) -> str:
-    """Return the spec of training's TrainJob as JSON, without the workers' flags.
+    """Return the specification of the training's TrainJob as JSON, without the workers' flags.
 
     Returns "" if training runs in the step's own pod.
     """

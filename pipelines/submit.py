@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """Definition of a run, or of each run of a schedule."""
+    """Parameters and options of a run, or of all runs of a schedule."""
 
     source: Path | PipelineVersion
     """Path of a compiled file, or an uploaded version."""
@@ -60,7 +60,7 @@ def upload(
         package: The compiled pipeline.
         version: Name of the version.
         pipeline: Name of the pipeline.
-        about: Text for the version's page. It follows the hash of the file.
+        about: Text for the version's page. The text follows the hash of the file.
 
     Raises:
         PermanentError: the name belongs to another file.
