@@ -35,7 +35,7 @@ class Flush:
     num_rows: int
     num_outcomes: int
     num_bytes: int
-    """Memory in bytes that is freed after publishing."""
+    """Memory in bytes that publishing this flush will free."""
     refused: list[tuple[Record, Exception]] = field(default_factory=list)
     """Records that cannot be published, with their errors. Such records are not retried."""
 
@@ -58,9 +58,9 @@ class Flush:
         return Message(record, record_id(record), self.form.encode(record))
 
     def publish(self, log: Publisher) -> None:
-        """Publish all messages together.
+        """Publish all messages of the flush together.
 
-        If the event log rejects a message, publish them in smaller groups.
+        If the event log rejects a message, the messages are published in smaller groups.
         """
         self._publish(log, list(self.messages))
 

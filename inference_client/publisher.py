@@ -1,13 +1,14 @@
 """Publish predictions and their outcomes to the event log, at least once, through any outage.
 
-Adding a record only appends it to a queue. Another thread encodes and publishes the records in few
-commits. Outcomes wait until they are due, and an outcome is never published before its prediction.
-A failed flush is repeated with the same ids, so that readers recognize duplicates.
+Adding a record only appends it to a queue. A separate thread encodes the queued records and
+publishes them in few commits. Outcomes wait until they are due, and an outcome is never published
+before its prediction. A failed flush is repeated with the same ids, so that readers recognize
+duplicates.
 
-While the event log is unavailable, records wait in memory up to a limit. When the limit is reached,
-the newest records are dropped and counted. Older records may already be half published, and
-dropping the newest records leaves one gap in the log instead of many. Every change of state is
-logged in one line.
+While the event log is unavailable, records wait in memory up to a limit. At this limit the newest
+records are dropped and counted. Older records are not dropped, because they may already be half
+published, and because one gap in the log is better than many. Every change of state is logged in
+one line.
 """
 
 import asyncio
@@ -45,8 +46,8 @@ MAX_OUTCOMES_PER_MESSAGE = 2048
 """Maximum outcomes per message. After an outage all waiting outcomes are due at once. Each outcome
 takes up to 300 bytes of the 1 MB limit for a message."""
 MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
-"""Limits of one flush. An unlimited flush after an outage could exceed the log's timeout again and
-again."""
+"""Limits of one flush. Without a limit, the flush after an outage could exceed the log's timeout
+again and again."""
 MAX_OUTCOMES_PER_FLUSH = 10_000
 """Maximum outcomes per flush. Removing them from the queue blocks the event loop for 30 ms."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
@@ -67,12 +68,13 @@ class Outcome:
 
     time: float = 0.0
     """Time of the event in seconds since the epoch. 0 = now. A datetime or pandas Timestamp with a
-    time zone, and a NumPy datetime64 in UTC, are converted to seconds. The outcome is published
-    when its time has come, which may be in the future for simulated users."""
+    time zone, and a NumPy datetime64 in UTC, are converted to seconds. The outcome is published at
+    this time. For simulated users the time can be in the future."""
     request_id: str
-    """Id of the request that scored the row."""
+    """Id of the request that contains the row."""
     row: int = 0
-    """Row of the request, counted from 0. For a ranked list it is the position minus 1."""
+    """Number of the row in its request, counted from 0. For a ranked list it is the position minus
+    1."""
     event: str = CLICK
     """`click` or `conversion`."""
 
@@ -133,7 +135,7 @@ class PublishingCounts:
     queued_rows: int = 0
     """Rows that wait in the queue. The queue grows while the event log is unavailable."""
     queued_outcomes: int = 0
-    """Outcomes that wait in the queue. Some of them are not due yet."""
+    """Outcomes that wait in the queue. Some of these outcomes are not due yet."""
     dropped_rows: int = 0
     """Number of lost rows. Rows are lost if the queue is full, the event log rejects the message,
     or the client closes."""
@@ -219,7 +221,7 @@ class PublisherSettings:
         expect(self, "more than 0", lambda value: value > 0, *names)
 
     def share(self, count: int) -> "PublisherSettings":
-        """Return the settings of one of `count` publishers that share these limits."""
+        """Return the settings of one publisher if `count` publishers share these limits."""
         queued, num_bytes = max(self.max_queued // count, 1), max(self.max_queued_bytes // count, 1)
         return replace(self, max_queued=queued, max_queued_bytes=num_bytes)
 
@@ -257,8 +259,8 @@ class RecordPublisher:
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
         self._outcomes: list[tuple[float, int, Outcome]] = []
-        """Heap of time, number and outcome. The number makes comparisons 7 times faster, because
-        outcomes are not compared."""
+        """Heap of outcomes, each with its time and a number. The number makes comparisons 7 times
+        faster, because outcomes are not compared."""
         self._numbers = itertools.count()
         self._pending: Flush | None = None
         """Flush that is running. If it fails, it is repeated before any other flush."""
@@ -355,7 +357,7 @@ class RecordPublisher:
             await self._timing.sleep(await self._flush_or_backoff())
 
     async def drain(self) -> None:
-        """Publish everything that is queued, and end `run`.
+        """Publish everything that is queued, and let `run` end.
 
         Outcomes that are due within `close_seconds` are published at their time. Later outcomes are
         published at once.
@@ -523,7 +525,10 @@ class RecordPublisher:
             )
 
     def _drop_refused(self, refused: Sequence[tuple[Record, Exception]]) -> tuple[int, int]:
-        """Count and log rejected records, and return the numbers of their rows and outcomes."""
+        """Count and log the rejected records.
+
+        Returns the number of their rows and of their outcomes.
+        """
         num_rows = num_outcomes = 0
         for record, error in refused:
             is_prediction = isinstance(record, PredictionBatch)
@@ -557,7 +562,10 @@ class PartitionedPublisher:
 
     @property
     def counts(self) -> PublishingCounts:
-        """Sums over the partitions. The problem is that of the first partition with a problem."""
+        """Sums over the partitions.
+
+        The reported problem is that of the first partition with a problem.
+        """
         first, *others = (partition.counts for partition in self._partitions)
         for counts in others:
             for name, *_ in _METRICS:

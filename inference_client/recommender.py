@@ -1,9 +1,9 @@
 """Score rows or rank candidates, log the predictions, and report the outcomes.
 
 `RecommenderClient` is for services with an event loop. `SyncRecommenderClient` offers the same
-methods to code without an event loop. Prediction records are built only here. Requests never wait
-for the event log: a record is queued after the answer, and the publisher writes it in another
-thread. `scoring` and `routing` score the rows, and `publisher` publishes the records.
+methods to code without an event loop. Only this module builds prediction records. A request does
+not wait for the event log: its record is queued after the answer, and another thread writes the
+record. `scoring` and `routing` score the rows, and `publisher` publishes the records.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 SHADOW_WAIT_SECONDS = 2.0
 """Seconds that a record waits for its shadow scores. After this time the record is logged without
-them. The caller of `score` or `rank` does not wait for shadow scores."""
+shadow scores. The caller of `score` or `rank` does not wait for shadow scores."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,12 +67,12 @@ class ScoredRows:
     """Time of the answer in seconds since the epoch."""
     logged: bool
     """Whether the prediction is logged or queued. False with `log=False`, without an event log, or
-    if the queue was full."""
+    with a full queue."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranking:
-    """Best candidates in display order.
+    """Candidates with the highest scores, in display order.
 
     The best candidate is first, but exploration may swap two neighbours.
     """
@@ -128,12 +128,13 @@ def _candidate_rows(
 
 
 class RecommenderClient:
-    """Client that scores and logs.
+    """Client that scores rows and logs the predictions.
 
-    Enter the client before use, in one event loop. Leaving it publishes the queue.
+    Enter the client before use, in one event loop. Leaving the client publishes the queue.
 
     An unavailable event log never makes a request fail. Records wait in memory up to a limit
-    (`PublisherSettings`). At the limit the newest records are dropped and counted (`log_counts`).
+    (`PublisherSettings`). When this limit is reached, the newest records are dropped and counted
+    (`log_counts`).
     """
 
     def __init__(
@@ -200,7 +201,7 @@ class RecommenderClient:
             TemporaryError, PermanentError: the event log cannot be opened.
         """
         async with AsyncExitStack() as resources:
-            # Open the event log first, because a client that cannot log must not answer.
+            # The event log is opened first, because a client that cannot log must not answer.
             if self._log is not None:
                 logs = [self._log] if not isinstance(self._log, str) else []
                 for url in partition_urls(self._log) if isinstance(self._log, str) else ():
@@ -238,7 +239,10 @@ class RecommenderClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the client. If another exception ends the block, lost records are only logged."""
+        """Close the client.
+
+        If the block already ends with another exception, lost records are only logged.
+        """
         try:
             await self.close()
         except Unpublished as loss:
@@ -248,7 +252,10 @@ class RecommenderClient:
 
     @property
     def log_counts(self) -> PublishingCounts:
-        """Counts of everything that was logged so far. Zeros without an event log."""
+        """Number of records that were published, queued and dropped until now.
+
+        Zeros without an event log.
+        """
         return PublishingCounts() if self._publisher is None else self._publisher.counts
 
     async def score(
@@ -259,11 +266,11 @@ class RecommenderClient:
         key: str | None = None,
         log: bool = True,
     ) -> ScoredRows:
-        """Score and log the rows. All click probabilities are from one model version.
+        """Score and log the rows. All returned click probabilities are from one model version.
 
         Args:
             rows: Dict of columns, list of dicts, Arrow table, or `FeatureRows`.
-            request_id: Unique id of the request in the event log. None = random. None = random. Do
+            request_id: Unique id of the request in the event log. None = random. Do
                 not pass an id that several requests share, such as a session's.
             key: User for whom the rows are scored. A traffic plan routes the same key to the same
                 model.
@@ -271,9 +278,9 @@ class RecommenderClient:
                 warm-up's.
 
         Raises:
-            ContractError: a row is invalid, or a logged request has more than `MAX_ROWS_PER_RECORD`
-                rows, or fewer if they are wide. It is also raised if one of the last
-                `REMEMBERED_IDS` logged requests has the same id.
+            ContractError: a row is invalid, or a logged request has too many rows
+                (`MAX_ROWS_PER_RECORD`, or fewer if rows are wide). The error is also raised if one
+                of the last `REMEMBERED_IDS` logged requests has the same id.
             TemporaryError, PermanentError: the rows were not scored, see `ScoringClient.score`. A
                 failing event log never raises.
         """
@@ -320,9 +327,10 @@ class RecommenderClient:
                 orders.
 
         Raises:
-            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD` or exceeds a message of the event
-                log. It is also raised if `explore` is outside [0, 0.5), the context is not one row,
-                there are no candidates, a row is invalid, or the request id is not new.
+            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, or too large for one message of
+                the event log. The error is also raised if `explore` is outside [0, 0.5), the
+                context is not one row, there are no candidates, a row is invalid, or the request id
+                is not new.
             TemporaryError, PermanentError: as in `score`.
         """
         if not 1 <= k <= MAX_ROWS_PER_RECORD:
@@ -355,7 +363,7 @@ class RecommenderClient:
     def tell(self, outcome: Outcome) -> bool:
         """Log an outcome of a row, without waiting.
 
-        The row may have been scored by any client of the same event log.
+        Any client of the same event log may have scored the row.
 
         Returns:
             Whether the outcome was accepted for logging. False if the queue is full.
@@ -503,7 +511,8 @@ class RecommenderClient:
 class SyncRecommenderClient:
     """`RecommenderClient` for code without an event loop.
 
-    Its arguments and methods are the same. The methods can be called from any thread.
+    The arguments and methods are the same as in `RecommenderClient`. The methods can be called from
+    any thread.
 
     The asynchronous client runs on an event loop in a separate thread, so that records are also
     published between calls. `RecommenderClient` has the shorter name because it suits services that

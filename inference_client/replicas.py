@@ -1,10 +1,10 @@
 """Manage the replicas behind a server's name: their addresses, connections and states.
 
 A replica is stalled if calls are waiting and nothing arrives, because the replica hangs or its
-connection is half open. A stalled replica gets a new connection, but no caller's request while
-another replica answers. From time to time the client sends a copy of a request to the stalled
+connection is half open. A stalled replica gets a new connection. It gets no request of a caller
+while another replica answers. From time to time the client sends a copy of a request to the stalled
 replica. No caller waits for the answer to this copy. When the replica has answered once, it is used
-again. `transport` distributes the calls.
+again. The module `transport` distributes the calls.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class Connection:
         self.calls: dict[asyncio.Future[Any], float] = {}
         """Calls that were sent and not answered, with their start times, oldest first."""
         self.num_waiting = 0
-        """Number of calls whose callers wait."""
+        """Number of calls with a waiting caller."""
         self.slowest = 0.0
         """Seconds of the slowest recent answer. Every new answer lowers the value a little."""
         self._last_end = clock()
@@ -84,13 +84,13 @@ class Replica:
         self._connect, self._clock = connect, clock
         self.connection = Connection(connect(address), clock)
         self.is_out = False
-        """Whether callers' requests go to other replicas, if there are any."""
+        """Whether requests of callers go to other replicas, if other replicas exist."""
         self._out_until = 0.0
         self._stalls = 0
         """Number of stalls in a row."""
 
     def seconds_to_stall(self) -> float:
-        """Return the seconds until the connection counts as stalled.
+        """Return the number of seconds after which the connection counts as stalled.
 
         A result of 0 or less means that the connection is already stalled.
         """
@@ -136,7 +136,9 @@ class Replica:
 
 
 def listed_addresses(server: str) -> list[str] | None:
-    """Return the addresses in a server's name in gRPC's form, or None if the name needs DNS.
+    """Return the addresses that a server's name contains, in gRPC's form.
+
+    Returns None if the name needs DNS.
 
     >>> listed_addresses("127.0.0.1:8001"), listed_addresses("dns:///triton:8001")
     (['ipv4:127.0.0.1:8001'], None)

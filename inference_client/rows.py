@@ -49,7 +49,7 @@ class FeatureRows:
     def filled_from(self, context: "FeatureRows", features: Features) -> "FeatureRows":
         """Return these rows with missing values taken from the single row `context`.
 
-        A list is replaced as one value.
+        A list counts as one value, and is replaced as a whole.
         """
         lacking = self.categorical == MISSING_CATEGORY
         for start, stop, _ in features.places.lists:
@@ -288,11 +288,11 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
 
 
 _NO_COLUMNS = (str, bytes, bytearray, Mapping, set, frozenset)
-"""Types that have a length, but do not have one value per row in a fixed order."""
+"""Types that have a length, but cannot be a column of values in a fixed order."""
 
 
 def _type_name(values: Any) -> str:
-    """Return the type name of an array's values, or an empty text for other objects."""
+    """Return the name of the type of an array's values, or an empty text for other objects."""
     if not _is_arrow(values):
         return str(getattr(values, "dtype", ""))
     return str(

@@ -2,8 +2,8 @@
 
 A request that is too large is split. If versions are switched meanwhile, different versions may
 answer the parts of one request. The parts of the older version are then scored again until one
-version has answered all parts. A version's configuration lists its columns, and the rows are sent
-with those columns.
+version has answered all parts. The configuration of a version lists the version's columns, and the
+rows are sent with these columns.
 
 Scoring has no side effects, so a request may be repeated. These temporary failures are retried: an
 unreachable server, a full queue, a version switch (`ServerUnavailable`), and a known model that is
@@ -62,13 +62,13 @@ class Scored(NamedTuple):
     scores: NDArray[np.float32]
     """[n] probabilities in [0, 1], in the order of the requested rows."""
     model_version: int
-    """Version in the server's reply."""
+    """Version that the server's reply names."""
     canary: bool = False
     """Whether the traffic plan's canary answered."""
     shadow: "asyncio.Future[Scored | None] | None" = None
-    """Future of the scores that the other arm gives to the same rows. These scores are only logged.
-    The future's result is None if the shadow request failed. The future never raises an error and
-    need not be awaited."""
+    """Future of the scores that the other arm gives to the same rows. The future's scores are only
+    logged. The future's result is None if the shadow request failed. The future never raises an
+    error and need not be awaited."""
 
 
 class KeyedScorer(Protocol):
@@ -108,15 +108,16 @@ class ClientSettings:
 
     deadline_seconds: float = 30.0
     """Seconds for one request, including all attempts and waits. Within this time the caller gets
-    an answer or an error. A call that was already sent continues (`transport`)."""
+    an answer or an error. After this time, a call that was sent continues in the background
+    (`transport`)."""
     max_attempts: int = 8
     first_backoff_seconds: float = 0.05
     max_backoff_seconds: float = 1.0
-    """Longest wait in seconds between attempts. Each wait is twice as long as the wait before, up
+    """Longest wait in seconds between attempts. Each wait is twice as long as the previous one, up
     to this value. With the defaults the waits sum to 3.55 s, before jitter shortens them."""
     max_in_flight: int = 16
-    """Maximum concurrent requests to each replica whose callers wait. Up to four times as many
-    calls may be on the wire, including those whose callers got `DeadlineExpired`."""
+    """Maximum number of concurrent requests with a waiting caller, for each replica. Up to four
+    times as many calls may be unanswered, including those of callers that got `DeadlineExpired`."""
     max_waiting: int = 4096
     """Maximum number of callers that wait for a free slot. Further callers get `Overloaded` at
     once."""
@@ -191,7 +192,7 @@ class ScoringClient:
         )
         self._callers = 0
         self._answered: set[str] = set()
-        """Names of models that have answered before. If such a model is absent now, it is being
+        """Names of models that have answered before. If a known model is absent now, it is being
         loaded again."""
         self._own_columns = columns
         self._columns: dict[tuple[str, int], ColumnMap] = {}
@@ -218,7 +219,7 @@ class ScoringClient:
 
     @property
     def is_full(self) -> bool:
-        """Whether another caller would have to wait."""
+        """Whether the next caller would have to wait."""
         return self._callers >= self.transport.num_slots
 
     async def close(self) -> None:
@@ -243,9 +244,9 @@ class ScoringClient:
             categorical: [n, c] int64, the model's categorical features, -1 = missing.
             request_id: Ignored, part of `KeyedScorer`.
             key: Ignored, part of `KeyedScorer`.
-            model_name: Name of another model than the client's own.
-            max_attempts: Maximum attempts, instead of the settings'.
-            deadline_seconds: Deadline, instead of the settings'.
+            model_name: Name of the model, if it is not the client's own model.
+            max_attempts: Maximum number of attempts, in place of the setting.
+            deadline_seconds: Deadline in seconds, in place of the setting.
 
         Raises:
             BadRequest: a shape or dtype is wrong, or the server rejected the rows.
@@ -302,8 +303,8 @@ class ScoringClient:
                 )
                 backoff = min(2 * backoff, self._settings.max_backoff_seconds)
             parts = {start: part for start, part in parts.items() if start not in stale}
-            # Wait for every part before the first error is raised. Otherwise a part would continue
-            # without a caller.
+            # Wait for every part before the first error is raised. Without the wait, a part
+            # would continue without a caller.
             for outcome in await asyncio.gather(*map(score_part, stale), return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -373,7 +374,7 @@ class ScoringClient:
         )
 
     async def _read_columns(self, request: _Request) -> ColumnMap:
-        """Read the columns of the model that is loaded now."""
+        """Read the columns of the loaded model from its configuration."""
         assert self._own_columns is not None
         config = await self.transport.config(
             request.model, seconds=self._seconds_left(request), deadline_seconds=request.seconds

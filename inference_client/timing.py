@@ -21,7 +21,7 @@ class Timing(NamedTuple):
     """Clock in seconds from an arbitrary start, for deadlines, schedules and latencies."""
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
     jitter: Callable[[float], float] = shortened
-    """Function that returns the wait for a backoff."""
+    """Function that returns the actual wait for a backoff in seconds."""
     chance: Callable[[], float] = random.random
     """Function that returns a uniform number in [0, 1), for exploration. Unlike NumPy's generator,
     Python's generator is reseeded after a fork."""

@@ -1,7 +1,7 @@
 """Build and push the project's images with the installed container engine, for `make images`.
 
 `pipelines.images` lists the images. The content of each image is defined by its Dockerfile.
-Building needs git, and docker or podman. It needs no Python package, because a build machine has
+Building needs git, and docker or podman. No Python package is needed, because a build machine has
 none of the project's environments.
 """
 
@@ -22,8 +22,8 @@ from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_reference
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DIGESTS = REPOSITORY / "build" / "images.txt"
-"""File with one line per pushed image, by digest. Signatures use digests, because a tag may
-move."""
+"""File that lists the digest of each pushed image, one per line. Signatures use digests, because a
+tag may move."""
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
 """Variables that direct pip to other package indexes. Only images that install the project's own
 locks get them. NVIDIA's images install a single package."""
@@ -134,7 +134,7 @@ def push_command(engine: str, name: str, reference: str) -> list[str]:
 def git_revision(dirty: bool) -> str:
     """Return the full SHA of the checked-out commit.
 
-    It ends with `-dirty` if files differ from the commit and `dirty` allows that.
+    The revision ends with `-dirty` if files differ from the commit and `dirty` allows that.
 
     Raises:
         ContractError: there is no git checkout, or files differ from the commit.
@@ -151,10 +151,10 @@ def git_revision(dirty: bool) -> str:
 
 
 def write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
-    """Write the registry's digest of each pushed image, one `repository@sha256:...` per line.
+    """Write the digest of each pushed image, one `repository@sha256:...` per line.
 
     Podman compresses an image again for a push, so its `RepoDigests` are those of the local image.
-    Its push command has written the registry's digest.
+    Podman's push command has written the registry's digest.
 
     Raises:
         PermanentError: the engine has no digest of an image, so the image was not pushed.

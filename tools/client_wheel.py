@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 NAME = "evergreen-client"
 ENTRY, CORE = "inference_client", "evergreen"
 DEPENDENCIES = ("msgspec", "numpy", "tritonclient[grpc]")
-"""Packages that the client always imports. The last package brings matching versions of gRPC and
+"""Packages that the client always imports. tritonclient also brings matching versions of gRPC and
 Protobuf."""
 EXTRAS = {
     "gcs": "google-cloud-storage",

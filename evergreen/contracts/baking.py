@@ -1,7 +1,7 @@
 """The baking of a new version: how long it is watched, what rolls it back, and the findings.
 
 The limits are in the recommender's file (section `release`). The monitor compares live traffic with
-these limits. Deployment's controller compares the servers' counters with them, and can roll a
+these limits. The release controller compares the servers' counters with the limits, and can roll a
 version back.
 """
 
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from evergreen.runtime.errors import expect
 
 BAKES, WELL, BAD = STATES = ("bakes", "well", "bad")
-"""States in the monitor's findings about a version: too early to decide (`bakes`), within the
-limits until now (`well`), and must be rolled back (`bad`)."""
+"""States of a version in the monitor's findings. `bakes`: it is too early to decide. `well`: the
+version is within the limits until now. `bad`: the version must be rolled back."""
 
 
 MIN_UNUSABLE_ROWS = 100
@@ -20,11 +20,11 @@ a large share of all rows."""
 MIN_UNUSABLE_REQUESTS = 50
 """Minimum number of distinct requests that have rows without a usable score."""
 MIN_UNUSABLE_SECONDS = 30.0
-"""Minimum time in seconds between the first and the last request with such rows. A few forged
-messages usually span less time."""
+"""Minimum time in seconds between the first and the last request that has rows without a usable
+score. A few forged messages usually span less time than this."""
 UNUSABLE_REQUESTS = "unusable_requests"
 """Key in `Findings.numbers` for the requests without a usable score. The servers must have counted
-at least as many."""
+at least as many requests."""
 
 
 @dataclass(frozen=True, kw_only=True)

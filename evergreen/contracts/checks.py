@@ -1,9 +1,9 @@
 """Checks of a decision, each with a measured value, a limit and a result, and their text form.
 
-Gate, canary and baking write checks, and pages and messages read them. A decision is a list of
-checks, and the worst check decides. All text about such a decision is built here. Validation uses
-`components.validation.findings` instead, because each finding has an action that depends on its
-rule.
+The gate, the canary and the baking produce checks. Pages and messages display them. A decision is a
+list of checks, and the worst check decides. All text about a decision is built in this module.
+Validation uses `components.validation.findings` instead, because each finding has an action that
+depends on its rule.
 """
 
 import math
@@ -12,17 +12,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PASS, FAIL, INCONCLUSIVE = RESULTS = ("pass", "fail", "inconclusive")
-"""Results of a check, and of a list of checks."""
+"""Possible results of a check, and of a list of checks."""
 AT_LEAST, AT_MOST, BELOW, WITHIN_FACTOR = "at least", "at most", "below", "within a factor of"
 """How a value is compared with its limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One measured value, its limit and the result."""
+    """Measured value with its limit and the result."""
 
     name: str
-    """Displayed name of the check, such as `AUC against the champion`. It is unique in a
+    """Displayed name of the check, such as `AUC against the champion`. The name is unique within a
     decision."""
     value: float | None = None
     """Measured value. None if the value is undefined."""
@@ -42,7 +42,7 @@ class Check:
     detail: str = ""
     """Explanation printed beside the numbers: one sentence without a full stop."""
     advice: str = ""
-    """How to make the check pass: one sentence without a full stop."""
+    """Advice on how to make the check pass, as one sentence without a full stop."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -51,7 +51,7 @@ class Check:
 
     @property
     def limit_text(self) -> str | None:
-        """The limit in words, or None without a limit.
+        """Limit as text, or None if the check has no limit.
 
         >>> Check(name="AUC", limit=0.6, result="pass").limit_text
         'at least 0.6'
@@ -108,12 +108,12 @@ def sentence(check: Check) -> str:
 
 
 def advice(checks: Iterable[Check]) -> list[str]:
-    """Return the known advice for each check that did not pass."""
+    """Return the advice of each check that did not pass, if it is known."""
     return [check.advice for check in checks if check.result != PASS and check.advice]
 
 
 def metrics(checks: Iterable[Check]) -> dict[str, float]:
-    """Return the finite numbers by metric name.
+    """Return the finite values and interval ends of checks, by metric name.
 
     An interval has two entries: `<name>_low` and `<name>_high`.
 
@@ -128,7 +128,7 @@ def metrics(checks: Iterable[Check]) -> dict[str, float]:
 
 
 def number_text(check: Check, value: float | None = None) -> str:
-    """Return a number of the check as text: by default its value."""
+    """Return the value of a check, or another number in the same format, as text."""
     shown = check.value if value is None else value
     if shown is None:
         return "unknown"
@@ -138,7 +138,7 @@ def number_text(check: Check, value: float | None = None) -> str:
 
 
 def _estimate(check: Check, first: str) -> str:
-    """Return the name, value and interval of a check as text.
+    """Return the name, the value and the interval of a check as text.
 
     If the check is a difference whose name starts with `first`, the text omits `first` and the
     interval.

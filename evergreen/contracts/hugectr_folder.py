@@ -1,4 +1,4 @@
-"""HugeCTR's folder of encoded rows: the file list that orders its Parquet files.
+"""Folder of encoded rows in HugeCTR's format: Parquet files, and a file list that orders them.
 
 Preprocessing writes such folders, and training and evaluation read them row by row. The first line
 of the file list is the number of files. Each other line is the path of a file.
@@ -17,7 +17,7 @@ FILE_LIST = "_file_list.txt"
 def write_file_list(folder: Path, names: Sequence[str], *, final: Path) -> None:
     """Write a list of the files `names` into `folder`.
 
-    The paths in the list are below `final`, the path to which `folder` is moved later.
+    The listed paths are below `final`, because `folder` is later moved to this path.
     """
     lines = [str(len(names)), *(str(final / name) for name in names)]
     write_whole(folder / FILE_LIST, "\n".join(lines) + "\n")

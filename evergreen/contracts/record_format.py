@@ -5,13 +5,13 @@ The fields of the message are the columns of a recommender.
 Other readers of the log (a BigQuery subscription, Flink, a notebook) use the schema that `proto`
 prints. `contracts.records` describes the meaning of a record, and `events.event_log` its transport.
 
-The values of a feature are one packed field, so that a message of many rows is only a few bytes
-longer than its numbers. The number of a field is a hash of the kind and the name of its feature. If
-a column is added, dropped or moved, the field numbers of the other columns stay the same. A packed
-field of fixed-size numbers has the same bytes as a field of type bytes (little endian). NumPy
-therefore reads these bytes directly, in a fifth of the time of Protobuf's Python objects (64 rows
-of 39 columns). A nested message is a field of bytes too. The features of many messages can
-therefore be read as one array (`_Layout`).
+The values of a feature are stored as one packed field. A message of many rows is therefore only a
+few bytes longer than its numbers. The number of a field is a hash of the kind and the name of its
+feature. If a column is added, dropped or moved, the field numbers of the other columns stay the
+same. The bytes of a packed field of fixed-size numbers equal those of a field of type bytes (little
+endian). NumPy therefore reads these bytes directly, in a fifth of the time of Protobuf's Python
+objects (64 rows of 39 columns). A nested message is a field of bytes too. The features of many
+messages can therefore be read as one array (`_Layout`).
 """
 
 import hashlib
@@ -66,8 +66,8 @@ class _FieldRow:
     name: str
     number: int
     type: str
-    """Type in the schema: the type of a scalar or of an array's elements, or the name of a
-    message."""
+    """Type of the field in the schema. For an array it is the type of the elements, and for a
+    nested message it is the message's name."""
     repeated: bool = field(default=False, kw_only=True)
     comment: str = field(default="", kw_only=True)
 
@@ -132,8 +132,8 @@ time."""
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
 """Optional arrays of a prediction record."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
-"""Maximum bytes of a message in addition to the numbers of its arrays. `_FRAME_BYTES` is for ids,
-names and digest. `_COLUMN_BYTES` covers the tag and the length of each feature."""
+"""Maximum number of bytes in a message that are not numbers of its arrays. `_FRAME_BYTES` covers
+the ids, the names and the digest. `_COLUMN_BYTES` covers the tag and the length of each feature."""
 
 
 class RecordFormat:
@@ -198,7 +198,7 @@ class RecordFormat:
         )
 
     def proto(self) -> str:
-        """Return the schema as a `.proto` file, for other readers and for Pub/Sub."""
+        """Return the schema in the format of a `.proto` file, for other readers and for Pub/Sub."""
         lines = ['syntax = "proto3";', "", "message LogRecord {"]
         for message, fields in self._messages.items():
             lines += [f"  message {message} {{", *(f"    {_line(each)}" for each in fields), "  }"]
@@ -266,7 +266,7 @@ class RecordFormat:
     def decoded_bytes(self, record: Record) -> int:
         """Return the approximate memory of a decoded record in bytes.
 
-        A decoded record has all columns, even those that its message lacks.
+        After decoding, a record has all columns, even those that its message lacks.
         """
         return len(record) * (
             _OUTCOME_BYTES if isinstance(record, OutcomeBatch) else self.row_bytes
@@ -281,10 +281,9 @@ class RecordFormat:
                 no recommender is always accepted.
 
         Raises:
-            ContractError: the message does not follow the schema, or contains an invalid value. It
-                is also raised if predictions belong to another recommender, have more than
-                `MAX_ROWS_PER_RECORD` rows, or have a feature whose number of values is not the
-                number of rows.
+            ContractError: the message does not follow the schema, or contains an invalid value. The
+                error is also raised if predictions belong to another recommender, have more than
+                `MAX_ROWS_PER_RECORD` rows, or have a feature with a wrong number of values.
         """
         try:
             message: Any = self._type.FromString(content)
@@ -316,7 +315,7 @@ class RecordFormat:
     ) -> tuple[list[tuple[Predictions, NDArray[np.int64]]], list[int]]:
         """Decode messages in bulk, and find those that must be decoded one at a time by `decode`.
 
-        A message can be decoded in bulk if it has all columns, no propensities and no shadow
+        A message can be decoded in bulk if it has all columns, but no propensities and no shadow
         scores. Messages with the same number of rows are decoded together.
 
         Args:
@@ -327,8 +326,9 @@ class RecordFormat:
             versions: Model versions that the messages may name, or None for any.
 
         Returns:
-            Two results. The first has the predictions of each group, with the positions of their
-            messages, [m]. The second has the positions of all other messages, valid or not.
+            Two results. The first result has the predictions of each group, with the positions of
+            their messages, [m]. The second result has the positions of all other messages, valid or
+            not.
         """
         alike: dict[int, list[tuple[int, Any]]] = {}
         sizes: dict[int, int] = {}
@@ -389,7 +389,7 @@ class RecordFormat:
         Returns 0 if no valid record has these sizes.
         """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # Features are larger than their numbers alone. Without this check a corrupt message could
+        # Features are larger than their numbers alone. Without this check, a corrupt message could
         # request a layout of any size.
         is_valid = (
             not rest
@@ -401,10 +401,10 @@ class RecordFormat:
     def _read_alike(
         self, sent: Sequence[Any], num_rows: int
     ) -> tuple[Predictions, NDArray[np.bool_]]:
-        """Decode messages whose predictions all have `num_rows` rows.
+        """Decode messages that all have `num_rows` rows.
 
         Returns:
-            The predictions, and a mask of those that are valid and have all features, [m].
+            The predictions, and a mask [m] of the valid messages that have all features.
         """
         layout, shape = self._layout(num_rows), (len(sent), num_rows)
         raw = np.frombuffer(b"".join([each.features for each in sent]), np.uint8).reshape(
@@ -495,7 +495,7 @@ class RecordFormat:
 
 
 class _Layout:
-    """Offsets of each column's numbers in the message `Features`, for one number of rows.
+    """Byte offset of each column's numbers in the message `Features`, for a given number of rows.
 
     Protobuf writes all fields in the order of their numbers.
     """
@@ -511,7 +511,8 @@ class _Layout:
         whole = _serialized(kind(**{name: bytes(size * num_rows) for name, size in columns}))
         self.size = len(whole)
         self.heads: list[tuple[str, bytes]] = []
-        """Name of each field, and the bytes before its numbers: its tag and its length."""
+        """For each field, its name and the bytes before its numbers, which are the tag and the
+        length."""
         self.starts: dict[str, int] = {}
         end = 0
         for name, size in columns:
@@ -574,7 +575,7 @@ def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
 
 
 def _expect_known(message: Message, what: str) -> None:
-    """Refuse unknown fields, which a newer client or file may write.
+    """Refuse a message with unknown fields. A newer client or a newer file may have written them.
 
     Decoding would lose the values of unknown fields.
     """
@@ -599,7 +600,7 @@ def _number(kind: str, name: str) -> int:
 
 
 def _identifiers(names: Iterable[str]) -> dict[str, str]:
-    """Return a field name for each feature.
+    """Return a valid and unique field name for each feature.
 
     The names are unique without regard to case, as BigQuery requires.
 
@@ -622,7 +623,7 @@ def _line(row: _FieldRow) -> str:
 
 
 def _message_types(messages: Mapping[str, tuple[_FieldRow, ...]]) -> tuple[Any, Any]:
-    """Return the classes of `LogRecord` and `Features`.
+    """Return the Protobuf classes for `LogRecord` and `Features`.
 
     In the class for `LogRecord`, arrays and features are plain fields of bytes.
     """

@@ -29,8 +29,8 @@ MAX_ID_CHARACTERS = 128
 """Maximum characters of an id, a name or a digest in a record. The archive repeats a request's id
 in each of its rows."""
 MAX_ROWS_PER_RECORD = 2048
-"""Maximum rows in a prediction record. With 39 columns such a record has 0.57 MB. Event logs accept
-messages of up to 1 MB."""
+"""Maximum rows in a prediction record. Such a record has 0.57 MB if there are 39 columns. Event
+logs accept messages of up to 1 MB."""
 END_OF_TIME = 253_402_300_800.0
 """Start of the year 10000 in seconds since the epoch. Python's calendar ends before the year
 10000."""
@@ -42,13 +42,13 @@ EVENTS = (CLICK, CONVERSION)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PredictionBatch:
-    """The rows of one scored request.
+    """Record of one scored request with its rows.
 
     Raises:
-        ContractError: a type, shape or dtype is not as stated, or there are no rows or columns. It
-            is also raised if a version or time is out of range, or a text is too long or cannot be
-            encoded in UTF-8. It is also raised if a numeric value is infinite, or a score is not a
-            probability.
+        ContractError: a type, shape or dtype is not as stated, or there are no rows or columns. The
+            error is also raised if a version or time is out of range, or a text is too long or
+            cannot be encoded in UTF-8. The error is also raised if a numeric value is infinite, or
+            a score is not a probability.
     """
 
     request_id: str
@@ -69,19 +69,19 @@ class PredictionBatch:
     """[n] probability of each row's position (`evergreen.contracts.exploration`). None without
     exploration."""
     shadow_version: int | None = None
-    """Model version that scored the rows as shadow traffic. None without shadow traffic."""
+    """Model version that scored the rows as shadow traffic. None if there was no shadow traffic."""
     shadow_scores: NDArray[np.float32] | None = None
-    """[n] probabilities from the shadow version. They were not served. The scores are required if
-    `shadow_version` is set, and not allowed otherwise."""
+    """[n] probabilities from the shadow version. Shadow scores were not served to users. The scores
+    are required if `shadow_version` is set, and not allowed otherwise."""
     canary: bool = False
-    """Whether a canary answered the request. A canary is a version that gets a share of the traffic
+    """Whether a canary scored the request. A canary is a version that gets a share of the traffic
     beside the live version."""
     recommender: str | None = None
     """Name of the rows' recommender. None if the writer of the record did not know the
     recommender."""
     recommender_digest: str | None = None
-    """`evergreen.config.spec.Recommender.digest` of the recommender that the writer used. None if
-    the writer of the record did not know the recommender."""
+    """Digest of the recommender that the writer used (`evergreen.config.spec.Recommender.digest`).
+    None if the writer of the record did not know the recommender."""
 
     def __post_init__(self) -> None:
         n = len(self.scores)
@@ -152,7 +152,7 @@ R = TypeVar("R", bound="Requests")
 def micros_of(times: NDArray[np.float64]) -> NDArray[np.int64]:
     """Convert times in seconds to microseconds.
 
-    `evergreen.contracts.raw_rows.microseconds` does the same for one time.
+    For a single time, `evergreen.contracts.raw_rows.microseconds` does the same.
     """
     return np.rint(times * 1e6).astype(np.int64)
 
@@ -160,7 +160,7 @@ def micros_of(times: NDArray[np.float64]) -> NDArray[np.int64]:
 NO_POSITION = -(2**31)
 """Value of `Requests.positions` for a row outside ranked lists."""
 NO_VERSION = -1
-"""Value of `Predictions.shadow_versions` for a request without shadow scores."""
+"""Value of `Predictions.shadow_versions` if the request has no shadow scores."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -168,8 +168,8 @@ class Requests:
     """Columns of several requests: arrays of one value per request, [m], or per row, [n].
 
     The rows of a request are consecutive. Requests that arrive together are decoded, stored and
-    counted by one call. This is faster than one object per request: for requests with a single row,
-    creating the objects took most of the time.
+    counted by one call. The arrays are faster than one object per request: for requests with a
+    single row, creating the objects took most of the time.
     """
 
     ids: NDArray[np.object_]
@@ -183,8 +183,8 @@ class Requests:
     scores: NDArray[np.float32]
     """[n] probabilities."""
     positions: NDArray[np.int32]
-    """[n] position in the ranked list that the request showed, from 1. `NO_POSITION` in all rows of
-    a request without a list."""
+    """[n] position in the ranked list that the request showed, from 1. The value is `NO_POSITION`
+    if the request showed no list."""
 
     OF_REQUESTS: ClassVar[tuple[str, ...]] = ("ids", "times", "versions", "sizes")
 
@@ -219,7 +219,7 @@ class Requests:
         )
 
     def between(self: R, start: int, stop: int) -> R:
-        """Return views of the requests from position `start` (included) to `stop` (excluded)."""
+        """Return the requests from position `start` up to but excluding `stop`, without copying."""
         first = int(self.sizes[:start].sum())
         return self._take(
             slice(start, stop), slice(first, first + int(self.sizes[start:stop].sum()))
@@ -243,7 +243,10 @@ class Requests:
         )
 
     def ordered(self: R, times: NDArray[Any]) -> R:
-        """Return the requests ordered by `times`, [m], and then by id."""
+        """Return the requests in the order of `times`, [m].
+
+        Requests with equal times are ordered by id.
+        """
         return self.select(self.order(times))
 
     def order(self, times: NDArray[Any]) -> NDArray[np.int64]:
@@ -308,7 +311,7 @@ class Predictions(Requests):
     def of(cls, batches: Sequence[PredictionBatch]) -> "Predictions":
         """Return the rows of prediction batches as arrays.
 
-        There must be at least one batch, and all must have the same columns.
+        There must be at least one batch, and all batches must have the same columns.
         """
         sizes = np.array([len(batch) for batch in batches], np.int64)
         shadow_versions = [

@@ -27,7 +27,7 @@ MAX_BATCH_ROWS = 4096
 
 
 GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
-    # Do not use the proxy that the environment names. Triton runs on this machine or in the same
+    # The proxy from the environment must not be used. Triton runs on this machine or in the same
     # cluster.
     ("grpc.enable_http_proxy", 0),
     # tritonclient drops its defaults if options are given, so they are repeated here.
@@ -54,7 +54,7 @@ class ServedNames:
 
     @property
     def candidate(self) -> str:
-        """Return the name under which a version is tested before it replaces the live one.
+        """Return the model name under which a new version is tested before it goes live.
 
         Clients never call it.
         """
@@ -65,8 +65,8 @@ class ServedNames:
         """Return the name under which a canary answers its share of the traffic.
 
         See `evergreen.registry.traffic_plan`. A canary needs its own name, because Triton sends a
-        request without a version to the highest loaded version of a name. Under the live name the
-        canary would get all traffic.
+        request without a version to the highest loaded version of a name. If it had the live
+        version's name, the canary would get all traffic.
         """
         return self.model + CANARY_SUFFIX
 
@@ -94,7 +94,9 @@ PROBABILITY_OUTPUT = Tensor("probability", "FP32", 1)
 
 
 def input_tensors(features: Features) -> tuple[Tensor, ...]:
-    """Return the inputs of a served graph in order. A kind without features has no tensor.
+    """Return the inputs of a served graph in order.
+
+    A kind of column without features has no input tensor.
 
     >>> input_tensors(Features(numeric=(), categorical=("item", "shop")))
     (Tensor(name='categorical', datatype='INT64', width=2),)
@@ -115,8 +117,8 @@ def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, ND
 class ColumnMap:
     """Conversion of rows to the columns of a model, by name.
 
-    A column of the model that the rows lack is filled with the missing value. The columns of the
-    rows and those of the model both have the form of `Features.columns`.
+    If the rows lack a column of the model, the column is filled with the missing value. The columns
+    of the rows and those of the model both have the form of `Features.columns`.
     """
 
     def __init__(

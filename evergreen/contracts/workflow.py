@@ -1,8 +1,8 @@
 """The fitted feature workflow: vocabularies and dense arithmetic, independent of any library.
 
-Preprocessing fits it, and deployment writes it into the served graph. The next run's preprocessing
-continues with the workflow. Preprocessing decides which categories enter and leave, and stores its
-own state in other files.
+Preprocessing fits the workflow, and deployment writes it into the served graph. The next run's
+preprocessing continues with the workflow. Preprocessing decides which categories enter and leave,
+and stores its own state in other files.
 
 The ids are 0 for padding (a position of a list without an element), 1 for missing, 2 for out of
 vocabulary, and 3 + position in the vocabulary for a category. The id of a category never changes
@@ -12,8 +12,8 @@ so that no other id changes. A later run may give that id to a new category.
 Dense columns are transformed according to their `features.NumericOptions`, with NVTabular's
 operators FillMissing, Clip, LogOp and Normalize. The logarithm gives the same bits on every
 platform (`FeatureWorkflow.encode_dense`). A column with buckets is not a dense input. The operator
-Bucketize converts the value of such a column to a bucket number, from 0. This number is used as a
-category, and its id never changes.
+Bucketize converts the value of such a column to a bucket number, from 0. The bucket number is used
+as a category, and the id of this category never changes.
 
 `vocabulary_changes` returns what one run changed in the vocabularies. Preprocessing reports the
 changes, training reinitializes the rows of changed ids, and evaluation measures rows with changed
@@ -44,8 +44,8 @@ MISSING_ID = 1
 OOV_ID = 2
 FIRST_ID = 3
 TOMBSTONE = -2
-"""Entry in a vocabulary at an id that has no category. No raw category is negative, except
-`MISSING_CATEGORY` for a missing one."""
+"""Entry in a vocabulary at an id that has no category. Categories in the raw rows are never
+negative, except `MISSING_CATEGORY` for a missing one."""
 
 SETTINGS_FILE = "workflow.json"
 VOCABULARIES_FILE = "vocabularies.npz"
@@ -71,7 +71,7 @@ def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float
 
 
 def clipped(values: NDArray[np.float32], options: NumericOptions) -> NDArray[np.float32]:
-    """Return clipped values of a bucketed column. NaN stays NaN."""
+    """Clip the values of a column with buckets. NaN stays NaN."""
     least, largest = np.array(options.bounds, np.float32)
     found: NDArray[np.float32] = np.minimum(np.maximum(values, least), largest)
     return found
@@ -83,9 +83,9 @@ class FeatureWorkflow:
 
     Raises:
         ContractError: the numbers of columns and features differ, a category occurs twice or is
-            outside [0, 2^52), or a std is not positive. It is also raised if bucket boundaries are
-            not ascending or too many. The same holds if an excluded column is not a feature, occurs
-            twice, or has a vocabulary.
+            outside [0, 2^52), or a std is not positive. The error is also raised if bucket
+            boundaries are not ascending or too many. The error is also raised if an excluded column
+            is not a feature, occurs twice, or has a vocabulary.
     """
 
     features: Features
@@ -106,7 +106,7 @@ class FeatureWorkflow:
     and count as missing."""
     boundaries: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """Lower ends of the buckets of each bucketed feature, ascending. The first bucket has no lower
-    end."""
+    boundary."""
 
     def __post_init__(self) -> None:
         numeric, slots = self.features.numeric, self.features.slots
@@ -352,10 +352,10 @@ class FeatureWorkflow:
 
 @dataclass(frozen=True, eq=False)
 class VocabularyChange:
-    """Changes of one column's ids. Each array is ascending."""
+    """Changes of the ids of one column. The ids in each array are ascending."""
 
     entered: NDArray[np.int64]
-    """Ids that have a category now but had none before. They are appended ids and reused
+    """Ids that have a category now but had none before. Such ids are appended ids and reused
     tombstones."""
     reused: NDArray[np.int64]
     """Ids of `entered` that were tombstones."""

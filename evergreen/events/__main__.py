@@ -1,7 +1,7 @@
-"""`evergreen log`: check an event log, list its dead letters, and publish them again.
+"""`evergreen log`: checks an event log, lists its dead letters, and publishes them again.
 
 The commands are safe beside a running monitor, because they neither pull nor acknowledge messages.
-`evergreen.events.event_log` describes the guarantees of a log.
+`evergreen.events.event_log` describes what an event log guarantees.
 """
 
 import argparse

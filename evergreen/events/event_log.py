@@ -2,10 +2,10 @@
 
 A message is delivered at least once: the log delivers it until it is acknowledged, possibly several
 times and in any order. The consumer stores each message durably (fsync) before it acknowledges the
-message. It recognizes redeliveries by message id. An unusable message becomes a dead letter with a
-reason and is never dropped. The backends `evergreen.events.sqlite`, `evergreen.events.pubsub` and
-`evergreen.events.kafka` pass the same conformance suite. `evergreen.events.locations` maps a URL to
-a backend.
+message. The consumer recognizes redeliveries by message id. An unusable message becomes a dead
+letter with a reason and is never dropped. The backends `evergreen.events.sqlite`,
+`evergreen.events.pubsub` and `evergreen.events.kafka` pass the same conformance suite.
+`evergreen.events.locations` maps a URL to a backend.
 """
 
 import zlib
@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from evergreen.runtime.errors import ContractError
 
 MAX_MESSAGE_BYTES = 1_000_000
-"""Largest message in bytes that every backend carries. It is Kafka's default limit, which is the
-smallest of the three backends' limits."""
+"""Maximum size of a message in bytes that all backends accept. The value is Kafka's default limit,
+which is the smallest of the three backends' limits."""
 
 
 MAX_PULL_BYTES = 16 << 20
@@ -25,7 +25,7 @@ Decoded records take several times as much memory as their payloads."""
 
 
 class Delivery(NamedTuple):
-    """One delivery of one message."""
+    """Delivery of a message to a reader."""
 
     message_id: str
     payload: bytes
@@ -34,7 +34,7 @@ class Delivery(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """An unusable message: its original bytes and the reason."""
+    """Message that could not be used, with its original bytes and the reason."""
 
     message_id: str
     payload: bytes
@@ -49,9 +49,9 @@ class Publisher(Protocol):
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
         """Store (id, payload) messages durably. When the call returns, all messages are stored.
 
-        After an error some of the messages may be stored. Publish all of them again with the same
-        ids. A message that is published twice may be delivered twice, except by SQLite. Another
-        payload under a known id is another message and is delivered too.
+        After an error some of the messages may be stored. Publish all messages again with the same
+        ids. If a message is published twice, every backend except SQLite may deliver it twice. A
+        different payload under a known id counts as another message and is delivered too.
 
         Raises:
             ContractError: a payload is larger than `MAX_MESSAGE_BYTES`. Nothing was sent.
@@ -66,25 +66,28 @@ class Publisher(Protocol):
 
 
 class Subscriber(Protocol):
-    """The reading side of one subscription. Several readers share its messages.
+    """The reading side of one subscription. Several readers of a subscription share its messages.
 
     Every method except `problem` and `close` raises TemporaryError if the log is unreachable or
     busy, and PermanentError if it refuses permanently.
     """
 
     def pull(self, max_messages: int) -> list[Delivery]:
-        """Return messages without an active lease, and lease each of them.
+        """Return messages that no reader has leased, and lease each of them.
 
         The oldest messages come first if the backend orders messages. The call never waits for a
-        message. The call ends with the message that brings the payloads to `MAX_PULL_BYTES`. If a
-        pull reaches neither of its two limits, no more messages are available now.
+        message. The call ends with the message that brings the total payload to `MAX_PULL_BYTES`.
+        If a pull reaches neither of its two limits, no more messages are available now.
         """
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """Acknowledge deliveries. A token with an expired lease is ignored."""
 
     def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
-        """Store deliveries, each a token and a reason, as dead letters, then acknowledge them."""
+        """Store the messages of deliveries as dead letters, then acknowledge them.
+
+        `bad` has a token and a reason for each delivery.
+        """
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """Return all dead letters, oldest first, without removing any."""
@@ -107,7 +110,7 @@ class Subscriber(Protocol):
         """
 
     def problem(self) -> str | None:
-        """Return why no message can arrive, or None while connected.
+        """Return the reason why no message can arrive, or None if there is none.
 
         Examples of a problem are failing pulls, an unreachable broker, and a missing file. An idle
         log is not a problem. The call raises nothing and does not wait for the network.
@@ -116,7 +119,7 @@ class Subscriber(Protocol):
     def backlog(self) -> int | None:
         """Return the number of published messages that are neither acknowledged nor dead-lettered.
 
-        Returns None if the backend does not report it.
+        Returns None if the backend does not know the number.
         """
 
     def close(self) -> None:
@@ -124,7 +127,7 @@ class Subscriber(Protocol):
 
 
 def is_short(pulled: Sequence[Delivery], max_messages: int) -> bool:
-    """Return whether a pull ended before both of its limits.
+    """Return whether a pull ended before reaching either of its limits.
 
     Such a pull found all available messages.
     """
@@ -132,10 +135,10 @@ def is_short(pulled: Sequence[Delivery], max_messages: int) -> bool:
 
 
 def expect_size(message_id: str, payload: bytes) -> None:
-    """Check that every backend carries the message.
+    """Check that the message is small enough for every backend.
 
     Raises:
-        ContractError: it is larger than `MAX_MESSAGE_BYTES`.
+        ContractError: the message is larger than `MAX_MESSAGE_BYTES`.
 
     >>> expect_size("small", b"payload")
     """
@@ -146,10 +149,10 @@ def expect_size(message_id: str, payload: bytes) -> None:
 
 
 def partition_of(request_id: str, count: int) -> int:
-    """Return the number, less than `count`, of the partition with every record of a request.
+    """Return the number of the partition that gets all records of a request, less than `count`.
 
-    All writers must use the same partition, because only the monitor of one partition joins a
-    prediction with its outcomes.
+    All writers must choose the same partition, because a prediction and its outcomes are joined
+    within one partition.
 
     >>> partition_of("request 1", 4), partition_of("request 2", 4)
     (0, 2)

@@ -42,9 +42,9 @@ requests them."""
 
 
 class SqliteLog:
-    """Publisher and subscriber of one log file.
+    """Event log in one file, for publishing and subscribing.
 
-    When a message is acknowledged, its payload is deleted. Its id and a digest of its content are
+    When a message is acknowledged, its payload is deleted. The id and a digest of the content are
     retained for `keep_ids_seconds`, to recognize a message that is published again. Other content
     under a known id is another message. Several threads may share one log.
     """
@@ -63,8 +63,8 @@ class SqliteLog:
         Args:
             path: File of the log.
             lease_seconds: Time after which an unacknowledged message is delivered again.
-            keep_ids_seconds: Retention of acknowledged ids. It must be far longer than the time
-                during which a publisher repeats a message.
+            keep_ids_seconds: Retention of acknowledged ids. The retention must be far longer than
+                the time during which a publisher repeats a message.
             busy_timeout_seconds: Longest wait for another process's write.
             clock: Clock in seconds since the epoch. All processes that open the file must use the
                 same clock.
@@ -154,8 +154,8 @@ class SqliteLog:
             )
         if is_short(pulled, max_messages):
             self._drained_at = now
-            # If a complete pull does not return a message whose lease has expired, another reader
-            # has taken over the message.
+            # If a complete pull does not return a message with an expired lease, another reader has
+            # leased this message.
             latest = now + self._longest_seconds
             self._pulled = {
                 token: until for token, until in self._pulled.items() if now < until <= latest

@@ -1,7 +1,7 @@
 """Networks, their configurations and files, scoring, and the ONNX export.
 
-`configs` has the table of all networks, and `network` has their common interface. `dcn`, `deepfm`
-and `dlrm` are the networks. `files` reads and writes a model's folder in the registry. `scoring`
+`configs` has the table of all networks, and `network` has their common interface. The networks are
+`dcn`, `deepfm` and `dlrm`. `files` reads and writes a model's folder in the registry. `scoring`
 computes click probabilities. `configs` and `files` do not import torch, so that command lines,
 deployment and the monitor can use them.
 """

@@ -37,9 +37,9 @@ class Dcn(Network):
             )
         self.cross_bias = nn.Parameter(torch.zeros(shape))
         self.tower = mlp(config.input_width, config.tower, dropout=config.dropout)
-        # The final layer is split into two parameters, so that the exported graph multiplies only
-        # by constants. ONNX Runtime packs constants once, and its results are then equal bit for
-        # bit for any number of rows.
+        # The final layer is split into two parameters. The exported graph then multiplies only by
+        # constants. ONNX Runtime packs constants once, so its results have equal bits for any
+        # number of rows.
         final_1 = linear(config.tower[-1] + config.input_width, 1, bias=False).weight.detach()
         self.final_tower = nn.Parameter(final_1[:, : config.tower[-1]].clone())
         self.final_cross = nn.Parameter(final_1[:, config.tower[-1] :].clone())
@@ -53,7 +53,7 @@ class Dcn(Network):
         ]
 
     def _by_vectors(self, x0_BX: Tensor) -> Tensor:
-        """Return the cross layers' share of the logits for DCN v1, [B, 1].
+        """Return the part of the logits that the cross layers of DCN v1 contribute, [B, 1].
 
         The output of every cross layer is `scale * x0 + shift`. There is one scale for each row,
         and one shift vector for all rows. The recursion is x_{l+1} = (scale_l + x_l . w_l) * x0 +
@@ -71,7 +71,7 @@ class Dcn(Network):
         return scale_B1 * product_B1 + constants_M[-1]
 
     def _by_matrices(self, x0_BX: Tensor) -> Tensor:
-        """Return the cross layers' share of the logits for DCN v2, [B, 1]."""
+        """Return the part of the logits that the cross layers of DCN v2 contribute, [B, 1]."""
         cross_BX = x0_BX
         for u_XK, v_KX, bias_X in zip(self.cross_u, self.cross_v, self.cross_bias):
             cross_BX = x0_BX * torch.addmm(bias_X, cross_BX @ u_XK, v_KX) + cross_BX

@@ -1,11 +1,11 @@
 """DeepFM: a factorization machine and a tower with shared vectors.
 
-The network was published by Guo et al. (2017, arXiv 1703.04247).
+Guo et al. published the network (2017, arXiv 1703.04247).
 
 The first number of a category's vector is its first-order weight. The other numbers of the vector
-are its factors, as in HugeCTR's sample. A dense value has its own factors, which are scaled by the
-value. The sum of the products of all pairs of factors is (square of the sum - sum of the squares) /
-2.
+are its factors, as in HugeCTR's sample. Each dense value has its own factors, which are multiplied
+by the value. The sum of the products of all pairs of factors is (square of the sum - sum of the
+squares) / 2.
 
 Sums over fields and factors are computed as matrix products with ones. ONNX Runtime's own sums can
 differ in the last bits, depending on the row's position in the batch.

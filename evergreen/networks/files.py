@@ -7,10 +7,10 @@ file has the embedding table of all slots as `embeddings`, and the dense paramet
 `<name>.exp_avg_sq`, and the number of steps in its metadata. The row of an id in its table is
 `offset[slot] + id`, where `offset` is the running sum of the sizes of the table's slots.
 
-Both files are memory-mapped for reading and for writing. A table that is larger than memory can
-therefore be copied in chunks, and no table is in memory twice. This module writes the files itself,
-because the safetensors library can only write complete tensors. The safetensors library checks each
-file when it is read. `network.export_onnx` creates `network.onnx`.
+The weights file and the optimizer file are memory-mapped for reading and for writing. A table that
+is larger than memory can therefore be copied in chunks, and no table is in memory twice. This
+module writes the files itself, because the safetensors library can only write complete tensors. The
+safetensors library checks each file when it is read. `network.export_onnx` creates `network.onnx`.
 """
 
 import json
@@ -42,11 +42,11 @@ Columns = NDArray[np.int64] | slice
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """One number for each parameter of a model: the weights, or one of Adam's moments."""
+    """Tensors with one number per parameter of a model: the weights, or one of Adam's moments."""
 
     tables: tuple[FloatArray, ...]
-    """One table for each width of vectors, ascending by width, each [sum of its slots' sizes,
-    width]."""
+    """Embedding tables, one for each width of vectors, in ascending order of width. Each is [sum of
+    its slots' sizes, width]."""
     dense: dict[str, FloatArray]
     """Dense parameters by `state_dict` name."""
 
@@ -64,7 +64,7 @@ class Tensors:
             tables: Layout of the tables.
 
         Raises:
-            ContractError: the tables have other numbers of rows.
+            ContractError: the number of rows of a table is not the number of ids.
         """
         require_rows(self.tables, tables, slot_sizes)
         found: dict[int, FloatArray] = {}
@@ -81,9 +81,10 @@ class StoredModel:
 
     weights: Tensors
     moments: tuple[Tensors, Tensors] | None
-    """Adam's m and v, or None if no optimizer state was saved."""
+    """Adam's two moments, or None if no optimizer state was saved."""
     step: int
-    """Number of optimizer steps taken over all runs. It is 0 without optimizer state."""
+    """Number of optimizer steps taken over all runs. The number is 0 if there is no optimizer
+    state."""
 
     @property
     def parts(self) -> tuple[Tensors, ...]:
@@ -148,8 +149,8 @@ def new_model(
 ) -> Iterator[StoredModel]:
     """Yield a new model of zeros, whose memory-mapped arrays the caller fills.
 
-    The files are complete when the body ends. Call this inside `durable.whole_directory` to publish
-    the folder atomically and flush it to disk.
+    The files are complete when the `with` block ends. Call this inside `durable.whole_directory` to
+    publish the folder atomically and flush it to disk.
 
     Args:
         folder: Folder to write, created if it is absent.
@@ -223,11 +224,11 @@ class Table(NamedTuple):
     """Positions of this table's vectors among all vectors of a row."""
 
     def sizes(self, slot_sizes: Sequence[int]) -> list[int]:
-        """Return the sizes of this table's slots."""
+        """Return the number of ids of each slot in this table."""
         return [slot_sizes[slot] for slot in self.slots]
 
     def offsets(self, slot_sizes: Sequence[int]) -> NDArray[np.int64]:
-        """Return, for each of `columns`, the table row of id 0 of its slot."""
+        """Return the first table row of the slot of each id column."""
         return slot_offsets(self.sizes(slot_sizes))[list(self.places.slots)]
 
 
@@ -383,7 +384,10 @@ def _create_tensors(
 def _mapped(
     path: Path, header: Mapping[str, Any], start: int, *, mode: Literal["c", "r+"]
 ) -> dict[str, FloatArray]:
-    """Map the tensors of a header whose data begins at byte `start`. The file is mapped once."""
+    """Map the tensors that a file's header describes. Their data begins at byte `start`.
+
+    The file is memory-mapped only once.
+    """
     whole = np.memmap(path, np.uint8, mode).view(np.ndarray)[start:]
     found: dict[str, FloatArray] = {}
     for name, entry in header.items():

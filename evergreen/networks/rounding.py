@@ -1,8 +1,8 @@
 """Rounding of a model's tables for serving, to the trained precision or to fewer bits.
 
 All rounding of tables happens in this module. `scoring` rounds the vectors that it looks up, and
-the tables of the served graph are rounded by the same functions. Each vector is rounded
-independently, so the gate evaluates exactly the numbers that are served. Training never rounds.
+the tables of the served graph are rounded by the same functions. Vectors are rounded independently
+of each other, so the gate evaluates exactly the numbers that are served. Training never rounds.
 """
 
 from typing import Any, NamedTuple
@@ -19,12 +19,12 @@ negated."""
 
 
 class RoundedTable(NamedTuple):
-    """A served table, or some of its vectors. Each int8 vector has a scale."""
+    """Embedding table for serving, or a part of its vectors. Each int8 vector has a scale."""
 
     values: NDArray[Any]
-    """[rows, width], in the number type."""
+    """Rounded vectors, [rows, width], in the number type of the table."""
     scales: FloatArray | None = None
-    """[rows, 1], or None if the values are not scaled."""
+    """Scale of each vector, [rows, 1]. None if the vectors are not scaled."""
 
     def vectors(self) -> FloatArray:
         """Return the vectors as float32 [rows, width]."""
@@ -50,7 +50,7 @@ def round_table(table: FloatArray, numbers: str) -> RoundedTable:
     values = np.empty(table.shape, numbers)
     scales = np.empty((len(table), 1), np.float32) if numbers == INT8 else None
     # A value that is not finite makes its complete vector invalid, also in float32. The gate
-    # reports such a vector.
+    # reports such an invalid vector.
     with np.errstate(over="ignore", invalid="ignore"):
         for rows in chunks(0, len(table)):
             part = table[rows]

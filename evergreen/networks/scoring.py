@@ -33,7 +33,7 @@ BATCH_ROWS = 2048
 
 
 class Scorer:
-    """Scores rows with a network and its tables, on the device of the tables."""
+    """Function that scores rows with a network and its tables, on the device of the tables."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Scorer:
         slot_sizes: Sequence[int],
         numbers: str = FLOAT32,
     ) -> None:
-        """Store the network and the tables without copying them.
+        """Store references to the network and the tables.
 
         The values of the network and the tables may change between two calls.
 
@@ -80,11 +80,11 @@ class Scorer:
     ) -> NDArray[np.float32]:
         """Return click probabilities, float32 [n], without dropout.
 
-        Equal input gives equal bits on the same machine.
+        On the same machine, equal inputs give results with equal bits.
 
         Args:
             dense: Normalised values, [n, D].
-            ids: Slot-local ids, [n, places]. An id outside its slot has a zero vector.
+            ids: Ids within their slots, [n, places]. An id outside its slot has a zero vector.
             batch_rows: Number of rows at a time. The batch size can change the last bits of the
                 result, as in every matrix product.
 
@@ -203,11 +203,11 @@ def load_scorer(
         folder: Folder of the model.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
-        places: Places that a row looks up. None to look up each slot once.
+        places: Places that a row looks up. None means that each slot is looked up once.
         numbers: Number type of the tables, see `rounding.TABLE_TYPES`.
 
     Raises:
-        ContractError: as for `load_network`.
+        ContractError: the same cases as in `load_network`.
     """
     network, values = load_network(folder, config, slot_sizes)
     tables = tables_of(places or one_each(slot_sizes), config.widths)

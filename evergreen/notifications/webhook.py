@@ -81,10 +81,10 @@ NO_ADDRESS = "what should be the webhook's address is no http or https address"
 
 
 class Answer(NamedTuple):
-    """The result of one attempt."""
+    """Result of one attempt to send a message."""
 
     state: str
-    """`delivered`, `retry` (try again later) or `refused` (a retry cannot help)."""
+    """`delivered`, `retry` (a later attempt may help) or `refused` (a retry cannot help)."""
     reason: str = ""
     """Reason without the address."""
     retry_after: float | None = None
@@ -112,7 +112,7 @@ def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> 
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # the error text contains the address
+    except ValueError:  # the text of this error contains the secret address
         return Answer("refused", NO_ADDRESS)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return Answer("refused", NO_ADDRESS)
@@ -141,8 +141,8 @@ def _answer(status: int, retry_after: str | None) -> Answer:
         return Answer("delivered")
     if status in (408, 425, 429) or status >= 500:
         return Answer("retry", f"answered {status}", parse_retry_after(retry_after))
-    # A redirect would turn the POST into a GET of another page. Every other HTTP status means that
-    # the address or the message is wrong.
+    # After a redirect, the POST would become a GET of another page. Every other HTTP status means
+    # that the address or the message is wrong.
     return Answer("refused", f"answered {status}")
 
 

@@ -1,8 +1,8 @@
-"""A sample of a click log by column: the distinct values, and their kind.
+"""Sample of the columns of a click log, with their distinct values and kinds.
 
-`open_rows` reads the rows, and the rules of `evergreen.rows` define the meaning of a value. A
-column is stored as its distinct values, and each row stores the number of its value. Memory is
-therefore bounded by the number of sampled rows.
+`open_rows` reads the rows, and the rules of `evergreen.rows` define the meaning of a value. For
+each column, the sample stores the distinct values, and for each row the number of its value. The
+needed memory is therefore limited by the number of sampled rows.
 """
 
 import re
@@ -38,7 +38,7 @@ SAMPLE_ROWS = 1_000_000
 MAX_BYTES = 1 << 30
 """Maximum memory of the sampled columns in bytes. Reading stops when this limit is exceeded."""
 NUM_EXAMPLES = 3
-"""Number of rejected lines that are shown."""
+"""Maximum number of rejected lines that are displayed."""
 INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "time", "text", "other"
 """Kinds of columns. A column of floats that are all whole numbers is `INTEGER`, because pandas
 writes integers with missing values as floats."""
@@ -46,7 +46,7 @@ TOLERATED = 0.01
 """Maximum share of rows whose value is not of the column's kind. Such rows count as malformed.
 Extraction tolerates the same share of malformed rows."""
 ELEMENT_END = "\x1f"
-"""Separator between the elements of a list of a Parquet file, when the list is stored as a text."""
+"""Separator for the elements of a Parquet list that is stored as a text."""
 _EXACT = 2.0**53
 _ZERO_LED = r"^\s*[+-]?0[0-9]+\s*$"
 _NEARLY_WHOLE = r"^\s*[+-]?[0-9]+(\.0*)?\s*$"
@@ -59,12 +59,12 @@ class SampledColumn:
 
     name: str
     type: str
-    """Arrow type of the column in the file. In a text file all columns are `TEXT`."""
+    """Arrow type of the column in the file. In text files the type of every column is `TEXT`."""
     values: Any
     """Arrow array of the distinct values. Lists of a Parquet file are texts with `ELEMENT_END`
     between the elements."""
     codes: NDArray[np.int32] = field(repr=False)
-    """Position of each row's value in `values`, or -1 if the row has no value."""
+    """For each row, the position of its value in `values`, or -1 if the row has no value."""
 
     @property
     def num_rows(self) -> int:
@@ -78,12 +78,12 @@ class SampledColumn:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Return how many rows have each of `values`."""
+        """Return for each of `values` the number of rows with this value."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values)).astype(np.int64)
 
     @cached_property
     def is_present(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a real value, not a text for a missing value."""
+        """Return whether each of `values` is a value, not a text that means a missing value."""
         if self.kind_of_type == OTHER:
             return np.ones(len(self.values), bool)
         if is_text(self.values.type):
@@ -93,7 +93,7 @@ class SampledColumn:
         return np.ones(len(self.values), bool)
 
     def rows_with(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value is present and selected by a mask over `values`."""
+        """Return the number of rows that have a value which the mask over `values` selects."""
         return int(self.counts[mask & self.is_present].sum())
 
     @cached_property
@@ -108,7 +108,7 @@ class SampledColumn:
 
     @cached_property
     def missing_words(self) -> tuple[str, ...]:
-        """Return the texts that mean a missing value in this column, most frequent first."""
+        """Return the texts that represent missing values in this column, most frequent first."""
         at = np.flatnonzero(~self.is_present & (self.counts > 0))
         at = at[np.argsort(-self.counts[at], kind="stable")]
         return tuple(word for i in at.tolist() if (word := shown(self.values[i]).strip()))
@@ -168,7 +168,7 @@ class SampledColumn:
 
     @cached_property
     def is_zero_led(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a text of digits with leading zeros.
+        """Return whether each of `values` is a text of digits with a leading zero.
 
         The conversion of such a text to a number would lose the zeros.
         """
@@ -232,13 +232,13 @@ class SampledColumn:
         """
         is_number = np.isfinite(self.numbers)
         if self.kind_of_type == TEXT:
-            # Whole numbers of more than 64 bits are ids. Two different ids could become the same
-            # float.
+            # Whole numbers with more than 64 bits are treated as ids. Two different ids could
+            # become the same float.
             is_number &= self.is_whole | ~_matching(self.values, _DIGITS)
         return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
 
     def num_unfit(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows with a value that a mask over `values` does not select."""
+        """Return the number of rows whose value exists and is not selected by the mask."""
         return self.num_present - self.rows_with(mask)
 
     @cached_property
@@ -255,7 +255,7 @@ class SampledColumn:
 
     @cached_property
     def bounds(self) -> tuple[Any, Any] | None:
-        """Return the smallest and the largest value for display.
+        """Return the minimum and the maximum of the values, for display.
 
         Returns None if the kind has no order.
         """
@@ -278,9 +278,9 @@ class SampledColumn:
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
-        """Return for each row the entry of `of_values` for its value.
+        """Return for each row the entry of `of_values` that belongs to the row's value.
 
-        The result is `absent` if the row has no value.
+        For a row without a value, the result is `absent`.
         """
         if not len(of_values):
             return np.full(self.num_rows, absent)
@@ -315,7 +315,7 @@ class ColumnSample:
 def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYTES) -> ColumnSample:
     """Read the first rows of a file.
 
-    Each column is returned as its distinct values, and a number per row.
+    For each column, the result has the distinct values, and for each row the number of its value.
 
     Args:
         path: The file, in any format that `open_rows` reads.
@@ -467,7 +467,7 @@ def shown(scalar: Any) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number with its noun.
+    """Return a number and its noun as text, in the singular or plural.
 
     >>> counted(1, "row"), counted(2000, "row")
     ('1 row', '2,000 rows')
@@ -529,7 +529,7 @@ def _texts(values: Any) -> Iterator[str]:
 
 
 def _shape(text: str) -> str:
-    """Return the shape of a text: each run of digits or letters becomes one character.
+    """Return the pattern of a text: one character stands for each run of digits or letters.
 
     >>> _shape("u17"), _shape("68fd1e64")
     ('a9', 'hex 8')
@@ -545,17 +545,17 @@ def _shape(text: str) -> str:
 MIN_PER_LABEL = 20
 """Minimum rows of each label to check whether a column alone predicts the label."""
 DECIDING_AUC = 0.99
-"""Maximum AUC of a feature alone. A column with a higher AUC is not used as a feature, because it
-was recorded after the label or is the label itself."""
+"""Maximum AUC that a feature may have when it is used alone. A column with a higher AUC is not used
+as a feature, because it was recorded after the label or is the label itself."""
 
 
 def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | None:
     """Return the AUC with which a column alone predicts the label, or None with too few rows.
 
-    It is the largest of three AUCs. The first AUC orders rows by the column's numbers, ascending or
-    descending. The second AUC uses only whether a value is present. The third AUC orders rows by
-    the share of clicks of their value. The shares are computed from a random half of the rows and
-    applied to the other half, so that values that occur once have no effect.
+    The result is the largest of three AUCs. The first AUC orders rows by the column's numbers,
+    ascending or descending. The second AUC uses only whether a value is present. The third AUC
+    orders rows by the share of clicks of their value. The shares are computed from a random half of
+    the rows and applied to the other half, so that values that occur once have no effect.
 
     Args:
         column: The column.
@@ -621,7 +621,7 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
     """
     has_key = np.ones(key[0].num_rows, bool)
     for column in key if content else ():
-        has_key &= column.groups >= 0  # a row with a missing key value counts as unique
+        has_key &= column.groups >= 0  # a row with a missing key value is assumed to be unique
     if not has_key.any():
         return RepeatedKeys(0, 0)
     keys = np.unique(_combinations(key)[has_key], return_inverse=True)[1]
@@ -633,7 +633,9 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
 
 
 def _combinations(columns: Sequence[SampledColumn]) -> NDArray[np.int64]:
-    """Return a number for each row, which identifies the combination of its values.
+    """Return a number for each row that identifies the combination of the row's values.
+
+    It identifies the combination of the row's values.
 
     Rows with the same number are equal in all columns.
     """

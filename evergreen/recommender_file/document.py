@@ -20,14 +20,14 @@ from evergreen.runtime.errors import ContractError, first_line
 MAX_BYTES = 1 << 18
 """Maximum size of a file in bytes."""
 MAX_DEPTH = 20
-"""Maximum nesting of lists and mappings. A recommender has four levels."""
+"""Maximum depth of nested lists and mappings. A recommender has four levels."""
 MAX_VALUES = 50_000
 """Maximum keys and values of one file. The parser takes about 30 microseconds for each key or
 value."""
 MAX_DIGITS = 19
 """Maximum digits of a whole number. 19 digits are enough for a signed 64-bit number."""
 MAX_PROBLEM = 2000
-"""Maximum characters of a message. Messages may quote a long value."""
+"""Maximum characters of a message. A message may contain a long value."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 _LEAST_RUN = 3
@@ -39,7 +39,7 @@ class NameRange(str):
 
 
 class Document(NamedTuple):
-    """The values of one file, and the line of each."""
+    """Values of a file, with the line number of each value."""
 
     source: str
     value: Any
@@ -106,9 +106,7 @@ def load_document(text: str, *, source: str) -> Document:
         ) from error
     except ContractError:
         raise
-    except (
-        ValueError
-    ) as error:  # PyYAML's scanner raises this error for an escape that is not a character
+    except ValueError as error:  # PyYAML's scanner raises this error for an invalid escape sequence
         raise ContractError(f"{source}:{loader.line + 1}: {first_line(error)}") from error
 
 
@@ -272,7 +270,7 @@ _Dumper.add_representer(
 
 
 def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
-    """Return the plain value of a node. The lines of nested values are added to `lines`."""
+    """Convert a YAML node to a plain value. The lines of nested values are added to `lines`."""
     if isinstance(node, yaml.SequenceNode):
         found = []
         for number, each in enumerate(node.value):

@@ -36,8 +36,8 @@ from evergreen.runtime.errors import ContractError
 FORMAT = "evergreen/recommender/1"
 """Version of the file format: the value of the key `format`."""
 FILL_IN = "FILL IN"
-"""Placeholder in a drafted file for a value that only the user knows. A file with a placeholder is
-refused."""
+"""Placeholder in a drafted file for a value that the user must fill in. A file that still has a
+placeholder is refused."""
 REQUIRED = ("format", "name", "features")
 KEYS = ("format", "name", "data", "features", *SECTIONS)
 OPTIONS: dict[str, type[Any]] = {
@@ -51,7 +51,7 @@ FIELDS = {
     "categorical": "categorical_options",
     "lists": "list_options",
 }
-"""Name of the field of `Features` with the options, by kind of column."""
+"""For each kind of column, the field of `Features` with the options."""
 KINDS = tuple(OPTIONS)
 
 
@@ -135,7 +135,7 @@ def format_recommender(recommender: Recommender) -> str:
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield each text in a tree of plain values, with its path."""
+    """Yield all texts in nested plain values, each with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
@@ -147,7 +147,7 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
-    """Return the columns of a kind as a file lists them.
+    """Return the columns of a kind in the form of a file.
 
     The result is a mapping with options if at least one column of the kind has options.
     """
@@ -233,7 +233,7 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
 
 
 def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:
-    """Return the options of a column at `path` as an object of their class, or None."""
+    """Return the options at `path` as an object of the kind's class, or None if there are none."""
     said = _mapping(document, path, value)
     with document.located(path):
         return read_mapping(OPTIONS[kind], said, path=path) if said else None
@@ -244,7 +244,7 @@ def _mapping(
 ) -> dict[str, Any]:
     """Return `value` after checking that it is a mapping.
 
-    If `keys` are given, no other key is allowed.
+    If `keys` is not empty, the mapping may have no other keys.
     """
     if not isinstance(value, dict):
         found = "empty" if value is None else repr(value)
@@ -293,7 +293,7 @@ def _named_options(features: Features, kind: str, name: str) -> dict[str, object
 
 
 def _values(recommender: Recommender) -> dict[str, object]:
-    """Return all values except the features, by path."""
+    """Return all settings of a recommender except the features, by path."""
     parts: dict[str, Mapping[str, object]] = {
         "data": asdict(recommender.data),
         **recommender.settings,

@@ -1,8 +1,8 @@
-"""The probable role of each column of a click log with the reason, and questions to the user.
+"""Guesses for a click log: the probable role of each column, and questions to the user.
 
 A role is guessed if the column's name and values agree. If they disagree, or if two columns are
-equally likely, the drafted file asks a question. `check` refuses the file until the question is
-answered.
+equally likely, the drafted file asks a question. The command `check` refuses the file until the
+user has answered the question.
 """
 
 import time
@@ -79,7 +79,7 @@ class Guess(NamedTuple):
     """Probable role of a column."""
 
     role: str
-    """Name of a field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
+    """Role of the column: a field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
     why: str
     options: str = ""
     """Options of the feature in the text form of the file."""
@@ -92,9 +92,9 @@ class Guesses:
     columns: list[tuple[SampledColumn, Guess]]
     """Columns and guesses in file order."""
     questions: dict[str, str]
-    """Questions that only the user can answer, by the field of `ColumnNames` that is unknown."""
+    """Questions for the user, keyed by the field of `ColumnNames` that could not be guessed."""
     time_format: str | None = None
-    """`ColumnNames.time_format`, if the times are not ISO 8601."""
+    """Value for `ColumnNames.time_format`. None if the times are ISO 8601."""
     entities: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Features that identify the user and the item, each with the reason, by `user` and `item`."""
 
@@ -102,7 +102,7 @@ class Guesses:
 def guess_roles(
     sample: ColumnSample, *, now: float | None = None
 ) -> list[tuple[SampledColumn, Guess]]:
-    """Return a guess for each column in file order (see `guess_all`)."""
+    """Return the guess for each column, in file order (see `guess_all`)."""
     return guess_all(sample, now=now).columns
 
 
@@ -425,9 +425,9 @@ class _Guesser:
     # -- features
 
     def _guess_row_name(self, column: SampledColumn) -> Guess | None:
-        """Return a guess that leaves out a column, if the column numbers or names the rows.
+        """Return the guess that a column is left out because it numbers or names the rows.
 
-        Returns None for any other column.
+        Returns None if the column does neither.
         """
         is_unique = column.distinct == column.num_rows and column.num_rows > 1
         if not is_unique or column.kind in (FLOAT, OTHER) or column.is_list:
@@ -565,7 +565,7 @@ def _has_few(column: SampledColumn) -> bool:
 
 
 def _is_label(column: SampledColumn) -> bool:
-    """Return whether a column has both labels and hardly any other values."""
+    """Return whether a column contains both labels, 0 and 1, and hardly any other values."""
     if not _has_few(column) or column.is_list or not column.num_present:
         return False
     is_named = _label_tier(column) < _UNNAMED
@@ -674,8 +674,8 @@ def _may_be_time(column: SampledColumn) -> bool:
         return (
             any(mark in column.example[4:5] for mark in _ISO_LIKE) and column.example[:4].isdigit()
         )
-    # If the column's name is not one of times, numbers are times only if they never decrease from
-    # row to row.
+    # If the column's name is not typical of times, numbers count as times only if they never
+    # decrease from row to row.
     if (
         column.kind not in (INTEGER, FLOAT)
         or names.is_id(column.name)
@@ -723,7 +723,7 @@ def _size(num_categories: int) -> str:
 
 
 _WORDS = "{type: string}"
-"""Options of a categorical feature whose values are not whole numbers."""
+"""Options in the file for a categorical feature whose values are not whole numbers."""
 _BELOW_ZERO = "{transform: [standardize]}"
 """Options of a numeric feature with values below 0, which the default transform would clip."""
 
@@ -737,7 +737,7 @@ def _is_name(name: str) -> bool:
 
 
 def _words_among_numbers(column: SampledColumn) -> str:
-    """Return the few texts in a column of numbers as one text, or "" for any other column."""
+    """Return the few texts in a column of numbers, joined, or "" for any other column."""
     is_number = np.isfinite(column.numbers)
     odd = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
     is_one = 0 < len(odd) <= _MAX_WORDS and column.rows_with(is_number) >= 0.5 * column.num_present
@@ -751,7 +751,7 @@ def _words_among_numbers(column: SampledColumn) -> str:
 
 
 def _unfit(column: SampledColumn) -> str:
-    """Return a remark about values that are not of the column's kind, or "" if there are none."""
+    """Return a remark about values that do not have the column's kind, or "" if there are none."""
     num_unfit = column.num_unfit(column.is_fitting)
     return (
         f"; {counted(num_unfit, 'row')} with another value, such as {column.unfit_example!r}: "

@@ -1,4 +1,4 @@
-"""Detection of lists in a column's texts, and of their separator."""
+"""Detection of lists in the texts of a column, and of the separator between their elements."""
 
 import re
 from dataclasses import dataclass
@@ -35,10 +35,10 @@ _MOST_LETTERS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class ListLooks:
-    """Result of the detection of lists in a column of texts."""
+    """Result of looking for lists in the texts of a column."""
 
     separator: str | None = None
-    """Separator of the elements, `BRACKETS`, or None if the texts are not lists."""
+    """Separator between the elements, or `BRACKETS`. None if the texts are not lists."""
     element: str = TEXT
     """Kind of the elements."""
     num_elements: int = 0
@@ -47,7 +47,7 @@ class ListLooks:
     """Number of elements of the longest list."""
     problem: str | None = None
     remark: str = ""
-    """Remark about texts that may be lists."""
+    """Remark that texts may be lists, although they were not recognized as lists."""
 
 
 def look_at_lists(column: SampledColumn) -> ListLooks:

@@ -1,4 +1,4 @@
-"""The page docs/recommender.md, which lists every key of a recommender's file.
+"""Generator of the page docs/recommender.md, which lists every key of a recommender's file.
 
 `make golden` writes it. The description of each setting is its field's docstring. The module
 `config.sections` provides the dataclasses.
@@ -18,7 +18,7 @@ from evergreen.contracts.values import MISSING_WORDS
 from evergreen.recommender_file.form import FORMAT, OPTIONS
 
 OF_FEATURES = ("num_dense", "num_categorical", "widths")
-"""Fields of a network's configuration that are computed from the features. Users cannot set these
+"""Fields of a network's configuration that follow from the features. Users cannot set these
 fields."""
 _MISSING_WORDS = ", ".join(f"`{word}`" for word in sorted(MISSING_WORDS - {""}))
 _HEAD = f"""# The recommender's file

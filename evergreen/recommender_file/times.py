@@ -13,8 +13,8 @@ from evergreen.runtime.errors import ContractError
 
 _YEAR_9999 = 253_402_300_799_000_000
 _MOST_LOOKED_AT = 10_000
-"""Maximum number of distinct values from which the format is detected. They are spread evenly over
-all values."""
+"""Maximum number of distinct values from which the format is detected. The values that are examined
+are spread evenly over all values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +41,13 @@ class DaySpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Result for a column that can be read as times."""
+    """Result for a column that contains readable times."""
 
     form: str
     """One of `TIME_FORMATS`."""
     span: DaySpan
     num_wrong: int
-    """Rows whose value is not a time, or is outside 1990 to tomorrow."""
+    """Number of rows whose value is not a time between 1990 and tomorrow."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""List the old files of an installation, and remove them with `--yes` (`evergreen collect`).
+"""Lists the old files of an installation, and removes them with `--yes` (`evergreen collect`).
 
-The command removes the work folders of ended runs and the leftovers of killed writes. It also
-removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
+The command removes the work folders of ended runs and the leftovers of killed writes. The command
+also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
 Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The
 command also never removes the live model, a canary, the newest versions that were live, and the
 work folders of runs without an outcome, whatever their age.
@@ -39,7 +39,7 @@ _LEFTOVER = ".collected"
 
 @dataclass(frozen=True, kw_only=True)
 class Removable:
-    """A file or folder that can be removed."""
+    """File or folder that the command can remove."""
 
     path: Path
     what: str
@@ -49,7 +49,7 @@ class Removable:
     def remove(self) -> None:
         """Remove the file or folder.
 
-        If the call is killed, a leftover remains, which the next call finds.
+        If the call is killed, it leaves a renamed file or folder, which the next call finds.
         """
         if not self.path.exists():
             return  # an enclosing folder was already removed
@@ -128,7 +128,7 @@ def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
 
 
 def _left_behind(folder: Path, pattern: str, before: datetime) -> list[Removable]:
-    """Return the leftovers of killed collections and killed writes.
+    """Return what killed collections and killed writes left behind.
 
     A leftover of a write is skipped if any of its files is younger than `before`, because the write
     may still be active.

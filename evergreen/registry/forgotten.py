@@ -1,8 +1,8 @@
 """Record of the models that were trained on rows which `evergreen forget` removed.
 
-The record does not identify the users. After the rows are removed, the record is the only evidence
-that a model was trained on them and must be replaced. A line is written before the first row is
-removed.
+The record contains no user ids. When the rows are removed, the record is the only evidence that a
+model was trained on them. Such a model must be replaced. A command adds its line to the record
+before it removes the first row.
 
 Layout: `<store>/forgotten.jsonl`.
 """

@@ -2,8 +2,8 @@
 
 Evaluation writes the card for the first time. Deployment writes it again when the model is
 released. The card contains the manifests themselves. Neither the manifests nor the card contain a
-value of a user column. The facts from the promotion journal are read again whenever a card is read,
-so they are current.
+value of a user column. The part from the promotion journal is read again with each read of a card,
+so it is up to date.
 
 Layout: `<store>/verdicts/<model_id>/card.json`.
 """
@@ -34,7 +34,8 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.errors import ContractError
 
 MAX_ANCESTORS = 50
-"""Largest number of ancestors on a card. With hourly runs a lineage has thousands of ancestors."""
+"""Maximum number of ancestors that a card lists. With hourly runs a lineage has thousands of
+ancestors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class SliceQuality(RowsQuality):
     def log_loss_change(self) -> float | None:
         """Relative change of log loss.
 
-        It is the candidate's log loss divided by the champion's, minus 1.
+        The change is the candidate's log loss divided by the champion's, minus 1.
         """
         now, before = self.candidate.log_loss, self.champion and self.champion.log_loss
         return now / before - 1 if now is not None and before else None
@@ -91,7 +92,7 @@ class ServedSpan:
     """Journal line that ended the baking of the version. None if the version did not pass its
     baking, or if no controller was running."""
     ended: Promotion | None
-    """Journal line that ended the interval. None if it continues."""
+    """Journal line that ended the interval. None if the interval continues."""
     repository_uri: str
     """URI of Triton's model repository."""
 
@@ -103,7 +104,10 @@ class ServedSpan:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard(Manifest):
-    """The model card. `completed` fills the fields that have defaults from the current registry."""
+    """The model card.
+
+    The fields with defaults are filled by `completed`, from the current registry.
+    """
 
     run: str
     """Run that evaluated the model."""
@@ -111,13 +115,13 @@ class ModelCard(Manifest):
     raw: RawDataset
     verdict: Verdict
     gate: Mapping[str, float]
-    """Limits of the gate by name. They include the number of requests of each class that an
+    """Limits of the gate by name. The limits include the number of requests of each class that an
     interval needs."""
     slices: list[SliceQuality]
-    """Slices, ordered from the slice where the model is worst to the slice where it is best."""
+    """Slices, ordered from the one with the worst result for the model to the one with the best."""
     calibration: list[CalibrationBin]
     champion_calibration: list[CalibrationBin]
-    """Calibration of the champion on the same rows. Empty without a champion."""
+    """Calibration of the champion on the same rows. Empty if there is no champion."""
     validation: ValidationReport | None
     """Drift, skew and findings in the training rows. None if evaluation received no validation
     report."""
@@ -127,8 +131,8 @@ class ModelCard(Manifest):
     served: list[ServedSpan] = field(default_factory=list)
     """Oldest first."""
     blocked: Promotion | None = None
-    """Journal line of the automatic rollback that blocked the model. None if there was no such
-    rollback, or if a person has promoted the model since."""
+    """Journal line of the automatic rollback after which the model was blocked. None if there was
+    no such rollback, or if a person has promoted the model since."""
     journal_time: str | None = None
     """Time of the newest line of the promotion journal when the card was read. None if the journal
     was empty."""

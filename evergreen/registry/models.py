@@ -69,8 +69,8 @@ def graph_folder(store: Path, version: int) -> Path:
 def graph_sha256(folder: Path) -> str:
     """Return the hash of the graph in `folder`.
 
-    It is the hash of `model.onnx`. If the folder has a `model.data`, the hash covers the names and
-    hashes of both files.
+    The result is normally the hash of `model.onnx`. If the folder has a `model.data`, the hash
+    covers the names and hashes of both files.
     """
     if not (folder / DATA_FILE).exists():
         return sha256_file(folder / GRAPH_FILE)
@@ -100,10 +100,10 @@ def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> Verdict:
     Args:
         store: Folder of the model registry, which contains the candidate.
         verdict: Verdict of the gate.
-        raw: Dataset with the holdout rows.
+        raw: Manifest of the dataset with the holdout rows.
 
     Returns:
-        The verdict with references to the candidate and the dataset.
+        The stored verdict, with references to the candidate and the dataset.
 
     Raises:
         ContractError: the candidate is not in the registry.

@@ -6,11 +6,11 @@ champion from it.
 The journal is a write-ahead log. Before any server is notified of a version, an `intent` line
 records the version and its hashes, so every answer comes from a version in the journal. When the
 live version has changed, another line records it. If the last line is an intent, a deployment is
-active or was killed. The next deployment first rolls back a killed deployment.
+active or was killed. If a deployment was killed, the next deployment first rolls it back.
 
-The journal also shows whether a version is baking (`evergreen.contracts.baking`). The monitor may
-not change what is served. It only writes its findings on each version to a file in the registry
-(`findings_path`), and the release controller reads these files.
+The journal also contains whether a version is baking (`evergreen.contracts.baking`). The monitor
+may not change what is served. The monitor only writes its findings on each version to a file in the
+registry (`findings_path`), and the release controller reads these files.
 """
 
 import json
@@ -32,14 +32,15 @@ ROLLBACK = "rollback"
 PROMOTE = "promote"
 """A canary, or a model that the gate had refused, becomes live."""
 WITHDRAWN = "withdrawn"
-"""The preceding intent failed. The live version did not change."""
+"""Action of a line that cancels the preceding intent, because it failed. The live version did not
+change."""
 CANARY = "canary"
 """`version` answers the share `share` of the traffic. The live version answers the rest of the
 traffic."""
 CANARY_ENDED = "canary_ended"
 """`version` no longer answers requests. The live version answers all requests."""
 BAKED = "baked"
-"""`version` is live and passed its baking (`evergreen.contracts.baking`)."""
+"""Action of a line: `version` is live and has passed its baking (`evergreen.contracts.baking`)."""
 
 LIVE_ACTIONS = (RELEASE, ROLLBACK, PROMOTE)
 """Actions that make `version` the live version."""
@@ -64,26 +65,26 @@ class Promotion:
     release_uri: str
     """URI of the version's `Release` manifest."""
     trigger_id: str | None
-    """Retrain request that led to the action. None if a person started it."""
+    """Id of the retrain request that led to the action. None if a person started the action."""
     reason: str
     who: str | None = None
     """Person or pipeline run that performed the action."""
     decision: str | None = None
-    """Decision of the gate on the model. None if no decision was needed."""
+    """Decision of the gate on the model. None if the action needed no decision."""
     parent_model_id: str | None = None
     sha256: dict[str, str] = field(default_factory=dict)
-    """The version's hashes as in its `Release`."""
+    """Hashes of the version's files, as in the version's `Release`."""
     share: float | None = None
     """Share of the traffic, for `canary` and for the intent before the first `canary` line."""
     blocked_model_id: str | None = None
-    """Model that an automatic `rollback` removed from traffic. The model is not released again
-    unless a person overrides the block."""
+    """Id of the model that an automatic `rollback` removed from traffic. The model is not released
+    again unless a person overrides the block."""
     config: str | None = None
     """Text of Triton's configuration before an `intent`. This text is restored if the deployment is
     interrupted. None if there was no configuration, or if this is not the last line."""
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
-        """Return the line that ends the baking of this line's version."""
+        """Return a line that ends the baking of this line's version."""
         return replace(
             self, action=BAKED, time=time, who=who, reason=reason, share=None, config=None
         )
@@ -197,7 +198,7 @@ def blocked_models(store: Path) -> dict[str, Promotion]:
 
 
 def interrupted(store: Path) -> Promotion | None:
-    """Return the intent in the last line, or None if the last line is not an intent.
+    """Return the journal's last line if it is an intent, else None.
 
     The deployment that wrote the intent is active or was killed.
     """
@@ -209,8 +210,7 @@ def canary_at_work(store: Path) -> Promotion | None:
     """Return the newest line of the running canary, with its share, or None if there is no canary.
 
     A canary ends by a `canary_ended` line or by any line that changes the live version. If the
-    start of a canary failed while its line was written, a `withdrawn` line follows and cancels that
-    line.
+    start of a canary failed while its line was written, the following `withdrawn` line cancels it.
     """
     found: Promotion | None = None
     before: Promotion | None = None
@@ -236,8 +236,8 @@ def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None]
         moment: Time with a time zone.
 
     Returns:
-        Both lines. The second line is None if that version is still live. The result is None if no
-        version was live at `moment`.
+        Both lines. The second line is None if that version is still live. If no version was live at
+        `moment`, None is returned.
     """
     promotions = read_journal(store)
     for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):
@@ -301,9 +301,10 @@ def read_findings(store: Path, version: int) -> Findings | None:
 def baking(store: Path) -> Promotion | None:
     """Return the line that made the baking version live, or None if no version is baking.
 
-    A version bakes from its release or promotion until it is `baked` or another version is live.
-    The first version does not bake, because a rollback would have no target. A version that a
-    rollback made live does not bake either, because it served before.
+    Baking starts with the release or promotion of a version. It ends when the version is `baked`,
+    or when another version goes live. The first version does not bake, because a rollback would
+    have no target. A version that a rollback made live does not bake either, because it served
+    before.
     """
     live = current(store)
     if live is None or live.action not in (RELEASE, PROMOTE) or live.previous_version is None:
@@ -315,6 +316,6 @@ def baking(store: Path) -> Promotion | None:
 def seconds_since(line: Promotion, now: datetime) -> float:
     """Return the seconds from the journal's line to `now`, which has a time zone.
 
-    The result is negative if the clock was set back.
+    The number is negative if the clock was set back.
     """
     return (now - moment_of(line.time)).total_seconds()

@@ -1,10 +1,10 @@
 """The accepted recommenders of a registry: versions of the file that describes what to train.
 
 `evergreen recommender` accepts a new file, and extraction reads the accepted version for a run.
-Versions are `<store>/recommender/<n>.json`, numbered from 1. `<store>/recommender/journal.jsonl`
-records who accepted each version, when and why. A version exists as soon as the journal has its
-line. If a file has no line in the journal, the command that wrote it was killed. The next `accept`
-overwrites such a file.
+Accepted versions are stored as `<store>/recommender/<n>.json`, numbered from 1.
+`<store>/recommender/journal.jsonl` records who accepted each version, when and why. A version
+exists as soon as the journal has its line. If a file has no line in the journal, the command that
+wrote it was killed. The next `accept` overwrites such a file.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class AcceptedRecommender:
     name: str
     """Name of the recommender."""
     digest: str
-    """`Recommender.digest`, the SHA-256 of the version's file."""
+    """SHA-256 of the version's file (`Recommender.digest`)."""
 
 
 def recommenders_folder(store: Path) -> Path:
@@ -96,7 +96,7 @@ def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
     """Return the recommender that a run's two parameters name, after checking the settings.
 
     Raises:
-        ContractError: there is no such recommender, or a setting is wrong.
+        ContractError: the recommender does not exist, or a setting is wrong.
     """
     recommender = accepted(store, reference).with_settings(parse_settings(settings))
     check_settings(recommender)
@@ -143,14 +143,14 @@ def logged_recommender(store: Path) -> Recommender | None:
 
 
 def recommender_at(path: Path) -> Recommender:
-    """Return the recommender at `path`.
+    """Return the recommender that is stored at `path`.
 
     Args:
         path: Folder of a model registry (see `served_recommender`), or a copy of
             `<store>/recommender/<n>.json`.
 
     Raises:
-        ContractError: there is none, or it is corrupt.
+        ContractError: no recommender is stored there, or it is corrupt.
     """
     if path.is_dir():
         if (found := served_recommender(path)) is None:
@@ -245,7 +245,7 @@ def accept(
 
 
 def _expect_same(store: Path, line: AcceptedRecommender, recommender: Recommender) -> None:
-    """Raise ContractError if `recommender` differs from the recommender of the journal's line."""
+    """Raise ContractError if the journal's line accepted another recommender."""
     before = read_version(store, line)
     if before.name != recommender.name:
         difference = (

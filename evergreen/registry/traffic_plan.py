@@ -4,9 +4,9 @@ Deployment publishes the traffic plan as one object in the model repository (`tr
 inference client reads it and chooses a model for each request. Without a plan, clients request
 `ServedNames.model` and name no version.
 
-The choice is sticky: requests with the same key go to the same arm while the plan keeps its `salt`.
-The key is the user, or the request id if there is no user. When the share of a canary grows, the
-canary keeps its keys and gets additional keys.
+Requests with the same key always go to the same arm, as long as the plan has the same `salt`. The
+key is the user, or the request id if there is no user. When the share of a canary grows, the canary
+keeps its keys and gets additional keys.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class Arm:
     """Triton's name of the model. Requests use this name and no version."""
     version: int
     """Version that is expected to answer under this name. The reply contains the version that
-    actually answered."""
+    answered."""
 
     def __post_init__(self) -> None:
         expect(self, "a name", lambda value: isinstance(value, str) and bool(value), "model_name")
@@ -79,10 +79,10 @@ class TrafficPlan(Manifest):
     canary_share: float
     """Share of the keys whose requests the canary answers."""
     shadow_share: float
-    """Share of the requests that the other arm also scores. The scores of the other arm are logged
-    and never served."""
+    """Share of the requests that the other arm also scores. These additional scores are logged and
+    never served."""
     salt: str
-    """Salt of the sticky hash. It stays the same while a canary grows."""
+    """Salt of the sticky hash. The salt stays the same while a canary grows."""
     published_at: str
     """ISO 8601 UTC."""
     reason: str
@@ -114,7 +114,7 @@ class TrafficPlan(Manifest):
             )
 
     def next(self, **changes: Any) -> "TrafficPlan":
-        """Return the next plan, which is this plan with `changes` and the next sequence number."""
+        """Return a copy of this plan with `changes` and with the next sequence number."""
         return replace(self, **{"sequence": self.sequence + 1, **changes})
 
     def without_canary(self, *, stable: Arm, published_at: str, reason: str) -> "TrafficPlan":
@@ -130,7 +130,7 @@ class TrafficPlan(Manifest):
         )
 
     def arm_for(self, key: str) -> Arm:
-        """Return the arm that answers requests of `key`."""
+        """Return the arm that answers the requests with this key."""
         if self.canary is not None and _fraction(self.salt, "arm", key) < self.canary_share:
             return self.canary
         return self.stable
@@ -138,8 +138,8 @@ class TrafficPlan(Manifest):
     def shadow_for(self, key: str, request_id: str) -> Arm | None:
         """Return the arm that scores this request as shadow traffic, or None.
 
-        The random draw depends on the request and not on the key. Requests of every user can
-        therefore be in the sample, whichever arm answers them.
+        The random draw depends on the request id and not on the key. The sample can therefore
+        include requests of every user, whichever arm answers them.
         """
         if self.canary is None or _fraction(self.salt, "shadow", request_id) >= self.shadow_share:
             return None

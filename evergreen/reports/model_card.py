@@ -203,7 +203,7 @@ def _names(card: ModelCard) -> tuple[str, str]:
 def quality_blocks(found: RowsQuality | Verdict, names: tuple[str, str]) -> list[PageBlock]:
     """Return a table of both models' quality on the same rows.
 
-    `names` are the candidate's and the champion's.
+    `names` are the names of the candidate and the champion.
     """
     candidate, champion, difference = found.candidate, found.champion, found.difference
     of_users = candidate.gauc is not None
@@ -278,7 +278,7 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
 
 
 def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
-    """Return both models' quality on each slice, with all but the first slices folded."""
+    """Return tables of both models' quality on each slice. Only the first slices are not folded."""
     head = [
         "slice",
         "rows",
@@ -318,7 +318,10 @@ def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
 
 
 def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[PageBlock]:
-    """Return charts of click rate against mean score. The last model is drawn above the others."""
+    """Return charts of click rate against mean score.
+
+    The chart shows the last model above the others.
+    """
     colors = ["var(--mark)", "var(--now)"]
     lines = [
         Line(
@@ -347,7 +350,7 @@ def _settings_table(card: ModelCard) -> PageTable:
     return facts_table(rows, caption="the gate's settings and what they met")
 
 
-# -- training rows and specification
+# -- training rows and recommender
 
 
 def _drift(report: ValidationReport | None) -> list[PageBlock]:

@@ -65,7 +65,7 @@ class Strong(PageBlock):
     TEMPLATE: ClassVar[str] = "strong.html.j2"
     text: str
     tone: str = ""
-    """`worse` if the text is evidence against the model."""
+    """The value `worse` marks text that is evidence against the model."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Bullets(PageBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class Banner(PageBlock):
-    """A state or a warning, with a coloured edge."""
+    """State or warning, in a box with a coloured edge."""
 
     TEMPLATE: ClassVar[str] = "banner.html.j2"
     text: str
@@ -106,7 +106,7 @@ class Banner(PageBlock):
 
 @dataclass(frozen=True)
 class Tiles(PageBlock):
-    """A few numbers, each below its name."""
+    """A few numbers, each of them below its name."""
 
     TEMPLATE: ClassVar[str] = "tiles.html.j2"
     facts: Mapping[str, object]
@@ -128,7 +128,7 @@ class PageTable(PageBlock):
 
     @property
     def width(self) -> str:
-        """CSS class for the width below which rows become records."""
+        """CSS class that decides at which width each row is shown as a record."""
         return "few" if len(self.head) <= 3 else "several" if len(self.head) <= 8 else "many"
 
 
@@ -226,7 +226,7 @@ def html_page(
     decision: str = "",
     refresh_seconds: int | None = None,
 ) -> str:
-    """Return the page: title and decision, first screen, links to the sections, and the sections.
+    """Return the HTML page: title, decision, first screen, links to the sections, and sections.
 
     If `refresh_seconds` is set, a browser reloads the page at this interval.
     """

@@ -1,7 +1,7 @@
 """Charts as inline SVG from templates: lines over time with events, and small bars.
 
-Horizontal positions are percentages of the width. A chart therefore fills the window's width while
-its texts keep their size.
+Horizontal positions are percentages of the width. A chart therefore fills the width of the window,
+while its texts do not change their size.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import ClassVar
 from evergreen.reports.rendering import PageBlock
 
 WIDTH, HEIGHT = 920, 300
-"""Default size in pixels. A page stretches the chart to its own width."""
+"""Default size in pixels. The page stretches the chart to the available width."""
 LEFT = 50
 RIGHT = 14
 TOP = 42
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A vertical line at an event."""
+    """Vertical line that marks an event."""
 
     x: float
     text: str
@@ -52,10 +52,10 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tick:
-    """A number on an axis, or a horizontal level."""
+    """Number on an axis, or a labelled horizontal line."""
 
     at: float
-    """Pixels from the top, or percent from the left."""
+    """Position in pixels from the top, or in percent from the left."""
     text: str
 
 
@@ -87,7 +87,7 @@ class _DrawnLine:
 
 @dataclass(frozen=True, kw_only=True)
 class LineChart(PageBlock):
-    """A line chart with computed positions."""
+    """Line chart for which all positions are computed."""
 
     TEMPLATE: ClassVar[str] = "line_chart.html.j2"
     WIDTH: ClassVar[int] = WIDTH
@@ -213,7 +213,7 @@ class Bar:
     label: str
     now: float
     before: float | None
-    """Share of the earlier rows, or None if there are no earlier rows."""
+    """Share of rows in the earlier sample. None if there is no earlier sample."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 A record is one line, or several lines if a quoted field has line breaks. This module decides for
 each line whether it belongs to a record of several lines. An unbalanced quote therefore affects at
 most its own line. Every line of a file is counted once: as part of a record, rejected, blank, a
-comment, or the header (`LineCounts`). DuckDB splits records into fields (`text`).
+comment, or the header (`LineCounts`). DuckDB splits each record into fields (see the module
+`text`).
 """
 
 import bz2
@@ -59,7 +60,7 @@ _INSIDE = {
 
 @dataclass
 class LineCounts:
-    """Number of lines of a file by kind.
+    """Number of a file's lines of each kind.
 
     A record's first line is counted in `rows` or `rejected`. All further lines of a record are
     counted in `continued`.
@@ -68,11 +69,11 @@ class LineCounts:
     rows: int = 0
     """Records that became rows."""
     rejected: int = 0
-    """Records and single lines that did not become rows. The file of malformed rows has the line
-    number and reason of each."""
+    """Number of records and single lines that did not become rows. The file of malformed rows has
+    the line number and reason of each."""
     continued: int = 0
-    """Lines of rows and rejected records that span several lines, without the first line of
-    each."""
+    """Number of further lines of records that span several lines. The first line of each record is
+    not counted."""
     header: int = 0
     """Lines with the names of the columns. A file has several header lines if files with headers
     were concatenated."""
@@ -92,7 +93,7 @@ class LineCounts:
 
 
 class Rejected(NamedTuple):
-    """A line, or a record of several lines, that is not a row."""
+    """Line or record of several lines that does not form a valid row."""
 
     line: int
     """Number of the first line, from 1."""
@@ -122,10 +123,10 @@ class Dialect:
     escape: str = '"'
     """Character that escapes a quote inside quotes: another quote, or a backslash."""
     header: bytes | None = None
-    """Record of the header, without its line end. None if the file has no header."""
+    """Text of the header record, without its line end. None if the file has no header."""
     has_comments: bool = False
-    """Whether all lines that begin with `#` are comments, because the file begins with such
-    lines."""
+    """Whether lines that begin with `#` are comments. They are if the file begins with such a
+    line."""
 
     @cached_property
     def _field(self) -> str:
@@ -137,7 +138,7 @@ class Dialect:
 
     @cached_property
     def plain_pattern(self) -> str:
-        """Return the RE2 pattern of a complete record in which quotes only enclose whole fields."""
+        """Return the RE2 pattern of a complete record whose quotes only enclose complete fields."""
         other = re.escape(self.delimiter)
         plain = self._field.replace(rf'[^"{other}\n][^{other}\n]*', rf'[^"{other}\n]+')
         return rf"^{plain}(?:{other}{plain}){{{self.num_fields - 1}}}\n\z"
@@ -170,7 +171,7 @@ class Dialect:
         return found
 
     def literal(self, text: str) -> str | None:
-        """Return the line as a record, treating its quotes as plain characters.
+        """Return the line as a record whose quotes are plain characters.
 
         Returns None if the line then has a wrong number of fields.
         """
@@ -243,8 +244,8 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
     """Yield the lines of a text file in blocks of UTF-8 with line feeds, in bounded memory.
 
     Files may be plain, gzip, bzip2 or zstd. The encoding is UTF-8, or UTF-16 if there is a byte
-    order mark or every second byte is zero. A carriage return ends a line if the file has no line
-    feed.
+    order mark or every second byte is zero. If a file has no line feed, a carriage return ends a
+    line.
 
     Raises:
         ContractError: The file is an archive or binary, corrupt or truncated, does not match its
@@ -366,7 +367,7 @@ class _Decoder:
 
 
 def split_records(block: Block, dialect: Dialect) -> Records:
-    """Return the records of a block, and the kinds of its other lines.
+    """Split a block into records, and determine the kinds of its other lines.
 
     Raises:
         ContractError: A line has the names of the columns, but in another order than the header.
@@ -455,7 +456,7 @@ class _Splitter:
     def _regular(self) -> NDArray[np.bool_]:
         """Return which lines are records that need no change.
 
-        The whole block is checked at once.
+        All lines of the block are checked at once.
         """
         lines, content, dialect = self._lines, self._block.content, self._dialect
         num_fields = pc.add(pc.count_substring(lines, dialect.delimiter), 1).to_numpy()
@@ -479,8 +480,8 @@ class _Splitter:
     def _headers(self) -> NDArray[np.bool_]:
         """Return which lines are headers, which contain the names of the columns.
 
-        A file has several header lines if files with headers were concatenated. Case and quotes do
-        not matter.
+        A file has several header lines if files with headers were concatenated. Case and quotes are
+        ignored in this comparison.
 
         Raises:
             ContractError: A line has the names of the columns, but in another order than the
@@ -511,7 +512,7 @@ class _Splitter:
         return [part.strip().strip('"').strip() for part in text.split(self._dialect.delimiter)]
 
     def _without_last_delimiter(self) -> Any:
-        """Return the lines without an extra delimiter at their end.
+        """Remove an extra delimiter from the end of lines, and return the lines.
 
         If a line has only one empty field too many, at its end, the line becomes a record. The
         whole block is processed at once. If every row of a file ends in a delimiter, processing it
@@ -604,7 +605,7 @@ class _Splitter:
     def _open_quote(self, line: int, text: str) -> int | None:
         """Classify a line with unbalanced quotes.
 
-        Such a line either begins a record of several lines, or has a stray quote.
+        A line with an open quote either begins a record of several lines, or has a stray quote.
         """
         dialect, last = self._dialect, min(line + MAX_RECORD_LINES, len(self._lines)) - 1
         joined, alone, end = text, list[bool](), None
@@ -636,7 +637,7 @@ class _Splitter:
         return self._reject(line, line, "a quote is not closed")
 
     def _may_close(self, text: str) -> bool:
-        """Return whether the text has a quote at the end of a field."""
+        """Return whether a quote in the text is at the end of a field."""
         return f'"{self._dialect.delimiter}' in text or text.endswith(('"\n', '"\r\n'))
 
     def _is_alone(self, line: int, text: str) -> bool:

@@ -1,7 +1,7 @@
 """Reader of Parquet files in the raw schema of a lake.
 
-Row groups whose statistics are outside the wanted span are skipped. `lake` sorts the rows and
-removes duplicates.
+Row groups whose statistics are outside the wanted span are skipped. The component module `lake`
+sorts the rows and removes duplicates.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,8 @@ class RawParquet:
     """Whether this reader reports rows without a time, and rows of another day, as malformed. For
     each day exactly one reader reports them."""
     unread: frozenset[str] = frozenset()
-    """Features that are not read and are null in the rows. The file may lack these features."""
+    """Names of features that are not read and that are null in the rows. The file may lack these
+    features."""
     weighted: bool = False
     """Whether rows have weights. If a file has no weight column, each row has weight 1."""
     with_words: bool = False
@@ -88,7 +89,7 @@ class RawParquet:
                 schema, self.path, self.features, unread=self.unread, weighted=self.weighted
             )
         )
-        # Arrow would cast any integer to a time.
+        # Arrow's cast would accept any integer as a time.
         if not pa.types.is_timestamp(found := schema.field(EVENT_TIME).type):
             raise ContractError(
                 f"{self.path} has {EVENT_TIME} of type {found}, expected a timestamp"
@@ -137,7 +138,7 @@ class RawParquet:
                     yield kept
 
     def _conform(self, found: Any) -> Any:
-        """Return the batch in the exact types of the schema."""
+        """Convert a batch to the exact types of the schema."""
         columns = {
             name: self._conform_column(name, found.column(name)) for name in found.schema.names
         }
@@ -178,7 +179,7 @@ class RawParquet:
         return texts(values) if holds_words else whole_numbers(values)
 
     def _may_hold(self, group: Any) -> bool:
-        """Return whether a row group may have rows to read, according to its statistics.
+        """Return whether a row group may contain rows to read. Its statistics decide this.
 
         Returns True if the row group has no statistics.
         """
@@ -193,7 +194,7 @@ class RawParquet:
 
 
 class GroupTimes(NamedTuple):
-    """Range of the event times of a row group, from its statistics."""
+    """Range of the event times in a row group, from the statistics in the footer."""
 
     first: int
     last: int
@@ -214,7 +215,7 @@ def group_times(group: Any) -> GroupTimes | None:
     except (
         OverflowError,
         ValueError,
-    ):  # the statistics have years that Python's dates do not support
+    ):  # the statistics contain a year outside the range of Python's dates
         return None
     if not isinstance(first, datetime) or not isinstance(last, datetime):
         return None

@@ -16,7 +16,8 @@ reader records each row that it cannot use, and counts all rows that it has read
 is a line of a JSONL file: `file`, `line` (from 1; the row's number in a Parquet file), `reason`,
 `text` (the original).
 
-The order of written files is the order of rows. The caller publishes a folder as a whole.
+The rows of the written files, in the order of file names, are in the original order. The caller
+publishes a folder as a whole.
 """
 
 import json
@@ -82,7 +83,7 @@ def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
 
 
 def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
-    """Return the excluded features that need not be read.
+    """Return the excluded features that no reader needs.
 
     The result contains each excluded feature that the champion does not use. Without a champion the
     result contains all excluded features.
@@ -118,7 +119,8 @@ def find_schema_mismatches(
 ) -> list[SchemaMismatch]:
     """Return the unexpected columns of a file, in file order.
 
-    Numbers of another width, whole numbers in a column of floats, and a boolean label are accepted.
+    Some differences are accepted: numbers of another width, whole numbers in a column of floats,
+    and a boolean label.
 
     Args:
         schema: Arrow schema of the file.
@@ -176,11 +178,11 @@ def _is_number(found: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 CHECKED_FROM_ROWS = 10_000
-"""Minimum rows of a file to check it while it is read. A file with too many malformed rows then
-stops the step early. Each file is checked again at its end."""
+"""Minimum rows of a file to check it while it is read. The step then stops early at a file with too
+many malformed rows. Each file is checked again at its end."""
 NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
-"""Function that returns the displayed name of a file."""
+"""Function that converts the path of a file to its displayed name."""
 
 
 @dataclass
@@ -201,8 +203,8 @@ class MalformedRows:
         max_fraction: Maximum share of malformed rows in a file, in [0, 1].
         named: Function that returns the displayed name of a file: its path, or the source of a
             copied file.
-        collects_unfit: Whether all unfit files are reported together. If False, the first unfit
-            file stops the reading.
+        collects_unfit: Whether to collect all unfit files before an error is raised. If False, the
+            first unfit file stops the reading.
     """
 
     def __init__(
@@ -239,7 +241,7 @@ class MalformedRows:
             self._file.close()
 
     def of_part(self, number: int) -> "MalformedRows":
-        """Return a collector for a part of the rows. Another process may read the part.
+        """Return a new collector for one part of the rows. Another process may read the part.
 
         Merge its collector into this one after the reading.
         """
@@ -295,14 +297,14 @@ class MalformedRows:
         """Record a file whose rows cannot be read.
 
         Raises:
-            ContractError: `error` itself, if unfit files are not collected.
+            ContractError: the given `error`, unless unfit files are collected.
         """
         if not self.collects_unfit:
             raise error
         self._unfit.setdefault(path, str(error))
 
     def add_unfit_of(self, other: "MalformedRows") -> None:
-        """Record the unfit files of another collection."""
+        """Add the unfit files that another collector has recorded."""
         self._unfit |= other._unfit
 
     def add_mismatches(self, columns: Iterable[SchemaMismatch]) -> None:
@@ -314,9 +316,9 @@ class MalformedRows:
             self._mismatches.setdefault(each.column, each)
 
     def add_absent(self, path: Path, features: Iterable[str], *, day: TimeSpan) -> None:
-        """Record the features that a file of a day lacks.
+        """Record the features that a file lacks, with the day of the file.
 
-        They count as missing in the rows of the file.
+        Absent features count as missing in the rows of the file.
         """
         self._absent[path] = (day.start or 0, frozenset(features))
 
@@ -418,7 +420,7 @@ TIME_TYPE = pa.timestamp("us", tz="UTC")
 EXPECTED_WEIGHT = "a finite number of at least 0"
 """Rule for valid sample weights, for error messages."""
 BYTES = (pa.types.is_binary, pa.types.is_large_binary)
-"""Checks for Arrow's types of bytes. Some writers store texts as bytes."""
+"""Functions that test for Arrow's types of bytes. Some writers store texts as bytes."""
 
 
 def raw_schema(features: Features, *, weighted: bool = False) -> Any:
@@ -427,7 +429,7 @@ def raw_schema(features: Features, *, weighted: bool = False) -> Any:
 
 
 def lake_schema(features: Features, *, weighted: bool = False) -> Any:
-    """Return the schema of rows that a user's files add to a lake."""
+    """Return the schema in which a user's files are added to a lake."""
     return arrow_schema(raw_rows.lake_types(features, weighted=weighted))
 
 
@@ -448,7 +450,7 @@ def open_parquet(path: Path) -> Any:
 
 
 def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
-    """Return a record batch in the raw schema `schema` from some of its columns.
+    """Return a record batch in the raw schema, from some of its columns.
 
     All other columns are null.
     """
@@ -481,7 +483,7 @@ def texts(values: Any, *, holds_words: bool = True) -> Any:
 
 
 def categories(values: Any, *, holds_words: bool = True) -> Any:
-    """Return the categories (Arrow int64) of values. Each distinct value is hashed once.
+    """Convert values to their categories (Arrow int64). Each distinct value is hashed once.
 
     Raises:
         pa.ArrowException: the same cases as in `texts`.
@@ -501,7 +503,7 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
 
 
 def whole_numbers(values: Any) -> Any:
-    """Return the values of a feature of type `int64` as a lake stores them (Arrow int64).
+    """Return the values of a feature of type `int64` in the form of a lake (Arrow int64).
 
     Truth values, and numbers that need 64 unsigned bits, are stored as their categories. A stored
     category does not change when it is converted again.
@@ -531,8 +533,7 @@ def exact_whole(values: Any) -> Any:
     """Return floats (Arrow) that are exactly whole numbers as int64. NaN becomes null.
 
     Raises:
-        pa.ArrowException: A value is not whole, or is so large that the next whole number is the
-            same float.
+        pa.ArrowException: A value is not whole, or is too large to be exact.
     """
     exact_below = EXACT_BELOW[str(values.type)]
     values = nan_to_null(values.cast(pa.float64()))
@@ -548,9 +549,11 @@ def exact_whole(values: Any) -> Any:
 def _of_distinct(
     values: Any, convert: Callable[[str], Any], kind: Any, *, holds_words: bool
 ) -> Any:
-    """Apply `convert` to the canonical form of each text. Equal texts are converted once.
+    """Apply `convert` to the canonical form of each text, once for each distinct text.
 
-    The result has the Arrow type `kind`. Missing texts become null.
+    Equal texts are converted once.
+
+    The Arrow type of the result is `kind`. Missing texts become null.
     """
     encoded = values.cast(pa.string()).dictionary_encode()
     found: list[Any] = []
@@ -611,7 +614,7 @@ def find_malformed(
     """Return the first reason why each malformed row of a raw batch is malformed.
 
     Args:
-        batch: The rows. Weights are checked if the batch has the column.
+        batch: The rows. The weight of a row is checked if the batch has a column of weights.
         features: Features of the recommender.
         keys: Columns of `KEY_COLUMNS` that must have a value too.
         names: Name in the file of each column whose name differs from the raw name.
@@ -622,8 +625,8 @@ def find_malformed(
     reasons: dict[int, str] = {}
 
     def note(wrong: Any, name: str, expected: str) -> None:
-        # Null means missing, which is allowed except in required columns. The mask of required
-        # columns is never null.
+        # A null value is missing. Missing values are allowed except in required columns. For
+        # required columns, the mask is never null.
         if pc.any(wrong).as_py():
             for at in np.flatnonzero(wrong.fill_null(False).to_numpy(zero_copy_only=False)):
                 value = batch.column(name)[int(at)].as_py()
@@ -655,13 +658,13 @@ def record_malformed(
     numbers: Sequence[int],
     malformed: MalformedRows,
 ) -> None:
-    """Record the rows of `batch` that are malformed.
+    """Record each malformed row of `batch`.
 
     Args:
         batch: The rows.
-        reasons: Reasons of the malformed rows, by position in the batch.
+        reasons: Reason for each malformed row, by its position in the batch.
         path: File of the rows.
-        numbers: Number of each row in the file.
+        numbers: Row number in the file, for each row.
         malformed: Collector.
     """
     for at, reason in sorted(reasons.items()):
@@ -689,8 +692,8 @@ def without_rows(batch: Any, positions: Iterable[int]) -> Any:
 
 
 FILE_ROWS = 4 * BATCH_ROWS
-"""Rows per file: 262,144, about 40 MB. Later steps can then stream and distribute the files. The
-number of rows is a multiple of the row group's size."""
+"""Rows per file: 262,144, about 40 MB. With files of this size, later steps can stream and
+distribute the rows. The number of rows is a multiple of the row group's size."""
 _DICTIONARY_BYTES = 128 << 10
 """Maximum size of a column's dictionary in a row group: 16,384 categories. When a column has more
 distinct values, its remaining pages are written without a dictionary. The limit saves a sixth of
@@ -706,7 +709,7 @@ class PartFile(NamedTuple):
 
 
 class PartWriter:
-    """Writer of raw rows to files `<prefix>-00000.parquet` ... in a folder, which it creates.
+    """Writer of raw rows to files `<prefix>-00000.parquet` and so on, in a folder that it creates.
 
     All row groups are full except the last one.
     """
@@ -745,8 +748,8 @@ class PartWriter:
         pending = pa.Table.from_batches(self._pending)
         if self._writer is None:
             path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
-            # The file is written atomically. A worker that was presumed dead may still write the
-            # same rows.
+            # The file is written atomically. A worker that was assumed to be dead may still write
+            # the same rows.
             file = self._open_file.enter_context(whole_file(path))
             options = {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
             self._writer = self._open_file.enter_context(
@@ -770,10 +773,10 @@ class PartWriter:
 
 
 def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
-    """Move the rows of `parts` into the folders `older` and `newest`.
+    """Divide the rows of `parts` between the folders `older` and `newest`.
 
-    The last `num_newest` rows go to `newest`. A file that has rows for both folders is split into
-    two new files. All other files are only renamed.
+    The last `num_newest` rows are moved to `newest`. A file that has rows for both folders is split
+    into two new files. All other files are only renamed.
     """
     num_older = sum(part.num_rows for part in parts) - num_newest
     assert num_older >= 0

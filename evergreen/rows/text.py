@@ -56,7 +56,7 @@ class Chunk(NamedTuple):
     numbers: NDArray[np.int64]
     """Line number of each row in the file, or its row number in Parquet, from 1."""
     rejected: list[Rejected]
-    """Lines between these rows that were rejected."""
+    """Rejected lines between the rows of this chunk."""
     counts: LineCounts
     texts: "Texts"
 
@@ -68,13 +68,13 @@ class Texts(Protocol):
         """Return the text of a row.
 
         Args:
-            at: Position of the row in the chunk.
+            at: Position of the row within the chunk.
             number: Number of the row in the file.
         """
 
 
 class _Lines:
-    """Texts of rows, each of which is a line (see `Texts`)."""
+    """Texts of rows in a format where each row is one record of lines (see `Texts`)."""
 
     def __init__(self, lines: LineTexts) -> None:
         self._lines = lines
@@ -276,7 +276,7 @@ def text_rows(path: Path, head: Head) -> TextRows:
         and not names[-1]
         and _usual_length(lines[1:], delimiter, len(names)) < len(names)
     ):
-        names.pop()  # the header has a delimiter after the last name, but the rows have none
+        names.pop()  # the header ends with a delimiter, but the rows do not
     quoted = [line for line in lines[1:] if '"' in line]
     plain = Dialect(
         delimiter=delimiter,
@@ -330,12 +330,12 @@ def _split(line: str, delimiter: str) -> list[str]:
     text = line.removesuffix("\n").replace("\r", "").replace("\0", "")
     try:
         return next(csv.reader([text], delimiter=delimiter), [])
-    except csv.Error:  # a field is longer than the reader supports
+    except csv.Error:  # a field exceeds the limit of the reader
         return text.split(delimiter)
 
 
 def _fit(lines: list[str], delimiter: str) -> tuple[float, int]:
-    """Return the share of lines with as many fields as the header, and this number."""
+    """Return the share of lines with as many fields as the header, and this number of fields."""
     num_fields = len(_split(lines[0], delimiter))
     if num_fields == 1:
         return 0.0, 1

@@ -1,8 +1,8 @@
-"""Formats of times in files, and the detection of a column's format.
+"""Formats of times in files, and the detection of the format of a column.
 
-The format of times is not visible in a single number. For example, 26030100 is an hour of 2026 or a
-second of 1970. The format is therefore found from many values of a column. A format fits if all
-values are times between `EARLIEST` and a day from now. If no format fits, or more than one, the
+The format of times is not visible in a single number. For example, 26030100 can be an hour of 2026
+or a second of 1970. The format is therefore found from many values of a column. A format fits if
+all values are times between `EARLIEST` and a day from now. If no format fits, or more than one, the
 user must set `data.time_format`.
 """
 
@@ -94,7 +94,7 @@ def _digits(pattern: str) -> Callable[[int, float], int | None]:
 
     def micros(whole: int, fraction: float) -> int | None:
         text = str(whole)
-        # Only a year of two digits may lack its leading zero.
+        # The leading zero may be absent only if the year has two digits.
         if fraction or not length - (widths[0] == 2) <= len(text) <= length:
             return None
         text = text.zfill(length)
@@ -299,7 +299,7 @@ def _usual_times(texts: Any) -> Any:
 def _in_micros(column: Any) -> Any:
     """Return timestamps or dates in microseconds.
 
-    A time that microseconds cannot represent becomes null.
+    A time outside the range of microseconds becomes null.
     """
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("ms"))

@@ -54,11 +54,11 @@ class ParquetRows:
     path: Path
     names: tuple[str, ...]
     _own: tuple[str, ...] = ()
-    """DuckDB's names of the columns, which are unique without regard to case."""
+    """Names that DuckDB gives to the columns. They are unique without regard to case."""
 
     @classmethod
     def open(cls, path: Path) -> "ParquetRows":
-        """Open the file and read its footer.
+        """Open a Parquet file of a user and read its footer.
 
         Raises:
             ContractError: The file is not a complete Parquet file.

@@ -35,12 +35,12 @@ class QuarantinedFile(NamedTuple):
     file: str
     """Name relative to the lake."""
     num_rows: int | None
-    """Number of rows according to the file's footer. None if the footer is not readable."""
+    """Number of rows according to the file's footer. None if the file has no readable footer."""
     reason: str
 
     @classmethod
     def of(cls, path: Path, name: str, reason: str) -> "QuarantinedFile":
-        """Return the entry of the file at `path`, whose name in the lake is `name`."""
+        """Return the entry for the file at `path`. `name` is the file's name in the lake."""
         try:
             with reading_parquet(path):
                 num_rows = open_parquet(path).metadata.num_rows
@@ -52,12 +52,12 @@ class QuarantinedFile(NamedTuple):
 def expect_few(
     unfit: Sequence[QuarantinedFile], num_fit: int, *, what: str, max_fraction: float
 ) -> None:
-    """Check that few files are unfit.
+    """Check that the share of unfit files is not too large.
 
     Args:
         unfit: Files that are unfit to read.
-        num_fit: Number of the other files of the same kind.
-        what: The kind, for the message.
+        num_fit: Number of other files that are not unfit.
+        what: Kind of the files, for the error message.
         max_fraction: Maximum share of unfit files, in [0, 1].
 
     Raises:

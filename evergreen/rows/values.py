@@ -1,7 +1,7 @@
 """Parsing rules for the values of users' files, shared by text, JSON lines and Parquet.
 
 Each kind of column has a rule. The rule converts an Arrow array of any type to the raw type. A
-missing or malformed value becomes null, and malformed values are marked. Texts are parsed once for
+missing or malformed value becomes null. Malformed values are also marked. Texts are parsed once for
 each distinct value. `contracts.values` defines missing texts and truth values, and `time_forms`
 defines times.
 """
@@ -35,9 +35,9 @@ class Parsed(NamedTuple):
     values: Any
     """Arrow array of the raw type. A missing or malformed value is null."""
     is_missing: Any
-    """Arrow booleans: whether there is no value."""
+    """Mask of missing values, as Arrow booleans."""
     is_wrong: Any
-    """Arrow booleans: whether the value is malformed."""
+    """Mask of malformed values, as Arrow booleans."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def _decoded(value: bytes | None) -> str | None:
 
 
 def _one_by_one(column: Any, convert: Callable[[Any], Any], wanted: Any) -> Any:
-    """Convert each value separately. A value that cannot be converted becomes null."""
+    """Convert each value separately. If a value cannot be converted, it becomes null."""
     found = []
     for i in range(len(column)):
         try:
@@ -414,7 +414,7 @@ class ListRule:
     def parse(self, column: Any) -> Parsed:
         """Parse a column.
 
-        A missing element is dropped, and a malformed one makes its list malformed.
+        Missing elements are dropped. A malformed element makes its list malformed.
         """
         column = plain(column)
         if pa.types.is_null(column.type):

@@ -1,8 +1,8 @@
 """Atomic, durable writes of files and folders, and the hashes that verify them.
 
-A write first goes to a temporary file. The file is flushed and renamed, and then its folder is
-flushed. A reader therefore never sees half a file or half a folder. The module that owns a format
-defines what the bytes mean.
+A write first goes to a temporary file. The file is flushed, and renamed. Then its folder is
+flushed. A reader therefore never sees half a file or half a folder. The modules that define a
+format decide how its bytes are interpreted.
 """
 
 import fcntl
@@ -25,11 +25,15 @@ from evergreen.runtime.errors import ContractError, TemporaryError
 T = TypeVar("T")
 
 UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{32}")
-"""Marker in the name of an unfinished file or folder. A killed write leaves it behind."""
+"""Marker in the name of an unfinished file or folder. A killed write leaves a file or folder with
+this marker behind."""
 
 
 def no_checkpoint(name: str) -> None:
-    """Do nothing. Tests replace this to crash at each named step of a write protocol."""
+    """Do nothing.
+
+    Tests replace this function to simulate a crash at each named step of a write protocol.
+    """
 
 
 PRIVATE = 0o027
@@ -64,8 +68,8 @@ def write_whole(path: Path, content: bytes | str) -> None:
     The parent folder is created. Text is encoded as UTF-8.
 
     Raises:
-        OSError: the file cannot be written. The error names the file, which the system's error for
-            a full disk does not.
+        OSError: the file cannot be written. The error names the file. The system's own error for a
+            full disk does not name it.
     """
     with _named_errors(path), whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -73,7 +77,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError that names no file."""
+    """Add `path` to an OSError that does not name a file."""
     try:
         yield
     except OSError as error:
@@ -101,7 +105,10 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Flush and close `file` after the body. An error of the body is raised unchanged."""
+    """Flush and close `file` at the end of the `with` block.
+
+    An error of the body is raised unchanged.
+    """
     try:
         yield file
         file.flush()
@@ -144,8 +151,8 @@ def append_record(path: Path, record: Any) -> None:
 def read_records(path: Path, kind: type[T], *, name: str) -> list[T]:
     """Return the records that `append_record` wrote, or an empty list if there is no file.
 
-    A last line without a newline is an interrupted append and is ignored. A line that a person
-    wrote may lack the checksum.
+    A last line without a newline is an interrupted append and is ignored. The checksum may be
+    absent if a person wrote the line.
 
     Args:
         path: The file.
@@ -230,10 +237,10 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes `final` on success and is removed on error.
 
     Args:
-        final: The folder to create, by one rename.
+        final: Folder to create. It appears by one rename.
         replace: Whether to first remove `final` and the temporary folder of an earlier, killed try.
-            Use this only for a folder that no other process reads at the time. If two processes
-            write the folder, the work of one of them is lost.
+            Set it only for a folder that no other process reads meanwhile. If two processes write
+            the same folder, the work of one process is lost.
 
     Raises:
         FileExistsError: `final` exists and `replace` is not set, because a published folder never

@@ -1,4 +1,4 @@
-"""Exit codes of every command, and the only translation of exceptions into messages and codes.
+"""Exit codes of all commands, and the translation of exceptions into messages and codes.
 
 The `main` function of a command has the decorator `exits_with_code` and raises exceptions. A `main`
 function does not format error messages. The code that detects an error chooses the exception class
@@ -56,10 +56,10 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     """Turn the exceptions of a command's `main` into one line on standard error and an `ExitCode`.
 
     `SystemExit` passes through, so that argparse behaves as usual. A closed output pipe, as after
-    `head`, is not an error. Any other exception is a bug: the traceback is printed, and the code
-    differs from that of a refusal.
+    `head`, is not an error. Any other exception is a bug. In this case the traceback is printed,
+    and the exit code differs from that of a refusal.
 
-    From the call of `main` on, the process collects garbage less often, and not at its end
+    While `main` runs, the process collects garbage less often, and at its end not at all
     (`OBJECTS_PER_COLLECTION`).
 
     >>> @exits_with_code

@@ -14,7 +14,7 @@ from typing import Any
 
 @functools.cache
 def examples() -> list[str]:
-    """Return the example command lines.
+    """Return the lines of examples.txt, each with an example of a command.
 
     The help of a parser shows the first line that begins with the parser's name.
     """
@@ -22,7 +22,7 @@ def examples() -> list[str]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose help shows defaults and an example, also for subcommands."""
+    """Argument parser whose help shows defaults and an example, also for subcommands."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **{"formatter_class": _WithDefaults, **named})

@@ -1,8 +1,9 @@
-"""Work that is divided among forked processes, which inherit all imports of this process.
+"""Division of work among forked processes, which inherit all imports of this process.
 
-Extraction, validation and preprocessing use this module to divide their rows among the cores. Their
-imports take seconds of processor time, and every new interpreter would spend that time again. The
-callers choose how to divide the work, and ensure that the division does not change the results.
+Extraction, validation and preprocessing use this module to divide their rows among the cores. The
+imports of these steps take seconds of processor time, and every new interpreter would spend that
+time again. The callers choose how to divide the work, and ensure that the division does not change
+the results.
 
 `concurrent.futures.ProcessPoolExecutor` has two drawbacks for this use. If the process that uses
 the executor is stopped, the executor waits for running work, longer than a cluster waits for a pod.
@@ -41,7 +42,8 @@ _WAIT_SECONDS = 1.0
 def available_cores() -> int:
     """Return the number of cores that this process may use.
 
-    The CPU affinity and the CPU limit of the container both count. The limit is rounded up.
+    Both the CPU affinity and the CPU limit of the container limit this number. A fractional CPU
+    limit is rounded up.
     """
     cores = len(os.sched_getaffinity(0))
     try:
@@ -64,7 +66,7 @@ def run_all(
     A single item is processed in this process. If one process is requested, all items are processed
     here. With more processes, the items are processed in new forked processes. Forked processes
     share the function, the items and all data that these refer to, without a copy. Results are
-    pickled. The caller must hold no lock and run no thread that the function needs. An exception of
+    pickled. The function must not need a lock or a thread of the calling process. An exception of
     the function is raised again in this process. If several items fail, the first item's error is
     raised. When the call ends, all processes are stopped immediately.
 

@@ -2,9 +2,9 @@
 
 The client is used by the monitor's trigger, by `evergreen submit` and by the trials of a search.
 Every request has a timeout, while kfp's own client waits forever for a server that never answers.
-Every failure is an error of `evergreen.runtime.errors`. The monitor decides when to start a run,
-and `pipelines.submit` uploads pipelines and creates schedules. kfp is imported when a connection is
-made, so that programs that need only the names below do not load it.
+Every failure is an error of `evergreen.runtime.errors`. The monitor decides when to start a run.
+`pipelines.submit` uploads pipelines and creates schedules. kfp is imported only when a connection
+is made, because many programs need only the names below.
 """
 
 import json
@@ -35,15 +35,15 @@ active."""
 SERVICE_ACCOUNT = "evergreen-pipeline"
 """Kubernetes service account of the steps' pods. `k8s/base/pipelines` creates it."""
 POD_NAME, POD_UID = "EVERGREEN_POD_NAME", "EVERGREEN_POD_UID"
-"""Names of the environment variables with the name and UID of a step's own pod. Objects that must
-be deleted with the pod are owned by it."""
+"""Names of the environment variables with the name and UID of a step's own pod. If an object must
+be deleted together with the pod, the pod owns the object."""
 TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")
 ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _TEMPORARY_STATUSES = (401, 403, 408, 409, 429)
-"""HTTP statuses below 500 that are also temporary. A token may be rotated, rights may be granted,
-and a conflict may be over at the next attempt."""
+"""HTTP statuses below 500 that mean a temporary error. At the next attempt a token may be renewed,
+a right may be granted, or a conflict may have ended."""
 _REFUSALS = re.compile("ResourceNotFoundError|Invalid input error")
 """Patterns of error texts that mean a permanent error, whatever the HTTP status is."""
 _PAGE = 100
@@ -56,7 +56,7 @@ class PipelineVersion:
     pipeline_id: str
     version_id: str
     name: str = ""
-    """Display name. Empty if only the id is known."""
+    """Display name. Empty if only the id of the version is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +79,9 @@ class KubeflowServer:
         host: Address of the KFP API, such as `http://localhost:8888`.
         namespace: Namespace in a multi-user installation. The namespace must be empty in a
             single-user installation.
-        token_file: File with the token, read again for each request. If empty, the file is that of
-            kfp's own variable, or the pod's projected token. If the default file is absent, no
-            token is sent. A single-user installation needs no token.
+        token_file: File with the token, read again for each request. If it is empty, kfp's own
+            variable names the file, or else the pod's projected token is used. If the default file
+            is absent, no token is sent. A single-user installation needs no token.
         timeout_seconds: Timeouts of each request for connecting and for reading.
 
     Every method raises TemporaryError if the server does not answer, reports an error of its own,
@@ -130,7 +130,7 @@ class KubeflowServer:
         """Translate the errors of kfp's client, and redirect its printed links to standard error.
 
         Args:
-            action: Beginning of the error's message.
+            action: Text at the beginning of the error message.
         """
         import urllib3.exceptions
         from kfp_server_api.exceptions import ApiException
@@ -187,7 +187,7 @@ class KubeflowServer:
                 return None
 
     def find_pipeline(self, name: str) -> str | None:
-        """Return the id of the uploaded pipeline with this display name, or None.
+        """Return the id of the uploaded pipeline with this display name, or None if there is none.
 
         The search by name of kfp's client omits the namespace, so it finds only shared pipelines.
 
@@ -213,9 +213,9 @@ class KubeflowServer:
     def newest_version(self, pipeline_id: str) -> PipelineVersion | None:
         """Return the version that was uploaded last, or None if there is none.
 
-        The server's times have a resolution of one second. A new pipeline also gets a version of
-        its own name. Among versions of the same second, one that `evergreen submit` created is
-        therefore preferred.
+        The server's times have a resolution of one second. Uploading a new pipeline also creates a
+        version with the pipeline's name. Among versions of the same second, one that `evergreen
+        submit` created is therefore preferred.
         """
         with self.requests():
             answer = self.client.list_pipeline_versions(
@@ -266,7 +266,8 @@ class KubeflowServer:
             name: Name in Kubeflow's list. Other runs may have the same name.
             source: Compiled file, or uploaded version.
             parameters: Parameters of the pipeline that differ from their defaults.
-            service_account: Service account of the steps' pods. Empty = the server's own choice.
+            service_account: Service account of the steps' pods. If it is empty, the server chooses
+                the account.
             description: Text for people, on the run's page.
         """
         with self.requests(), self._described(description):
@@ -364,7 +365,7 @@ def wait(
         run_id: Kubeflow's id of the run.
         seconds: Longest wait.
         poll_seconds: Pause between two requests.
-        sleep: Function that pauses.
+        sleep: Function that pauses for a number of seconds.
 
     Raises:
         PermanentError: there is no such run.
@@ -418,7 +419,7 @@ def describe_end(run: Any) -> str:
 
 
 def source_arguments(source: Path | PipelineVersion) -> dict[str, str]:
-    """Return the arguments of kfp's client for a compiled file or an uploaded version."""
+    """Return the arguments for kfp's client to start a compiled file or an uploaded version."""
     if isinstance(source, PipelineVersion):
         return {"pipeline_id": source.pipeline_id, "version_id": source.version_id}
     return {"pipeline_package_path": str(source)}

@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from typing import TextIO
 
 _DANGEROUS = frozenset(("Cc", "Cf", "Zl", "Zp", "Cs"))
-"""Unicode categories of control and format characters, line and paragraph separators, and lone
-surrogates."""
+"""Unicode categories that are escaped: control and format characters, line and paragraph
+separators, and lone surrogates."""
 
 
 def printable(text: str) -> str:
@@ -73,8 +73,8 @@ FORMATS = (TEXT, JSON)
 class JsonFormatter(logging.Formatter):
     """Log formatter that writes one JSON object per record.
 
-    Its fields are `time` (ISO 8601 UTC), `severity`, `logger`, `message`, and `exception` if there
-    is one.
+    The fields of the object are `time` (ISO 8601 UTC), `severity`, `logger`, `message`, and
+    `exception` if there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -27,7 +27,8 @@ class Workers(NamedTuple):
     """The workers of one step."""
 
     run_all: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-    """Function that returns the results in the order of the items."""
+    """Function that applies a function to items, and returns the results in the order of the
+    items."""
     num_shares: int
     """Number of items into which the work is divided."""
 
@@ -38,7 +39,7 @@ THIS_PROCESS = Workers(partial(forked.run_all, processes=1), 1)
 class Pickled(NamedTuple):
     """A pickle file in the work folder.
 
-    Its hash is verified before it is read, because a pickle can contain code.
+    The hash of the file is verified before the file is read, because a pickle can contain code.
     """
 
     path: str
@@ -76,7 +77,7 @@ def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Work
 
     Raises:
         ContractError: the address is invalid.
-        TemporaryError: no scheduler answers, it has no worker, or workers were killed during the
+        TemporaryError: the scheduler does not answer, has no worker, or lost workers during the
             work.
     """
     if not scheduler:
@@ -104,7 +105,7 @@ def _run_all(
 ) -> list[Any]:
     from distributed.protocol.pickle import dumps
 
-    # The function is passed in a file and not in each task's message, because it may hold
+    # The function is stored in a file instead of in each task's message, because it may contain
     # vocabularies of gigabytes.
     path = shared / f".function-{uuid4().hex}"
     try:

@@ -1,7 +1,8 @@
 """Profiles of a table's columns: counts of their values, and the correlation within requests.
 
 Validation profiles the rows of a run, and the monitor profiles the served rows. Profiles of
-disjoint rows can be added, which needs no access to the rows. `comparison` compares two profiles.
+disjoint rows can be added, which needs no access to the rows. The module `comparison` compares two
+profiles.
 
 A profile counts rows in cells: the buckets of a numeric column, or the listed values of a
 categorical column. For each cell the profile also has sums over requests, because rows of one
@@ -44,12 +45,13 @@ Beyond 10 each bucket is 30 % wider than the previous one. The first and the las
 values beyond the edges, even infinity."""
 NUM_BUCKETS = len(DENSE_EDGES) - 1
 SCORE_EDGES = _make_score_edges()
-"""Edges of the buckets of scores, in steps of a quarter in the logit, from -10 to 10. The logit is
-used because at a click rate of 0.1 % scores differ by factors rather than by amounts."""
+"""Edges of the buckets of scores, in steps of a quarter in the logit, from -10 to 10. Edges are
+spaced in the logit, because at a click rate of 0.1 % scores differ by factors rather than by
+amounts."""
 
 
 def count_between(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
-    """Return the number of values [n] in each bucket, [len(edges) - 1].
+    """Return the number of values in each bucket, [len(edges) - 1].
 
     NaN values are not counted. A value outside the edges counts in the first or the last bucket.
 
@@ -62,7 +64,7 @@ def count_between(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
 def bucket_of(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
     """Return the bucket of each value, in the shape of `values`.
 
-    A bucket includes its lower edge and excludes its upper one. NaN belongs to the last bucket.
+    A value on an edge belongs to the bucket above the edge. NaN belongs to the last bucket.
     """
     return np.searchsorted(edges[1:-1], values, side="right")
 
@@ -100,11 +102,11 @@ def cell_sums(cells: Ints, requests: Ints, *, totals: Ints, column_of: Ints) -> 
     Args:
         cells: Cell of each value, [n].
         requests: Number of each value's request, [n].
-        totals: Number of values of each request in each column, [g, c].
-        column_of: Column of each cell, [k].
+        totals: Number of values per request and column, [g, c].
+        column_of: Number of the column to which each cell belongs, [k].
     """
     num_cells = len(column_of)
-    # Each key is one request and one cell.
+    # Each key stands for one request and one cell.
     keys, rows = np.unique(requests * num_cells + cells, return_counts=True)
     of_request, of_cell = np.divmod(keys, num_cells)
     parts = (rows, rows * rows, rows * totals[of_request, column_of[of_cell]])
@@ -140,14 +142,14 @@ class ColumnProfile:
     place_squares: int = 0
     """Sum over requests of the squared sum of bucket numbers. 0 if no mean is compared."""
     place_products: int = 0
-    """Sum over requests of two factors: the sum of bucket numbers, and the number of rows with a
+    """Sum over requests of a product: the sum of bucket numbers times the number of rows with a
     value."""
     floor: int = 0
     """Maximum rows of an unlisted value. A listed count may be too low by at most this number."""
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of the tables that have the column.
+        """Return the number of rows in the tables that have this column.
 
         If a part of a merged table lacks the column, the merged table has more rows than this
         number.
@@ -222,7 +224,7 @@ def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
 def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int]:
     """Return the most frequent values, their sums, and the row count of the first dropped value.
 
-    The count is 0 if no value is dropped.
+    The last number is 0 if no value is dropped.
 
     Args:
         values: Distinct values, [n].
@@ -239,7 +241,7 @@ class TableProfile:
     """Profile of the rows of one sample, or of several merged samples."""
 
     digest: str = ""
-    """Digest of the newest part's rows (`manifests.RawDataset.digest`). Digest and times are empty
+    """Digest of the newest rows (`manifests.RawDataset.digest`). The digest and the times are empty
     if they are unknown."""
     first_event_time: str = ""
     last_event_time: str = ""
@@ -250,13 +252,13 @@ class TableProfile:
     """Sum over requests of the squared number of rows."""
     clicks: RowTotal = RowTotal()
     columns: dict[str, ColumnProfile]
-    """Profiles by column. A column that was left out is absent. A list has two profiles: its
+    """Profiles by column. Columns that were left out have no profile. A list has two profiles: its
     elements, and the number of elements per row (`features.LENGTH`)."""
 
     def __add__(self, newer: "TableProfile") -> "TableProfile":
         """Return the profile of the rows of both tables.
 
-        A column that only one of the tables has is copied unchanged.
+        If only one table has a column, the column's profile is copied unchanged.
         """
         both = {
             name: self.columns[name] + newer.columns[name]

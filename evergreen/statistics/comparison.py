@@ -78,9 +78,9 @@ Floats = NDArray[np.float64]
 
 
 class DriftThresholds(Protocol):
-    """Minimum effects that count as drift.
+    """Minimum effects that a comparison reports as drift.
 
-    The settings of validation and the settings of the monitor both implement this protocol.
+    The settings of validation and those of the monitor implement this protocol.
     """
 
     @property
@@ -100,7 +100,7 @@ class DriftThresholds(Protocol):
 
     @property
     def missing_drift(self) -> float:
-        """Return the minimum change of a column's share of missing values."""
+        """Return the minimum change of a column's share of missing values that counts as drift."""
 
     @property
     def false_discovery_rate(self) -> float:
@@ -108,7 +108,7 @@ class DriftThresholds(Protocol):
 
 
 class Outliers(NamedTuple):
-    """Bounds of the outliers of numeric columns.
+    """Bounds outside which values of numeric columns are outliers.
 
     Outliers are tested separately, and are excluded from a column's values.
     """
@@ -117,7 +117,7 @@ class Outliers(NamedTuple):
     """Range of the buckets without outliers, by column: the number of its first bucket, and the
     number of the bucket after its last one."""
     floor: float
-    """Minimum increase of the share of outliers that counts."""
+    """Minimum relevant increase of the share of outliers."""
 
 
 # -- results
@@ -128,7 +128,7 @@ class MovedValue:
     """The category whose share changed most, relative to its threshold."""
 
     value: str | None
-    """Displayed text (`ShownValues.text`). None for a column of users."""
+    """Displayed text (`ShownValues.text`). None if the column identifies users."""
     share_before: float
     share_now: float
 
@@ -141,10 +141,11 @@ class ColumnDrift:
     """Name of the feature, of the length of a list (`features.LENGTH`), or of the score."""
     drifted: bool
     """Whether the column has drifted: a test of values, mean or missing share is significant with a
-    relevant effect. It has not drifted if the model was already trained on the change (`learned`).
-    """
+    relevant effect. A column has not drifted if the model was already trained on the change
+    (`learned`)."""
     outlying: bool
-    """Whether the share of outliers increased. The usual cause is a broken unit, sensor or join."""
+    """Whether the share of outliers has increased significantly. Usual causes are a broken unit,
+    sensor or join."""
     learned: bool = False
     """Whether the champion's newest training window already has the same changes."""
     changes: tuple[str, ...]
@@ -171,7 +172,7 @@ class ColumnDrift:
     """q-value of the test with the strongest evidence, adjusted for all tests of the comparison."""
     divergence: float | None
     mean_shift: float | None
-    """Shift of the mean in standard deviations. None if no mean is compared."""
+    """Shift of the mean in standard deviations. None if means are not compared."""
     moved_value: MovedValue | None
     new_value_share: float | None
     """Share of rows whose category is certainly new, among the rows with a value. None if the
@@ -179,7 +180,8 @@ class ColumnDrift:
     missing_now: float | None
     missing_before: float | None
     outliers_now: float | None
-    """Share of outliers among the values. None for categories, or if outliers are not separated."""
+    """Share of outliers among the values. None if the column is categorical, or if outliers are not
+    separated."""
     outliers_before: float | None
     num_rows_now: int
     num_rows_before: int
@@ -236,7 +238,7 @@ class ComparedColumn:
     q_values: dict[str, float]
     """Adjusted p-values by test. The test of a hypothesis is absent if it was not possible."""
     changes: tuple[str, ...]
-    """Names of the tests that are significant with a relevant effect."""
+    """Names of the tests that are significant and have a relevant effect."""
 
     def learned_by(self, newest: "ComparedColumn") -> bool:
         """Return whether the newest training window already has the changes of this column.
@@ -286,7 +288,8 @@ class ComparedColumn:
             threshold=values.floor if values else None,
             detectable=values.detectable if values else None,
             design_effect=values.design if values else None,
-            # Two columns with one value each have no standard deviation.
+            # If both samples have a single value in a column, the shift has no standard deviation
+            # and is infinite.
             excess=max((each for each in excesses if math.isfinite(each)), default=0.0),
             p_value=found[decisive].p_value if decisive else None,
             q_value=self.q_values[decisive] if decisive else None,
@@ -323,8 +326,8 @@ def compare_tables(
 
     Args:
         now: The rows to test.
-        before: The rows with which they are compared.
-        thresholds: Minimum relevant effects, and the false discovery rate.
+        before: The earlier rows, with which `now` is compared.
+        thresholds: Minimum relevant effects and the false discovery rate.
         mean_drift: Minimum relevant shift of a numeric column's mean, in standard deviations. None
             = no test of means.
         outliers: Bounds outside which values count as outliers. None = outliers are not separated.
@@ -616,7 +619,7 @@ def _choose_cells(
 ) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
     """Return the cells of a comparison, both samples' rows in each cell, and the frequent values.
 
-    A value has its own cell only if its counts are reliable. Both samples have a last cell for all
+    A value gets its own cell only if its counts are reliable. Both samples have a last cell for all
     other values.
 
     Frequent values come first, in descending order of frequency. Rare values follow in the order of
@@ -644,7 +647,8 @@ def _choose_cells(
 def _are_frequent(now: Clustered, before: Clustered) -> tuple[NDArray[np.bool_], Floats]:
     """Return which cells are frequent, and the expected number of independent rows in each cell.
 
-    A cell is frequent if it expects at least `MIN_EXPECTED` independent rows in the smaller sample.
+    A cell is frequent if at least `MIN_EXPECTED` independent rows are expected in the smaller
+    sample.
     """
     correlation, _ = correlations((now, before))
     own = own_designs(correlation, now, before)
@@ -663,7 +667,7 @@ def _without_sign(effect: Effect) -> Effect:
 def _count_new(now: Ints, before: Ints, designs: Floats, *, ratio: float, floor: int) -> float:
     """Count the rows of categories that are certainly new.
 
-    A category is certainly new if it was absent before, although at least `CERTAIN_ROWS` rows were
+    A category is certainly new if it was absent although at least `CERTAIN_ROWS` rows of it were
     expected. The expected number follows from the category's present rows, minus 4 standard errors.
     """
     needed = (CERTAIN_ROWS * designs + 2 * floor) * ratio
@@ -679,7 +683,7 @@ def _cells_of(column: ColumnProfile, sums: Ints, *, others: int = 0) -> Clustere
     Args:
         column: The column.
         sums: Sums of the cells, [k, 3].
-        others: Number of additional cells, 0 or 1.
+        others: Number of additional cells for other values, 0 or 1.
     """
     rest = np.full(others, column.present - int(sums[:, 0].sum()))
     unknown = np.full(others, np.nan)

@@ -67,7 +67,7 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
 def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return for each of `values` [n] the number of smaller values in `against` [m].
 
-    An equal number counts half.
+    An equal number counts as half a smaller one.
     """
     ordered = np.sort(against)
     wins: NDArray[np.float64] = (
@@ -280,9 +280,9 @@ def row_weighted(values: NDArray[np.float64], weights: ArrayLike | None) -> NDAr
     """Return the values [n] rescaled so that their plain mean is the weighted mean.
 
     The difference between a value and the weighted mean is multiplied by the value's weight and
-    divided by the mean weight. The `grouped_deviation` of the result is then that of the weighted
-    mean, which is a ratio of sums. If `weights` is None, the values are returned unchanged. If all
-    weights are 0, the mean is undefined, and the result is empty.
+    divided by the mean weight. The `grouped_deviation` of the returned values is that of the
+    weighted mean, which is a ratio of sums. If `weights` is None, the values are returned
+    unchanged. If all weights are 0, the mean is undefined, and the result is empty.
     """
     if weights is None:
         return values
@@ -330,7 +330,7 @@ def normalized_entropy(
 def calibration(
     labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None
 ) -> float | None:
-    """Return predicted clicks divided by observed clicks, both weighted.
+    """Return the predicted clicks divided by the observed clicks, both weighted.
 
     The result is 1 for a calibrated model. Returns None if there is no click.
     """
@@ -346,13 +346,13 @@ def calibration(
 def expected_calibration_error(
     labels: ArrayLike, scores: ArrayLike, *, bins: int = ECE_BINS
 ) -> float | None:
-    """Return the mean distance of predicted and observed click rate over bins of equal mass.
+    """Return the mean difference of predicted and observed click rate, over bins of equal size.
 
     The error is the sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et
     al. 2015). The bins split the rows by rank (Nixon et al. 2019), because bins of equal width
-    would leave all but one empty at click rates of a few percent. Rows of one score share their
-    click rate, so that their order does not matter at the edge of a bin. Even calibrated scores
-    have an error above 0, because noise alone adds about sqrt(2 bins rate / (pi rows)).
+    would leave all but one empty at click rates of a few percent. Rows with equal scores share
+    their click rate, so that their order does not matter at the edge of a bin. Even calibrated
+    scores have an error above 0, because noise alone adds about sqrt(2 bins rate / (pi rows)).
 
     Returns None with fewer rows than bins.
 
@@ -385,8 +385,8 @@ class UserQuality(NamedTuple):
     gauc: float | None = None
     """Mean of the users' AUCs, weighted by their rows (Zhu et al. 2017, arXiv 1706.06978)."""
     ndcg: float | None = None
-    """Mean of the users' NDCGs over all their rows, ordered by score. Each user has the same
-    weight."""
+    """Mean of the users' NDCGs over all their rows, ordered by score. The mean gives each user the
+    same weight."""
 
 
 def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> UserQuality:
@@ -423,7 +423,7 @@ def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> U
     middle = np.repeat(place[ties] + (tie_sizes - 1) / 2.0, tie_sizes)
     discount = 1.0 / np.log2(place + 2.0)
     shared = np.repeat(np.add.reduceat(discount, ties) / tie_sizes, tie_sizes)
-    # If u clicks come first among n rows, the sum of their positions, counted from 0, is u (u - 1)
+    # If u clicks are the first of n rows, the sum of their positions, counted from 0, is u (u - 1)
     # / 2.
     lost = np.bincount(user, middle * click) - clicks * (clicks - 1) / 2.0
     aucs = 1.0 - lost / (clicks * (sizes - clicks))

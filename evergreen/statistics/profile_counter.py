@@ -5,11 +5,11 @@ up to a maximum number. Above this number the least frequent categories are drop
 Misra-Gries summary (Agarwal et al., Mergeable summaries, 2013). A count is then too low by at most
 1/131,072 of the rows. TFDV's counts are not used, because they are not exact enough. For a column
 with more than 1024 distinct values, TFDV uses a sketch of 1024 counters, whose counts may be too
-low by 1/1024 of all rows. This error would be larger than the threshold for drift.
+low by 1/1024 of all rows. TFDV's error would be larger than the threshold for drift.
 
 Rows are counted in two halves, block by block (see `reference`). A request whose rows are in two
-batches or blocks counts as two requests. This slightly lowers the measured correlation. For
-example, 2 % of requests of 64 rows are in two blocks.
+batches or blocks counts as two requests. Counting such requests twice slightly lowers the measured
+correlation. For example, 2 % of requests of 64 rows are in two blocks.
 """
 
 import io
@@ -43,8 +43,8 @@ from evergreen.statistics.reference import LISTED_VALUES, TrainingReference, inn
 BLOCK_ROWS = 1024
 """Number of consecutive rows that are assigned to the same half."""
 MAX_DISTINCT = 131_072
-"""Maximum categories per column and half that are counted in memory. The counts of each category
-take 32 bytes."""
+"""Maximum number of categories that are counted in memory, for each column and half. The counts of
+each category take 32 bytes."""
 CHOOSING, FAIR = 0, 1
 """Numbers of the two halves of the rows. The choosing half determines the cells, and the fair half
 is an unbiased sample of them."""
@@ -67,8 +67,9 @@ class ValueCounts:
         """[k, 3] as in `ColumnProfile.sums`. The row counts may be too low by at most `lost`. The
         second and third sum are exact."""
         self.lost = 0
-        """Maximum error of a row count. It is also the maximum number of rows of a value that has
-        no count. The error is at most the number of added rows divided by `capacity` + 1."""
+        """Maximum error of a row count. The value is also the maximum number of rows of a value
+        that has no count. The error is at most the number of added rows divided by `capacity` + 1.
+        """
 
     @property
     def counts(self) -> Ints:
@@ -98,7 +99,7 @@ class ValueCounts:
     def _drop_rarest(self) -> None:
         """Drop the least frequent values beyond the capacity.
 
-        The counts of all other values are lowered by the same number.
+        All remaining counts are lowered by the count of the most frequent dropped value.
         """
         least = np.partition(self.counts, -self._capacity - 1)[-self._capacity - 1]
         held = self.counts > least
@@ -113,7 +114,7 @@ class ValueCounts:
 
 
 class BatchRequests:
-    """Rows of one batch, grouped by half, block and request."""
+    """Requests of one batch, with the rows ordered by half, block and request."""
 
     def __init__(self, batch: pa.RecordBatch, first_row: int) -> None:
         """Sort the rows of a batch.
@@ -168,7 +169,7 @@ class ProfileCounter:
         self._names = self._dense + self._categorical
         columns, num_dense = len(self._names), len(self._dense)
         self._column_of = np.repeat(np.arange(num_dense), NUM_BUCKETS)
-        # Each sum is an array with one part per half.
+        # Each sum is stored as an array with one part per half.
         self._values = {name: (ValueCounts(), ValueCounts()) for name in self._categorical}
         self._sums = {
             "rows": np.zeros((2, 3), np.int64),  # rows, requests, sum of squared rows by request
@@ -212,7 +213,7 @@ class ProfileCounter:
         lengths = [(each != MISSING_CATEGORY).sum(axis=1, keepdims=True) for each in lists]
         dense = np.concatenate([numeric[requests.order], *lengths], axis=1, dtype=np.float32)
         categorical = [*plain.T, *lists]
-        # A list contributes one value per element. An empty list is not missing.
+        # Each element of a list counts as one value. An empty list is not missing.
         num_values = np.concatenate([~np.isnan(dense), plain != MISSING_CATEGORY, *lengths], axis=1)
         misses = num_values == 0
         misses[:, len(self._dense) + len(self._plain) :] = False
@@ -284,8 +285,8 @@ class ProfileCounter:
         distinct = None
         if int(values.max()).bit_length() + bits > 63:  # the key would need more than 63 bits
             distinct, values = np.unique(values, return_inverse=True)
-        # One sort is enough. Sorting makes the rows of a value in one request adjacent, and also
-        # the requests of a value in one half.
+        # A single sort is sufficient. Sorting makes the rows of a value in one request adjacent,
+        # and also the requests of a value in one half.
         keys = np.sort((values << bits) | requests)
         starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
@@ -311,14 +312,14 @@ class ProfileCounter:
     def dumps(self) -> bytes:
         """Return the counts as NumPy's .npz.
 
-        The file has only numbers, so that reading it runs no code.
+        The file contains only numbers, so reading it runs no code.
         """
         content = io.BytesIO()
         np.savez(content, **self._arrays())
         return content.getvalue()
 
     def merge_dumped(self, content: bytes) -> None:
-        """Add counts that `dumps` wrote for a counter with the same columns.
+        """Add the counts from the bytes that `dumps` returned for a counter of the same columns.
 
         Raises:
             ContractError: The content is not such counts.

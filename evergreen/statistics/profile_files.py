@@ -1,6 +1,6 @@
 """Files of table profiles: NumPy's .npz, with JSON in `head` and arrays for each column.
 
-Equal profiles give equal bytes. Reading a file runs no code, and each array has a CRC-32.
+Equal profiles give equal bytes. Reading such a file runs no code. Each array has a CRC-32.
 """
 
 import io
@@ -58,7 +58,7 @@ def write_profiles(
 
 
 def _plain_fields(profile: ColumnProfile | TableProfile) -> dict[str, Any]:
-    """Return the fields that are plain JSON values."""
+    """Return the fields that can be stored as plain JSON values."""
     names = [
         field.name for field in fields(profile) if field.name not in ("columns", "values", "sums")
     ]

@@ -5,16 +5,16 @@ held-out rows. The monitor reads both files, which it finds by the model's id:
 `<model>/statistics/reference.npz` (`manifests.Model.REFERENCE`) and
 `<store>/verdicts/<model>/scores.json`.
 
-The profile of an incremental run describes only that run's rows. It does not include the parent's
-profile. A merged profile would include every earlier distribution, and would raise an alarm about
-changes on which the model is already trained.
+The profile of an incremental run describes only that run's rows. The profile does not include the
+parent's profile. A merged profile would include every earlier distribution, and would raise an
+alarm about changes on which the model is already trained.
 
 The training rows are split into two halves, block by block. The choosing half determines the listed
 values and the bounds of outliers. The profile contains only the fair half, because it is an
 unbiased sample of the chosen cells. In the choosing half, chance makes the listed values more
 frequent and the unlisted values less frequent. To measure the bias, the same 20,000 rows were used
 as both halves. A chi-square test at 5 % then reported drift in 73 % of the stationary buckets of a
-column with 20,000 values, and in all of them in a column with 1,500.
+column with 20,000 values. For a column with 1,500 values it reported drift in all buckets.
 """
 
 import json
@@ -47,7 +47,7 @@ Both numbers are equal if the column has no values."""
 
 
 def inner_buckets(choosing: Ints) -> Bounds:
-    """Return the range of buckets between the outliers of a histogram [k].
+    """Return the range of buckets without outliers, from the histogram of the choosing half [k].
 
     Outliers are up to `OUTLIER_SHARE` of the values at either end.
     """
@@ -80,7 +80,7 @@ class ScoreHistogram:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingReference:
-    """Training profile of a model."""
+    """Profile of a model's training rows."""
 
     rows: int
     """Number of training rows in both halves."""
@@ -102,7 +102,7 @@ class TrainingReference:
     def features(self) -> Features:
         """Return the features of the training rows.
 
-        Only the lengths of lists are set among their options.
+        Among the options of lists, only the lengths are set.
         """
         return Features(
             numeric=self.numeric,

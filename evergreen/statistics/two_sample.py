@@ -1,6 +1,6 @@
 """Two-sample tests of counts: p-values, effects, and corrections for dependent rows of a request.
 
-The callers decide which effects are relevant. Only `scipy.special` is imported, because
+The callers decide whether an effect is relevant. Only `scipy.special` is imported, because
 `scipy.stats` takes another 0.4 s and 70 MB. The monitor would need `scipy.stats` only for Benjamini
 and Hochberg's procedure.
 
@@ -9,8 +9,9 @@ estimated from two numbers: the cell's rows, and their sum of squares over reque
 the design effect of the comparison, which follows from the correlation (Kish, Survey Sampling,
 1965: 1 + (rows of a request - 1) x correlation). For example, all 64 rows of a request have the
 same user but different items. In the columns of the user, each of these rows counts as 1/64 of an
-independent row. In the columns of the item, each row counts fully. Each sample's correlation is
-measured around its own shares, so that a difference between the samples does not increase it.
+independent row. In the columns of the item, each row counts fully. The correlation of each sample
+is measured around the sample's own shares, so that a difference between the samples does not
+increase it.
 
 The Jensen-Shannon divergence is defined as in TFDV's comparator
 (`tensorflow_data_validation/anomalies/metrics.cc`). Shares are relative to the listed counts,
@@ -37,22 +38,22 @@ this number."""
 def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | None:
     """Return the p-value of the hypothesis that two samples have the same distribution.
 
-    The p-value is twice the smaller of two p-values. The first is Pearson's chi-square over all
-    cells, which detects many small changes. The second is the p-value of `proportion` for the cell
-    that changed most, multiplied by the number of cells. It detects one change among many cells.
-    Before the tests, neighbouring cells are merged (`taken_together`).
+    The p-value is twice the smaller of two p-values. One of them is that of Pearson's chi-square
+    over all cells, which detects many small changes. The other one is the p-value of `proportion`
+    for the cell that changed most, multiplied by the number of cells. This p-value detects one
+    change among many cells. Before the tests, neighbouring cells are merged (`taken_together`).
 
     If the cells have different design effects, the chi-square is divided by their mean. The degrees
-    of freedom are reduced according to the variation of the design effects. This is Rao and Scott's
-    second-order correction, by the cells' own variances alone.
+    of freedom are reduced according to the variation of the design effects. The reduction is Rao
+    and Scott's second-order correction, by the cells' own variances alone.
 
     Returns None if a sample is empty, and 1 if one cell has all rows.
 
     Args:
         now: Rows per cell, [k].
         before: Rows per cell, [k].
-        design: Design effect of all cells or of each cell, [k]: the number of clustered rows that
-            are equivalent to one independent row (Rao and Scott, 1981).
+        design: Design effect of all cells, or of each cell [k]. It is the number of clustered rows
+            that are equivalent to one independent row (Rao and Scott, 1981).
     """
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
@@ -103,12 +104,13 @@ def mean_design(rows: Counts, designs: Floats) -> tuple[float, float]:
 def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None:
     """Return the p-value of the test that `a` of `n` rows and `b` of `m` rows have the same share.
 
-    It is the likelihood ratio test with Yates' correction for continuity (Contingency tables
-    involving small numbers, 1934). The correction moves each count by half an independent row. It
-    makes the tail accurate for a few rows. Take two samples of equal size, and 10 independent rows
-    that are all in one sample. The exact test gives 0.0020, this test gives 0.0017, and the test
-    without the correction gives 0.0002. Without the correction, unchanged windows of 20,000 rows
-    had 7 times too many p-values below 0.0005 in columns of many rare categories (measured).
+    The test is the likelihood ratio test with Yates' correction for continuity (Contingency tables
+    involving small numbers, 1934). The correction moves each count by half an independent row. The
+    correction makes the tail accurate for a few rows. Take two samples of equal size, and 10
+    independent rows that are all in one sample. The exact test gives 0.0020, this test gives
+    0.0017, and the test without the correction gives 0.0002. Without the correction, unchanged
+    windows of 20,000 rows had 7 times too many p-values below 0.0005 in columns of many rare
+    categories (measured).
 
     Returns None if a sample is empty.
     """
@@ -122,7 +124,7 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
 
 
 def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) -> Floats:
-    """Return the likelihood ratio statistic of each cell: two shares against a common share.
+    """Return the likelihood ratio statistic of each cell, for two shares against a common share.
 
     Before that, the correction moves each count by half of `design` rows towards the common share.
     """
@@ -151,7 +153,7 @@ def _grouped(expected: NDArray[np.floating[Any]]) -> Counts:
             starts.append(cell)
             held = 0.0
         held += rows
-    # If the last cells are too few for a group, they are added to the previous group.
+    # If too few cells are left for a last group, they are added to the previous group.
     return np.array(starts[:-1] if held < MIN_EXPECTED and len(starts) > 1 else starts)
 
 
@@ -186,8 +188,8 @@ class Clustered:
     squares: Floats
     """[k] sum over requests of the squared number of rows in the cell. NaN = unknown."""
     products: Floats
-    """[k] sum over requests of the number of rows in the cell times the number of all rows. NaN =
-    unknown."""
+    """[k] sum over requests of a product: the number of rows in the cell times the number of all
+    rows. NaN = unknown."""
     rows: int
     """Rows of all cells."""
     sizes: int
@@ -196,17 +198,17 @@ class Clustered:
     """Number of requests. 0 = unknown."""
 
     def mean_rows(self) -> float | None:
-        """Return the mean size, in rows, of the request of a random row.
+        """Return the mean number of rows in the request of a randomly chosen row.
 
-        The result is at least 1. Returns None if it is unknown.
+        The result is at least 1. Returns None if the number is unknown.
         """
         return max(self.sizes / self.rows, 1.0) if self.rows and self.requests else None
 
 
 def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
-    """Return the correlation of two rows of a request: of each cell [k], and of all cells together.
+    """Return the correlation between two rows of a request, for each cell [k] and for all cells.
 
-    All results are in [0, 1]. A cell's correlation is at least that of all cells together, because
+    All results are in [0, 1]. Each cell has at least the correlation of all cells together, because
     a rare cell has too few requests for a precise estimate. Without data about requests the
     correlation is assumed to be 1, the worst case.
     """
@@ -221,7 +223,7 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
 
 
 def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
-    """Return how much more rows of a request agree than by chance, per cell [k].
+    """Return the excess of agreement between rows of a request over chance, for each cell [k].
 
     The second result is the maximum of this excess, [k].
     """
@@ -268,8 +270,8 @@ def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple
 def comparison_design(correlation: Floats, now: Clustered, before: Clustered) -> Floats:
     """Return the design effect of the difference between two samples' shares, [k].
 
-    The result is the mean of the samples' own design effects, weighted by their variances. It is 1
-    if at least one sample has no rows. The arguments are the same as in `own_designs`.
+    The result is the mean of the samples' own design effects, weighted by their variances. The
+    result is 1 if at least one sample has no rows. The arguments are the same as in `own_designs`.
     """
     if not now.rows or not before.rows:
         return np.ones(len(correlation))
@@ -353,10 +355,10 @@ def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | 
 
 
 def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | None:
-    """Return the change of a share from `b` of `m` rows to `a` of `n` rows.
+    """Return the difference between the shares `a` of `n` rows and `b` of `m` rows.
 
-    The interval is that of Agresti and Caffo (2000), which adds one independent row inside and one
-    outside the share to each sample. Returns None if a sample is empty.
+    The interval of Agresti and Caffo (2000) is used. It adds two independent rows to each sample,
+    one of them with the property. Returns None if a sample is empty.
     """
     if not n or not m:
         return None
@@ -387,7 +389,7 @@ def detectable_share(share: float, *, n: int, m: int, design: float, level: floa
 
 
 def detectable_mean(n: int, m: int, *, design: float, level: float) -> float:
-    """Return the smallest detectable shift of a mean in standard deviations.
+    """Return the smallest shift of a mean that a test detects, in standard deviations.
 
     See `detectable_share`.
     """

@@ -3,10 +3,11 @@
 The client retries temporary failures (429, 5xx, lost connections) for `retry_seconds`. If an answer
 is lost, the conditional write may still have succeeded. Every write therefore adds a signature to
 the object's metadata. If the write is repeated, this signature shows that an earlier attempt
-succeeded. An object is read at one generation and compared with its CRC32C. Exceptions of the
-client are translated to errors of `evergreen.runtime.errors`. The module supports version 3 of the
-client. It also handles the exceptions that version 2 raises on reads, because Beam pins version 2
-in the validation image. `STORAGE_EMULATOR_HOST` is honoured, without credentials.
+succeeded. Each read gets one generation of an object, and compares the bytes with the CRC32C of
+that generation. Exceptions of the client are translated to errors of `evergreen.runtime.errors`.
+The module supports version 3 of the client. The module also handles the exceptions that version 2
+raises on reads, because Beam pins version 2 in the validation image. `STORAGE_EMULATOR_HOST` is
+honoured, without credentials.
 """
 
 import io
@@ -47,23 +48,23 @@ except ImportError:  # Client 2 ships its transfers as a separate package.
 logger = logging.getLogger(__name__)
 
 ROLE = "roles/storage.objectUser"
-"""Role of a reader and writer: it can get, list, create and delete objects, but not read the
-bucket's own properties."""
+"""Role that readers and writers need. It allows to get, list, create and delete objects, but not to
+read the bucket's own properties."""
 RETRY_SECONDS = 60.0
 FIRST_DELAY_SECONDS = 0.5
 CHUNK_BYTES = 8 << 20
-"""Part size of an upload above `ONE_REQUEST_BYTES`. After a lost connection only the last part is
-sent again."""
+"""Size of the parts in which objects above `ONE_REQUEST_BYTES` are uploaded. After a lost
+connection only the last part is repeated."""
 ONE_REQUEST_BYTES = 8 << 20
 """Largest object that the client sends in one request, regardless of `chunk_size`."""
 CALL_SECONDS = 60.0
 """Seconds without a byte from the service after which an attempt is abandoned."""
 _READ_ATTEMPTS = 5
-"""Maximum number of reads of a small object. Another read is needed if the object was replaced or
-corrupted during the read."""
+"""Maximum number of reads of a small object. A second read is needed if the object was replaced or
+corrupted during the first one."""
 _FETCH_ATTEMPTS = 3
-"""Maximum number of reads of a large object that was corrupted on the way. A large object that was
-replaced raises `Changed` instead."""
+"""Maximum number of reads of a large object that was corrupted on the way. If a large object was
+replaced, the read raises `Changed` instead."""
 _SIGNATURE = "evergreen-write"
 _CONTENT_TYPE = "application/octet-stream"
 
@@ -74,8 +75,8 @@ class BucketObjects:
     Args:
         uri: `gs://bucket` or `gs://bucket/prefix`.
         retry_seconds: Seconds for which one call is retried.
-        first_delay_seconds: Upper bound of the wait before the first retry. It doubles with every
-            retry.
+        first_delay_seconds: Upper bound of the wait before the first retry. The pause doubles with
+            every retry.
         call_seconds: Seconds that one attempt waits for the next byte.
         chunk_bytes: Part of a large object that is sent in one request, a multiple of 256 KiB.
     """
@@ -115,7 +116,7 @@ class BucketObjects:
             with self._translated(f"{self.uri}/{name}"):
                 try:
                     # One request returns content, generation and checksum of the same write. The
-                    # client's own check skips objects that arrived in several parts.
+                    # client's own check ignores objects that were uploaded in several parts.
                     blob.download_to_file(content, raw_download=True, checksum=None, **self._call)
                 except refusals.NotFound:
                     if not content.tell():
@@ -219,7 +220,7 @@ class BucketObjects:
         return self._copy(self._blob(source), target)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """See `Objects.list`. As in a folder, hidden names are not objects."""
+        """See `Objects.list`. Objects with hidden names are skipped, as in a folder."""
         with self._translated(f"{self.uri}/{prefix}"):
             blobs = self._client.list_blobs(self._bucket, prefix=self._root + prefix, **self._call)
             found = [
@@ -364,7 +365,7 @@ class BucketObjects:
     def _check_bucket(self) -> None:
         """Raise an error if the bucket does not exist.
 
-        An absent bucket and an absent object give the same answer.
+        The server's answer is the same for an absent bucket and an absent object.
         """
         if not self._is_bucket_known:
             next(iter(self._client.list_blobs(self._bucket, max_results=1, **self._call)), None)
@@ -372,8 +373,8 @@ class BucketObjects:
 
 
 def _client() -> Any:
-    # Otherwise the client requests the bucket's own properties in the background, for traces that
-    # nobody collects. The role of the account does not permit that request.
+    # Without this variable the client requests the bucket's own properties in the background, for
+    # traces that nobody collects. The role of the account does not permit that request.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     if not os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client()
@@ -390,8 +391,7 @@ def translated(thing: str, bucket: str) -> Iterator[None]:
     Raises:
         Changed: the precondition of a write failed.
         TemporaryError: the client's own retries were not enough.
-        PermanentError: no permission, no bucket, no credentials, no space, or a failing file of
-            this machine.
+        PermanentError: permission, bucket, credentials or space is missing, or a local file fails.
     """
     try:
         yield

@@ -1,11 +1,12 @@
 """Objects as files of one local folder.
 
-A write renames a finished file. Every change holds a file lock of the folder, so no other process
-of this machine can write between the check of a condition and the write. The lock also gives each
-write its own time. The generation of an object is derived from that time. A new file can have the
-same inode, size and clock tick as the old file. Folders that become empty are removed, because a
-bucket has no empty folders either. Unfinished files of a killed writer are removed before the first
-change. No other program may write below the root.
+Each write first creates a temporary file and then renames it. Every change locks a file of the
+folder. No other process of this machine can then write between the check of a condition and the
+write. While it has the lock, each write chooses a time that no other write has. The generation of
+an object is derived from that time. A new file can have the same inode, size and clock tick as the
+old file. Empty folders are removed, because a bucket has no empty folders either. Before its first
+change, a process removes unfinished files of a killed writer. No other program may write below the
+root.
 """
 
 import errno
@@ -62,8 +63,8 @@ class FolderObjects:
 
         Args:
             root: The folder.
-            readable: Whether other users of the machine or the share may read new files. If False,
-                the umask of the process decides.
+            readable: Whether new files are readable for other users of the machine or share. If
+                False, the umask of the process decides.
         """
         self._readable = readable
         self.root = root.absolute()
@@ -241,7 +242,7 @@ class FolderObjects:
     def _tidy(self, folder: Path) -> None:
         """Remove `folder` and its parents below the root while they are empty.
 
-        The first folder that stays is flushed to disk.
+        The first folder that is not removed is flushed to disk.
         """
         while folder != self.root and not any(folder.iterdir()):
             folder.rmdir()
@@ -250,7 +251,7 @@ class FolderObjects:
 
     @contextmanager
     def _changing(self, path: Path) -> Iterator[int]:
-        """Lock the folder for one change, and yield a time that no other change has.
+        """Lock the folder for one change, and yield a unique time for this change.
 
         System errors are translated. If an error names no file, the translated error names `path`.
         """
@@ -294,7 +295,7 @@ def _are_equal(one: Path, other: Path) -> bool:
 def _generation(status: os.stat_result) -> int:
     """Return a number that changes when a new file is renamed over an old one.
 
-    It is never `ABSENT`.
+    The result is never `ABSENT`.
     """
     identity = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns} {status.st_size}"
     return 1 + int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=7).digest(), "big")

@@ -1,4 +1,4 @@
-"""A lease in a bucket: one holder at a time, without a file lock.
+"""Lease in a bucket: at most one process has it at a time, without a file lock.
 
 One object contains the name of the holder and the end of the lease. The object is created if it is
 absent. The holder renews it while it runs. Another holder may take it over only after the end of
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Taken(NamedTuple):
-    """The content of the lease object."""
+    """Content of the object that stores the lease."""
 
     holder: str
     token: str
@@ -37,9 +37,9 @@ class Taken(NamedTuple):
 class Lease:
     """A lease that is stored in the object `name`.
 
-    `holder` is the name of this holder in the error messages of others. `seconds` is the time
-    between acquiring or renewing the lease and its end. It must exceed the difference between the
-    clocks of two machines. `monotonic` is a clock that is never set.
+    `holder` is the name that error messages of other processes show. `seconds` is the time between
+    acquiring or renewing the lease and its end. `seconds` must exceed the difference between the
+    clocks of two machines. `monotonic` is a clock that nobody can set back.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Lease:
                 raise TemporaryError(self._lost_message()) from error
 
     def check(self) -> None:
-        """Raise an error unless this holder still has the lease.
+        """Raise an error if this holder no longer has the lease.
 
         Raises:
             TemporaryError: the lease ended, or another holder took it over.

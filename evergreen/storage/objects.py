@@ -2,8 +2,8 @@
 
 The implementations are `folder.FolderObjects` and `bucket.BucketObjects`. Both implementations pass
 the same conformance suite. A write is atomic: a reader gets the complete object from before it or
-from after it. `if_generation` makes a write conditional, like the generation preconditions of Cloud
-Storage, so that two writers notice each other.
+from after it. With `if_generation` a write is conditional, as in Cloud Storage. Two writers can
+then notice each other.
 
 Objects can be downloaded to local files, also several at the same time. `Objects.fetch` describes
 how bytes are transferred and verified. Extraction caches objects that it reads repeatedly.
@@ -23,7 +23,7 @@ from evergreen.runtime.durable import fsync_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 
 ABSENT = 0
-"""Generation of an object that does not exist, as in Cloud Storage."""
+"""Generation that represents an absent object, as in Cloud Storage."""
 MAX_NAME_BYTES = 900
 """Longest name in UTF-8 bytes. Cloud Storage allows 1024 including the prefix."""
 MAX_PART_BYTES = 200
@@ -49,7 +49,7 @@ class ObjectInfo(NamedTuple):
     size: int
     """Size in bytes."""
     generation: int
-    """Generation. It changes with every write and is never `ABSENT`."""
+    """Generation. The generation changes with every write and is never `ABSENT`."""
     crc32c: str | None = None
     """CRC32C of the content in base64, as Cloud Storage writes it. None for a folder, which stores
     no checksum."""
@@ -67,7 +67,7 @@ class Stored(NamedTuple):
 def file_crc32c(file: BinaryIO) -> str:
     """Return the CRC32C of a whole file in base64, as Cloud Storage writes it.
 
-    Afterwards the position in the file is its end.
+    After the call, the position of `file` is at its end.
 
     >>> file_crc32c(BytesIO(b"rows"))
     'r5sJTQ=='
@@ -84,9 +84,9 @@ def file_crc32c(file: BinaryIO) -> str:
 class Objects(Protocol):
     """Objects below one root.
 
-    Every method raises TemporaryError if a retry may help. It raises PermanentError if a retry
-    cannot help (no permission, no bucket, disk full). It raises ContractError for a name that
-    `check_name` refuses.
+    Every method raises TemporaryError if a retry may help. Every method raises PermanentError if a
+    retry cannot help (no permission, no bucket, disk full). Every method raises ContractError for a
+    name that `check_name` refuses.
     """
 
     uri: str
@@ -109,7 +109,7 @@ class Objects(Protocol):
         have arrived. Only one call at a time may use the same `part`.
 
         Args:
-            wanted: The object's entry in `list`.
+            wanted: Entry of the object, as returned by `list`.
             part: Local file, which is created if it is absent.
 
         Raises:
@@ -124,9 +124,9 @@ class Objects(Protocol):
 
         Args:
             name: Name of the object.
-            content: Its bytes, or the local file to copy.
-            if_generation: Write only over this generation. `ABSENT` writes only if there is no
-                object, and None writes in any case.
+            content: Bytes of the object, or a local file to copy.
+            if_generation: Generation that the write may replace. `ABSENT` writes only if there is
+                no object, and None writes in any case.
 
         Raises:
             Changed: the object has another generation.
@@ -168,8 +168,8 @@ class Objects(Protocol):
     def move(self, source: str, target: str) -> None:
         """Rename every object `source/...` to `target/...`.
 
-        A folder is moved by one rename. A bucket moves one object after the other, so do not
-        publish `target` before this method returns.
+        In a local folder, one rename moves all objects. A bucket moves one object after the other,
+        so do not publish `target` before this method returns.
 
         Raises:
             ContractError: there is no object at `source`, or there is one at `target`.
@@ -229,7 +229,7 @@ class Download(NamedTuple):
     part: Path
     """Local file with the bytes that have arrived. No other code opens this file."""
     path: Path
-    """Final local file of the complete object."""
+    """Local file for the complete object."""
 
 
 def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
@@ -275,7 +275,7 @@ def local_copy(objects: Objects, name: str) -> Iterator[Path]:
     """Yield a local file of the object. For an object in a bucket, the file is a temporary copy.
 
     Raises:
-        ContractError: the bucket has no such object.
+        ContractError: the object is not in the bucket.
         TemporaryError, PermanentError: the download failed.
     """
     if (local := objects.local(name)) is not None:

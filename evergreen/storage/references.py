@@ -1,4 +1,4 @@
-"""References from one manifest to another.
+"""References that manifests contain to other manifests.
 
 A reference is a URI with a hash, which the reader verifies.
 """

@@ -48,7 +48,7 @@ def local_path(uri: str) -> Path:
 def typed_uri(text: str) -> str:
     """Return a folder from the command line as a URI or an absolute path.
 
-    A relative path is resolved against the working folder. Use this for command lines only:
+    A relative path is resolved against the current working folder. Use this for command lines only:
     manifests and pipelines name complete URIs, so a relative path there is a mistake. Empty text
     and text with a scheme are returned unchanged, and `local_path` checks them.
 
@@ -63,7 +63,7 @@ def typed_uri(text: str) -> str:
 
 
 def typed_folder(text: str, flag: str) -> Path:
-    """Return the existing local folder that a person typed.
+    """Return the existing local folder whose path a person typed.
 
     Raises:
         ContractError: the path is absent, is not a folder, or is not on this machine.
@@ -81,8 +81,8 @@ def open_objects(uri: str, *, readable: bool = False) -> Objects:
 
     Args:
         uri: Root of the objects.
-        readable: Whether other users may read files that are written there. A bucket has its own
-            permissions.
+        readable: Whether other users may read new files. It has no effect in a bucket, which has
+            its own permissions. A bucket has its own permissions.
 
     Raises:
         ContractError: `uri` has none of these forms, or the library for buckets is not installed.

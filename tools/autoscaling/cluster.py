@@ -1,4 +1,4 @@
-"""Simulate the pods of the Deployment and their nodes, from creation to readiness.
+"""Simulation of the Deployment's pods and their nodes, from creation to readiness.
 
 Scheduling is simple: each pod gets its own node, or its own slice of a node. An idle node is used
 if there is one, and otherwise a new node. `queueing` simulates the requests in a pod.
@@ -12,13 +12,13 @@ from tools.autoscaling import hpa
 from tools.autoscaling.queueing import PodQueue
 
 READINESS_SECONDS = 5.0
-"""Seconds from a loaded model to the first request: the probe's period, and the time until clients
-see the endpoint."""
+"""Seconds from a loaded model until the first request. They cover the probe's period, and the time
+until clients see the endpoint."""
 STOP_SECONDS = 40.0
 """Seconds from a pod's removal from the Service to its stop. The preStop hook waits this long, so
 that clients notice the removal."""
 IDLE_NODE_SECONDS = 600.0
-"""Seconds until a node without a pod is removed. This is Cluster Autoscaler's default
+"""Seconds until a node without a pod is removed. The value is Cluster Autoscaler's default
 scale-down-unneeded-time."""
 SCRAPE_SECONDS = 15.0
 """Seconds between two scrapes of a pod, as in the PodMonitor."""
@@ -28,14 +28,14 @@ SCRAPE_SECONDS = 15.0
 class StartTimes:
     """Times until nodes and pods are ready, in seconds.
 
-    The default times are assumptions. They were not measured on a cluster. Replace them by measured
-    times of your cluster.
+    The default times are assumptions. The default times were not measured on a cluster. Replace
+    them by measured times of your cluster.
     """
 
     node: float = 330.0
-    """Time from an unschedulable pod to a node with the image. It consists of 150 s until the node
-    is ready and 180 s to pull Triton's image, about 8 GB compressed at 50 MB/s. GKE's documentation
-    gives minutes for a node, and more for nodes with GPU drivers."""
+    """Time from an unschedulable pod to a node with the image. The default consists of 150 s until
+    the node is ready and 180 s to pull Triton's image, about 8 GB compressed at 50 MB/s. GKE's
+    documentation gives minutes for a node, and more for nodes with GPU drivers."""
     pod: float = 15.0
     """Time from the container's start to a loaded model: Triton's start, the download of the model
     from the bucket, and warm-up. Triton's own start takes 0.4 s with the laptop's wheel
@@ -49,11 +49,11 @@ class Pod:
     name: str
     created_at: float
     node_at: float
-    """Time when its node is ready and has the image."""
+    """Time when the pod's node is ready and has the image."""
     ready_at: float
     queue: PodQueue
     scrape_at: float
-    """Time of its next scrape."""
+    """Time of the pod's next scrape."""
     leaving_at: float = math.inf
 
 
@@ -96,7 +96,7 @@ class Cluster:
             self.pods[-1].ready_at = 0.0
 
     def scale(self, now: float, wanted: int) -> None:
-        """Create pods, or start to delete pods: first unready pods, then the newest."""
+        """Create pods, or delete pods: first those that are not ready, then the newest ones."""
         staying = self.staying()
         for _ in range(wanted - len(staying)):
             idle = min(self._idle_nodes, default=None)
@@ -130,7 +130,7 @@ class Cluster:
         return gone
 
     def pod_hours(self, now: float) -> float:
-        """Return the hours of all pods, each from creation to stop."""
+        """Return the total hours of all pods, from the creation of each pod to its stop."""
         return (self._seconds_of_gone + sum(now - pod.created_at for pod in self.pods)) / 3600
 
     def _create(self, now: float, *, node_at: float, serving_at: float) -> None:

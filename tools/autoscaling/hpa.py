@@ -1,9 +1,10 @@
-"""Simulate Kubernetes' HorizontalPodAutoscaler with the shipped manifests.
+"""Simulation of Kubernetes' HorizontalPodAutoscaler with the shipped manifests.
 
 The algorithm is that of the controller in Kubernetes 1.29 and later (pkg/controller/podautoscaler:
 `replica_calculator.go`, `horizontal.go`). The simulation covers metrics of type External, which
 KEDA and prometheus-adapter provide. This module reads the shipped ScaledObject, so that the
-simulation uses the same configuration as a cluster. `simulation` provides pods and metrics.
+simulation uses the same configuration as a cluster. The module `simulation` provides pods and
+metrics.
 """
 
 import math
@@ -74,14 +75,14 @@ class PodCounts:
     """Counts of the Deployment's pods, as the controller counts them."""
 
     existing: int
-    """Number of pods that are not being deleted."""
+    """Number of pods without those that are being deleted."""
     ready: int
     """Number of running and ready pods. A pod that is being deleted counts until it has ended."""
 
 
 @dataclass
 class Controller:
-    """The controller's state for one autoscaler."""
+    """State of the controller for one autoscaler."""
 
     spec: Autoscaler
     _recommended: list[tuple[float, int]] = field(default_factory=list)
@@ -187,7 +188,7 @@ class Controller:
 
 
 def _thousandths(value: float) -> int:
-    """Return the value in thousandths, truncated, as the metrics APIs transport numbers."""
+    """Return the value in thousandths, truncated as in the metrics APIs."""
     if math.isinf(value):
         raise ContractError(f"a query's value is {value}, expected a finite value")
     return int(value * 1000)
@@ -256,10 +257,10 @@ def _rules(given: Mapping[str, Any], default: Rules) -> Rules:
 
 
 def with_queue_target(spec: Autoscaler, target: float) -> Autoscaler:
-    """Return the autoscaler with another target of queue time in microseconds.
+    """Return a copy of the autoscaler with another target for the queue time, in microseconds.
 
     Raises:
-        ContractError: it does not scale by queue time.
+        ContractError: the autoscaler does not scale by queue time.
     """
     if QUEUE_METRIC not in [each.name for each in spec.metrics]:
         raise ContractError(

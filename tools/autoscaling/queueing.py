@@ -1,8 +1,8 @@
 """Simulate one Triton pod: a bounded queue, instances that process batches, and counters.
 
 The model is Triton's dynamic batcher without delay. A free instance takes as many waiting requests
-as fit into a batch. A request that finds the queue full is refused at once. A request that waited
-too long is refused when its turn comes. Triton also checks every half second, so its refusals
+as fit into a batch. A request that finds the queue full is refused at once. If a request has waited
+too long, it is refused when its turn comes. Triton also checks every half second, so its refusals
 differ by up to half a second. The simulation handles each event at its exact time.
 
 The duration of a batch comes from a JSON file of measured times, written by
@@ -37,13 +37,13 @@ class ServiceTimes:
     rows: tuple[int, ...]
     """Numbers of rows, ascending."""
     medians: tuple[float, ...]
-    """Median seconds at each of `rows`, interpolated linearly. Beyond the last of `rows`, the last
-    slope continues, but the time never falls."""
+    """Median seconds at each of `rows`, interpolated linearly. Beyond the largest of `rows`, the
+    last slope continues, but the time never decreases."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
     """Pairs of a probability and a multiple of the median, in ascending order. Values in between
     are interpolated linearly."""
     what: str = ""
-    """Description of the measurement."""
+    """Description of how the times were measured."""
 
     @cache  # noqa: B019 - one set of times lives as long as the command
     def of_rows(self, rows: int) -> float:
@@ -66,7 +66,7 @@ class ServiceTimes:
 
 
 def shipped_or_file(text: str) -> Path:
-    """Return the file of a shipped network by its name, or else the path `text`."""
+    """Return the file of the shipped network with this name, or else `text` as a path."""
     shipped = SHIPPED / f"{text}-cpu.json"
     return shipped if shipped.is_file() else Path(text)
 
@@ -151,7 +151,7 @@ class PodQueue:
     now: float = 0.0
     counters: Counters = field(default_factory=Counters)
     waits: list[float] = field(default_factory=list)
-    """Queue time of each request whose batch started. The caller clears the list."""
+    """Queue times of the requests whose batch has started. The caller clears the list."""
     _arrivals: list[float] = field(default_factory=list)
     _rows: list[int] = field(default_factory=list)
     _multiples: list[float] = field(default_factory=list)
@@ -170,7 +170,7 @@ class PodQueue:
 
     @property
     def num_inside(self) -> int:
-        """Number of waiting, running and announced requests."""
+        """Number of requests that are waiting, running or announced."""
         running = sum(batch.requests for batch in self._running)
         return running + len(self._queue) + len(self._arrivals) - self._head
 
@@ -180,7 +180,7 @@ class PodQueue:
         Args:
             arrivals: Arrival times in seconds, ascending and not before the current time.
             rows: Rows of each request.
-            multiples: Multiple of the median service time of each request.
+            multiples: For each request, its service time as a multiple of the median.
         """
         self._arrivals.extend(arrivals)
         self._rows.extend([rows] * len(arrivals))

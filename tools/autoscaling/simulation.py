@@ -5,10 +5,10 @@ time advances from event to event. Events are scrapes, syncs of the autoscaler, 
 ready, and steps of the trace. The result depends only on the settings and the seed.
 
 The two metrics that scale Triton come from the counters that Prometheus scrapes. Queue time per
-request is the growth of all pods' queue time divided by the growth of their answered requests. Both
-growths are PromQL's `rate` over a minute, and at least one request per minute is assumed. Pending
-requests are the sum of the pods' means over the minute. The shipped queries compute the same
-values. A test compares this module with a real Prometheus.
+request is the growth of all pods' queue time divided by the growth of their answered requests.
+Growth is measured with PromQL's `rate` over a minute, and at least one request per minute is
+assumed. Pending requests are the sum of the pods' means over the minute. The shipped queries
+compute the same values. A test compares this module with a real Prometheus.
 """
 
 from collections import deque
@@ -43,7 +43,9 @@ class Sample(NamedTuple):
 
 
 def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[str, float | None]:
-    """Return each metric over all pods, or None if no pod has enough samples in the window.
+    """Return the value of each metric over all pods.
+
+    A value is None if no pod has enough samples in the window.
 
     Args:
         samples: Samples by pod, ascending in time, of every pod that was scraped in the window,
@@ -76,7 +78,7 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
 def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float:
     """Return PromQL's `rate`: the growth of a counter per second, extrapolated to the window.
 
-    The result is that of Prometheus 2.42. Prometheus 3 excludes the left end of the window. The
+    The result equals that of Prometheus 2.42. Prometheus 3 excludes the left end of the window. The
     difference matters only for a sample at exactly that millisecond.
 
     Args:
@@ -89,7 +91,8 @@ def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) ->
     2.0
     """
     (start, start_value), (end, end_value) = samples[0], samples[-1]
-    # If a counter fell, it was reset. It grew to its value before the reset, and then again from 0.
+    # If a counter fell, it was reset. A reset counter grew to its value before the reset, and then
+    # again from 0.
     growth = end_value - start_value + sum(a for (_, a), (_, b) in pairwise(samples) if b < a)
     covered = sampled = (end - start) / 1000
     spacing = sampled / (len(samples) - 1)
@@ -116,7 +119,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class SyncState:
-    """State at one sync of the autoscaler."""
+    """State of the simulation at one sync of the autoscaler."""
 
     seconds: float
     wanted: int
@@ -132,7 +135,7 @@ class SimulatedRun:
     moments: list[SyncState] = field(default_factory=list)
     waits: list[NDArray[np.float32]] = field(default_factory=list)
     """Queue times in seconds of the requests whose batch started between two syncs, one array per
-    sync. A last array has the requests after the last sync."""
+    sync. The last array has the requests after the last sync."""
     num_arrived: int = 0
     num_without_pod: int = 0
     """Number of requests that arrived while no pod was ready."""
@@ -212,9 +215,9 @@ class Simulation:
     def _dispatch_requests(
         self, requests: TraceRequests, taken: int, *, now: float, until: float
     ) -> int:
-        """Send the requests before `until` to ready pods.
+        """Send the requests that arrive before `until` to the ready pods.
 
-        Returns how many requests of the step were sent so far.
+        Returns the number of requests of this step that were sent until now.
         """
         last = int(np.searchsorted(requests.arrivals, until))
         if last == taken:

@@ -17,7 +17,7 @@ from evergreen.contracts.serving import MAX_BATCH_ROWS
 from evergreen.runtime.errors import ContractError
 
 COLUMNS = ("seconds", "requests_per_second", "rows_per_request")
-"""Columns of a trace's file. The last column is optional."""
+"""Columns of a trace's file. The column `rows_per_request` is optional."""
 DEFAULT_ROWS = 1024
 """Default number of rows in a request (candidates to rank), if the trace has no column for it."""
 MOST_SECONDS = 31 * 86400.0
@@ -35,7 +35,7 @@ class Trace:
     rates: NDArray[np.float64]
     """Requests per second, per step."""
     rows: NDArray[np.int64]
-    """Rows of each request, per step."""
+    """Number of rows in each request, for each step."""
     name: str = ""
 
     @property
@@ -67,7 +67,7 @@ class TraceRequests:
 
     arrivals: NDArray[np.float64]
     chances: NDArray[np.float64]
-    """Numbers in [0, 1) that select the pod of each request."""
+    """Random numbers in [0, 1), one for each request, that select its pod."""
     service: NDArray[np.float64]
     """Numbers in [0, 1) that select the quantile of each service time."""
     rows: int
@@ -77,7 +77,7 @@ def read_trace(path: Path) -> Trace:
     """Read a recorded trace.
 
     The file is CSV with the header `seconds,requests_per_second[,rows_per_request]`. The rate of a
-    line holds until the next line, and the last line only ends the trace.
+    line applies until the next line. The last line only marks the end of the trace.
 
     Raises:
         ContractError: the file cannot be read, has another header or an invalid line, or is too
@@ -111,7 +111,7 @@ def read_trace(path: Path) -> Trace:
         )
     if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > MOST_SECONDS:
         raise ContractError(
-            f"{path}: expected seconds that begin at 0 and rise, to at most {MOST_SECONDS:g}"
+            f"{path} has wrong seconds, expected a rise from 0 to at most {MOST_SECONDS:g}"
         )
     trace = Trace(seconds, rates[:-1], rows[:-1].astype(np.int64), path.name)
     if (most := float((trace.rates * np.diff(trace.starts)).max())) > MOST_OF_STEP:

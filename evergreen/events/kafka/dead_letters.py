@@ -59,9 +59,9 @@ class KafkaDeadLetters:
     def keep(self, letters: Sequence[tuple[str, bytes, str]]) -> None:
         """Store messages as dead letters, each with id, payload and reason.
 
-        Returns when the brokers have stored them. Raises the errors of `KafkaSender.send`. A topic
-        may carry larger messages than the brokers accept from this client. A message that is too
-        large is truncated, and the reason mentions this.
+        Returns when the brokers have stored them. The errors are those of `KafkaSender.send`. A
+        topic may carry larger messages than the brokers accept from this client. A message that is
+        too large is truncated, and the reason mentions this.
         """
         topic, time_header = self._location.dead_letter_topic, (_TIME, repr(self._clock()).encode())
         kept = []
@@ -84,7 +84,7 @@ class KafkaDeadLetters:
         """Return the stored dead letters, oldest first, without a commit.
 
         Raises:
-            TemporaryError: no broker answers.
+            TemporaryError: all brokers are silent.
             PermanentError: the brokers refuse.
         """
         with self._open_consumer() as consumer:
@@ -129,18 +129,18 @@ class KafkaDeadLetters:
         except KafkaException as error:
             raise sorted_error(error, f"reading {self._location.dead_letter_topic}") from error
         finally:
-            consumer.unassign()  # assigned by hand, because closing a consumer waits until its group revokes partitions # noqa: E501
+            consumer.unassign()  # assigned by hand, because closing a consumer waits until its group revokes partitions  # noqa: E501
             close_consumer(consumer)
 
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:
         """Return the stored dead letters, oldest first, and the end of each partition at that time.
 
-        A crash between storing and acknowledging stores a message twice, and only one copy is
-        returned. Different messages may have the same key.
+        If a reader crashes between storing and acknowledging, a message is stored twice. Only one
+        copy is returned. Messages with the same key may be different messages.
         """
         topic, brokers = self._location.dead_letter_topic, self._location.brokers
         open_ = set(list_partitions(consumer, self._location, topic))
-        # Without an offset, reading starts at the group's committed offset.
+        # Reading starts at the group's committed offset, because no offset is given.
         consumer.assign([TopicPartition(topic, number) for number in open_])
         found: dict[tuple[str, bytes | None], DeadLetter] = {}
         ends: list[TopicPartition] = []

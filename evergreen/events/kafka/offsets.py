@@ -1,8 +1,8 @@
-"""Offsets of a topic: its end, the progress of its group, and the messages that this reader holds.
+"""Offsets of a topic: its end, the progress of its group, and the held messages of this reader.
 
 `PartitionProgress` needs no connection to a broker. `PartitionProgress` records which messages of a
 partition are held, and which offset may be committed. `BacklogCounter` asks the brokers for the
-number of messages that are left. `subscriber` reads the messages.
+number of messages that are left. The module `subscriber` reads the messages.
 """
 
 import logging
@@ -22,7 +22,7 @@ ASK_AGAIN_SECONDS = 1.0
 """Pause after a request that no broker answered. Each request to a silent broker may block the
 reader for `ASK_SECONDS`."""
 CLOSE_SECONDS = 10.0
-"""Longest wait for a client to close."""
+"""Maximum wait for a client to close, in seconds."""
 SETTLE_SECONDS = 0.02
 """Seconds without a callback after which a rebalance counts as ended. Only other threads of this
 client can delay the next callback."""
@@ -99,7 +99,7 @@ class PartitionProgress(Generic[M]):
     generation: int
     """Number of the assignment. Tokens from an earlier assignment of the partition are invalid."""
     next_offset: int | None = None
-    """Offset after the newest delivered message. None before the first delivery."""
+    """Offset that follows the newest delivered message. None before the first delivery."""
     held: dict[int, Held[M]] = field(default_factory=dict)
     """Held messages by ascending offset."""
     sent_offset: int | None = None
@@ -173,8 +173,8 @@ class BacklogCounter:
         )
         self._silent_until = 0.0
         self.problem: str | None = None
-        """Error of the newest request, or a later error of the client. None if the request was
-        answered."""
+        """Error of the last request, or a later error that the client reported. None if the request
+        was answered."""
 
     def unfinished(self, progress: Mapping[int, PartitionProgress[Any]]) -> int | None:
         """Return the number of messages that are neither acknowledged nor dead-lettered.
@@ -249,7 +249,7 @@ def list_partitions(consumer: Consumer, location: KafkaLocation, topic: str) -> 
         PermanentError: the brokers refuse.
     """
     what = f"asking {location.brokers} for topic {topic}"
-    consumer.poll(0)  # serve the client's own log lines
+    consumer.poll(0)  # process the client's own log lines
     try:
         found = consumer.list_topics(topic, timeout=ASK_SECONDS).topics[topic]
     except KafkaException as error:

@@ -25,7 +25,7 @@ _GRACE_SECONDS = 5.0
 class Outgoing:
     """One message to send.
 
-    Its id is the key, so a message that is sent again goes to the same partition.
+    The message id is the key, so a message that is sent again goes to the same partition.
     """
 
     topic: str
@@ -39,8 +39,8 @@ class KafkaSender:
 
     Several threads may share one producer.
 
-    A message is stored once even if librdkafka retries it. A message that the caller sends again is
-    stored again.
+    A message is stored once even if librdkafka retries it. If the caller sends a message again, it
+    is stored again.
     """
 
     def __init__(self, location: KafkaLocation) -> None:
@@ -144,7 +144,7 @@ def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
 
 
 class KafkaPublisher(KafkaSender):
-    """Publisher to the location's topic. The key of a message is its id."""
+    """Publisher to the topic of a location. The key of a message is its id."""
 
     def __init__(self, location: KafkaLocation) -> None:
         """Check the settings early. A ContractError from `publish` must be about a message."""

@@ -4,8 +4,8 @@ Readers share the partitions of the topic. For each partition a reader commits t
 which all messages are acknowledged (`offsets`). After a kill the next reader therefore gets the
 unacknowledged messages again. `dead_letters` stores dead letters, and `offsets` counts the backlog.
 
-Publish with plain or idempotent producers. A transactional producer leaves markers among the
-offsets, so a reader would never reach the end of the topic.
+Other programs must publish with plain or idempotent producers. A transactional producer leaves
+markers among the offsets, so a reader would never reach the end of the topic.
 """
 
 import itertools
@@ -32,13 +32,13 @@ messages."""
 
 
 class KafkaSubscriber:
-    """Subscriber of one topic. A lock lets one thread in at a time."""
+    """Subscriber of one topic. A lock admits one thread at a time."""
 
     def __init__(self, location: KafkaLocation, *, clock: Callable[[], float] = time.time) -> None:
         """Open the connections. The first `pull` joins the group.
 
         Messages arrive once the group has assigned partitions to this reader. A reader that never
-        pulls takes no partition from other readers.
+        calls `pull` gets no partition.
 
         Raises:
             ContractError: librdkafka refuses a setting.
@@ -70,7 +70,8 @@ class KafkaSubscriber:
             enable_auto_offset_store=False,
             auto_offset_reset="earliest",
             allow_auto_create_topics=True,
-            # Other readers retain their partitions and held messages when a reader comes or goes.
+            # When a reader joins or leaves, the other readers retain their partitions and held
+            # messages.
             partition_assignment_strategy="cooperative-sticky",
             session_timeout_ms=lease_ms,
             heartbeat_interval_ms=max(1, min(3000, lease_ms // 3)),
@@ -83,7 +84,7 @@ class KafkaSubscriber:
         )
         return {**settings, "error_cb": self._on_error, "on_commit": self._on_committed}
 
-    # -- Called by the consumer, from within `consume`.
+    # -- Callbacks, which the consumer calls within `consume`.
 
     def _on_assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         self._refused = None
@@ -100,7 +101,7 @@ class KafkaSubscriber:
         for each in partitions:
             progress = self._progress.get(each.partition)
             if progress is not None and (error is not None or each.error is not None):
-                progress.sent_offset = None  # the next pull sends it again
+                progress.sent_offset = None  # the next pull commits the offset again
 
     def _on_error(self, error: KafkaError) -> None:
         # A single lost connection is not a problem, because librdkafka reconnects or uses another
@@ -236,7 +237,10 @@ class KafkaSubscriber:
         return pulled
 
     def _take_message(self, message: Message, until: float) -> list[Delivery]:
-        """Return the delivery of a message, or None if its partition is assigned elsewhere."""
+        """Return the delivery of a message.
+
+        The list is empty if the partition is now assigned elsewhere.
+        """
         error = message.error()
         self._refused = (
             f"reading {self._location.topic}: {error.str()}" if error is not None else None
@@ -274,7 +278,7 @@ class KafkaSubscriber:
                 self._held_bytes -= _size(message)
 
     def _commit_offsets(self) -> None:
-        """Commit finished offsets without waiting.
+        """Commit the offsets of finished messages without waiting.
 
         If a commit is lost, messages are delivered again. No message is lost.
         """

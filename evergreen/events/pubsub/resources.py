@@ -3,7 +3,7 @@
 A log has one topic with one subscription, and another topic with one subscription for dead letters.
 Pub/Sub itself also moves a message to the dead-letter topic after 100 unsuccessful deliveries. The
 person who grants the permissions also creates the topics and subscriptions (docs/gke.md). This
-module creates them only on Google's emulator.
+module creates topics and subscriptions only on Google's emulator.
 
 If `PUBSUB_EMULATOR_HOST` is set, the clients use the emulator without credentials, like Google's
 own tools. Messages are sent in batches, and `publish` returns when Pub/Sub has confirmed all of
@@ -71,7 +71,7 @@ _CHANNEL = (
 
 @dataclass(frozen=True)
 class Names:
-    """The topic of the publisher and the subscription of the monitor."""
+    """Names of the topic and the subscription of a log."""
 
     project: str
     topic: str
@@ -89,7 +89,10 @@ class Names:
 
     @property
     def dead_letters(self) -> "Names":
-        """Names of the dead-letter topic and of its subscription. Both have the same name."""
+        """Names of the dead-letter topic and of its subscription.
+
+        The topic and its subscription have the same name.
+        """
         name = f"{self.subscription}-dead-letters"
         return Names(self.project, name, name)
 
@@ -112,7 +115,7 @@ def emulator() -> str | None:
 
 
 def publisher_client(seconds: float = CALL_SECONDS) -> Any:
-    """Return a batching publisher that retries a failed request for at most `seconds`.
+    """Return Google's batching publisher, which retries a failed request for up to `seconds`.
 
     Raises:
         ContractError: this machine has no credentials for Google Cloud.
@@ -245,7 +248,10 @@ class PubsubPublisher:
         )
 
     def close(self) -> None:
-        """See `event_log.Publisher`. No message is pending, because `publish` waits."""
+        """See `event_log.Publisher`.
+
+        No message is pending, because `publish` waits for the confirmation.
+        """
         if not self._closed:
             self._closed = True
             self._client.stop()

@@ -1,14 +1,15 @@
 """The reading side of a Pub/Sub log: a thread fills a bounded queue that `pull` empties.
 
-The thread sends one unary pull after another. Each pull waits at Pub/Sub until there is a message,
-and leases the message for `lease_seconds`. A message that is not acknowledged within that time is
-dropped from the queue, and Pub/Sub delivers it again. The caller stores a message before it
+The thread sends one pull request after the other. Each pull waits at Pub/Sub until there is a
+message, and leases the message for `lease_seconds`. A message that is not acknowledged within that
+time is dropped from the queue, and Pub/Sub delivers it again. The caller stores a message before it
 acknowledges it. `ReadMark` estimates the watermark of the log.
 
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
-attributes. A message that Pub/Sub itself moved to this topic has no reason. Pub/Sub cannot list
-messages without pulling them. While one call lists or replays dead letters, a second such call sees
-fewer messages. The same is true for `lease_seconds` after a list or replay was killed.
+attributes. If Pub/Sub itself moved a message to this topic, the message has no reason. Pub/Sub
+cannot list messages without pulling them. While one call lists or replays dead letters, a second
+such call sees fewer messages. Fewer messages are also seen for `lease_seconds` after a list or
+replay was killed.
 """
 
 import logging
@@ -143,8 +144,8 @@ class PubsubDeadLetters:
             received = {each.message.message_id: (each.ack_id, each.message) for each in answer}
             if received.keys() - taken.keys():
                 empty_since = time.monotonic()
-            # A message that is held longer than its lease arrives again under a new acknowledgement
-            # id, and this could repeat forever.
+            # If a message is held longer than its lease, it arrives again under a new
+            # acknowledgement id. This could repeat forever.
             taken.update(received)
         return dict(taken.values())
 
@@ -197,8 +198,8 @@ sooner."""
 GRACE_SECONDS = 3.0
 """Longest outage in seconds that is not reported as a problem, because servers restart."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
-"""First pause and longest pause after failed pulls, in seconds. The pause doubles after each
-failure."""
+"""First pause and longest pause after failed pulls, in seconds. Each further failure doubles the
+pause."""
 MAX_QUEUED_BYTES = 100_000_000
 _FULL_SECONDS = 0.02
 """Seconds between two checks of a full queue for free space."""
@@ -223,7 +224,7 @@ class PubsubSettings:
 
 @dataclass(frozen=True)
 class _InHand:
-    """A message that arrived and is not acknowledged."""
+    """Message that has arrived and is not acknowledged yet."""
 
     ack_id: str
     message: Any
@@ -237,16 +238,17 @@ class ReadMark:
     publish times of arrived messages, and on the time since the last arrival:
 
     - While messages arrive, the watermark is the publish time of the oldest message that is queued
-      or not acknowledged. If there is none, it is the newest publish time so far.
+      or not acknowledged. If there is no such message, the watermark is the newest publish time
+      until now.
     - After `settle_seconds` without a message, the watermark is the current time.
-    - In both cases `settle_seconds` are subtracted, to allow for a message that arrives later than
-      others of its age. A message with a larger delay counts as late.
+    - In the cases above, `settle_seconds` are subtracted to allow for a message that arrives later
+      than others of its age. A message with a larger delay counts as late.
     - For `lease_seconds` after connecting, the watermark is unknown, because a killed predecessor
       or an interrupted call may hold messages.
 
     Publish times come from the broker's clock, and `now` comes from the reader's clock. The
-    estimate is wrong by any difference between these clocks. Arguments called `at` are times of a
-    monotonic clock. `published` and `now` are in seconds since the epoch.
+    estimate is wrong by any difference between these clocks. Arguments with the name `at` are times
+    of a monotonic clock. `published` and `now` are in seconds since the epoch.
     """
 
     def __init__(self, *, settle_seconds: float, lease_seconds: float) -> None:
@@ -267,7 +269,7 @@ class ReadMark:
 
         Args:
             now: Current time.
-            at: The same moment on the monotonic clock.
+            at: Current time of the monotonic clock.
             connected_at: Start of the current period of successful pulls. None while pulls fail.
                 The watermark does not move then.
             oldest_in_hand: Earliest publish time of the messages that are not acknowledged. None if
@@ -298,8 +300,8 @@ class PubsubSubscriber:
     ) -> None:
         """Store the clients, without taking messages from other readers before the first `pull`.
 
-        `publisher`, for dead letters, and `subscriber` are clients of `resources`. They are closed
-        together with this subscriber.
+        `publisher` and `subscriber` are clients from the module `resources`. `publisher` is used
+        for dead letters. Both clients are closed together with this subscriber.
         """
         self._names, self._settings = names, settings
         self._clock, self._monotonic = clock, monotonic
@@ -328,7 +330,7 @@ class PubsubSubscriber:
     def pull(self, max_messages: int) -> list[Delivery]:
         """See `event_log.Subscriber`.
 
-        During an outage it returns nothing, and `problem` reports the outage.
+        During an outage the result is empty, and `problem` reports the outage.
         """
         if self._pulling_client is None:
             self._pulling_client, self._connected_at = subscriber_client(), self._monotonic()
@@ -419,7 +421,7 @@ class PubsubSubscriber:
         return
 
     def close(self) -> None:
-        """Stop the current pull, and release all messages in hand for the next reader."""
+        """Stop the current pull, and release all held messages for the next reader."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -493,7 +495,7 @@ class PubsubSubscriber:
         )
 
     def _forget_expired(self) -> None:
-        """Drop messages whose lease has expired, because Pub/Sub delivers them again."""
+        """Drop the held messages whose lease has expired. Pub/Sub delivers them again."""
         now = self._monotonic()
         self._queue = deque(held for held in self._queue if held.lease_ends > now)
         self._pulled = {
