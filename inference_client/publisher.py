@@ -212,7 +212,7 @@ class PublisherSettings:
     """Maximum number of queued rows, and of queued outcomes."""
     max_queued_bytes: int = 250_000_000
     """Maximum memory of the queue in bytes, including its Python objects. Rows may use three
-    quarters of this memory, and their outcomes use the rest. With 39 columns this is enough for
+    quarters of this memory, and outcomes may use the rest. With 39 columns this is enough for
     150,000 requests of one row, or for all `max_queued` rows in requests of 64. During a flush the
     client needs about 40 MB more."""
 

@@ -114,7 +114,7 @@ class ClientSettings:
     first_backoff_seconds: float = 0.05
     max_backoff_seconds: float = 1.0
     """Longest wait in seconds between attempts. Each wait is twice as long as the previous one, up
-    to this value. With the defaults the waits sum to 3.55 s, before jitter shortens them."""
+    to this value. With the defaults, the waits have a sum of 3.55 s before jitter shortens them."""
     max_in_flight: int = 16
     """Maximum number of concurrent requests with a waiting caller, for each replica. Up to four
     times as many calls may be unanswered, including those of callers that got `DeadlineExpired`."""
@@ -250,8 +250,8 @@ class ScoringClient:
 
         Raises:
             BadRequest: a shape or dtype is wrong, or the server rejected the rows.
-            ServerUnavailable: the server was unavailable in every attempt, or no time is left for
-                another.
+            ServerUnavailable: the server was unavailable in every attempt, or there is no time for
+                another attempt.
             Overloaded: too many callers are waiting, or no slot was free before the deadline.
                 Nothing was sent.
             DeadlineExpired: no answer in time.

@@ -289,8 +289,8 @@ class GrpcTransport:
     def pick(self, send_call: SendCall, *, avoid: Container[str] = ()) -> Replica | None:
         """Return the replica with the fewest calls that has a free slot, or None.
 
-        A replica that answers is preferred to one that does not. If a failing replica is due for a
-        new attempt, it gets a copy of this call.
+        A replica that answers is preferred to a replica that does not answer. If a failing replica
+        is due for a new attempt, it gets a copy of this call.
         """
         self._replace_stalled()
         here = [each for each in self._replicas.values() if each.address not in avoid]
@@ -335,7 +335,8 @@ class GrpcTransport:
         self._freed.set()
         if call.cancelled():
             return
-        # Retrieve the exception of an abandoned call too. Without this, asyncio would log it.
+        # Retrieve the exception of an abandoned call too. Without this callback, asyncio would log
+        # the error.
         if (error := call.exception()) is not None:
             logger.debug("call to server %s ended with: %s", replica.address, error)
         if connection is not replica.connection:

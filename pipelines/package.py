@@ -37,10 +37,10 @@ def compile_pipeline(path: Path, placement: "Placement") -> None:
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's loader, if PyYAML was built with it. This loader parses the file in 0.02 s instead of
-0.14 s, and a run parses the file twice."""
+"""Loader of libyaml, if PyYAML was built with libyaml. This loader parses the file in 0.02 s
+instead of 0.14 s, and a run parses the file twice."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's dumper, if PyYAML was built with it."""
+"""Dumper of libyaml, if PyYAML was built with libyaml."""
 
 
 def read_parameters(

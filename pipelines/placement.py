@@ -134,7 +134,7 @@ class Placement:
     user id 10001."""
     security_context: typing.Literal["set", "omit"] = "set"
     """Whether the pods get the settings of `run_as_user`. Set `omit` for Kubeflow Pipelines before
-    2.16, which refuses pods with it."""
+    2.16, which refuses pods with a security context."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Additional labels of the steps' pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()

@@ -1,8 +1,8 @@
 """Read and replace the folders and servers that a compiled pipeline names.
 
-A laptop or cluster replaces the folders and servers if the pipeline was compiled for another one.
-Folders and servers are not parameters of a run. The placement determines them, and they are
-compiled into each step as constants. `package` reads and writes the files.
+The folders and servers of a pipeline that was compiled for another machine can be replaced. Folders
+and servers are not parameters of a run. The placement determines them, and they are compiled into
+each step as constants. `package` reads and writes the files.
 """
 
 from collections.abc import Iterator, Mapping

@@ -25,8 +25,8 @@ DIGESTS = REPOSITORY / "build" / "images.txt"
 """File that lists the digest of each pushed image, one per line. Signatures use digests, because a
 tag may move."""
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
-"""Variables that direct pip to other package indexes. Only images that install the project's own
-locks get them. NVIDIA's images install a single package."""
+"""Variables that direct pip to other package indexes. Only the images that install the project's
+own lock files get these indexes. NVIDIA's images install a single package."""
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -134,7 +134,8 @@ def push_command(engine: str, name: str, reference: str) -> list[str]:
 def git_revision(dirty: bool) -> str:
     """Return the full SHA of the checked-out commit.
 
-    The revision ends with `-dirty` if files differ from the commit and `dirty` allows that.
+    The revision ends with `-dirty` if files differ from the commit and the argument `dirty` allows
+    such files.
 
     Raises:
         ContractError: there is no git checkout, or files differ from the commit.

@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Build the wheel, and print its path.
 
     Raises:
-        PermanentError: pip could not build it.
+        PermanentError: pip could not build the wheel.
     """
     output: Path = build_parser().parse_args(argv).output.resolve()
     with TemporaryDirectory() as folder:

@@ -49,7 +49,7 @@ class ColumnNames:
     A column whose name is not the default must be in the files. A column with its default name may
     be absent, except the label. If the column `row` is absent, the rows of a request are numbered
     in file order. If `request_id` is absent, each row is its own request. If `event_time` is
-    absent, rows have no time until `evergreen ingest` assigns one.
+    absent, rows have no time until `evergreen ingest` assigns a time.
 
     Raises:
         ContractError: a name is empty, or two columns have the same name.
@@ -64,8 +64,8 @@ class ColumnNames:
     """Sample weight of the row, a finite number of at least 0. For example, the weight is 10 for a
     row without a click if only one in ten such rows was kept. Rows that the monitor archived have
     weight 1. Training weights the loss of each row. The gate uses the weights in the metrics that
-    depend on the click rate. Without this key no row is weighted. Backend hugectr does not support
-    it."""
+    depend on the click rate. Without this key no row is weighted. The backend `hugectr` does not
+    support weights."""
     request_id: str = "request_id"
     """Column with the id of the request. Rows with the same id were shown together. Without this
     column each row is its own request."""
@@ -73,8 +73,8 @@ class ColumnNames:
     """Number of the row in its request. Without this column, the rows of a request are numbered in
     file order."""
     event_time: str = "event_time"
-    """Time when the row was shown. Without this column rows have no time until `evergreen ingest`
-    assigns one."""
+    """Time when the row was shown. Without this column, rows have no time until `evergreen ingest`
+    assigns a time."""
     time_format: str | None = None
     """Time format of the files, one of `TIME_FORMATS`. If no format is set, the reader detects it
     from the values. The files are refused if two formats fit, or if times fall outside 1990 to

@@ -36,7 +36,7 @@ class ExtractionSettings:
     max_quarantined_file_fraction: float = 0.1
     """Maximum share of unfit files, in [0, 1], among all files that have rows of the window or late
     rows. A file is unfit if it is corrupt, lacks a column, has a column of another type, or has too
-    many malformed rows. The step leaves an unfit file out and names it. Once an unfit file is
+    many malformed rows. The step leaves out an unfit file and names the file. Once an unfit file is
     repaired, a later run trains on its rows. The same limit applies to late-outcome files and to
     the files of replayed days."""
     replay_share: float = 0.0

@@ -19,8 +19,8 @@ MISSING_CATEGORY = -1
 """Value that represents a missing category in an int64 tensor. Real categories are never
 negative."""
 MAX_CATEGORY = 2**52 - 1
-"""Largest category. NVTabular reads categories as float64, which represents whole numbers exactly
-up to this one."""
+"""Largest category. NVTabular reads categories as float64, which represents whole numbers up to
+`MAX_CATEGORY` exactly."""
 INDICATOR = "{name}/missing"
 """Name of the dense input that indicates whether the feature `name` is missing. No feature's name
 has a slash."""
@@ -93,10 +93,11 @@ class CategoricalOptions:
     served_as: int | str | None = None
     """Value that the served model uses in every row instead of the row's own, such as 1 for the
     position of an item in a list. Training uses the real values, so that the network learns their
-    effect. With a fixed position, an item does not rank higher only because it was shown higher
-    before. The gate evaluates the model with this value too, so that the mean score of rows served
-    with it equals their click rate. A request may omit a feature that is served with a fixed value.
-    A logged row without the feature does not help to learn the feature's effect."""
+    effect. With a fixed position, the model does not rank an item higher only because the item was
+    shown at a high position before. The gate evaluates the model with this value too, so that the
+    mean score of rows served with it equals their click rate. A request may omit a feature that is
+    served with a fixed value. A logged row without the feature does not help to learn the feature's
+    effect."""
     embed: int | None = None
     """Length of the categories' vectors, at least 1. null = the model's `embedding_dim`. Only the
     network `dcn` supports different lengths. The other networks multiply vectors with each other

@@ -54,7 +54,7 @@ def policy_names(text: str) -> list[str]:
     """Return the names of policies in a comma-separated list.
 
     Raises:
-        ContractError: a name is unknown or given twice, or there is none.
+        ContractError: a name is unknown or given twice, or no name is given.
 
     >>> policy_names("threshold, schedule")
     ['threshold', 'schedule']
@@ -100,7 +100,7 @@ class PolicySettings:
     suitable AUC depends on the task."""
     sequential_alpha: float = 0.01
     """Maximum probability of any false alarm between two changes. The bound covers the complete
-    time and all versions that are released in it."""
+    time between the changes, and all versions that are released in this time."""
     sequential_tolerance: float = 0.02
     """Maximum distance of the live AUC below the gate's interval that does not count as drift. The
     distance allows for differences between served rows and the gate's rows."""

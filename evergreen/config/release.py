@@ -35,7 +35,7 @@ class ServingSettings:
     """Whether the server may answer an equal request from its cache. The server must have a cache
     (flag `--cache-config`). The cache key is a hash of the model's name, the version, and the names
     and bytes of the inputs. It does not depend on the weights. A version number must therefore
-    never be given to other weights, and deployment uses each number once."""
+    never be given to other weights. Deployment uses each number only once."""
     warmup_rows: int = 4
     """Golden rows that the model must answer before it reports ready. 0 = none."""
     max_queued_requests: int = 512
@@ -103,7 +103,7 @@ class BakingSettings:
     `bake_rows` is 0 too."""
     bake_rows: int = 100_000
     """Number of matured rows after which baking ends if there is no evidence against the version. 0
-    = only the servers' counters are evaluated, and live traffic is not."""
+    = live traffic is not evaluated, and only the servers' counters are."""
     bake_alpha: float = 0.01
     """Maximum probability that a good version is ever rolled back because of its outcomes or
     scores."""
@@ -134,7 +134,7 @@ class BakingSettings:
 
     @property
     def bakes(self) -> bool:
-        """Return whether versions bake."""
+        """Return whether new versions go through a baking period."""
         return self.bake_seconds > 0 or self.bake_rows > 0
 
 

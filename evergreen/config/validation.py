@@ -60,8 +60,8 @@ class ValidationSettings:
     range_factor: float = 1000.0
     """Maximum factor by which a value may lie beyond the smallest or largest value of the first
     run. The factor is applied when the schema is inferred. In counts with a heavy tail, one request
-    often sets the largest value: in 86 of 400 pairs of windows it was more than 10 times as large.
-    """
+    often sets the largest value: in 86 of 400 pairs of windows, the largest value of one window was
+    more than 10 times that of the other."""
     max_quarantined_fraction: float = 0.05
     """Maximum share of the rows that may be quarantined."""
 

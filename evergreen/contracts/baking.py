@@ -21,7 +21,7 @@ MIN_UNUSABLE_REQUESTS = 50
 """Minimum number of distinct requests that have rows without a usable score."""
 MIN_UNUSABLE_SECONDS = 30.0
 """Minimum time in seconds between the first and the last request that has rows without a usable
-score. A few forged messages usually span less time than this."""
+score. A few forged messages usually span a shorter time."""
 UNUSABLE_REQUESTS = "unusable_requests"
 """Key in `Findings.numbers` for the requests without a usable score. The servers must have counted
 at least as many requests."""
@@ -45,7 +45,7 @@ class Findings:
     rows: int = 0
     """Number of matured rows that were evaluated."""
     numbers: dict[str, float | None] = field(default_factory=dict)
-    """Numbers behind the reason. An undefined number is None."""
+    """Measured values on which the reason is based. An undefined number is None."""
 
     def __post_init__(self) -> None:
         expect(self, f"one of {', '.join(STATES)}", lambda value: value in STATES, "state")

@@ -46,7 +46,7 @@ class Check:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval, or None without one."""
+        """The 95 % interval, or None if the check has no interval."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property

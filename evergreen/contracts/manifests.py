@@ -215,8 +215,8 @@ class RawDataset(Manifest):
     are in time order: first the late rows, then the rows of the window."""
     holdout_uri: str
     """Folder of the newest rows, which are held out from training, in the same schema. The
-    candidate, its parent and the champion were trained on older rows only. No request has rows both
-    in this folder and in `train_uri` or `replay_uri`."""
+    candidate, its parent and the champion were trained on older rows only. All rows of a request
+    are either in this folder, or in `train_uri` and `replay_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
@@ -237,8 +237,9 @@ class RawDataset(Manifest):
     num_conflicting: int = 0
     """Rows left out because another copy with other features is used."""
     num_ahead: int = 0
-    """Rows left out because their event times are in the future. A later run reads them. The files
-    of these rows are in `ahead_uri`. Each file in `ahead_uri` has a number of rows and a reason."""
+    """Rows left out because their event times are in the future. A later run reads these rows. The
+    files of these rows are in `ahead_uri`. Each file in `ahead_uri` has a number of rows and a
+    reason."""
     ahead_uri: str | None = None
     num_left_files: int = 0
     """Files that are new to the parent's lineage but too old for this run. The rows in these files
@@ -515,8 +516,8 @@ class Model(Manifest):
     """See `RawDataset.excluded_columns`. Serving does not use this list, but the one in the
     workflow."""
     training_set: Reference | None = None
-    """`TrainingSet` of the model. None in the model registry, because encoded rows are deleted
-    before the models are."""
+    """`TrainingSet` of the model. None in the model registry, because the encoded rows are deleted
+    earlier than the models."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """Days of the rows on which the model's own run was trained, with the versions of these days
     (see `RawDataset.seen_days`)."""
@@ -608,7 +609,7 @@ class Verdict(Manifest):
     """`pass`, `fail` or `inconclusive`."""
     accepted: bool
     """Whether the run continues with deployment. The run continues after `pass`. After
-    `inconclusive` it continues if the rollout of the run allows this."""
+    `inconclusive` the run continues only if the rollout of the run allows this."""
     reason: str
     """Headline of the decision (see `contracts.checks.headline`)."""
     num_rows: int

@@ -118,7 +118,7 @@ def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":
 
 
 def microseconds(time: float) -> int:
-    """Convert seconds since the epoch to whole microseconds, as `event_time` stores them.
+    """Convert seconds since the epoch to whole microseconds, the unit of a stored `event_time`.
 
     Convert a new time with this function before you compare it with an archived time. If both were
     compared as floats, rounding could put them on different sides of a bound.

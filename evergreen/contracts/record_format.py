@@ -220,7 +220,7 @@ class RecordFormat:
         """Return the message that encodes `record`.
 
         Raises:
-            ContractError: the record has another number of columns than the recommender.
+            ContractError: the record and the recommender differ in the number of columns.
         """
         if isinstance(record, OutcomeBatch):
             outcomes = {
@@ -575,7 +575,9 @@ def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
 
 
 def _expect_known(message: Message, what: str) -> None:
-    """Refuse a message with unknown fields. A newer client or a newer file may have written them.
+    """Refuse a message with unknown fields.
+
+    A newer client or a newer file may have written the unknown fields.
 
     Decoding would lose the values of unknown fields.
     """

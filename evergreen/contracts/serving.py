@@ -56,7 +56,7 @@ class ServedNames:
     def candidate(self) -> str:
         """Return the model name under which a new version is tested before it goes live.
 
-        Clients never call it.
+        Clients never call the candidate.
         """
         return self.model + CANDIDATE_SUFFIX
 

@@ -12,8 +12,8 @@ so that no other id changes. A later run may give that id to a new category.
 Dense columns are transformed according to their `features.NumericOptions`, with NVTabular's
 operators FillMissing, Clip, LogOp and Normalize. The logarithm gives the same bits on every
 platform (`FeatureWorkflow.encode_dense`). A column with buckets is not a dense input. The operator
-Bucketize converts the value of such a column to a bucket number, from 0. The bucket number is used
-as a category, and the id of this category never changes.
+Bucketize converts the value of such a column to a bucket number, starting at 0. The bucket number
+is used as a category, and the id of this category never changes.
 
 `vocabulary_changes` returns what one run changed in the vocabularies. Preprocessing reports the
 changes, training reinitializes the rows of changed ids, and evaluation measures rows with changed
@@ -240,7 +240,7 @@ class FeatureWorkflow:
         return np.column_stack([categorical, *columns]) if columns else categorical
 
     def _buckets(self, name: str, values: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return the bucket of each value, or `MISSING_CATEGORY` for a missing one.
+        """Return the bucket of each value, or `MISSING_CATEGORY` for a missing value.
 
         A value on a boundary is in the upper bucket.
         """

@@ -3,7 +3,7 @@
 x0 is concat(vectors, dense values). A cross layer of DCN v1 (Wang et al. 2017, arXiv 1708.05123) is
 `x_{l+1} = x0 * (x_l . w_l) + x_l + b_l`. A cross layer of DCN v2 with low-rank matrices (Wang et
 al. 2021, arXiv 2008.13535) is `x_{l+1} = x0 * (x_l U_l V_l + b_l) + x_l`. The logit is one linear
-layer on concat(tower, cross). HugeCTR's MultiCross layer computes the same.
+layer on concat(tower, cross). HugeCTR's layer MultiCross computes the same function.
 
 Shape suffixes are those of `network`. In addition, L is the number of cross layers, M is L + 1, and
 K is the rank of a cross layer's matrices.

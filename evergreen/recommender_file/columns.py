@@ -170,7 +170,7 @@ class SampledColumn:
     def is_zero_led(self) -> NDArray[np.bool_]:
         """Return whether each of `values` is a text of digits with a leading zero.
 
-        The conversion of such a text to a number would lose the zeros.
+        The conversion of such a text to a number would remove its zeros.
         """
         return (
             _matching(self.values, _ZERO_LED)

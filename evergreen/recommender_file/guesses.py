@@ -154,7 +154,7 @@ class _Guesser:
     # -- the label
 
     def _guess_label(self) -> SampledColumn | None:
-        """Find the label, or add a question about it.
+        """Find the label, or add a question about the label.
 
         Other columns that look like labels are excluded from the features.
         """
@@ -361,7 +361,7 @@ class _Guesser:
         return next(found, None)
 
     def _why_key(self, key: list[SampledColumn]) -> str:
-        """Return why these columns are the key of a row, or "" if they are not."""
+        """Return why these columns are the key of a row, or "" if these columns are not a key."""
         content = [
             column for column in self._sample.columns if column not in key and not _is_label(column)
         ]

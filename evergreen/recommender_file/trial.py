@@ -47,8 +47,8 @@ from evergreen.runtime.errors import ContractError
 NUM_EXAMPLES = 3
 """Number of malformed rows that are shown."""
 _NEWEST_SHARE = 0.1
-"""Share of rows that count as the newest. The categories of the newest rows are compared with those
-of all other rows."""
+"""Share of all rows that are treated as the newest. The categories of the newest rows are compared
+with those of all other rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

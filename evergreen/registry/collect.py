@@ -4,7 +4,7 @@ The command removes the work folders of ended runs and the leftovers of killed w
 also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
 Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The
 command also never removes the live model, a canary, the newest versions that were live, and the
-work folders of runs without an outcome, whatever their age.
+work folders of runs without an outcome. Their age does not matter.
 
 Each folder is renamed before its files are removed. A killed command therefore leaves either intact
 folders or leftovers, and the next call removes the leftovers. During the command, no active run may
@@ -73,7 +73,8 @@ def find(
         work: Folder of the runs' intermediate files. None = do not search for intermediate files.
         before: Time limit. Files of runs that ended later, and files that were made later, are not
             returned.
-        keep_versions: Number of the newest versions that were live to keep, including the live one.
+        keep_versions: Number of versions to keep: the live version, and the newest versions that
+            were live before.
 
     Raises:
         ContractError: the journal or a manifest is corrupt.

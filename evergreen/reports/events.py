@@ -1,6 +1,6 @@
 """List of events on a page, with one line for each event, grouped by date.
 
-Routine events are folded.
+On the page, events of routine kinds are hidden until the reader unfolds them.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,7 +12,8 @@ from typing import ClassVar
 from evergreen.reports.rendering import PageBlock
 
 MAX_FOLDED = 50
-"""Maximum lines in a fold. A single day can have thousands of archived files."""
+"""Maximum number of events that are shown when a group of routine events is unfolded. A single day
+can have thousands of archived files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +80,7 @@ class EventList(PageBlock):
 def event_list(events: Iterable[ShownEvent], *, routine: Collection[str]) -> EventList:
     """Return the block for events in the given order.
 
-    Events of the `routine` kinds are folded. Times are UTC.
+    Groups of events of the `routine` kinds are hidden until the reader unfolds them. Times are UTC.
     """
     return EventList(
         {

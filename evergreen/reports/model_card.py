@@ -278,7 +278,10 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
 
 
 def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
-    """Return tables of both models' quality on each slice. Only the first slices are not folded."""
+    """Return tables of both models' quality on each slice.
+
+    Only the first slices are visible before the reader unfolds the rest.
+    """
     head = [
         "slice",
         "rows",

@@ -29,7 +29,7 @@ class Text(PageBlock):
     TEMPLATE = "text.html.j2"
 
     def __init__(self, *parts: object, soft: bool = False, identifier: str = "") -> None:
-        """Initialize from the parts. A soft paragraph is less prominent."""
+        """Create a text from its parts. A soft paragraph is less prominent."""
         self.parts, self.soft, self.identifier = parts, soft, identifier
 
 

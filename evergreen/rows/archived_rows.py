@@ -81,7 +81,8 @@ MAX_GROUP_ROWS = 1 << 24
 MAX_GROUP_BYTES = 4 << 30
 """Maximum bytes of a row group before compression."""
 MAX_RATIO = 1_000
-"""Maximum compression ratio of a row group. Row groups of up to `FREE_BYTES` may exceed it."""
+"""Maximum compression ratio of a row group. Row groups of up to `FREE_BYTES` may exceed this
+ratio."""
 FREE_BYTES = 64 << 20
 MAX_TEXT_BYTES = 256 << 20
 """Maximum bytes of the texts of one column in one batch."""

@@ -343,7 +343,7 @@ def _is_raw(path: Path, recommender: Recommender) -> bool:
 
 
 def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> dict[str, str]:
-    """Return for each raw column that is read its name in the file.
+    """Return the file's column name for each raw column that is read.
 
     Args:
         here: Names of the columns in the file.
@@ -401,7 +401,7 @@ def rule_of(raw: str, features: Features) -> ValueRule | ListRule:
 
 
 class NumberedRows(NamedTuple):
-    """Some rows of a file, with their positions in it."""
+    """Some rows of a file, with the position of each row."""
 
     batch: Any
     """Well-formed rows, in the lake's schema."""
@@ -413,7 +413,7 @@ class NumberedRows(NamedTuple):
     """Features that the file contains."""
 
     def first(self, num_rows: int) -> "NumberedRows":
-        """Return the first `num_rows` rows, counting malformed rows. Malformed rows count too."""
+        """Return the first `num_rows` rows, counting malformed rows."""
         lines = sorted([*self.numbers.tolist(), *(each.line for each in self.rejected)])[:num_rows]
         num_kept = int(np.searchsorted(self.numbers, lines[-1], side="right")) if lines else 0
         rejected = [each for each in self.rejected if lines and each.line <= lines[-1]]

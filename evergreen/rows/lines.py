@@ -69,8 +69,8 @@ class LineCounts:
     rows: int = 0
     """Records that became rows."""
     rejected: int = 0
-    """Number of records and single lines that did not become rows. The file of malformed rows has
-    the line number and reason of each."""
+    """Number of records and single lines that did not become rows. The file of malformed rows lists
+    the line number and the reason of each rejected line."""
     continued: int = 0
     """Number of further lines of records that span several lines. The first line of each record is
     not counted."""
@@ -125,8 +125,8 @@ class Dialect:
     header: bytes | None = None
     """Text of the header record, without its line end. None if the file has no header."""
     has_comments: bool = False
-    """Whether lines that begin with `#` are comments. They are if the file begins with such a
-    line."""
+    """Whether lines that begin with `#` are comments. Such lines are comments if the first line of
+    the file begins with `#`."""
 
     @cached_property
     def _field(self) -> str:

@@ -179,7 +179,9 @@ class RawParquet:
         return texts(values) if holds_words else whole_numbers(values)
 
     def _may_hold(self, group: Any) -> bool:
-        """Return whether a row group may contain rows to read. Its statistics decide this.
+        """Return whether a row group may contain rows to read.
+
+        The decision uses the statistics of the file.
 
         Returns True if the row group has no statistics.
         """

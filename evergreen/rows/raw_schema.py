@@ -284,7 +284,7 @@ class MalformedRows:
         return self._file
 
     def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
-        """Record one malformed row. Count the row with the method `count` as well."""
+        """Record one malformed row. The caller must also count the row with the method `count`."""
         described = {"file": self._named(path), "line": line, "reason": reason, "text": text}
         self._opened().write(json.dumps(described) + "\n")
         self.num_rows += 1
@@ -370,7 +370,7 @@ class MalformedRows:
         """Report the unfit files that were collected.
 
         Raises:
-            UnfitFiles: there is at least one.
+            UnfitFiles: at least one file is unfit.
         """
         if self._unfit:
             raise UnfitFiles(self._unfit)

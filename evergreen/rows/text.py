@@ -1,8 +1,8 @@
 """Files of delimited text and of JSON lines, split into columns by DuckDB.
 
-`lines` first decides which lines form a record, so that DuckDB gets only complete records. If
-DuckDB returns another number of rows, an error is raised. The columns of JSON lines are texts too.
-A JSON number is returned as it is written, and a JSON list as its text in brackets.
+`lines` first decides which lines form a record, so that DuckDB gets only complete records. An error
+is raised if DuckDB does not return exactly one row per record. The columns of JSON lines are texts
+too. A JSON number is returned as it is written, and a JSON list as its text in brackets.
 """
 
 import csv

@@ -39,7 +39,7 @@ class _RowTexts:
 def shown_value(scalar: Any) -> Any:
     """Return a value of an Arrow array for display.
 
-    A time in nanoseconds becomes text, because Python has no type for it.
+    A time in nanoseconds becomes text, because Python has no type for nanoseconds.
     """
     try:
         return scalar.as_py()

@@ -69,7 +69,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
     Raises:
         OSError: the file cannot be written. The error names the file. The system's own error for a
-            full disk does not name it.
+            full disk does not name the file.
     """
     with _named_errors(path), whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -125,9 +125,9 @@ def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
 def append_line(path: Path, line: str) -> None:
     """Append one line to `path` and flush it to disk. `line` must not contain a newline.
 
-    If a crash left an incomplete last line, that line is removed first. No caller received a
-    success for such a line. Without the removal, the new line would be appended to it. Writers in
-    several processes exclude each other by a lock.
+    If a crash left an incomplete last line, that line is removed first. The caller that wrote the
+    incomplete line has not received a success. Without the removal, the new line would be appended
+    to the incomplete line. Writers in several processes exclude each other by a lock.
 
     Raises:
         OSError: the line cannot be written. The error names the file.

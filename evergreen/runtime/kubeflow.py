@@ -355,7 +355,7 @@ def wait(
     poll_seconds: float = 15.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Any:
-    """Wait until the run has ended, and return the server's description of it.
+    """Wait until the run has ended, and return the server's description of the run.
 
     KFP reports success for a run whose gate refused the model. kfp's own function for waiting does
     not know CANCELED (kubeflow/pipelines issue 14473) and would wait forever.

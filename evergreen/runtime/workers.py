@@ -67,12 +67,12 @@ class Pickled(NamedTuple):
 
 @contextmanager
 def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Workers]:
-    """Return the workers of the Dask scheduler at `address`, or local processes if it is empty.
+    """Return the workers of a Dask scheduler, or local processes if its address is empty.
 
     The scheduler's workers must see the raw folder and the work folder under the same paths, and
     have the packages and code of this step. `shared` is an existing folder in the work folder. The
-    workers leave no file in it. No task depends on another task's result, because a killed worker
-    would lose that result. If a worker is lost, only the tasks that it was running must be
+    workers leave no file in this folder. No task depends on another task's result, because a killed
+    worker would lose that result. If a worker is lost, only the tasks that it was running must be
     repeated.
 
     Raises:

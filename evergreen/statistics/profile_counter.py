@@ -46,8 +46,8 @@ MAX_DISTINCT = 131_072
 """Maximum number of categories that are counted in memory, for each column and half. The counts of
 each category take 32 bytes."""
 CHOOSING, FAIR = 0, 1
-"""Numbers of the two halves of the rows. The choosing half determines the cells, and the fair half
-is an unbiased sample of them."""
+"""Numbers of the two halves of the rows. The choosing half determines the cells. The fair half
+gives unbiased counts of these cells."""
 
 
 class ValueCounts:

@@ -34,7 +34,7 @@ def write_profiles(
         path: The file.
         profiles: Profiles, which are read back in the same order.
         kind: Kind of the file.
-        version: Format version of the kind.
+        version: Format version of this kind of file.
         more: Additional JSON values in the file, depending on `kind`.
     """
     head = {

@@ -61,7 +61,7 @@ CALL_SECONDS = 60.0
 """Seconds without a byte from the service after which an attempt is abandoned."""
 _READ_ATTEMPTS = 5
 """Maximum number of reads of a small object. A second read is needed if the object was replaced or
-corrupted during the first one."""
+corrupted during the first read."""
 _FETCH_ATTEMPTS = 3
 """Maximum number of reads of a large object that was corrupted on the way. If a large object was
 replaced, the read raises `Changed` instead."""
@@ -320,7 +320,9 @@ class BucketObjects:
             return str(found.crc32c), int(found.size)
 
     def _crc32c_of(self, blob: Any) -> str | None:
-        """Request the checksum of the write that was read. The last answer may lack it.
+        """Request the checksum of the write that was read.
+
+        The server's previous answer may contain no checksum.
 
         Returns None if that write's object no longer exists.
         """

@@ -64,8 +64,8 @@ class Lease:
         """Acquire the lease.
 
         Raises:
-            TemporaryError: another holder has it. The error names the holder and the end of the
-                lease.
+            TemporaryError: another holder has the lease. The error names the holder and the end of
+                the lease.
         """
         found = self._objects.read(self._name)
         if found is not None:

@@ -1,9 +1,9 @@
 """The interface of a folder and a bucket: named objects whose generation changes at every write.
 
 The implementations are `folder.FolderObjects` and `bucket.BucketObjects`. Both implementations pass
-the same conformance suite. A write is atomic: a reader gets the complete object from before it or
-from after it. With `if_generation` a write is conditional, as in Cloud Storage. Two writers can
-then notice each other.
+the same conformance suite. A write is atomic: a reader gets either the complete old object or the
+complete new object. With `if_generation` a write is conditional, as in Cloud Storage. Two writers
+can then notice each other.
 
 Objects can be downloaded to local files, also several at the same time. `Objects.fetch` describes
 how bytes are transferred and verified. Extraction caches objects that it reads repeatedly.
@@ -137,9 +137,10 @@ class Objects(Protocol):
 
         When the call returns, the stored object is flushed, and the local file may be deleted. The
         stored object has been compared with the local file, byte for byte in a folder, and by size
-        and the service's CRC32C in a bucket. If the object already existed with the same bytes,
-        this counts as success, whoever wrote it. The call may therefore be repeated, even by two
-        processes at once. Returns True if this call wrote the object, and False if it existed.
+        and the service's CRC32C in a bucket. If the object already exists with the same bytes, the
+        upload succeeds, whichever process wrote the object. The call may therefore be repeated,
+        even by two processes at once. Returns True if this call wrote the object, and False if it
+        existed.
 
         Raises:
             Differs: the object exists with other bytes. The existing object is not changed.

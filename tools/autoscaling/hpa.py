@@ -128,7 +128,7 @@ class Controller:
             for metric, value in values
             if value is not None
         ]
-        # A missing metric could have requested more replicas, so do not scale down without it.
+        # The missing metric might have required more replicas, so do not scale down without it.
         if not known or (len(known) < len(values) and max(known) < current):
             return None
         return max(known)

@@ -6,7 +6,7 @@ too long, it is refused when its turn comes. Triton also checks every half secon
 differ by up to half a second. The simulation handles each event at its exact time.
 
 The duration of a batch comes from a JSON file of measured times, written by
-`benchmarks/service_times.py`. Times of a GPU were never measured in this project.
+`benchmarks/service_times.py`. No times were measured on a GPU in this project.
 """
 
 import json
@@ -79,7 +79,7 @@ def read_service_times(path: Path) -> ServiceTimes:
     them.
 
     Raises:
-        ContractError: the file cannot be read, or has another form.
+        ContractError: the file cannot be read, or is not in the format of `ServiceTimes`.
     """
     try:
         document = json.loads(path.read_bytes())

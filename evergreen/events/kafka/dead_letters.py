@@ -59,9 +59,9 @@ class KafkaDeadLetters:
     def keep(self, letters: Sequence[tuple[str, bytes, str]]) -> None:
         """Store messages as dead letters, each with id, payload and reason.
 
-        Returns when the brokers have stored them. The errors are those of `KafkaSender.send`. A
-        topic may carry larger messages than the brokers accept from this client. A message that is
-        too large is truncated, and the reason mentions this.
+        The call returns when the brokers have stored the letters. The errors are those of
+        `KafkaSender.send`. A topic may carry larger messages than the brokers accept from this
+        client. If a message is too large, it is truncated, and the stored reason says so.
         """
         topic, time_header = self._location.dead_letter_topic, (_TIME, repr(self._clock()).encode())
         kept = []
@@ -85,7 +85,7 @@ class KafkaDeadLetters:
 
         Raises:
             TemporaryError: all brokers are silent.
-            PermanentError: the brokers refuse.
+            PermanentError: the brokers refuse the request.
         """
         with self._open_consumer() as consumer:
             letters, _ = self._read_letters(consumer)

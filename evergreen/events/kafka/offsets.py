@@ -141,7 +141,7 @@ class PartitionProgress(Generic[M]):
         return message
 
     def offset_to_commit(self) -> int | None:
-        """Return the offset below which all messages are done, or None if it was already sent."""
+        """Return the offset below which all messages are done, or None if it was sent before."""
         done = next(iter(self.held), self.next_offset)
         return done if done != self.sent_offset else None
 
@@ -246,7 +246,7 @@ def list_partitions(consumer: Consumer, location: KafkaLocation, topic: str) -> 
 
     Raises:
         TemporaryError: no broker answered.
-        PermanentError: the brokers refuse.
+        PermanentError: the brokers refuse the request.
     """
     what = f"asking {location.brokers} for topic {topic}"
     consumer.poll(0)  # process the client's own log lines

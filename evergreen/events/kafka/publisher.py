@@ -55,7 +55,7 @@ class KafkaSender:
             ContractError: a message is larger than a broker accepts.
             TemporaryError: some messages were not stored within `delivery_seconds`. The error does
                 not say which messages are missing, so send all of them again.
-            PermanentError: the brokers refuse.
+            PermanentError: the brokers refuse the request.
         """
         producer = self._open_producer()
         reports: list[KafkaError | None] = []
@@ -135,7 +135,7 @@ class KafkaSender:
 def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
     """Return the error that represents several failed deliveries.
 
-    A permanent error has priority over a temporary one.
+    A permanent error has priority over a temporary error.
     """
     if any(error.fatal() for error in errors):
         return TemporaryError(f"{what}: {errors[0].str()}; a new producer is needed")

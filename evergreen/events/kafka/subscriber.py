@@ -280,7 +280,8 @@ class KafkaSubscriber:
     def _commit_offsets(self) -> None:
         """Commit the offsets of finished messages without waiting.
 
-        If a commit is lost, messages are delivered again. No message is lost.
+        If a commit is lost, messages are delivered again. No message is lost, because uncommitted
+        messages are delivered again.
         """
         moved = {number: p.offset_to_commit() for number, p in self._progress.items()}
         offsets = [

@@ -102,7 +102,7 @@ class PubsubDeadLetters:
     def add(self, letters: Sequence[tuple[str, bytes, str]], *, now: float) -> None:
         """Store messages, each with id, payload and reason.
 
-        The call returns when Pub/Sub has confirmed all of them.
+        The call returns when Pub/Sub has confirmed all letters.
         """
         kept = [
             (payload, {ID: name, REASON: cut_to_attribute(reason), DEAD_LETTERED_AT: repr(now)})
@@ -145,7 +145,7 @@ class PubsubDeadLetters:
             if received.keys() - taken.keys():
                 empty_since = time.monotonic()
             # If a message is held longer than its lease, it arrives again under a new
-            # acknowledgement id. This could repeat forever.
+            # acknowledgement id. The extension could repeat forever.
             taken.update(received)
         return dict(taken.values())
 
