@@ -409,7 +409,7 @@ class RecordPublisher:
             await self.flush()
         except Exception as error:
             # Event log libraries raise many kinds of errors. The records stay queued for the next
-            # attempt. `_record_failure` has logged the error.
+            # attempt. The method `_record_failure` has already logged the error.
             logger.debug("flush %d in a row failed: %s", self._failures, error)
             return min(
                 FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 30), MAX_BACKOFF_SECONDS

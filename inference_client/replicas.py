@@ -3,8 +3,8 @@
 A replica is stalled if calls are waiting and nothing arrives, because the replica hangs or its
 connection is half open. A stalled replica gets a new connection. It gets no request of a caller
 while another replica answers. From time to time the client sends a copy of a request to the stalled
-replica. No caller waits for the answer to this copy. When the replica has answered once, it is used
-again. The module `transport` distributes the calls.
+replica. No caller waits for the answer to such a request. When the replica has answered once, it is
+used again. The module `transport` distributes the calls.
 """
 
 import asyncio

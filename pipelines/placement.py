@@ -176,7 +176,7 @@ class Placement:
     one pod."""
     served: str = ""
     """Folder or gs://bucket/prefix of the archive of served rows. Validation compares the training
-    rows with these rows. Empty means no comparison."""
+    rows with these rows. An empty text means no comparison."""
     extraction_dask_scheduler: str = ""
     """Address of a running Dask scheduler whose workers have extraction's image. Empty means
     processes in the step's pod."""
@@ -284,8 +284,9 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     task.set_caching_options(False)
     num_retries = placement.training_retries if step == "training" else placement.num_retries
     if num_retries:
-        # Argo measures the timeout from the start of the first try. The limit must cover all tries
-        # at their longest. With a lower limit, Argo would end or skip a retry.
+        # Argo measures the timeout from the start of the first try. The limit must be long enough
+        # for all tries, each with its maximum time. With a lower limit, Argo would end or skip a
+        # retry.
         longest = (num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
         task.set_retry(
             num_retries,

@@ -34,7 +34,7 @@ _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
 _BUCKETS = re.compile(r"quantile_buckets\(([1-9]\d{0,8})\)", re.ASCII)
 MAX_COLUMNS = 4096
-"""Maximum columns of the tensors of one recommender. Each position of a list is one column."""
+"""Maximum columns of the tensors of one recommender. Each position in a list becomes one column."""
 MAX_NAME = 200
 """Maximum length of a feature's name in characters."""
 MAX_WIDTH = 4096

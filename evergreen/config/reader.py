@@ -1,9 +1,9 @@
 """Read settings from a mapping, flags, environment variables, a URL's query or a command line.
 
-A section is a frozen dataclass. Its fields are the settings, their docstrings describe them, and
-`__post_init__` checks what a type cannot. A section may contain other sections. In files, contained
-sections are nested mappings. In flags, environment variables and URL options, all settings form one
-flat list of unique names.
+A section is a frozen dataclass. The fields of the dataclass are the settings, their docstrings
+describe the settings, and `__post_init__` checks what a type cannot check. A section may contain
+other sections. In files, contained sections are nested mappings. In flags, environment variables
+and URL options, all settings form one flat list of unique names.
 
 Every error names the setting, its value and what was expected. When settings come from a file, the
 error also names the line (`evergreen.recommender_file.document`).

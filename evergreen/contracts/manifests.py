@@ -703,7 +703,7 @@ class ServingPlace(Manifest):
 
 CURRENT = "current"
 """Value of the parameters `parent` and `champion`: the model that is live according to the
-promotion journal. If no model is live, it means no model."""
+promotion journal. If no model is live, the value has the same meaning as `NONE`."""
 NONE = "none"
 """Value of the parameters `parent` and `champion` that means no model. A run without a parent
 trains from scratch. Without a champion, the gate only checks the minimum AUC and the calibration.

@@ -27,14 +27,14 @@ SERVED_BY = (MODEL_VERSION, SCORE, POSITION, PROPENSITY)
 null in the file's rows."""
 
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
-"""Optional columns after the raw ones. A file has these columns if a shadow version scored at least
-one of its rows (`evergreen.registry.traffic_plan`). In rows without shadow scores the columns are
-null. Readers of raw rows select columns by name and skip these two, except the reader of the
+"""Optional columns after the raw columns. A file has these columns if a shadow version scored at
+least one of its rows (`evergreen.registry.traffic_plan`). In rows without shadow scores the columns
+are null. Readers of raw rows select columns by name and skip these two, except the reader of the
 canary's evidence."""
 
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
 """Optional column that is true in rows that a canary answered. A file without canary rows lacks the
-column. The optional columns follow the raw ones in this order: shadow, canary."""
+column. The optional columns follow the raw columns in this order: shadow, canary."""
 
 WEIGHT_TYPES: dict[str, str] = {WEIGHT: "float32"}
 """Additional column after the other raw columns, if the recommender's file names a weight

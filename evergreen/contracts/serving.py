@@ -65,8 +65,8 @@ class ServedNames:
         """Return the name under which a canary answers its share of the traffic.
 
         See `evergreen.registry.traffic_plan`. A canary needs its own name, because Triton sends a
-        request without a version to the highest loaded version of a name. If it had the live
-        version's name, the canary would get all traffic.
+        request without a version to the highest loaded version of a name. If the canary had the
+        live version's name, it would get all traffic.
         """
         return self.model + CANARY_SUFFIX
 

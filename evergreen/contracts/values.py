@@ -42,10 +42,10 @@ EXACT_BELOW = {
     **dict.fromkeys(("float32", "float"), 2**24),
     **dict.fromkeys(("float16", "halffloat"), 2**11),
 }
-"""Limit for each float type. Below it, the type represents every whole number exactly. The keys are
-type names of NumPy and of Arrow."""
+"""Limit for each float type. Below this number, the type represents every whole number exactly. The
+keys are type names of NumPy and of Arrow."""
 LEAST_WHOLE, END_OF_WHOLE = -(2**63), 2**64
-"""Range of whole numbers that can be categories. They have 64 bits, signed or unsigned.
+"""Range of whole numbers that can be categories. The numbers have 64 bits, signed or unsigned.
 `END_OF_WHOLE` is exclusive."""
 A_CATEGORY = "a whole number of 64 bits, true or false, or None for missing"
 A_WORD = "a text, a whole number of 64 bits, true or false, or None for missing"

@@ -77,7 +77,8 @@ class Subscriber(Protocol):
 
         The oldest messages come first if the backend orders messages. The call never waits for a
         message. The call ends with the message that brings the total payload to `MAX_PULL_BYTES`.
-        If a pull reaches neither of its two limits, no more messages are available now.
+        If a pull returns less than both of its limits allow, the log has no more messages at the
+        moment.
         """
 
     def acknowledge(self, tokens: Iterable[str]) -> None:

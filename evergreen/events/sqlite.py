@@ -1,8 +1,8 @@
 """Embedded event log in one SQLite file, the default on a laptop.
 
-The inference client and the monitor open the same file from two processes. WAL mode lets both work
-at once. With `synchronous=FULL`, messages are durable when `publish` returns. The file must not be
-on a network drive.
+The inference client and the monitor open the same file from two processes. In WAL mode both
+processes can work at the same time. With `synchronous=FULL`, messages are durable when `publish`
+returns. The file must not be on a network drive.
 """
 
 import os

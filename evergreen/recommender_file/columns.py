@@ -606,7 +606,8 @@ class RepeatedKeys(NamedTuple):
     """Number of rows that repeat the key of another row."""
 
     num_copies: int
-    """Number of rows whose key occurred in another row. For each key, one row does not count."""
+    """Number of rows whose key occurred in another row. One row of each key is the original and is
+    not counted."""
     num_conflicting: int
     """Number of copies whose content differs from the last row with the same key."""
 

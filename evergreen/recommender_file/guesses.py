@@ -111,7 +111,7 @@ def guess_all(sample: ColumnSample, *, now: float | None = None) -> Guesses:
 
     Args:
         sample: First rows of the file.
-        now: Current time in seconds since 1970. No time may be more than a day after it. None = the
+        now: Current time in seconds since 1970. No time may be more than a day later. None = the
             machine's clock.
     """
     return _Guesser(sample, time.time() if now is None else now).guess()
@@ -544,7 +544,7 @@ class _Guesser:
 
 
 _UNNAMED = 4
-"""Rank of a column that has label values, but not the name of a label."""
+"""Rank of a column whose values are labels, but whose name is not typical of labels."""
 
 
 def _label_tier(column: SampledColumn) -> int:
@@ -649,7 +649,7 @@ def _is_dated(column: SampledColumn) -> bool:
 
 
 def _is_surely_time(column: SampledColumn) -> bool:
-    """Return whether a column surely has times.
+    """Return whether a column certainly contains times.
 
     The column must have a name that only columns of times have. Alternatively, it has a common name
     for times and suitable values. Small numbers are not suitable.

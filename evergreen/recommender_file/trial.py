@@ -91,7 +91,7 @@ class TriedFile:
     """Time format of the file. None if the file has no times."""
     is_text: bool
     refusal: str | None = None
-    """Reason why `ingest` would stop at this file. None if it would not stop."""
+    """Reason why `ingest` would stop at this file. None if the file would not stop `ingest`."""
 
 
 @dataclass(kw_only=True)

@@ -301,10 +301,10 @@ def read_findings(store: Path, version: int) -> Findings | None:
 def baking(store: Path) -> Promotion | None:
     """Return the line that made the baking version live, or None if no version is baking.
 
-    Baking starts with the release or promotion of a version. It ends when the version is `baked`,
-    or when another version goes live. The first version does not bake, because a rollback would
-    have no target. A version that a rollback made live does not bake either, because it served
-    before.
+    Baking starts with the release or promotion of a version. Baking ends when the version is
+    `baked`, or when another version goes live. The first version does not bake, because a rollback
+    would have no target. A version that a rollback made live does not bake either, because it
+    served before.
     """
     live = current(store)
     if live is None or live.action not in (RELEASE, PROMOTE) or live.previous_version is None:

@@ -119,7 +119,7 @@ def store_name(run: str, resource: str, run_id: str) -> str:
             run is unique.
 
     Returns:
-        The name. The result equals `run` if there is no id.
+        The name. The result equals `run` if the run has no id.
 
     >>> store_name("weekly", "evergreen-x7k2p", "3011424b-cce0-40c0-bea8-f11f49badc9c")
     'weekly~3011424b'

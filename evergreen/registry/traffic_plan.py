@@ -1,8 +1,8 @@
 """The traffic plan: which model answers which share of requests, and which one is the shadow.
 
 Deployment publishes the traffic plan as one object in the model repository (`traffic_file`). The
-inference client reads it and chooses a model for each request. Without a plan, clients request
-`ServedNames.model` and name no version.
+inference client reads the plan and chooses a model for each request. Without a plan, clients
+request `ServedNames.model` and name no version.
 
 Requests with the same key always go to the same arm, as long as the plan has the same `salt`. The
 key is the user, or the request id if there is no user. When the share of a canary grows, the canary

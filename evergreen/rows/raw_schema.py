@@ -11,10 +11,10 @@ column that is not in the schema is not read. The next step cannot see these cha
 `RawDataset.schema_mismatches` reports them. A column that is absent or cannot be cast stops the
 step (`rows.parquet`).
 
-Malformed rows are counted and stored with their reason. The step stops if a file has too many. A
-reader records each row that it cannot use, and counts all rows that it has read. Each malformed row
-is a line of a JSONL file: `file`, `line` (from 1; the row's number in a Parquet file), `reason`,
-`text` (the original).
+Malformed rows are counted and stored with their reason. The step stops if a file has too many
+malformed rows. A reader records each row that it cannot use, and counts all rows that it has read.
+Each malformed row is a line of a JSONL file: `file`, `line` (from 1; the row's number in a Parquet
+file), `reason`, `text` (the original).
 
 The rows of the written files, in the order of file names, are in the original order. The caller
 publishes a folder as a whole.

@@ -133,7 +133,7 @@ def find_form(column: Any, *, now: float, name: str) -> str:
 
     Args:
         column: Arrow array of any type, of a complete file or its first part.
-        now: Seconds since the epoch. No time may be more than a day after it.
+        now: Seconds since the epoch. No time may be more than a day later.
         name: Name of the column, for messages.
 
     Raises:

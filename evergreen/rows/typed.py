@@ -54,7 +54,7 @@ class ParquetRows:
     path: Path
     names: tuple[str, ...]
     _own: tuple[str, ...] = ()
-    """Names that DuckDB gives to the columns. They are unique without regard to case."""
+    """Names that DuckDB gives to the columns. The names are unique without regard to case."""
 
     @classmethod
     def open(cls, path: Path) -> "ParquetRows":

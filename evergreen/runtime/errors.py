@@ -15,7 +15,7 @@ class ContractError(ValueError):
 
 
 class TemporaryError(Exception):
-    """The same call can succeed later. Retry it after a delay."""
+    """The same call can succeed later. Retry the action after a delay."""
 
 
 class PermanentError(Exception):

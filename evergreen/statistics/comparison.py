@@ -3,8 +3,8 @@
 Validation compares a run's rows with the training rows of the champion's lineage. The monitor
 compares served rows with the model's training rows. Each column that both tables have is tested for
 a change of its values and of its missing share. Tests of the mean and of the outliers are optional.
-The p-values of the hypothesis of no change are corrected for dependent rows of a request. The
-effects have 95 % intervals.
+The p-values of the hypothesis of no change are corrected for dependent rows of a request. Each
+effect has a 95 % interval.
 
 All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure. The
 expected share of false alarms among the drifted columns is then at most `false_discovery_rate`. If
@@ -259,8 +259,8 @@ class ComparedColumn:
     def entry(self, name: str, *, learned: bool = False) -> ColumnDrift:
         """Return the result of the column under its `name`."""
         found = {test.name: test for test in self.tests.tests}
-        # Adjusted p-values are often equal, mostly 1. Among equal adjusted p-values, the smallest
-        # unadjusted p-value decides.
+        # Adjusted p-values are often equal. Most of them are 1. Among equal adjusted p-values, the
+        # smallest unadjusted p-value decides.
         decisive = min(
             self.changes or self.q_values,
             key=lambda test: (self.q_values[test], found[test].p_value),
@@ -626,8 +626,8 @@ def _choose_cells(
     their numbers, and the tests merge them into groups. Rare values are not sorted by their number
     of rows, because this would separate the samples. A value of a single request has as many rows
     as that request, and the samples may differ in the size of their requests. Sorting by rows was
-    tried with requests of 64 rows in one sample, and of 40 to 64 rows in the other. It reported
-    drift in six columns of unchanged traffic.
+    tried with requests of 64 rows in one sample, and of 40 to 64 rows in the other. This sorting
+    reported drift in six columns of unchanged traffic.
     """
     assert now.values is not None
     assert before.values is not None

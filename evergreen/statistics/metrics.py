@@ -125,7 +125,7 @@ def _placements(
 
 
 def _runs(score: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the sort order of the scores, and the start of each run of equal scores.
+    """Return the sort order of the scores, and the start of each group of equal scores.
 
     There must be at least one score.
     """

@@ -67,9 +67,8 @@ class ValueCounts:
         """[k, 3] as in `ColumnProfile.sums`. The row counts may be too low by at most `lost`. The
         second and third sum are exact."""
         self.lost = 0
-        """Maximum error of a row count. The value is also the maximum number of rows of a value
-        that has no count. The error is at most the number of added rows divided by `capacity` + 1.
-        """
+        """Maximum error of a row count. A value without a count has at most this number of rows.
+        The error is at most the number of added rows divided by `capacity` + 1."""
 
     @property
     def counts(self) -> Ints:

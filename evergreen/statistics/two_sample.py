@@ -126,7 +126,7 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
 def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) -> Floats:
     """Return the likelihood ratio statistic of each cell, for two shares against a common share.
 
-    Before that, the correction moves each count by half of `design` rows towards the common share.
+    The correction first moves each count by half of `design` rows towards the common share.
     """
     share = (a + b) / (n + m)
     beyond = a - n * share
@@ -357,8 +357,8 @@ def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | 
 def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | None:
     """Return the difference between the shares `a` of `n` rows and `b` of `m` rows.
 
-    The interval of Agresti and Caffo (2000) is used. It adds two independent rows to each sample,
-    one of them with the property. Returns None if a sample is empty.
+    The interval of Agresti and Caffo (2000) is used. The interval adds two independent rows to each
+    sample, one of them with the property. Returns None if a sample is empty.
     """
     if not n or not m:
         return None

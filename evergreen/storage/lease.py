@@ -114,7 +114,7 @@ class Lease:
                 raise TemporaryError(self._lost_message())
 
     def release(self) -> None:
-        """Release the lease. A lease that was taken over is left alone."""
+        """Release the lease. A lease that another holder took over is not changed."""
         with self._turn:
             try:
                 self._objects.delete(self._name, if_generation=self._generation)

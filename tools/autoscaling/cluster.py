@@ -109,7 +109,7 @@ class Cluster:
             pod.leaving_at = now
 
     def settle(self, now: float) -> list[Pod]:
-        """Remove finished pods and long idle nodes, and return the removed pods.
+        """Remove finished pods, and nodes that were idle for too long, and return the removed pods.
 
         A deleted pod is finished when it has processed all its requests.
         """

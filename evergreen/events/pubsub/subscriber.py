@@ -57,7 +57,7 @@ def send_ack_ids(
     `ack_ids` may be empty.
 
     Raises:
-        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses the request.
     """
     for start in range(0, len(ack_ids), _CHUNK):
         request = {"subscription": subscription, "ack_ids": ack_ids[start : start + _CHUNK], **more}
@@ -73,7 +73,7 @@ def pull_messages(subscriber: Any, subscription: str, count: int, *, seconds: fl
     The call waits up to `seconds` for the first message, and returns an empty list if none arrives.
 
     Raises:
-        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses the request.
     """
     request = {"subscription": subscription, "max_messages": min(count, _CHUNK)}
     try:
@@ -271,7 +271,7 @@ class ReadMark:
             now: Current time.
             at: Current time of the monotonic clock.
             connected_at: Start of the current period of successful pulls. None while pulls fail.
-                The watermark does not move then.
+                While pulls fail, the watermark does not move.
             oldest_in_hand: Earliest publish time of the messages that are not acknowledged. None if
                 all are acknowledged.
         """
@@ -495,7 +495,7 @@ class PubsubSubscriber:
         )
 
     def _forget_expired(self) -> None:
-        """Drop the held messages whose lease has expired. Pub/Sub delivers them again."""
+        """Drop the held messages whose lease has expired. Pub/Sub delivers these messages again."""
         now = self._monotonic()
         self._queue = deque(held for held in self._queue if held.lease_ends > now)
         self._pulled = {
