@@ -47,8 +47,9 @@ class ExtractionSettings:
     forgotten. The measurement reads as many older rows as the holdout has, at most 100,000, for any
     `replay_share`. 0 = no older row is read."""
     full_days: float = 0.0
-    """Length of the window in days if the run has no parent. The window ends where the run's window
-    ends. It applies if the run does not set `window_start`. 0 = from the first row."""
+    """Length of the window in days if the run has no parent. The window ends at `window_end`, or
+    after the last row. The length applies if the run does not set `window_start`. 0 = from the
+    first row."""
     late_days: int = 1
     """Late rows: those that reached the lake after the parent was trained, and whose time is before
     the parent's last row. The value is the maximum age of a late row, in days before the parent's

@@ -45,8 +45,8 @@ class Tensors:
     """Tensors with one number per parameter of a model: the weights, or one of Adam's moments."""
 
     tables: tuple[FloatArray, ...]
-    """Embedding tables, one for each width of vectors, in ascending order of width. Each is [sum of
-    its slots' sizes, width]."""
+    """Embedding tables, one for each width of vectors, in ascending order of width. A table has the
+    shape [sum of its slots' sizes, width]."""
     dense: dict[str, FloatArray]
     """Dense parameters by `state_dict` name."""
 
