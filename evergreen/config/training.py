@@ -30,7 +30,7 @@ class SolverSettings:
     """Whether each restored model is saved again at once and compared with the files that were
     loaded. If HugeCTR cannot load a file, it only logs this and continues from random weights."""
     loss_interval: int = 100
-    """Number of optimizer steps between two readings of the training loss. Each reading of the loss
+    """Steps between two readings of the training loss. Each reading of the loss
     waits for the GPU."""
     stage_rows: int = 1_048_576
     """Rows of one set of Parquet files, which is written while the previous set is trained."""
@@ -77,7 +77,7 @@ class TrainingSettings:
     rows gets fewer steps than `min_steps`, because smaller batches would follow the noise of single
     rows."""
     passes: int = 1
-    """Number of passes over the training rows."""
+    """Passes over the rows."""
     seed: int = 42
     """Seed of the initial weights, the order of rows and dropout."""
     precision: str = "float32"

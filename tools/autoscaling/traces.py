@@ -111,7 +111,8 @@ def read_trace(path: Path) -> Trace:
         )
     if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > MOST_SECONDS:
         raise ContractError(
-            f"{path} has wrong seconds, expected a rise from 0 to at most {MOST_SECONDS:g}"
+            f"{path} has wrong seconds, expected seconds that begin at 0 and rise to at most "
+            f"{MOST_SECONDS:g}"
         )
     trace = Trace(seconds, rates[:-1], rows[:-1].astype(np.int64), path.name)
     if (most := float((trace.rates * np.diff(trace.starts)).max())) > MOST_OF_STEP:
