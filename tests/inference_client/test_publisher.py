@@ -112,7 +112,7 @@ def outcomes_of(records):
     ]
 
 
-def test_outcome_is_published_after_its_prediction_and_not_before_its_time(time, prediction):
+def test_outcome_is_published_after_its_prediction_and_its_time(time, prediction):
     log = MemoryLog()
     publisher = publisher_of(log, time)
     publisher.add(prediction("r1"), clicks("r1", 1, time=1001.0) + clicks("r1", 0))

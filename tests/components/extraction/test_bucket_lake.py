@@ -119,7 +119,7 @@ def test_lake_in_bucket_gives_dataset_of_same_lake_in_folder(
     assert found.outcomes_digest == expected.outcomes_digest is not None
 
 
-def test_only_what_window_its_replay_and_their_late_clicks_need_is_fetched(lake, tmp_path):
+def test_only_files_of_window_replay_and_their_late_clicks_are_fetched(lake, tmp_path):
     extract_lake(URI, tmp_path / "work", WINDOW, replay_days=2)
     rows = [part(number, k) for number in (4, 5, 6) for k in (0, 1)]
     late = [f"outcomes/day={day(number)}/part-0.parquet" for number in (3, 4, 5, 6, 7)]

@@ -210,7 +210,7 @@ def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):
     assert (dataset.digest, files) == (expected.digest, expected_files)
 
 
-def test_process_that_is_killed_in_middle_leaves_nothing_and_next_try_same(
+def test_process_killed_midway_leaves_nothing_and_next_try_is_same(
     extract_lots, monkeypatch, tmp_path
 ):
     write, parent = PartWriter.write, os.getpid()

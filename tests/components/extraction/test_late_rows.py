@@ -176,7 +176,7 @@ def test_file_that_was_changed_is_told_and_not_learnt(rounds, between, caplog):
     assert "what was changed is not learned" in caplog.text
 
 
-def test_click_that_comes_as_late_copy_of_learned_row_is_counted_and_named(rounds, between, caplog):
+def test_click_in_late_copy_of_learned_row_is_counted_and_named(rounds, between, caplog):
     shown = between(24, 30)
     rounds.add(
         shown.set_column(0, raw_rows.LABEL, pa.array([0] * len(shown), pa.int32())), "a.parquet"

@@ -194,7 +194,7 @@ def test_next_run_goes_on_and_one_after_mending_learns_rows_once(
     assert read_by(turn(lake(HOURS + 2))) == keys_of_hours(hour, [HOURS + 2])
 
 
-def test_file_that_breaks_after_its_rows_were_learned_is_not_learned_twice(lake, hour, turn):
+def test_file_that_breaks_after_training_is_not_learned_twice(lake, hour, turn):
     folder = lake(*range(HOURS))
     late = hour(HOURS)
     path = folder / "day=2026-03-01/long.parquet"
