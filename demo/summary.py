@@ -547,7 +547,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
             f"{observed.traffic_summary['rows']:,} rows were sent by then"
         )
         return
-    judged = [
+    evaluated = [
         each["numbers"]
         for line in observed.decisions
         for each in line["decisions"]
@@ -555,10 +555,10 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
         and each["policy"] == SEQUENTIAL
         and each["numbers"].get("evidence") is not None
     ]
-    if not judged:
+    if not evaluated:
         return  # no threshold, and the gate's advice says how to get one
     evidence, needed, since = (
-        judged[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach")
+        evaluated[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach")
     )
     if evidence >= needed or since:
         yield (
@@ -582,7 +582,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
             f"a larger drift: after {sent:,} rows with other values of {columns} the evidence is "
             f"{evidence:.3g} of "
             f"{needed:g}, because the auc (lowest {low}) is not clearly below "
-            f"{judged[-1]['threshold']:.3f}: name "
+            f"{evaluated[-1]['threshold']:.3f}: name "
             "columns "
             "with more influence on the clicks by --drift-columns, or use more rows"
         )

@@ -2,7 +2,7 @@
 
 Pairs are drawn independently, each from its own number. All shifts of a pair are planted into the
 same second window, so that the first window is read once. TFDV gets only the first pairs.
-`contestants` describes the methods, and `benchmarks.validation` counts the alarms.
+`methods` describes the methods, and `benchmarks.validation` counts the alarms.
 """
 
 import shutil
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.validation_study.contestants import OURS, TFDV, Method
+from benchmarks.validation_study.methods import OURS, TFDV, Method
 from benchmarks.validation_study.shifts import (
     EQUAL,
     INDEPENDENT,

@@ -4,7 +4,7 @@ The simulator's own rows are independent, but those of a log are not. The rows o
 the user's columns, so that 20,000 rows have as much information about these columns as 313
 independent rows. Each shift changes only what its name says. In a user's column it changes complete
 requests, and in an item's column single rows, so that the rows of a request stay equally alike.
-`contestants` finds the shifts.
+`methods` finds the shifts.
 """
 
 from collections.abc import Callable

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the newest version of the pipeline, print AUC and log loss of its model, and return 0."""
     parser = CommandParser(prog="python -m components.run_outcome.trial", description=__doc__)
     parser.add_argument("--host", required=True, help="address of the KFP API")
-    parser.add_argument("--store", type=Path, required=True, help="folder of the model store")
+    parser.add_argument("--store", type=Path, required=True, help="folder of the model registry")
     arguments = parser.parse_args(argv)
     log_as_text("%(asctime)s %(name)s %(message)s")
     parameters, server = json.loads(os.environ[VARIABLE]), KubeflowServer(arguments.host)
@@ -54,12 +54,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     ended = wait(server, run_id, seconds=24 * 3600.0)
     outcome = find_outcome(arguments.store, store_name(trial, "", run_id))
-    judged = evaluated_run(arguments.store, outcome.run) if outcome else None
-    if judged is None:
+    evaluated = evaluated_run(arguments.store, outcome.run) if outcome else None
+    if evaluated is None:
         raise PermanentError(
             f"run {run_id} was not evaluated: {outcome.reason if outcome else describe_end(ended)}"
         )
-    print(f"auc={judged[0].candidate.auc}\nlog_loss={judged[0].candidate.log_loss}", flush=True)
+    print(
+        f"auc={evaluated[0].candidate.auc}\nlog_loss={evaluated[0].candidate.log_loss}", flush=True
+    )
     return 0
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from evergreen.config.validation import BLOCK, NOTIFY, UNLEARNABLE, WARN, ValidationSettings
 from evergreen.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.registry.runs import forget_report, keep_report, noted
 from evergreen.runtime.durable import own_umask
 from evergreen.runtime.errors import run_again
@@ -35,13 +35,13 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the step's flags."""
     parser = CommandParser(prog="python -m components.validation", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--store", required=True, help="URI of the model store")
+    parser.add_argument("--store", required=True, help="URI of the model registry")
     parser.add_argument("--work", required=True, help="URI of the folder for big files")
     parser.add_argument(
         "--champion", default=CURRENT, help="`current`, `none` or the id of a released model"
     )
     parser.add_argument(
-        "--raw-dataset", required=True, type=Path, help="RawDataset manifest to judge"
+        "--raw-dataset", required=True, type=Path, help="RawDataset manifest to check"
     )
     parser.add_argument(
         "--output", required=True, type=Path, help="where to write the ValidationReport manifest"
@@ -110,7 +110,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     # Check settings before TFDV is imported and before a row is read.
     raw = RawDataset.read(arguments.raw_dataset)
     rules = raw.recommender.section(STEP, ValidationSettings)
-    release = model_store.champion(store, arguments.champion)
+    release = registry.champion(store, arguments.champion)
 
     from components.validation.round import Round, read_champion
     from components.validation.schema_versions import schema_in_force
@@ -119,7 +119,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
 
     model = local_path(release.model_uri) if release else None
     for model_id in filter(None, {release.model_id if release else None, raw.parent_model_id}):
-        model_store.verified_part(model_store.stored_model(store, model_id), Model.PARTS[-1])
+        registry.verified_part(registry.stored_model(store, model_id), Model.PARTS[-1])
     folder = local_path(arguments.work) / arguments.run / STEP
     validated = validate(
         Round(
@@ -129,7 +129,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
             store=store,
             rules=rules,
             champion=read_champion(model) if model else None,
-            parent=model_store.model_folder(store, raw.parent_model_id)
+            parent=registry.model_folder(store, raw.parent_model_id)
             if raw.parent_model_id
             else None,
             schema_path=schema_in_force(store, model / Model.SCHEMA if model else None),

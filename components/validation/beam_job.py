@@ -30,7 +30,7 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from components.validation.rows import FilePart, judged_columns, read_part, row_groups
+from components.validation.rows import FilePart, checked_columns, read_part, row_groups
 from components.validation.tfdv_statistics import (
     as_lists,
     make_options,
@@ -140,7 +140,7 @@ def summarize_on_beam(
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
             statistics = parse_statistics(stream.read())
         # Workers return the columns in any order.
-        order = {name: place for place, name in enumerate(judged_columns(counter.features))}
+        order = {name: place for place, name in enumerate(checked_columns(counter.features))}
         statistics.datasets[0].features.sort(key=lambda feature: order[feature.path.step[0]])
         return statistics
     except Exception as error:  # runners raise any type of error

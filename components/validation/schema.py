@@ -174,7 +174,7 @@ def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
         return None
     proposed = tfdv.update_schema(schema, statistics)
     known, observed = {feature.name: feature for feature in schema.feature}, by_feature(statistics)
-    judged = set(raw.recommender.features.names) - set(raw.excluded_columns)
+    checked = set(raw.recommender.features.names) - set(raw.excluded_columns)
     for feature in proposed.feature:
         old, seen = known[feature.name], observed.get(feature.name)
         if (
@@ -184,7 +184,7 @@ def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
         ):
             # TFDV would mark a column without values as deprecated and no longer check it.
             feature.CopyFrom(old)
-        if seen is not None and feature.name in judged:
+        if seen is not None and feature.name in checked:
             share = num_values(seen) / (num_values(seen) + num_missing(seen))
             if share < old.presence.min_fraction:
                 _set_presence(feature, seen, optional=not share)

@@ -28,7 +28,7 @@ from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
 from evergreen.contracts.manifests import CURRENT, Model
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.registry.runs import run_folder
 from evergreen.runtime.durable import append_record, read_records, sha256_file, write_whole
 from evergreen.runtime.errors import ContractError, first_line
@@ -283,7 +283,7 @@ def build_parser() -> argparse.ArgumentParser:
         "log", help="list the accepted versions: who, when, why, what they changed"
     )
     for each in (show, diff, accept, log):
-        each.add_argument("--store", required=True, help="model store, folder or its URI")
+        each.add_argument("--store", required=True, help="model registry, folder or its URI")
     for each in (show, diff, accept):
         each.add_argument("--work", default="", help="folder for big files, for run:NAME")
     return parser
@@ -334,7 +334,7 @@ def _accept(store: Path, arguments: argparse.Namespace) -> int:
 def _log(store: Path, _arguments: argparse.Namespace) -> int:
     lines = read_accepted(store)
     if not lines:
-        print("no schema was accepted yet: rounds are judged by their champion's")
+        print("no schema was accepted yet: rounds are checked by their champion's")
     for line in lines:
         changed = f"; changed {', '.join(line.changed)}" if line.changed else ""
         show(
@@ -345,7 +345,7 @@ def _log(store: Path, _arguments: argparse.Namespace) -> int:
 
 
 def _live_schema(store: Path) -> tuple[str, Path] | None:
-    release = model_store.champion(store, CURRENT)
+    release = registry.champion(store, CURRENT)
     return (release.model_id, local_path(release.model_uri) / Model.SCHEMA) if release else None
 
 

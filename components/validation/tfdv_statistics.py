@@ -19,7 +19,7 @@ from tensorflow_data_validation.statistics import stats_impl
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 from tfx_bsl.arrow.table_util import CanonicalizeRecordBatch
 
-from components.validation.rows import FilePart, judged_columns, read_part, row_groups
+from components.validation.rows import FilePart, checked_columns, read_part, row_groups
 from evergreen.config.features import Features
 from evergreen.contracts import raw_rows
 from evergreen.runtime.errors import ContractError
@@ -45,7 +45,7 @@ def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
     Categories become decimal strings. TFDV counts strings as categories without further hints, and
     faster than integers.
     """
-    columns = {name: batch.column(name) for name in judged_columns(features)}
+    columns = {name: batch.column(name) for name in checked_columns(features)}
     columns |= {name: columns[name].cast(pa.string()) for name in features.categorical}
     columns |= {name: columns[name].cast(pa.list_(pa.string())) for name in features.lists}
     return CanonicalizeRecordBatch(

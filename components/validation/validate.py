@@ -35,7 +35,7 @@ from components.validation.checks import Measured, check, measure
 from components.validation.findings import Finding, decide
 from components.validation.report_page import draw_page
 from components.validation.round import Round
-from components.validation.rows import judged_columns
+from components.validation.rows import checked_columns
 from components.validation.schema_versions import compare_schemas, format_schema, read_schema
 from components.validation.tfdv_statistics import (
     by_feature,
@@ -158,7 +158,7 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
     before = champion.statistics if champion is not None else None
     now, features_before = by_feature(measured.statistics), by_feature(before)
     windows = (measured.window, champion.windows.newest if champion is not None else None)
-    names = [name for name in judged_columns(measured.counter.features) if name in now]
+    names = [name for name in checked_columns(measured.counter.features) if name in now]
     differences = (
         compare_schemas(measured.schema, measured.proposal) if measured.proposal is not None else {}
     )

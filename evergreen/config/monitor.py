@@ -20,7 +20,7 @@ POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeSettings:
+class EvaluationSettings:
     """Which rows the policies evaluate, and how often."""
 
     window_rows: int = 20_000
@@ -135,7 +135,7 @@ class PolicySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestraintSettings:
+class RateLimitSettings:
     """How often a run may be requested."""
 
     cooldown_seconds: float = 3600.0
@@ -220,12 +220,12 @@ class DriftSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgingSettings:
+class DecisionSettings:
     """All settings that decide when a run is requested."""
 
-    judge: JudgeSettings = JudgeSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
     policies: PolicySettings = PolicySettings()
-    restraint: RestraintSettings = RestraintSettings()
+    rate_limit: RateLimitSettings = RateLimitSettings()
     drift: DriftSettings = DriftSettings()
     recipe: RecipeSettings = RecipeSettings()
     baking: BakingSettings = BakingSettings()
@@ -233,11 +233,11 @@ class JudgingSettings:
 
     def __post_init__(self) -> None:
         """Refuse a window too small to evaluate, and a grace period with too many buckets."""
-        window_rows, fewest = self.judge.window_rows, 2 * self.policies.min_clicks
+        window_rows, fewest = self.evaluation.window_rows, 2 * self.policies.min_clicks
         if window_rows < fewest:
             needed = f"{fewest}: min_clicks clicks and as many rows without one"
             raise ContractError(f"window_rows is {window_rows}, expected at least {needed}")
-        grace, bucket = self.judge.drift_grace_seconds, self.drift.drift_bucket_seconds
+        grace, bucket = self.evaluation.drift_grace_seconds, self.drift.drift_bucket_seconds
         if bucket and grace > MAX_GRACE_BUCKETS * bucket:
             raise ContractError(
                 f"drift_grace_seconds is {grace}, expected at most {MAX_GRACE_BUCKETS} times "
@@ -247,15 +247,15 @@ class JudgingSettings:
 
 
 def own_parts() -> dict[str, type[Any]]:
-    """Return the classes of the section `monitor`, keyed by their field in `JudgingSettings`."""
+    """Return the classes of the section `monitor`, keyed by their field in `DecisionSettings`."""
     return {
         part: kind
-        for part, kind in get_type_hints(JudgingSettings).items()
+        for part, kind in get_type_hints(DecisionSettings).items()
         if kind is not BakingSettings
     }
 
 
-def judging_settings(recommender: Recommender) -> JudgingSettings:
+def decision_settings(recommender: Recommender) -> DecisionSettings:
     """Return a recommender's settings of the section `monitor` and its baking limits.
 
     The baking limits are settings of the section `release`.
@@ -280,6 +280,6 @@ def judging_settings(recommender: Recommender) -> JudgingSettings:
     limits = {name: release[name] for name in flat_settings(BakingSettings) if name in release}
     parts["baking"] = read_mapping(BakingSettings, limits, path="release")
     try:
-        return JudgingSettings(**parts)
+        return DecisionSettings(**parts)
     except ContractError as error:
         raise ContractError(f"monitor.{error}") from error

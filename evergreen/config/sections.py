@@ -9,7 +9,7 @@ from evergreen.config.extraction import ExtractionSettings
 from evergreen.config.features import Features
 from evergreen.config.gate import GateSettings
 from evergreen.config.model import NETWORKS, network_config
-from evergreen.config.monitor import judging_settings, own_parts
+from evergreen.config.monitor import decision_settings, own_parts
 from evergreen.config.preprocessing import PreprocessingSettings
 from evergreen.config.reader import parse_settings
 from evergreen.config.release import RolloutSettings
@@ -56,7 +56,7 @@ def check_settings(recommender: Recommender) -> None:
     for name, kind in SECTION_CLASSES.items():
         recommender.section(name, kind)
     network_config(recommender)
-    judging_settings(recommender)
+    decision_settings(recommender)
 
 
 def check_changes(settings: str) -> None:

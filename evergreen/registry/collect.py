@@ -154,7 +154,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="evergreen collect", description=(__doc__ or "").partition("\n\n")[2]
     )
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument(
         "--work", help="folder of the runs' intermediate files; default: it is not looked into"
     )

@@ -154,12 +154,12 @@ def recommender_at(path: Path) -> Recommender:
     if path.is_dir():
         if (found := served_recommender(path)) is None:
             raise ContractError(
-                f"model store {path} holds no recommender, expected one that was accepted"
+                f"model registry {path} holds no recommender, expected one that was accepted"
             )
         return found
     if not path.is_file():
         raise ContractError(
-            f"{path} does not exist, expected a model store or an accepted recommender's file"
+            f"{path} does not exist, expected a model registry or an accepted recommender's file"
         )
     return Recommender.loads(path.read_bytes(), source=str(path))
 

@@ -270,7 +270,7 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
         f"{overlap}. Each such swap gains ",
         Strong(f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"),
         " clicks on the two rows over the order that was served. The interval, 95 %, holds at "
-        "every number of lists at once. The gate does not judge by it.",
+        "every number of lists at once. The gate does not use it.",
     )
 
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from evergreen.config.features import Features
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_values, make_settings, read_mapping
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model, Release
@@ -244,7 +244,7 @@ def replay(incident: Path) -> Replayed:
     )
     points = evaluate_requests(
         read_requests(FolderObjects(incident / RECORDS), features=features, user=manifest["user"]),
-        make_settings(JudgingSettings, **manifest["settings"]),
+        make_settings(DecisionSettings, **manifest["settings"]),
         baseline=baseline,
         reference=reference,
         features=features,
@@ -302,7 +302,8 @@ def record(
     end = json.loads(lines[-1])["time"] if end is None else end
     memory = json.loads(before)["memory"] if before else None
     aside = _begin_folder(out, lines)
-    until = end + settings.judge.attribution_window_seconds + 2 * settings.judge.decide_seconds
+    evaluation = settings.evaluation
+    until = end + evaluation.attribution_window_seconds + 2 * evaluation.decide_seconds
     recommender = logged_recommender(store)
     features = recommender.features if recommender else None
     user = recommender.data.user if recommender else None
@@ -310,11 +311,11 @@ def record(
         archive,
         aside / RECORDS,
         features=features,
-        window_rows=settings.judge.window_rows,
+        window_rows=settings.evaluation.window_rows,
         decided=None if memory is None else memory["decided"] / 1e6,
         until=until,
     )
-    ahead = serving_ahead(settings.judge)
+    ahead = serving_ahead(settings.evaluation)
     complete_until = min(_newest_row(archive) - ahead, end)
     manifest = {
         "start": start,

@@ -125,7 +125,7 @@ class BakingPolicy:
             return self._decision(evidence, {**_NOTHING, "reason": reason}), memory
         state = known.get(version) or self._begin(evidence)
         if state["state"] == BAKES and has_rows:
-            state = self._judge(evidence, state)
+            state = self._evaluate(evidence, state)
         if state["state"] != BAKES:
             # Drop what only the tests need, because every decision line contains the complete
             # state.
@@ -138,15 +138,15 @@ class BakingPolicy:
         has_predecessor = before is not None or (
             gate is not None and gate.previous_version is not None
         )
-        is_judged = has_predecessor and self._settings.bake_rows > 0
+        is_evaluated = has_predecessor and self._settings.bake_rows > 0
         state: dict[str, Any] = {
-            "state": BAKES if is_judged else WELL,
+            "state": BAKES if is_evaluated else WELL,
             "rows": 0,
             "sums": {},
             "evidence": None,
         }
         state["reason"] = (
-            "" if is_judged else "nothing to go back to is known, or live traffic is not judged"
+            "" if is_evaluated else "no earlier version is known, or live traffic is not evaluated"
         )
         state["since"] = _since(evidence)
         promised = gate.low if gate else None
@@ -158,7 +158,7 @@ class BakingPolicy:
         state["least_rate"] = self._settings.min_click_rate_ratio * rate if rate else None
         return state
 
-    def _judge(self, evidence: Evidence, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _evaluate(self, evidence: Evidence, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state after the rows of this decision point."""
         settings, rows = self._settings, evidence.rows
         enough = NUM_TESTS / settings.bake_alpha

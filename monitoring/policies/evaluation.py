@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergreen.config.monitor import JudgeSettings
+from evergreen.config.monitor import EvaluationSettings
 from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
 from evergreen.contracts.records import micros_of
 from monitoring.metrics.window import MAX_VERSIONS, VersionWindows, measure
@@ -48,7 +48,7 @@ def no_baseline(version: int) -> Baseline | None:
     return None
 
 
-def serving_ahead(settings: JudgeSettings) -> float:
+def serving_ahead(settings: EvaluationSettings) -> float:
     """Return up to how many seconds after a decision point predictions show its serving version.
 
     The result is the attribution window minus the grace period, because at the watermark the last
@@ -62,7 +62,7 @@ class Evaluator:
 
     def __init__(
         self,
-        settings: JudgeSettings,
+        settings: EvaluationSettings,
         policies: Sequence[Policy],
         *,
         baseline: Callable[[int], Baseline | None] = no_baseline,

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evergreen.config.monitor import RecipeSettings, RestraintSettings, split_names
+from evergreen.config.monitor import RateLimitSettings, RecipeSettings, split_names
 from evergreen.notifications.webhook import post_to_file
 from evergreen.runtime.durable import no_checkpoint
 from evergreen.runtime.errors import ContractError, expect
@@ -113,7 +113,7 @@ class DecisionHandler:
     def __init__(
         self,
         settings: ActionSettings,
-        restraint: RestraintSettings,
+        rate_limit: RateLimitSettings,
         *,
         recipe: RecipeSettings,
         notify_only: str,
@@ -131,7 +131,7 @@ class DecisionHandler:
         The archive is flushed before a run is requested. People are notified instead of a run if
         there is no trigger, and always for the policies in `notify_only`.
         """
-        self._limits = restraint
+        self._limits = rate_limit
         self._documents = documents
         self._journal = journal
         self._notify_only = split_names(notify_only)
@@ -142,7 +142,7 @@ class DecisionHandler:
             archive=archive,
             trigger=trigger,
             journal=journal,
-            restraint=restraint,
+            rate_limit=rate_limit,
             recipe=recipe,
             upload_wait_seconds=settings.upload_wait_seconds,
             checkpoint=checkpoint,
@@ -200,7 +200,7 @@ class DecisionHandler:
         """
         self._report_log(log_problem, now)
         if self.new_versions.step(now):
-            self.retraining.begin_cooldown(rate_limit.TAKEN_BACK, now)
+            self.retraining.begin_cooldown(rate_limit.ROLLED_BACK, now)
         self.notifier.step(now)
         self.retraining.step(now)
 

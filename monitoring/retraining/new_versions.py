@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-UNUSABLE, TAKEN_BACK = "unusable_scores", "taken_back"
+UNUSABLE, ROLLED_BACK = "unusable_scores", "rolled_back"
 """Names of two documents: `UnusableRows`, and the journal line that was reported last."""
 LOOK_SECONDS = 2.0
 """Seconds between two reads of the promotion journal."""
@@ -102,7 +102,7 @@ class NewVersions:
         self._unusable = UnusableRows(**(documents.read_document(UNUSABLE) or {}))
         self._is_new = self._unusable.rows > 0
         """Whether rows without a usable score arrived since the last test."""
-        self._reported = (documents.read_document(TAKEN_BACK) or {"line": None})["line"]
+        self._reported = (documents.read_document(ROLLED_BACK) or {"line": None})["line"]
         self._written: Findings | None = None
         self._reported_bad: int | None = None
         """The bad version that was last reported to people."""
@@ -165,13 +165,13 @@ class NewVersions:
         if live is None or live.blocked_model_id is None or live.time == self._reported:
             return False
         text = (
-            f"version {live.previous_version} was taken back, {live.version} is live again: "
+            f"version {live.previous_version} was rolled back, {live.version} is live again: "
             f"{live.reason}"
         )
         self._journal.emit(
-            "taken_back", text, version=live.previous_version, live_version=live.version
+            "rolled_back", text, version=live.previous_version, live_version=live.version
         )
-        self._documents.write_documents({TAKEN_BACK: {"line": live.time}})
+        self._documents.write_documents({ROLLED_BACK: {"line": live.time}})
         self._reported = live.time
         return True
 

@@ -89,8 +89,8 @@ _RULES = {
     "bad_release": _Rule(
         RELEASE, "A new version is bad", "the release controller takes it back", is_of_run=True
     ),
-    "taken_back": _Rule(
-        RELEASE, "A new version was taken back", "the version before is live again", is_of_run=True
+    "rolled_back": _Rule(
+        RELEASE, "A new version was rolled back", "the version before is live again", is_of_run=True
     ),
     "log_down": _Rule(LOG, "The record log cannot be reached"),
     "dead_letter": _Rule(

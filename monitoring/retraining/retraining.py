@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from evergreen.config.monitor import RecipeSettings, RestraintSettings
+from evergreen.config.monitor import RateLimitSettings, RecipeSettings
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.runtime.durable import no_checkpoint
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -79,7 +79,7 @@ class Retraining:
         archive: "Archive",
         trigger: Trigger | None,
         journal: Journal,
-        restraint: RestraintSettings,
+        rate_limit: RateLimitSettings,
         recipe: RecipeSettings,
         upload_wait_seconds: float,
         checkpoint: Callable[[str], None] = no_checkpoint,
@@ -89,7 +89,7 @@ class Retraining:
         self._archive = archive
         self._trigger = trigger
         self._journal = journal
-        self._limits, self._recipe = restraint, recipe
+        self._limits, self._recipe = rate_limit, recipe
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
         self.progress = read_memory(documents, PROGRESS, RunProgress)

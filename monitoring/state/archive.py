@@ -46,7 +46,7 @@ from evergreen.runtime.durable import fsync_path, no_checkpoint
 from evergreen.runtime.errors import TemporaryError
 from monitoring.rows import ArchiveOutcome, Unarchived
 from monitoring.state.database import DAY_MICROS, OUTCOME_FOLDER, holds_outcomes
-from monitoring.state.store import AHEAD_FOLDER, Store, bytes_of_row
+from monitoring.state.store import AHEAD_FOLDER, StateStore, bytes_of_row
 
 logger = logging.getLogger(__name__)
 
@@ -179,7 +179,7 @@ class Archive:
     def __init__(
         self,
         folder: Path,
-        store: Store,
+        store: StateStore,
         *,
         features: Features,
         roll_rows: int,

@@ -320,7 +320,7 @@ def holds_outcomes(name: str) -> bool:
 class FileTables(Database):
     """Tables that assign matured rows and late outcomes to archive files.
 
-    `monitoring.state.store.Store` is the class to open.
+    `monitoring.state.store.StateStore` is the class to open.
     """
 
     # -- matured rows and late outcomes in no file
@@ -531,7 +531,7 @@ class FileTables(Database):
     def seal_file(self, name: str, *, keep_rows: int, keep_after: float = np.inf) -> int:
         """Mark a file as complete on disk, and delete payloads and rows that are no longer needed.
 
-        `Store.forget` deletes the outcomes in sealed files.
+        `StateStore.forget` deletes the outcomes in sealed files.
 
         Args:
             name: The file.

@@ -17,7 +17,7 @@ from monitoring.drift.comparison import DriftReport
 from monitoring.drift.sketch import FORMAT_VERSION
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 
 DOCUMENT = "drift"
 SAVE_SECONDS = 10.0
@@ -29,7 +29,7 @@ class StoredDriftWatch:
     """A drift watch whose state survives restarts."""
 
     def __init__(
-        self, watch: DriftWatch, store: Store, *, journal: Journal, clock: Callable[[], float]
+        self, watch: DriftWatch, store: StateStore, *, journal: Journal, clock: Callable[[], float]
     ) -> None:
         """Continue where the predecessor stopped.
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_values, make_settings
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, TemporaryError
@@ -11,7 +11,7 @@ from evergreen.runtime.errors import ContractError, TemporaryError
 RULES_FILE = "rules.json"
 
 
-def write_rules(state: Path, settings: JudgingSettings) -> None:
+def write_rules(state: Path, settings: DecisionSettings) -> None:
     """Write the rules to the state folder.
 
     Raises:
@@ -23,7 +23,7 @@ def write_rules(state: Path, settings: JudgingSettings) -> None:
         raise TemporaryError(f"the settings cannot be written: {error}") from error
 
 
-def read_rules(state: Path) -> JudgingSettings:
+def read_rules(state: Path) -> DecisionSettings:
     """Read the rules with which the monitor of this state folder was last started.
 
     Raises:
@@ -31,7 +31,7 @@ def read_rules(state: Path) -> JudgingSettings:
     """
     path = state / RULES_FILE
     try:
-        return make_settings(JudgingSettings, **json.loads(path.read_bytes()))
+        return make_settings(DecisionSettings, **json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, ContractError) as error:
         raise ContractError(
             f"{path} cannot be used: {error}; expected a monitor's state folder"

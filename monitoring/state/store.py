@@ -87,7 +87,7 @@ _IS_HELD = (
 exists."""
 
 
-class Store(FileTables):
+class StateStore(FileTables):
     """State in the file at `path`. One process at a time opens it."""
 
     def __init__(self, path: Path) -> None:
@@ -747,7 +747,7 @@ def _insert_block(
 
 
 def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: int = 0) -> Waiting:
-    """Return the first requests of these blocks within both limits, as `Store.waiting` does.
+    """Return the first requests of these blocks within both limits, as `StateStore.waiting` does.
 
     Each element of `found` contains the first requests of its block, in order of time. With
     `beyond=1` the result includes the first request over the limit, which excludes later ones.

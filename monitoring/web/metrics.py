@@ -281,8 +281,8 @@ def _action_metrics(actions: ActionStatus, counters: Mapping[str, float]) -> Ite
 def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
     yield from _gauges(
         (
-            "model_store_readable",
-            "1 while the model store can be read",
+            "model_registry_readable",
+            "1 while the model registry can be read",
             status.store_problem is None,
         )
     )

@@ -353,7 +353,7 @@ def _check_row(decision: Decision) -> CheckRow:
     auc, low, high = (numbers.get(name) for name in ("auc", "auc_low", "auc_high"))
     value: float | str | None = None
     if drifted is not None:
-        value = f"{drifted:g} of {numbers.get('judged_columns'):g} columns"
+        value = f"{drifted:g} of {numbers.get('compared_columns'):g} columns"
     elif threshold is not None:
         value = auc
     return CheckRow(

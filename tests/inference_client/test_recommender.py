@@ -373,7 +373,7 @@ def test_client_works_by_recommender_that_store_serves_or_file_describes(
     server, log, tmp_path, read_log
 ):
     """The recommender determines the columns, the requested model and the record."""
-    with pytest.raises(ContractError, match="nowhere does not exist, expected a model store"):
+    with pytest.raises(ContractError, match="nowhere does not exist, expected a model registry"):
         RecommenderClient(server.url, recommender=tmp_path / "nowhere", log=None)
     with pytest.raises(ContractError, match="holds no recommender, expected one that was accepted"):
         RecommenderClient(server.url, recommender=str(tmp_path), log=None)

@@ -25,7 +25,7 @@ def go_through(b: Bench, *, is_full) -> None:
             is_full(3 * number + part)
             with suppress(TemporaryError):
                 if part == 0:
-                    b.judge(f"round {number}", auc="bad" if number % 2 else "good")
+                    b.evaluate(f"round {number}", auc="bad" if number % 2 else "good")
                 else:
                     b.monitor.tick()
             b.clock.advance(1.0)

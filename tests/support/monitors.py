@@ -29,7 +29,7 @@ from monitoring.monitor import Monitor
 from monitoring.retraining.triggers import RunState
 from monitoring.rows import MaturedRequests
 from monitoring.settings import MonitorSettings
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.clocks import Clock
 from tests.support.record_messages import FORM
 
@@ -104,7 +104,7 @@ def matured(
     )
 
 
-def add_in_pulls(store: Store, records, size: int) -> None:
+def add_in_pulls(store: StateStore, records, size: int) -> None:
     """Store the records in batches of `size`."""
     for start in range(0, len(records), size):
         pull = records[start : start + size]
@@ -165,11 +165,11 @@ class Bench:
         self.checkpoint = no_checkpoint
         self.settings = monitor_settings(self.folder, **changes)
         self.monitor: Monitor | None = None
-        self.store: Store | None = None
+        self.store: StateStore | None = None
 
     def start(self, recommender: Recommender = CRITEO_RECOMMENDER) -> Monitor:
         self.kill()
-        self.store = Store(self.settings.state / "monitor.db")
+        self.store = StateStore(self.settings.state / "monitor.db")
         self.monitor = Monitor(
             self.settings,
             subscriber=self.log,
@@ -193,7 +193,7 @@ class Bench:
         self.clock.now = self.clock.now if at is None else at
         self.monitor.tick()
 
-    def judge(self, name: str, **of_traffic) -> None:
+    def evaluate(self, name: str, **of_traffic) -> None:
         """Publish traffic with these arguments of `traffic`, and let the monitor decide on it."""
         traffic(self, name, **of_traffic)
         self.monitor.tick()

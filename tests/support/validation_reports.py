@@ -123,10 +123,12 @@ def document_of(
     return document
 
 
-def document_with_drift(judged: Any, **options: Any) -> dict[str, Any]:
+def document_with_drift(checked: Any, **options: Any) -> dict[str, Any]:
     """Return the document of 3,000 rows next to 3,000 earlier rows.
 
     I2 is lost, and C5 is replaced by one category.
     """
-    now = judged(3000, seed=1, I2=pa.nulls(3000, pa.float32()), C5=pa.array([7] * 3000, pa.int64()))
-    return document_of(now, judged(3000), **options)
+    now = checked(
+        3000, seed=1, I2=pa.nulls(3000, pa.float32()), C5=pa.array([7] * 3000, pa.int64())
+    )
+    return document_of(now, checked(3000), **options)

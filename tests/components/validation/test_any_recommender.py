@@ -86,7 +86,7 @@ def write(tmp_path):
 
 
 @EVERY_KIND
-def test_rounds_are_judged_by_recommenders_columns(step, write, release_model, features):
+def test_rounds_are_checked_by_recommenders_columns(step, write, release_model, features):
     code, first = step(write(shop_rows(features, seed=0), features, "first"))
     assert (code, first.decision, first.findings) == (0, "pass", [])
     schema = local_path(first.schema_uri).read_text()

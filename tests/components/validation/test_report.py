@@ -17,8 +17,8 @@ from tests.support.validation_reports import NUM_CARDS, document_of, document_wi
 
 
 @pytest.fixture
-def document(judged):
-    return document_with_drift(judged)
+def document(checked):
+    return document_with_drift(checked)
 
 
 @pytest.fixture
@@ -100,8 +100,8 @@ def test_text_has_contrast_on_light_and_on_dark():
         assert contrast(badge, "#ffffff") >= 4.5, name
 
 
-def test_report_without_champion_rows_or_findings_is_still_page(judged):
-    document = document_of(judged(10).slice(0, 0), None, run="r")
+def test_report_without_champion_rows_or_findings_is_still_page(checked):
+    document = document_of(checked(10).slice(0, 0), None, run="r")
     document |= {
         "findings": [],
         "skew": [],
@@ -135,8 +135,8 @@ def test_document_is_json_with_its_documented_keys(document):
     assert {key for column in document["columns"] for key in column} <= documented
 
 
-def test_documents_columns_are_numpys(judged):
-    now, before = judged(3000, seed=1), judged(3000)
+def test_documents_columns_are_numpys(checked):
+    now, before = checked(3000, seed=1), checked(3000)
     columns = {column["column"]: column for column in document_of(now, before)["columns"]}
     assert list(columns) == [raw_rows.LABEL, *criteo.FEATURES]
     for name in ("I1", "I7"):

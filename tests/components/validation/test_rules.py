@@ -25,17 +25,17 @@ def test_action_of_rule_decides_what_its_finding_does(action):
 
 
 def test_rule_that_notifies_leaves_its_sentence_for_message_about_runs_end(
-    step, write_rows, judged, store, notes_of
+    step, write_rows, checked, store, notes_of
 ):
-    rows = judged(200, I7=pa.nulls(200, pa.float32()))
+    rows = checked(200, I7=pa.nulls(200, pa.float32()))
     step(write_rows(rows), actions={"column_empty_by_chance": "notify"})
     assert notes_of("r1").facts["notify"] == ["I7 has no value in any of 200 rows"]
     step(write_rows(rows, name="raw2"), run="r2")
     assert "notify" not in notes_of("r2").facts
 
 
-def test_rules_that_mean_nothing_end_step_before_any_row_is_read(step, write_rows, judged, capsys):
-    assert step(write_rows(judged(20)), actions={"missing_shar": "block"}) == (2, None)
+def test_rules_that_mean_nothing_end_step_before_any_row_is_read(step, write_rows, checked, capsys):
+    assert step(write_rows(checked(20)), actions={"missing_shar": "block"}) == (2, None)
     assert "rule 'missing_shar' is unknown" in capsys.readouterr().err
 
 
@@ -81,7 +81,7 @@ def test_accepted_column_is_no_longer_new_and_its_absence_is_no_fault(
         assert [f for f in report.findings if f["feature"] == "price"] == []
 
 
-def test_columns_that_extraction_cast_are_judged_by_their_type_in_lake(
+def test_columns_that_extraction_cast_are_checked_by_their_type_in_lake(
     step, write_rows, raw_table, release_model
 ):
     release_model(step(write_rows(raw_table(300)))[1])
@@ -91,7 +91,7 @@ def test_columns_that_extraction_cast_are_judged_by_their_type_in_lake(
         {"column": "shop", "expected": None, **origin},
     ]
 
-    def judged(run, **settings):
+    def checked(run, **settings):
         manifest = write_rows(raw_table(300, seed=1), name=run)
         dataclasses.replace(RawDataset.read(manifest), schema_mismatches=foreign).write(manifest)
         code, report = step(manifest, run=run, **settings)
@@ -114,8 +114,8 @@ def test_columns_that_extraction_cast_are_judged_by_their_type_in_lake(
             "schema and is not read",
         ),
     ]
-    assert judged("r2") == (1, "block", findings)
-    assert judged("r3", actions={"column_retyped": "warn"}) == (0, "warn", findings)
+    assert checked("r2") == (1, "block", findings)
+    assert checked("r3", actions={"column_retyped": "warn"}) == (0, "warn", findings)
 
 
 def test_files_that_extraction_left_out_are_reported_and_notified_once(
@@ -133,7 +133,7 @@ def test_files_that_extraction_left_out_are_reported_and_notified_once(
         f"day=2026-03-01/a.parquet (rows not known): {reason}"
     )
 
-    def judged(run, **changed):
+    def checked(run, **changed):
         manifest = write_rows(raw_table(300), name=run)
         dataclasses.replace(
             RawDataset.read(manifest), quarantined_files=[{**left_out, **changed}]
@@ -152,17 +152,17 @@ def test_files_that_extraction_left_out_are_reported_and_notified_once(
         )
 
     new = text.format(again="")
-    assert judged("r1") == (0, [("warn", new)], True, [new])
-    assert judged("r2", known=True) == (0, [("info", text.format(again=" again"))], False, [])
+    assert checked("r1") == (0, [("warn", new)], True, [new])
+    assert checked("r2", known=True) == (0, [("info", text.format(again=" again"))], False, [])
 
 
 def test_new_values_are_proposed_and_current_schema_holds_until_accepted(
-    step, write_rows, judged, release_model, tmp_path, store, capsys
+    step, write_rows, checked, release_model, tmp_path, store, capsys
 ):
-    release_model(step(write_rows(judged(500)))[1])
-    column = judged(500)["I2"].to_pylist()
+    release_model(step(write_rows(checked(500)))[1])
+    column = checked(500)["I2"].to_pylist()
     column[3] = 1e9
-    manifest = write_rows(judged(500, I2=pa.array(column, pa.float32())), name="raw2")
+    manifest = write_rows(checked(500, I2=pa.array(column, pa.float32())), name="raw2")
     _, second = step(manifest, run="r2")
     assert [(f["feature"], f["rule"]) for f in second.findings if f["rule"] == "range"] == [
         ("I2", "range")

@@ -52,12 +52,12 @@ def test_second_run_reuses_champions_schema_unchanged(step, write_rows, raw_tabl
     assert local_path(second.parent_statistics_uri) == model / "statistics/statistics.pb"
 
 
-def test_drift_warns_and_lets_retraining_go_through(step, write_rows, judged, release_model):
-    release_model(step(write_rows(judged(3000)))[1])
-    rows = judged(3000, seed=1)
+def test_drift_warns_and_lets_retraining_go_through(step, write_rows, checked, release_model):
+    release_model(step(write_rows(checked(3000)))[1])
+    rows = checked(3000, seed=1)
     old = rows["C4"].fill_null(rows["C4"].drop_null()[0]).to_numpy()
     swapped = pa.array(np.where(np.arange(3000) % 2, 999_999_937, old), pa.int64())
-    code, report = step(write_rows(judged(3000, seed=1, C4=swapped), name="raw2"), run="r2")
+    code, report = step(write_rows(checked(3000, seed=1, C4=swapped), name="raw2"), run="r2")
     assert (code, report.decision) == (0, "warn")
     assert {finding["feature"] for finding in report.findings} == {"C4"}
     assert {finding["kind"] for finding in report.findings} == {"drift"}
@@ -66,8 +66,8 @@ def test_drift_warns_and_lets_retraining_go_through(step, write_rows, judged, re
 
 
 @pytest.mark.parametrize("value", [0, 1])
-def test_one_class_labels_block_with_class_named(step, write_rows, judged, store, value):
-    code, report = step(write_rows(judged(200, label=pa.array([value] * 200, pa.int32()))))
+def test_one_class_labels_block_with_class_named(step, write_rows, checked, store, value):
+    code, report = step(write_rows(checked(200, label=pa.array([value] * 200, pa.int32()))))
     assert code == 1
     assert [feature for feature, _ in blocking(report)] == ["label"]
     assert f"label is {value} in all 200 rows" in report.reasons[0]
@@ -77,10 +77,10 @@ def test_one_class_labels_block_with_class_named(step, write_rows, judged, store
 
 
 def test_refusal_names_setting_by_which_rows_would_be_learned_all_same(
-    step, write_rows, judged, release_model, store
+    step, write_rows, checked, release_model, store
 ):
-    release_model(step(write_rows(judged(3000)))[1])
-    empty = write_rows(judged(3000, seed=1, I1=pa.nulls(3000, pa.float32())), name="raw2")
+    release_model(step(write_rows(checked(3000)))[1])
+    empty = write_rows(checked(3000, seed=1, I1=pa.nulls(3000, pa.float32())), name="raw2")
     code, report = step(empty, run="r2", actions={"click_rate": "notify"})
     assert (code, [feature for feature, _ in blocking(report)]) == (1, ["I1"])
     note = next(note for note in runs.read_notes(store, "r2") if note.state == "refused")
@@ -93,13 +93,13 @@ def test_refusal_names_setting_by_which_rows_would_be_learned_all_same(
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, -1], [0, 1, None, 1], [None] * 4], ids=str)
-def test_label_other_than_0_and_1_or_none_blocks(step, write_rows, judged, labels):
-    code, report = step(write_rows(judged(200, label=pa.array(labels * 50, pa.int32()))))
+def test_label_other_than_0_and_1_or_none_blocks(step, write_rows, checked, labels):
+    code, report = step(write_rows(checked(200, label=pa.array(labels * 50, pa.int32()))))
     assert (code, {feature for feature, _ in blocking(report)}) == (1, {"label"})
 
 
-def test_column_entirely_null_warns_in_first_run(step, write_rows, judged):
-    rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
+def test_column_entirely_null_warns_in_first_run(step, write_rows, checked):
+    rows = checked(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
     code, report = step(write_rows(rows))
     assert (code, report.decision) == (0, "warn")
     assert report.reasons == [
@@ -109,10 +109,10 @@ def test_column_entirely_null_warns_in_first_run(step, write_rows, judged):
 
 
 def test_column_entirely_null_blocks_only_if_it_had_values_before(
-    step, write_rows, judged, release_model
+    step, write_rows, checked, release_model
 ):
-    release_model(step(write_rows(judged(300, I7=pa.nulls(300, pa.float32()))))[1])
-    rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
+    release_model(step(write_rows(checked(300, I7=pa.nulls(300, pa.float32()))))[1])
+    rows = checked(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
     code, report = step(write_rows(rows, name="raw2"), run="r2")
     assert code == 1
     assert [feature for feature, _ in blocking(report)] == ["C7"]
@@ -122,18 +122,18 @@ def test_column_entirely_null_blocks_only_if_it_had_values_before(
 
 
 def test_rare_column_empty_in_small_window_warns_because_it_may_be_chance(
-    step, write_rows, judged, release_model
+    step, write_rows, checked, release_model
 ):
     rare = pa.array([7.0 if i % 100 == 0 else None for i in range(3000)], pa.float32())
-    release_model(step(write_rows(judged(3000, I7=rare)))[1])
-    rows = judged(200, I7=pa.nulls(200, pa.float32()))
+    release_model(step(write_rows(checked(3000, I7=rare)))[1])
+    rows = checked(200, I7=pa.nulls(200, pa.float32()))
     code, report = step(write_rows(rows, name="small"), run="small")
     assert (code, blocking(report)) == (0, [])
     assert (
         "I7 has no value in any of 200 rows, had values in 30 of 3000 rows before: 2 were expected"
         in report.reasons
     )
-    rows = judged(1500, I7=pa.nulls(1500, pa.float32()))
+    rows = checked(1500, I7=pa.nulls(1500, pa.float32()))
     code, report = step(write_rows(rows, name="large"), run="large")
     assert (code, [feature for feature, _ in blocking(report)]) == (1, ["I7"])
 
@@ -149,27 +149,27 @@ def test_no_rows_block(step, write_rows, raw_table, release_model, files):
     assert (code, len(blocking(report)), report.drift) == (1, 1, [])
 
 
-def test_fall_of_click_rate_warns_and_chance_does_not(step, write_rows, judged, release_model):
+def test_fall_of_click_rate_warns_and_chance_does_not(step, write_rows, checked, release_model):
     def clicks(share):
         # The order is random, because consecutive clicks would fall into few requests.
         return pa.array(
             np.random.default_rng(0).permutation(np.arange(1000) < share * 1000).astype(np.int32)
         )
 
-    release_model(step(write_rows(judged(1000, label=clicks(0.3))))[1])
-    code, report = step(write_rows(judged(1000, seed=1, label=clicks(0.1)), name="raw2"), run="r2")
+    release_model(step(write_rows(checked(1000, label=clicks(0.3))))[1])
+    code, report = step(write_rows(checked(1000, seed=1, label=clicks(0.1)), name="raw2"), run="r2")
     assert (code, report.decision) == (0, "warn")
     assert report.reasons[0].startswith("the share of clicks is 10.00%, was 30.00%")
-    few = judged(10, seed=1, label=pa.array([1] * 6 + [0] * 4, pa.int32()))
+    few = checked(10, seed=1, label=pa.array([1] * 6 + [0] * 4, pa.int32()))
     assert step(write_rows(few, name="raw3"), run="r3")[1].reasons == []
 
 
-def test_column_of_nan_only_warns_and_is_page_without_nan(step, write_rows, judged, release_model):
+def test_column_of_nan_only_warns_and_is_page_without_nan(step, write_rows, checked, release_model):
     nothing = pa.array([float("nan")] * 300, pa.float32())
-    _, first = step(write_rows(judged(300, I3=nothing)))
+    _, first = step(write_rows(checked(300, I3=nothing)))
     assert (first.decision, [f["feature"] for f in first.findings]) == ("warn", ["I3"])
     release_model(first)
-    code, second = step(write_rows(judged(300, seed=1), name="raw2"), run="r2")
+    code, second = step(write_rows(checked(300, seed=1), name="raw2"), run="r2")
     assert code == 0
     assert next(e for e in second.drift if e["feature"] == "I3")["effect"] is None
     assert "nan" not in local_path(first.report_uri).read_text()
@@ -180,11 +180,11 @@ def test_column_of_nan_only_warns_and_is_page_without_nan(step, write_rows, judg
     [(1e9, "Out-of-range"), (float("nan"), "NaN"), (float("inf"), "Inf")],
     ids=str,
 )
-def test_values_that_no_count_can_have_warn(step, write_rows, judged, release_model, value, words):
-    release_model(step(write_rows(judged(500)))[1])
-    column = judged(500)["I2"].to_pandas().to_numpy(copy=True)
+def test_values_that_no_count_can_have_warn(step, write_rows, checked, release_model, value, words):
+    release_model(step(write_rows(checked(500)))[1])
+    column = checked(500)["I2"].to_pandas().to_numpy(copy=True)
     column[3] = value
-    rows = judged(500, I2=pa.array(column, pa.float32()))
+    rows = checked(500, I2=pa.array(column, pa.float32()))
     code, report = step(write_rows(rows, name="raw2"), run="r2")
     assert (code, report.decision) == (0, "warn")
     assert any(words in reason and reason.startswith("I2") for reason in report.reasons)

@@ -60,10 +60,10 @@ def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
     b = told(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
-        b.judge(f"bad{i}", auc="bad")
+        b.evaluate(f"bad{i}", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
-    b.judge("v2", auc="good", version=2)
+    b.evaluate("v2", auc="good", version=2)
     turn(monitor, lambda: len(monitor.actions.notifier.outbox) == 0)
     titles = [text.split(":")[0] for text in texts(server)]
     assert titles == [
@@ -108,7 +108,7 @@ def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
     """The monitor was killed after the opening event, before it recorded the open drift."""
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
-    b.judge("bad", auc="bad")
+    b.evaluate("bad", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
     assert list(monitor.actions.notifier.open) == ["drift"]
@@ -120,13 +120,13 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     b = told()
     server.answers = [(503, {})] * 3
     monitor = b.start()
-    b.judge("bad", auc="bad")
+    b.evaluate("bad", auc="bad")
     waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
     for number in range(3):  # The state is as after a kill while the server is down.
         monitor = b.start()
-        b.judge(f"bad{number}", auc="bad")
+        b.evaluate(f"bad{number}", auc="bad")
 
     def through():
         b.clock.now += 10.0

@@ -15,7 +15,7 @@ from evergreen.contracts.records import MAX_ROWS_PER_RECORD, PredictionBatch, Re
 from evergreen.runtime.errors import TemporaryError
 from monitoring.state import join
 from monitoring.state.admission import MAX_OTHERS
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.record_messages import FORM, encode, fields_of
 from tests.support.releases import make_live, release
@@ -209,13 +209,13 @@ def test_message_that_cannot_be_stored_is_dead_lettered_and_rest_are_kept(
 
 
 def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, monkeypatch):
-    b, added, add = started(), [], Store.add
+    b, added, add = started(), [], StateStore.add
 
     def count(store, predictions, *arguments, **known):
         added.append(predictions.num_rows)
         return add(store, predictions, *arguments, **known)
 
-    monkeypatch.setattr(Store, "add", count)
+    monkeypatch.setattr(StateStore, "add", count)
     monkeypatch.setattr(join, "DECODED_BYTES", 10 * FORM.row_bytes)
     b.tick(prediction("first", 1))
     narrow = RecordFormat(Features(numeric=("I1",), categorical=()))

@@ -116,4 +116,4 @@ def _read_frame(folder: Path) -> Any:
     return frame
 
 
-JUDGES: dict[str, Method] = {OURS: alarms_by_ours, TFDV: alarms_by_tfdv}
+METHODS: dict[str, Method] = {OURS: alarms_by_ours, TFDV: alarms_by_tfdv}
