@@ -46,9 +46,9 @@ from inference_client.timing import Timing
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-SHADOW_WAIT_SECONDS = 2.0
+_SHADOW_WAIT_SECONDS = 2.0
 """Seconds that a record waits for its shadow scores. After this time the record is logged without
 them. The caller does not wait."""
 
@@ -93,10 +93,10 @@ class Ranking:
     @property
     def positions(self) -> NDArray[np.int32]:
         """[k] positions in the list, from 1."""
-        return positions_of(len(self.scores))
+        return _positions_of(len(self.scores))
 
 
-def positions_of(count: int) -> NDArray[np.int32]:
+def _positions_of(count: int) -> NDArray[np.int32]:
     """Return [count] positions in a list, from 1."""
     return np.arange(1, count + 1, dtype=np.int32)
 
@@ -471,7 +471,7 @@ class RecommenderClient:
             dense=shown.dense,
             categorical=shown.categorical,
             scores=scored.scores[selection],
-            positions=None if ranked is None else positions_of(len(ranked)),
+            positions=None if ranked is None else _positions_of(len(ranked)),
             propensities=propensities,
             canary=scored.canary,
             recommender=self.recommender.name,
@@ -484,7 +484,7 @@ class RecommenderClient:
         async def add_with_shadow() -> None:
             complete = record
             try:
-                if (shadow := await shadow_of(scored, SHADOW_WAIT_SECONDS)) is not None:
+                if (shadow := await shadow_of(scored, _SHADOW_WAIT_SECONDS)) is not None:
                     version, scores = shadow.model_version, shadow.scores[selection]
                     complete = replace(record, shadow_version=version, shadow_scores=scores)
             except (
@@ -569,7 +569,7 @@ class SyncRecommenderClient:
 
         return self._call(tell())
 
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         if not self._thread.is_alive():
             coroutine.close()
             raise ContractError(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_RETRY_SECONDS = 30.0
+_MAX_RETRY_SECONDS = 30.0
 
 
 @exits_with_code
@@ -140,7 +140,7 @@ def _run_loop(
                 monitor.tick()
                 pause = tick_seconds
             except TemporaryError as error:
-                pause = min(max(2 * pause, tick_seconds), MAX_RETRY_SECONDS)
+                pause = min(max(2 * pause, tick_seconds), _MAX_RETRY_SECONDS)
                 exposition.record_failed_iteration(str(error))
                 logger.warning("iteration failed, next in %g s: %s", pause, error)
             stop.wait(pause)

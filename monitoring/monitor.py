@@ -58,7 +58,7 @@ from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.store_status import StoreWatcher
 
 
-class StoredEvaluator:
+class _StoredEvaluator:
     """An evaluator that continues where a killed predecessor stopped."""
 
     def __init__(
@@ -151,12 +151,12 @@ class StoredEvaluator:
         return newest
 
 
-STALE_SECONDS = 900.0
+_STALE_SECONDS = 900.0
 """Seconds without a new row after which the KPIs of a version are hidden, because its window is out
 of date."""
 
 
-class Measurements:
+class _Measurements:
     """KPIs and open-label estimates of one monitor."""
 
     def __init__(
@@ -248,7 +248,7 @@ class Measurements:
         """KPIs of the versions with a recent row."""
         now = self._clock()
         # The upper bound excludes measurements made while the clock was ahead.
-        lately = now - STALE_SECONDS, now + CLOCK_AHEAD_SECONDS
+        lately = now - _STALE_SECONDS, now + CLOCK_AHEAD_SECONDS
         return tuple(
             kpis for _, (at, kpis) in sorted(self._measured.items()) if lately[0] < at <= lately[1]
         )
@@ -256,9 +256,9 @@ class Measurements:
 
 logger = logging.getLogger(__name__)
 
-MATURE_REQUESTS = 10_000
+_MATURE_REQUESTS = 10_000
 """Maximum number of requests matured in one transaction."""
-FILE_PARTS = 8
+_FILE_PARTS = 8
 """Minimum number of parts in a full archive file. Rows of one part are written together."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
@@ -266,10 +266,10 @@ ORPHAN_SECONDS = 3600.0
 outcome is archived as late."""
 _LAST_MOMENT = 2e-6
 """Tolerance in seconds, above the rounding error of times that are compared in microseconds."""
-MAX_VERSIONS_SEEN = 1000
+_MAX_VERSIONS_SEEN = 1000
 """Number of highest model versions whose first prediction is remembered, so that it is reported
 once."""
-MAX_REASON_CHARACTERS = 400
+_MAX_REASON_CHARACTERS = 400
 """Maximum length of a dead letter's reason. The message itself is stored beside it."""
 TICK_PULLS = 20
 """Maximum number of full pulls in one iteration, so that the loop measures even under a flood of
@@ -329,7 +329,7 @@ class Monitor:
         self.windows = self._measurements.windows
         versions = store.read_document("versions") or {"seen": []}
         self._versions_seen: set[int] = set(versions["seen"])
-        self._evaluation = StoredEvaluator(
+        self._evaluation = _StoredEvaluator(
             settings.decisions,
             registry=settings.store,
             store=store,
@@ -393,8 +393,8 @@ class Monitor:
     def _report_set_apart(self, name: str, number: int, reason: str) -> None:
         self.journal.emit("set_apart", set_apart_text(name, number, reason), file=name, rows=number)
 
-    def _make_measurements(self) -> Measurements:
-        return Measurements(
+    def _make_measurements(self) -> _Measurements:
+        return _Measurements(
             self._evaluation_settings,
             conversion_window_seconds=self._records.conversion_window_seconds,
             store=self._store,
@@ -540,7 +540,7 @@ class Monitor:
         received = deliveries
         intake = read_records([delivery.payload for delivery in deliveries], self._rules, now=now)
         bad = [
-            (deliveries[place], str(error)[:MAX_REASON_CHARACTERS]) for place, error in intake.bad
+            (deliveries[place], str(error)[:_MAX_REASON_CHARACTERS]) for place, error in intake.bad
         ]
         left = [deliveries[place] for place in intake.left]
         unread = set(intake.left)
@@ -553,7 +553,7 @@ class Monitor:
         except ContractError as error:
             if len(deliveries) == 1:
                 self._store.add(None, [], [deliveries[0].message_id], now=now)
-                self._dead_letter([(deliveries[0], str(error)[:MAX_REASON_CHARACTERS])])
+                self._dead_letter([(deliveries[0], str(error)[:_MAX_REASON_CHARACTERS])])
                 return left
             # Store each half separately, so that one bad message does not block the others.
             for half in (deliveries[: len(deliveries) // 2], deliveries[len(deliveries) // 2 :]):
@@ -591,7 +591,7 @@ class Monitor:
             [reused_key(each.message_id, each.payload) for each, _ in reused], now=now
         )
         return [
-            (delivery, reuse_reason(request_id)[:MAX_REASON_CHARACTERS])
+            (delivery, reuse_reason(request_id)[:_MAX_REASON_CHARACTERS])
             for delivery, request_id in reused
         ]
 
@@ -621,7 +621,7 @@ class Monitor:
             self._store_versions()
 
     def _store_versions(self) -> None:
-        seen = sorted(self._versions_seen)[-MAX_VERSIONS_SEEN:]
+        seen = sorted(self._versions_seen)[-_MAX_VERSIONS_SEEN:]
         self._store.write_documents({"versions": {"seen": seen, **self._rules.versions.memory()}})
 
     # -- join
@@ -632,7 +632,7 @@ class Monitor:
             return
         window_seconds = self._evaluation_settings.attribution_window_seconds
         before = self._read_up_to - window_seconds
-        part_rows = max(self._records.archive_roll_rows // FILE_PARTS, 1)
+        part_rows = max(self._records.archive_roll_rows // _FILE_PARTS, 1)
         waiting = self._valid_waiting(before)
         while waiting is not None:
             clicks = self._store.clicks_on(waiting.numbers)
@@ -654,7 +654,7 @@ class Monitor:
         self._evaluation.decide(before)
 
     def _valid_waiting(self, before: float) -> Waiting | None:
-        return self._without_corrupt(lambda: self._store.waiting(before, MATURE_REQUESTS))
+        return self._without_corrupt(lambda: self._store.waiting(before, _MATURE_REQUESTS))
 
     def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
         """Return the result of `read`, after giving up each corrupt block that it reports."""

@@ -19,8 +19,8 @@ from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_reference
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-DIGESTS = REPOSITORY / "build" / "images.txt"
+_REPOSITORY = Path(__file__).resolve().parents[1]
+DIGESTS = _REPOSITORY / "build" / "images.txt"
 """File with one line per pushed image, by digest. Signatures use digests, because a tag may
 move."""
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = build_parser().parse_args(argv)
     names = _chosen_images(arguments.images)
-    revision = arguments.revision or git_revision(arguments.dirty)
+    revision = arguments.revision or _git_revision(arguments.dirty)
     tag = arguments.tag or revision
     if not _TAG.fullmatch(tag) or tag == "latest":
         raise ContractError(
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names
     ]
     if arguments.push:
-        commands += [(push_command(engine, name, references[name]), name) for name in names]
+        commands += [(_push_command(engine, name, references[name]), name) for name in names]
     if arguments.dry_run:
         print("\n".join(shlex.join(command) for command, _ in commands))
         return 0
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command, name in commands:
         _run_command(command, name)
     if arguments.push:
-        write_digests(engine, references, DIGESTS)
+        _write_digests(engine, references, DIGESTS)
     print("\n".join(references.values()))
     return 0
 
@@ -121,7 +121,7 @@ def build_command(
     return [*command, "."]
 
 
-def push_command(engine: str, name: str, reference: str) -> list[str]:
+def _push_command(engine: str, name: str, reference: str) -> list[str]:
     """Return the engine's command that pushes image `name`.
 
     Podman writes the registry's digest to `_digest_file`.
@@ -130,7 +130,7 @@ def push_command(engine: str, name: str, reference: str) -> list[str]:
     return [engine, "push", *noting, reference]
 
 
-def git_revision(dirty: bool) -> str:
+def _git_revision(dirty: bool) -> str:
     """Return the full SHA of the checked-out commit.
 
     It ends with `-dirty` if files differ from the commit and `dirty` allows that.
@@ -149,7 +149,7 @@ def git_revision(dirty: bool) -> str:
     return f"{revision}-dirty" if changed else revision
 
 
-def write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
+def _write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
     """Write the registry's digest of each pushed image, one `repository@sha256:...` per line.
 
     Podman compresses an image again for a push, so its `RepoDigests` are those of the local image.
@@ -164,7 +164,7 @@ def write_digests(engine: str, references: Mapping[str, str], path: Path) -> Non
             lines.append(f"{reference.rsplit(':', 1)[0]}@{_digest_file(name).read_text().strip()}")
             continue
         command = [engine, "image", "inspect", "--format", "{{json .RepoDigests}}", reference]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=_REPOSITORY)
         repository = reference.rsplit(":", 1)[0]
         known = json.loads(done.stdout.strip() or "[]") or [] if done.returncode == 0 else []
         digests = [digest for digest in known if digest.partition("@")[0] == repository]
@@ -192,7 +192,7 @@ def _chosen_images(names: Sequence[str]) -> list[str]:
 
 def _git(*words: str) -> str:
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=REPOSITORY)
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=_REPOSITORY)
     except FileNotFoundError as error:
         raise ContractError("git is not on PATH, expected --revision and --tag") from error
     if done.returncode:
@@ -203,7 +203,7 @@ def _git(*words: str) -> str:
 def _run_command(command: Sequence[str], name: str) -> None:
     print(shlex.join(command), flush=True)
     try:
-        code = subprocess.run(command, cwd=REPOSITORY).returncode
+        code = subprocess.run(command, cwd=_REPOSITORY).returncode
     except FileNotFoundError as error:
         raise PermanentError(f"{command[0]} is not on PATH") from error
     if code:

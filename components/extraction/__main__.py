@@ -13,8 +13,8 @@ from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import log_as_text
 
-STEP = "extraction"
-COUNTS = (
+_STEP = "extraction"
+_COUNTS = (
     *(
         "train_rows",
         "holdout_rows",
@@ -35,7 +35,7 @@ COUNTS = (
     ),
     "quarantined_files",
 )
-TIMES = ("first_event_time", "last_event_time", "last_learned_time")
+_TIMES = ("first_event_time", "last_event_time", "last_learned_time")
 """Fields of a `RawDataset` that the step's note contains: times, and numbers without the prefix
 `num_`."""
 
@@ -127,10 +127,10 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
     from evergreen.storage.uris import local_path
 
     store = local_path(arguments.store)
-    with noted(store, arguments.run, STEP) as note:
+    with noted(store, arguments.run, _STEP) as note:
         changes = parse_settings(arguments.settings)
         recommender = accepted(store, arguments.recommender).with_settings(changes)
-        settings = recommender.section(STEP, ExtractionSettings)
+        settings = recommender.section(_STEP, ExtractionSettings)
         baselines = find_baselines(
             store,
             parent=arguments.parent,
@@ -167,7 +167,7 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
                 attribution=settings.attribution,
                 newest=lake.newest,
             )
-            folder = work / arguments.run / STEP
+            folder = work / arguments.run / _STEP
             dataset = extract(
                 lake,
                 window,
@@ -188,8 +188,8 @@ def _facts(dataset: RawDataset, arguments: argparse.Namespace) -> dict[str, Any]
         "champion": dataset.champion_model_id,
         "window_start": arguments.window_start,
         "window_end": arguments.window_end,
-        **{name: getattr(dataset, f"num_{name}") for name in COUNTS},
-        **{name: getattr(dataset, name) for name in TIMES},
+        **{name: getattr(dataset, f"num_{name}") for name in _COUNTS},
+        **{name: getattr(dataset, name) for name in _TIMES},
     }
 
 

@@ -43,7 +43,7 @@ from evergreen.contracts.workflow import (
 )
 
 
-def stored_name(name: str) -> str:
+def _stored_name(name: str) -> str:
     """Return the name under which Categorify looks up a column.
 
     Categorify's own tables have the columns `order` and `labels`. A slash in the name avoids a
@@ -65,17 +65,17 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
         A missing value becomes padding in a list feature and the id of missing values elsewhere.
 
         Args:
-            vocabularies: Vocabulary file of each slot. `stored_name` names its category column.
+            vocabularies: Vocabulary file of each slot. `_stored_name` names its category column.
             features: The recommender's features.
             folder: Categorify's output folder.
         """
         super().__init__(
-            vocabs={stored_name(slot): path for slot, path in vocabularies.items()},
+            vocabs={_stored_name(slot): path for slot, path in vocabularies.items()},
             out_path=str(folder),
         )
         slots = [features.slots[number] for number in features.id_places.slots]
         self.storage_name = {
-            name: stored_name(slot) for name, slot in zip(features.id_names, slots)
+            name: _stored_name(slot) for name, slot in zip(features.id_names, slots)
         }
         owners = zip(features.id_names, features.id_features)
         self._absent = {
@@ -196,7 +196,7 @@ def _frame(rows: Any, features: Features) -> Any:
     Categories are float64, which is exact below 2^53, and null becomes NaN.
     """
     columns = {**dict(zip(rows.schema.names, rows.columns)), **place_columns(rows, features)}
-    types = read_types(features, weighted=WEIGHT in columns)
+    types = _read_types(features, weighted=WEIGHT in columns)
     return pd.DataFrame(
         {
             name: columns[name].to_numpy(zero_copy_only=False).astype(dtype)
@@ -205,7 +205,7 @@ def _frame(rows: Any, features: Features) -> Any:
     )
 
 
-def read_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
+def _read_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     """Return the column types of the frame to encode, in column order."""
     return {
         LABEL: "float32",
@@ -285,7 +285,7 @@ def _clipped(part: Any, options: NumericOptions) -> Any:
 
 def _input_schema(features: Features, *, weighted: bool) -> Any:
     """Return the input schema. Without one, NVTabular would read a partition to infer it."""
-    types = read_types(features, weighted=weighted)
+    types = _read_types(features, weighted=weighted)
     return Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in types.items()])
 
 
@@ -307,7 +307,7 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
         # in raw rows.
         listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
         frame = pd.DataFrame(
-            {stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed))
+            {_stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed))
         )
         paths[name] = str(folder / f"unique.{i}.parquet")
         pq.write_table(

@@ -24,9 +24,9 @@ from evergreen.runtime.kubeflow import (
 )
 from evergreen.runtime.plain_text import log_as_text
 
-VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
+_VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
 """Environment variable with the pipeline's parameters as JSON. Its `trigger_id` names the trial."""
-EXPERIMENT = "evergreen-search"
+_EXPERIMENT = "evergreen-search"
 """Experiment of the trials in KFP. This experiment differs from the monitor's, because the monitor
 starts no run while another run of its own experiment is active."""
 
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, required=True, help="folder of the model registry")
     arguments = parser.parse_args(argv)
     log_as_text("%(asctime)s %(name)s %(message)s")
-    parameters, server = json.loads(os.environ[VARIABLE]), KubeflowServer(arguments.host)
+    parameters, server = json.loads(os.environ[_VARIABLE]), KubeflowServer(arguments.host)
     trial = parameters["trigger_id"]
     pipeline_id = server.find_pipeline(PIPELINE_NAME)
     version = server.newest_version(pipeline_id) if pipeline_id else None
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"KFP at {arguments.host} has no pipeline {PIPELINE_NAME}, expected one of `submit "
             "--upload`"
         )
-    experiment = server.experiment_id(EXPERIMENT)
+    experiment = server.experiment_id(_EXPERIMENT)
     run_id = server.start_run(
         experiment, trial, source=version, parameters=parameters, service_account=SERVICE_ACCOUNT
     )

@@ -75,7 +75,7 @@ def best_of(evaluations: Sequence[TrialEvaluation]) -> int:
     """Return the number of the best trial.
 
     A later trial wins only if it is better by more than one standard error. The standard error is
-    computed over `time_blocks`. If it is undefined (see `grouped_deviation`), the earlier trial
+    computed over `_time_blocks`. If it is undefined (see `grouped_deviation`), the earlier trial
     wins.
 
     >>> first, second = (
@@ -89,20 +89,20 @@ def best_of(evaluations: Sequence[TrialEvaluation]) -> int:
         if not len(evaluation.row_losses):
             continue
         gains = evaluations[best].row_losses - evaluation.row_losses
-        deviation = grouped_deviation((gains, time_blocks(len(gains))))
+        deviation = grouped_deviation((gains, _time_blocks(len(gains))))
         if deviation and float(gains.mean()) > deviation.standard_error:
             best = number
     return best
 
 
-def time_blocks(num_rows: int) -> NDArray[np.int64]:
+def _time_blocks(num_rows: int) -> NDArray[np.int64]:
     """Return the number of each row's time block: 20 blocks of equal length, [num_rows].
 
     Rows must be in order of time. The rows of one request are adjacent and depend on each other.
     Encoded rows do not have a request id, but most requests are complete in one block. Blocks can
     therefore be treated as independent.
 
-    >>> time_blocks(40)[[0, 1, 2, 39]].tolist()
+    >>> _time_blocks(40)[[0, 1, 2, 39]].tolist()
     [0, 0, 1, 19]
     """
     numbers: NDArray[np.int64] = (

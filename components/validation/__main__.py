@@ -28,7 +28,7 @@ from evergreen.runtime.plain_text import log_as_text
 from evergreen.storage.references import keep
 from evergreen.storage.uris import local_path
 
-STEP = "validation"
+_STEP = "validation"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,8 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore", FutureWarning)
     store = local_path(arguments.store)
-    with noted(store, arguments.run, STEP) as note:
-        forget_report(store, arguments.run, STEP)
+    with noted(store, arguments.run, _STEP) as note:
+        forget_report(store, arguments.run, _STEP)
         report = _run_step(arguments, store)
         note.facts = {"decision": report.decision, **metric_values(report)}
         if notified := [
@@ -97,7 +97,9 @@ def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
     if blocking & UNLEARNABLE:
         return correct
     set_already = (
-        RawDataset.read(arguments.raw_dataset).recommender.section(STEP, ValidationSettings).actions
+        RawDataset.read(arguments.raw_dataset)
+        .recommender.section(_STEP, ValidationSettings)
+        .actions
     )
     actions = json.dumps(
         {**set_already, **dict.fromkeys(sorted(blocking), WARN)}, separators=(",", ":")
@@ -109,7 +111,7 @@ def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
 def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     # Check settings before TFDV is imported and before a row is read.
     raw = RawDataset.read(arguments.raw_dataset)
-    rules = raw.recommender.section(STEP, ValidationSettings)
+    rules = raw.recommender.section(_STEP, ValidationSettings)
     release = registry.champion(store, arguments.champion)
 
     from components.validation.round import Round, read_champion
@@ -120,7 +122,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     model = local_path(release.model_uri) if release else None
     for model_id in filter(None, {release.model_id if release else None, raw.parent_model_id}):
         registry.verified_part(registry.stored_model(store, model_id), Model.PARTS[-1])
-    folder = local_path(arguments.work) / arguments.run / STEP
+    folder = local_path(arguments.work) / arguments.run / _STEP
     validated = validate(
         Round(
             run=arguments.run,
@@ -149,7 +151,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     # The registry stores a copy of the report, because the folder for big files may be emptied
     # while people still read the report.
     document = local_path(report.json_uri).read_bytes()
-    keep_report(store, arguments.run, STEP, html=html.read_bytes(), document=document)
+    keep_report(store, arguments.run, _STEP, html=html.read_bytes(), document=document)
     return report
 
 

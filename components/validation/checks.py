@@ -36,7 +36,7 @@ from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
-CERTAIN_ROWS = 10
+_CERTAIN_ROWS = 10
 """Expected number of rows at which their absence is no longer attributed to chance (probability
 e^-10)."""
 
@@ -315,7 +315,7 @@ def _check_empty_column(
         )
     return find(
         rules,
-        "column_empty" if expected >= CERTAIN_ROWS else "column_empty_by_chance",
+        "column_empty" if expected >= _CERTAIN_ROWS else "column_empty_by_chance",
         name,
         text=text,
     )

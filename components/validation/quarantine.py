@@ -34,9 +34,9 @@ from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
-TRAIN, QUARANTINED = "train", "quarantine"
-REASON_COLUMN = "quarantine_reason"
-NUM_EXAMPLES = 3
+_TRAIN, _QUARANTINED = "train", "quarantine"
+_REASON_COLUMN = "quarantine_reason"
+_NUM_EXAMPLES = 3
 
 Reasons = dict[int, str]
 """Reasons by the position of a rejected row in its batch, ascending."""
@@ -83,9 +83,9 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
         )
         for reasons in batches:
             num_hits += len(reasons)
-            examples += list(reasons.values())[: NUM_EXAMPLES - len(examples)]
+            examples += list(reasons.values())[: _NUM_EXAMPLES - len(examples)]
     if not num_hits:
-        for name in (TRAIN, QUARANTINED):
+        for name in (_TRAIN, _QUARANTINED):
             shutil.rmtree(folder / name, ignore_errors=True)
         return ScreenedRows(dataset=raw, files=files)
     num_rows, num_gone = raw.num_train_rows, num_hits if action == QUARANTINE else 0
@@ -105,20 +105,20 @@ def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows
         text = f"{num_gone} of {num_rows} rows are quarantined, expected at most {limit:.2%}"
         findings += find(rules, "quarantined_share", DATASET, text=text)
     kept = quarantine_store.keep_quarantined(
-        round_.store, round_.run, folder / QUARANTINED, num_rows=num_gone
+        round_.store, round_.run, folder / _QUARANTINED, num_rows=num_gone
     )
     dataset = replace(
         raw,
-        train_uri=(round_.folder / TRAIN).as_uri(),
+        train_uri=(round_.folder / _TRAIN).as_uri(),
         num_train_rows=num_rows - num_gone,
         digest=hashlib.sha256(
-            f"{raw.digest}\n{sha256_tree(folder / TRAIN)}\n".encode()
+            f"{raw.digest}\n{sha256_tree(folder / _TRAIN)}\n".encode()
         ).hexdigest(),
         num_quarantined=num_gone,
         quarantine_uri=kept.as_uri(),
     )
     return ScreenedRows(
-        dataset=dataset, files=sorted((folder / TRAIN).iterdir()), findings=findings
+        dataset=dataset, files=sorted((folder / _TRAIN).iterdir()), findings=findings
     )
 
 
@@ -127,12 +127,12 @@ def _split_file(
 ) -> Iterator[Reasons]:
     """Write valid rows below `train`, and rejected rows with their reasons below `quarantine`."""
     schema = pq.read_schema(path)
-    with_reason = schema.append(pa.field(REASON_COLUMN, pa.string()))
-    for name in (TRAIN, QUARANTINED):
+    with_reason = schema.append(pa.field(_REASON_COLUMN, pa.string()))
+    for name in (_TRAIN, _QUARANTINED):
         (folder / name).mkdir(exist_ok=True)
     with (
-        parquet_writer(folder / TRAIN / path.name, schema) as to_rest,
-        parquet_writer(folder / QUARANTINED / path.name, with_reason) as to_gone,
+        parquet_writer(folder / _TRAIN / path.name, schema) as to_rest,
+        parquet_writer(folder / _QUARANTINED / path.name, with_reason) as to_gone,
     ):
         for batch in read_all_columns(path):
             gone = find(batch)

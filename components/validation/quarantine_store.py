@@ -24,7 +24,7 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import show
 from evergreen.storage.uris import typed_folder
 
-MANIFEST = "quarantine.json"
+_MANIFEST = "quarantine.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ def quarantine_folder(store: Path) -> Path:
     return store / "quarantine"
 
 
-def rows_folder(store: Path, run: str) -> Path:
+def _rows_folder(store: Path, run: str) -> Path:
     """Return the folder of the rows that `run` quarantined."""
     return quarantine_folder(store) / "runs" / run_folder(store, run).name / "rows"
 
@@ -51,27 +51,27 @@ def keep_quarantined(store: Path, run: str, rows: Path, *, num_rows: int) -> Pat
 
     Files of an earlier try of the run are replaced.
     """
-    final = rows_folder(store, run)
+    final = _rows_folder(store, run)
     kept = QuarantinedRun(run=run, time=datetime.now(timezone.utc).isoformat(), num_rows=num_rows)
     with whole_directory(final.parent, replace=True) as folder:
         shutil.copytree(rows, folder / final.name)
-        (folder / MANIFEST).write_text(json.dumps(asdict(kept), indent=2) + "\n", encoding="utf-8")
+        (folder / _MANIFEST).write_text(json.dumps(asdict(kept), indent=2) + "\n", encoding="utf-8")
     return final
 
 
 def forget_quarantined(store: Path, run: str) -> None:
     """Remove the rows that an earlier try of `run` quarantined."""
-    shutil.rmtree(rows_folder(store, run).parent, ignore_errors=True)
+    shutil.rmtree(_rows_folder(store, run).parent, ignore_errors=True)
 
 
-def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
+def _read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
     """Return the quarantined rows of every run, oldest first.
 
     Raises:
         ContractError: A manifest cannot be read.
     """
     found = []
-    for path in (quarantine_folder(store) / "runs").glob(f"[!.]*/{MANIFEST}"):
+    for path in (quarantine_folder(store) / "runs").glob(f"[!.]*/{_MANIFEST}"):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             found.append(
@@ -101,12 +101,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
-    runs = read_quarantined_runs(store)
+    runs = _read_quarantined_runs(store)
     if arguments.json:
         print(json.dumps([asdict(kept) for kept in runs]))
         return ExitCode.DONE
     for kept in runs:
-        show(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {rows_folder(store, kept.run)}")
+        show(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {_rows_folder(store, kept.run)}")
     print(f"{sum(kept.num_rows for kept in runs)} rows of {len(runs)} runs are quarantined")
     return ExitCode.DONE
 

@@ -59,12 +59,12 @@ from evergreen.statistics.column_profile import (
 
 logger = logging.getLogger(__name__)
 
-KIND, FORMAT_VERSION = "ValidationReportDocument", 1
-SCHEMA_FILE, PROPOSAL_FILE = "schema.pbtxt", "proposed_schema.pbtxt"
-STATISTICS_FILE, REFERENCE_FILE, WINDOWS_FILE = "statistics.pb", "reference.npz", "windows.npz"
-HTML_FILE, JSON_FILE = "report.html", "report.json"
-Bar = dict[str, Any]
-SHOWN_VALUES = 12
+_KIND, _FORMAT_VERSION = "ValidationReportDocument", 1
+_SCHEMA_FILE, _PROPOSAL_FILE = "schema.pbtxt", "proposed_schema.pbtxt"
+_STATISTICS_FILE, _REFERENCE_FILE, _WINDOWS_FILE = "statistics.pb", "reference.npz", "windows.npz"
+_HTML_FILE, _JSON_FILE = "report.html", "report.json"
+_Bar = dict[str, Any]
+_SHOWN_VALUES = 12
 """Maximum number of categories with a bar. The most frequent categories of either side get a
 bar."""
 
@@ -89,10 +89,10 @@ def validate(round_: Round) -> Validated:
         _write_measured(round_, measured, folder)
         report = make_report(round_, measured, check(measured, round_.rules))
         document = make_document(round_, measured, report)
-        (folder / JSON_FILE).write_text(
+        (folder / _JSON_FILE).write_text(
             json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8"
         )
-        (folder / HTML_FILE).write_text(draw_page(document), encoding="utf-8")
+        (folder / _HTML_FILE).write_text(draw_page(document), encoding="utf-8")
     logger.info("decision %s: %d findings", report.decision, len(report.findings))
     return Validated(report, measured.rows.dataset)
 
@@ -105,16 +105,16 @@ def _write_measured(round_: Round, measured: Measured, folder: Path) -> None:
         if in_force and is_in_force
         else format_schema(measured.schema).encode()
     )
-    (folder / SCHEMA_FILE).write_bytes(content)
+    (folder / _SCHEMA_FILE).write_bytes(content)
     if measured.proposal is not None:
-        (folder / PROPOSAL_FILE).write_text(format_schema(measured.proposal), encoding="utf-8")
-    (folder / STATISTICS_FILE).write_bytes(
+        (folder / _PROPOSAL_FILE).write_text(format_schema(measured.proposal), encoding="utf-8")
+    (folder / _STATISTICS_FILE).write_bytes(
         measured.statistics.SerializeToString(deterministic=True)
     )
-    measured.counter.reference().write(folder / REFERENCE_FILE)
+    measured.counter.reference().write(folder / _REFERENCE_FILE)
     if measured.window.rows:
         line = read_windows(round_.parent / Model.WINDOWS) if round_.parent else KeptWindows(())
-        line.followed_by(measured.window).write(folder / WINDOWS_FILE)
+        line.followed_by(measured.window).write(folder / _WINDOWS_FILE)
 
 
 def make_report(round_: Round, measured: Measured, findings: Sequence[Finding]) -> ValidationReport:
@@ -138,16 +138,16 @@ def make_report(round_: Round, measured: Measured, findings: Sequence[Finding]) 
         decision=decide(findings),
         reasons=[finding.description for finding in findings if finding.severity in (BLOCK, WARN)],
         num_rows=num_rows(measured.statistics),
-        statistics_uri=uri(STATISTICS_FILE),
-        schema_uri=uri(SCHEMA_FILE),
-        report_uri=uri(HTML_FILE),
-        json_uri=uri(JSON_FILE),
+        statistics_uri=uri(_STATISTICS_FILE),
+        schema_uri=uri(_SCHEMA_FILE),
+        report_uri=uri(_HTML_FILE),
+        json_uri=uri(_JSON_FILE),
         parent_statistics_uri=(round_.champion.folder / Model.STATISTICS).as_uri()
         if round_.champion
         else None,
         raw_digest=measured.rows.dataset.digest,
-        reference_uri=uri(REFERENCE_FILE),
-        windows_uri=uri(WINDOWS_FILE) if measured.window.rows else None,
+        reference_uri=uri(_REFERENCE_FILE),
+        windows_uri=uri(_WINDOWS_FILE) if measured.window.rows else None,
         **json.loads(json.dumps(plain, allow_nan=False)),
     )
 
@@ -163,8 +163,8 @@ def make_document(round_: Round, measured: Measured, report: ValidationReport) -
         compare_schemas(measured.schema, measured.proposal) if measured.proposal is not None else {}
     )
     return {
-        "kind": KIND,
-        "format_version": FORMAT_VERSION,
+        "kind": _KIND,
+        "format_version": _FORMAT_VERSION,
         "run": round_.run,
         "decision": report.decision,
         "num_rows": report.num_rows,
@@ -232,7 +232,7 @@ def _describe_column(
     }
 
 
-def _label_bars(now: TableProfile, before: TableProfile | None) -> list[Bar]:
+def _label_bars(now: TableProfile, before: TableProfile | None) -> list[_Bar]:
     if not now.rows:
         return []
     shares = [window.clicks.rows / window.rows for window in (now, before) if window is not None]
@@ -241,14 +241,14 @@ def _label_bars(now: TableProfile, before: TableProfile | None) -> list[Bar]:
 
 def _feature_bars(
     now: ColumnProfile, before: ColumnProfile | None, text_of: Callable[[int], str | None]
-) -> list[Bar]:
+) -> list[_Bar]:
     """Return bars of the most frequent categories, or of the buckets of a numeric column.
 
     Empty buckets at both ends are left out.
     """
     sides = [now] if before is None else [now, before]
     if listed := [(side.values, side.sums) for side in sides if side.values is not None]:
-        cells = np.unique(np.concatenate([values[:SHOWN_VALUES] for values, _ in listed]))
+        cells = np.unique(np.concatenate([values[:_SHOWN_VALUES] for values, _ in listed]))
         counts, labels = (
             [find_sums(cells, *each)[:, 0] for each in listed],
             [text_of(int(value)) for value in cells],
@@ -260,7 +260,7 @@ def _feature_bars(
         )
     shares = np.stack([rows / (side.present or 1) for rows, side in zip(counts, sides)])
     if listed:
-        chosen = np.argsort(-shares.max(axis=0), kind="stable")[:SHOWN_VALUES]
+        chosen = np.argsort(-shares.max(axis=0), kind="stable")[:_SHOWN_VALUES]
     else:
         filled = np.flatnonzero(shares.any(axis=0))
         chosen = np.arange(filled[0], filled[-1] + 1) if len(filled) else filled
@@ -277,5 +277,5 @@ def _bucket_label(bucket: int) -> str:
     return f"{first}" if first == last else f"{low:.4g} to {high:.4g}"
 
 
-def _bar(label: str, now: float, before: float | None = None) -> Bar:
+def _bar(label: str, now: float, before: float | None = None) -> _Bar:
     return {"label": label, "now": now, "before": before}

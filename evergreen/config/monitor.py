@@ -11,10 +11,10 @@ from evergreen.config.release import BakingSettings
 from evergreen.config.spec import Recommender
 from evergreen.runtime.errors import ContractError, expect
 
-MAX_GRACE_BUCKETS = 8
+_MAX_GRACE_BUCKETS = 8
 """Limit of the grace period. At this limit ten buckets of three versions are open at a time, which
 is the most that the drift watch holds."""
-MIN_DECIDE_SECONDS = 0.001
+_MIN_DECIDE_SECONDS = 0.001
 POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 """Names of the policies in `monitoring.policies.policies`, in the same order."""
 
@@ -44,8 +44,8 @@ class EvaluationSettings:
             "attribution_window_seconds",
             "drift_grace_seconds",
         )
-        rule = f"at least {MIN_DECIDE_SECONDS}"
-        expect(self, rule, lambda value: value >= MIN_DECIDE_SECONDS, "decide_seconds")
+        rule = f"at least {_MIN_DECIDE_SECONDS}"
+        expect(self, rule, lambda value: value >= _MIN_DECIDE_SECONDS, "decide_seconds")
 
 
 def policy_names(text: str) -> list[str]:
@@ -238,9 +238,9 @@ class DecisionSettings:
             needed = f"{fewest}: min_clicks clicks and as many rows without one"
             raise ContractError(f"window_rows is {window_rows}, expected at least {needed}")
         grace, bucket = self.evaluation.drift_grace_seconds, self.drift.drift_bucket_seconds
-        if bucket and grace > MAX_GRACE_BUCKETS * bucket:
+        if bucket and grace > _MAX_GRACE_BUCKETS * bucket:
             raise ContractError(
-                f"drift_grace_seconds is {grace}, expected at most {MAX_GRACE_BUCKETS} times "
+                f"drift_grace_seconds is {grace}, expected at most {_MAX_GRACE_BUCKETS} times "
                 "drift_bucket_seconds, "
                 f"which is {bucket}"
             )

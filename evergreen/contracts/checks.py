@@ -95,9 +95,9 @@ def sentence(check: Check) -> str:
     >>> sentence(Check(name="AUC", value=0.5, low=0.4, high=0.6, limit=0.7, result="fail"))
     'AUC 0.5000 [0.4000, 0.6000], at least 0.7: fail'
     """
-    text = check.name if check.value is None else f"{check.name} {number_text(check)}"
+    text = check.name if check.value is None else f"{check.name} {_number_text(check)}"
     if check.interval:
-        low, high = (number_text(check, end) for end in check.interval)
+        low, high = (_number_text(check, end) for end in check.interval)
         text += f" [{low}, {high}]"
     text += f", {check.limit_text}" if check.limit_text else ""
     return f"{text}: {check.result}" + (f". {check.detail}" if check.detail else "")
@@ -123,7 +123,7 @@ def metrics(checks: Iterable[Check]) -> dict[str, float]:
     return {name: each for name, each in found.items() if each is not None and math.isfinite(each)}
 
 
-def number_text(check: Check, value: float | None = None) -> str:
+def _number_text(check: Check, value: float | None = None) -> str:
     """Return a number of the check as text: by default its value."""
     shown = check.value if value is None else value
     if shown is None:
@@ -140,10 +140,10 @@ def _estimate(check: Check, first: str) -> str:
     interval.
     """
     if check.is_difference and check.name != first and check.name.startswith(f"{first} "):
-        return f"{number_text(check)} {check.name.removeprefix(first).strip()}"
+        return f"{_number_text(check)} {check.name.removeprefix(first).strip()}"
     assert check.interval
-    low, high = (number_text(check, end) for end in check.interval)
-    return f"{check.name} {number_text(check)} [{low}, {high}]"
+    low, high = (_number_text(check, end) for end in check.interval)
+    return f"{check.name} {_number_text(check)} [{low}, {high}]"
 
 
 def _named(check: Check, shown: Sequence[Check]) -> str:
@@ -154,5 +154,5 @@ def _named(check: Check, shown: Sequence[Check]) -> str:
     """
     if check.value is None and check.detail:
         return f"{check.name} ({check.detail})"
-    value = "" if check.value is None or check in shown else f" {number_text(check)}"
+    value = "" if check.value is None or check in shown else f" {_number_text(check)}"
     return f"{check.name}{value}" + (f" ({check.limit_text})" if check.limit_text else "")

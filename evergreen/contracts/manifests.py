@@ -21,7 +21,7 @@ _CHECKSUM = "crc32"
 """Key of a document's checksum. The checksum is optional, because a person may write a document by
 hand."""
 M = TypeVar("M", bound="Manifest")
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +130,7 @@ def _crc32(document: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
-def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
+def _from_fields(kind: type[_T], values: dict[str, Any], *, source: str) -> _T:
     """Return the dataclass `kind` with these values, converting nested objects to dataclasses."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = {f.name for f in fields}

@@ -18,7 +18,7 @@ Z_95 = 1.959963984540054
 MIN_DEGREES = 3
 """Minimum degrees of freedom of an interval. With only 2, the standard error itself may be wrong by
 a large factor."""
-ECE_BINS = 15
+_ECE_BINS = 15
 _NO_RATE = 1e-12
 """Tolerance for recognising click rates of 0 and 1, because weights are rounded."""
 
@@ -339,7 +339,7 @@ def calibration(
 
 
 def expected_calibration_error(
-    labels: ArrayLike, scores: ArrayLike, *, bins: int = ECE_BINS
+    labels: ArrayLike, scores: ArrayLike, *, bins: int = _ECE_BINS
 ) -> float | None:
     """Return the mean distance of predicted and observed click rate over bins of equal mass.
 

@@ -40,7 +40,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     It is twice the smaller of two p-values. The first is Pearson's chi-square over all cells, which
     detects many small changes. The second is `proportion` of the cell that changed most, times the
     number of cells, which detects one change among many cells. Before that, neighbouring cells are
-    merged (`taken_together`).
+    merged (`_taken_together`).
 
     If the cells have different design effects, the chi-square is divided by their mean. Its degrees
     of freedom are reduced according to their variation (Rao and Scott's second-order correction, by
@@ -57,7 +57,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
         return None
-    a, b, designs = taken_together(now, before, design)
+    a, b, designs = _taken_together(now, before, design)
     if len(a) < 2:
         return 1.0
     mean, spread = mean_design(a + b, designs)
@@ -68,7 +68,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     return min(1.0, 2 * min(overall, one * len(a)))
 
 
-def taken_together(
+def _taken_together(
     now: Counts, before: Counts, design: float | Floats
 ) -> tuple[Counts, Counts, Floats]:
     """Return both samples' rows and the design effects after merging neighbouring cells, each [g].
@@ -342,7 +342,7 @@ def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | 
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
         return None
-    a, b, designs = taken_together(now, before, design)
+    a, b, designs = _taken_together(now, before, design)
     if len(a) < 2:
         return Effect(0.0, 0.0, 0.0)
     one = mean_design(a + b, designs)[0] * (1 / n + 1 / m) / _BITS

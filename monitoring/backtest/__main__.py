@@ -31,7 +31,7 @@ from monitoring.policies.evaluation import no_baseline
 from monitoring.released_models import ReleasedModels
 from monitoring.state.rules_file import read_rules
 
-FEW_POINTS = 20
+_FEW_POINTS = 20
 """Minimum number of decision points. With fewer, the command warns that the result is
 unreliable."""
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         backtests.append(
             backtest(points, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at)
         )
-    if (fewest := min(each.decision_points for each in backtests)) < FEW_POINTS:
+    if (fewest := min(each.decision_points for each in backtests)) < _FEW_POINTS:
         said = (
             f"labels wait {settings.evaluation.attribution_window_seconds:g} s, points "
             f"{settings.evaluation.decide_seconds:g} s"
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             else "; --state uses the settings of the monitor that recorded them"
         )
         print(
-            f"only {fewest} decision points, expected {FEW_POINTS} or more to compare policies: "
+            f"only {fewest} decision points, expected {_FEW_POINTS} or more to compare policies: "
             f"{said}{hint}",
             file=sys.stderr,
         )

@@ -69,7 +69,7 @@ class Span(NamedTuple):
     """Exclusive."""
 
 
-WHOLE = Span()
+_WHOLE = Span()
 
 
 def parse_time(text: str) -> float:
@@ -88,7 +88,7 @@ def parse_time(text: str) -> float:
 
 def read_requests(
     archive: Objects,
-    span: Span = WHOLE,
+    span: Span = _WHOLE,
     *,
     features: Features | None = None,
     user: str | None = None,
@@ -112,7 +112,7 @@ def read_requests(
 
 def read_days(
     archive: Objects,
-    span: Span = WHOLE,
+    span: Span = _WHOLE,
     *,
     features: Features | None = None,
     user: str | None = None,

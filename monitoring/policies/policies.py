@@ -33,7 +33,7 @@ from monitoring.policies.policy import (
     named,
 )
 
-NAMED_COLUMNS = 5
+_NAMED_COLUMNS = 5
 """Maximum number of columns that a reason names, worst first."""
 
 
@@ -289,9 +289,9 @@ class DataDriftPolicy(_ConfiguredPolicy):
         if last.drifted:
             worst = (
                 f"{column} {last.distances[column]:.3f}" if column in last.distances else column
-                for column in last.drifted[:NAMED_COLUMNS]
+                for column in last.drifted[:_NAMED_COLUMNS]
             )
-            text += f" ({', '.join(worst)}{', ...' if len(last.drifted) > NAMED_COLUMNS else ''})"
+            text += f" ({', '.join(worst)}{', ...' if len(last.drifted) > _NAMED_COLUMNS else ''})"
         text += f", model version {last.version}" + (
             "" if last.version == version else f"; version {version} serves"
         )

@@ -30,12 +30,12 @@ from monitoring.state.database import Database, read_memory
 if TYPE_CHECKING:
     from monitoring.state.archive import Archive
 
-TRIGGERS = ("none", "local", "kubeflow")
-NOTIFY_LIMITS = "rate_limits.notify"
+_TRIGGERS = ("none", "local", "kubeflow")
+_NOTIFY_LIMITS = "rate_limits.notify"
 """Document with the rate limits of notifications that replace a run."""
-REPORTED = "reported"
+_REPORTED = "reported"
 """Document with the action of the drift that was last reported. Empty after the drift ended."""
-LOG_DOWN_SECONDS = 60.0
+_LOG_DOWN_SECONDS = 60.0
 """Seconds without the event log before the outage is reported. A restart of a broker takes less
 time."""
 
@@ -55,7 +55,7 @@ class ActionSettings:
     notifications: NotificationSettings = NotificationSettings()
 
     def __post_init__(self) -> None:
-        expect(self, f"one of {', '.join(TRIGGERS)}", lambda value: value in TRIGGERS, "trigger")
+        expect(self, f"one of {', '.join(_TRIGGERS)}", lambda value: value in _TRIGGERS, "trigger")
         expect(self, "at least 0", lambda value: value >= 0, "upload_wait_seconds")
         if self.trigger == "local" and not self.run_command.strip():
             raise ContractError(
@@ -157,7 +157,7 @@ class DecisionHandler:
             documents, outbox, settings.notifications, recommender=recommender, clock=clock
         )
         journal.listener = self.notifier.on_event
-        self._reported = str((documents.read_document(REPORTED) or {"action": ""})["action"])
+        self._reported = str((documents.read_document(_REPORTED) or {"action": ""})["action"])
         self._log_down_since: float | None = None
         if not self._reported and self._is_idle:
             # If a predecessor was killed between the event and its record, nothing else would close
@@ -242,14 +242,14 @@ class DecisionHandler:
 
     def _notify(self, decision: Decision, now: float) -> None:
         """Notify people instead of a run, within the rate limits of runs."""
-        memory = read_memory(self._documents, NOTIFY_LIMITS, RunMemory)
+        memory = read_memory(self._documents, _NOTIFY_LIMITS, RunMemory)
         if apply_limits(decision, memory, self._limits, now=now).action is Action.HELD:
             return
         self._journal.emit("decision", decision.reason, policy=decision.policy, **decision.numbers)
         memory = rate_limit.requested(memory, now=now)
         memory = rate_limit.ended(memory, "notified", self._limits, now=now)
         self._documents.write_documents(
-            {NOTIFY_LIMITS: dataclasses.asdict(memory)}, {"request_notified": 1}
+            {_NOTIFY_LIMITS: dataclasses.asdict(memory)}, {"request_notified": 1}
         )
 
     def _report_drift(self, decision: Decision) -> None:
@@ -272,7 +272,7 @@ class DecisionHandler:
             )
             reported = ""
         if reported != self._reported:
-            self._documents.write_documents({REPORTED: {"action": reported}})
+            self._documents.write_documents({_REPORTED: {"action": reported}})
             self._reported = reported
 
     def _report_log(self, problem: str | None, now: float) -> None:
@@ -285,5 +285,5 @@ class DecisionHandler:
         elif self._log_down_since is None:
             self._log_down_since = now
         # After a clock was set back, report too early rather than never.
-        elif abs(now - self._log_down_since) >= LOG_DOWN_SECONDS and not is_reported:
+        elif abs(now - self._log_down_since) >= _LOG_DOWN_SECONDS and not is_reported:
             self._journal.emit("log_down", problem)

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 VERSION = 9
 """Schema version, stored as SQLite's `user_version`. A state folder with another version is
 rejected and must be drained by the monitor that wrote it."""
-PAGE_BYTES = 16_384
+_PAGE_BYTES = 16_384
 """Page size of new files. With SQLite's default of 4 kB a block becomes a chain of thousands of
 pages, and requests of 64 rows take 28 % more processor time."""
 
@@ -171,7 +171,7 @@ class Database:
                 self._path, isolation_level=None, check_same_thread=False
             )
             try:
-                self._connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
+                self._connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self._prepare_tables()

@@ -8,7 +8,7 @@ from evergreen.config.reader import flat_values, make_settings
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, TemporaryError
 
-RULES_FILE = "rules.json"
+_RULES_FILE = "rules.json"
 
 
 def write_rules(state: Path, settings: DecisionSettings) -> None:
@@ -18,7 +18,7 @@ def write_rules(state: Path, settings: DecisionSettings) -> None:
         TemporaryError: The file cannot be written.
     """
     try:
-        write_whole(state / RULES_FILE, json.dumps(flat_values(settings), indent=2) + "\n")
+        write_whole(state / _RULES_FILE, json.dumps(flat_values(settings), indent=2) + "\n")
     except OSError as error:
         raise TemporaryError(f"the settings cannot be written: {error}") from error
 
@@ -29,7 +29,7 @@ def read_rules(state: Path) -> DecisionSettings:
     Raises:
         ContractError: The file is missing or was written by another version.
     """
-    path = state / RULES_FILE
+    path = state / _RULES_FILE
     try:
         return make_settings(DecisionSettings, **json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError, ContractError) as error:

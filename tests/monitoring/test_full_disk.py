@@ -70,7 +70,7 @@ def test_lines_that_full_disk_refuses_are_written_once_there_is_room(tmp_path, m
 
 def test_more_lines_than_wait_in_memory_are_counted(started, monkeypatch):
     b = started()
-    monkeypatch.setattr(monitoring.journal, "MAX_WAITING_LINES", 10)
+    monkeypatch.setattr(monitoring.journal, "_MAX_WAITING_LINES", 10)
 
     def refuse(path, line: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

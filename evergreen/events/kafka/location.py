@@ -16,8 +16,8 @@ from confluent_kafka import KafkaError, KafkaException
 from evergreen.events.urls import LogUrl
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError, expect
 
-DEFAULT_GROUP = "evergreen-monitor"
-DEFAULT_LEASE_SECONDS = 45.0
+_DEFAULT_GROUP = "evergreen-monitor"
+_DEFAULT_LEASE_SECONDS = 45.0
 """Kafka's default session timeout. Brokers refuse less than 6 s by default."""
 DEAD_LETTER_ENDING = ".dead-letters"
 MAX_SENT_BYTES = 1_040_000
@@ -52,12 +52,12 @@ _PERMANENT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class KafkaOptions:
+class _KafkaOptions:
     """Options of the URL of a Kafka log."""
 
-    group: str = DEFAULT_GROUP
+    group: str = _DEFAULT_GROUP
     """The consumer group."""
-    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    lease_seconds: float = _DEFAULT_LEASE_SECONDS
     """See `KafkaLocation`."""
     config: Path | None = None
     """File of `name=value` lines with librdkafka's settings, where credentials belong."""
@@ -74,8 +74,8 @@ class KafkaLocation:
     brokers: str
     """Comma-separated host:port addresses."""
     topic: str
-    group: str = DEFAULT_GROUP
-    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    group: str = _DEFAULT_GROUP
+    lease_seconds: float = _DEFAULT_LEASE_SECONDS
     """Seconds that a killed reader retains its partitions, and that a running reader retains an
     unacknowledged message."""
     delivery_seconds: float = 10.0
@@ -87,12 +87,12 @@ class KafkaLocation:
     def parse(cls, url: LogUrl) -> "KafkaLocation":
         """Return the location of `url`, which has the form `kafka://host:port[,host:port]/topic`.
 
-        Its options are those of `KafkaOptions`.
+        Its options are those of `_KafkaOptions`.
 
         Raises:
             ContractError: no broker, no topic, an unknown option, or an unreadable file.
         """
-        options = url.settings(KafkaOptions)
+        options = url.settings(_KafkaOptions)
         if "@" in url.authority:
             raise url.refuse("expected credentials in the file that the option config names")
         if not url.authority or not all(

@@ -1,7 +1,7 @@
 """URL of a Pub/Sub log, and its two sides: `pubsub://project/topic?subscription=name`.
 
 The publisher needs only the topic. The monitor needs only the subscription (by default
-`<topic>-monitor`) and `<subscription>-dead-letters`. The options are those of `PubsubOptions`. On
+`<topic>-monitor`) and `<subscription>-dead-letters`. The options are those of `_PubsubOptions`. On
 Google's emulator missing topics and subscriptions are created.
 """
 
@@ -24,7 +24,7 @@ from evergreen.runtime.errors import expect
 
 
 @dataclass(frozen=True, kw_only=True)
-class PubsubOptions:
+class _PubsubOptions:
     """Options of the URL of a Pub/Sub log."""
 
     subscription: str | None = None
@@ -79,7 +79,7 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
 def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings]:
     """Return the topic and subscription that the URL names, and the settings of the reader."""
     expected = "expected pubsub://<project>/<topic>[?subscription=<name>]"
-    options = url.settings(PubsubOptions)
+    options = url.settings(_PubsubOptions)
     names = Names(
         url.authority,
         url.path,

@@ -135,7 +135,7 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
 
     Returns the manifest and all files by name.
     """
-    monkeypatch.setattr(extract_module, "LOT_ROWS", 150)
+    monkeypatch.setattr(extract_module, "_LOT_ROWS", 150)
     table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400, request_rows=7)
     label = pa.array(
         [None if n in (5, 705) else v for n, v in enumerate(table[raw_rows.LABEL].to_pylist())],

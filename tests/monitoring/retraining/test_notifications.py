@@ -230,7 +230,7 @@ def test_message_that_server_refuses_is_dropped_and_next_goes_out(server, outbox
 
 
 def test_room_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
-    monkeypatch.setattr(notifications, "MAX_WAITING", 3)
+    monkeypatch.setattr(notifications, "_MAX_WAITING", 3)
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
     box = outbox(kept)

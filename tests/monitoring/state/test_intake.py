@@ -216,7 +216,7 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
         return add(store, predictions, *arguments, **known)
 
     monkeypatch.setattr(StateStore, "add", count)
-    monkeypatch.setattr(join, "DECODED_BYTES", 10 * FORM.row_bytes)
+    monkeypatch.setattr(join, "_DECODED_BYTES", 10 * FORM.row_bytes)
     b.tick(prediction("first", 1))
     narrow = RecordFormat(Features(numeric=("I1",), categorical=()))
     for number, rows in enumerate((4, 4, 4, 30, 1)):
@@ -301,7 +301,7 @@ def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench)
 
 
 def test_ids_of_dead_letters_are_few_short_and_forgotten_in_time(started, monkeypatch):
-    monkeypatch.setattr(store_module, "MAX_DEAD_LETTERS", 20)
+    monkeypatch.setattr(store_module, "_MAX_DEAD_LETTERS", 20)
     b = started(keep_ids_seconds=1000.0)
 
     def kept() -> list[str]:

@@ -78,7 +78,7 @@ def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
 
     Clicks that wait in the log must still count.
     """
-    monkeypatch.setattr(monitoring.monitor, "MATURE_REQUESTS", 7)
+    monkeypatch.setattr(monitoring.monitor, "_MATURE_REQUESTS", 7)
     b = bench(pull_messages=2)
     publish(
         b.log, *[prediction(f"r{i}", 1) for i in range(50)], clicks("o", [("r0", 0, START + 1)])
