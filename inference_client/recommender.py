@@ -9,6 +9,7 @@ thread. `scoring` and `routing` score the rows, and `publisher` publishes the re
 import asyncio
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -38,7 +39,6 @@ from inference_client.publisher import (
     Unpublished,
     check_id,
 )
-from inference_client.request_ids import RequestIds
 from inference_client.routing import PlannedClient, open_scorer
 from inference_client.rows import FeatureRows, RowsByName, feature_rows
 from inference_client.scoring import ClientSettings, KeyedScorer, Scored, ScoringClient, shadow_of
@@ -51,6 +51,40 @@ _T = TypeVar("_T")
 _SHADOW_WAIT_SECONDS = 2.0
 """Seconds that a record waits for its shadow scores. After this time the record is logged without
 them. The caller does not wait."""
+_REMEMBERED_IDS = 100_000
+"""Number of newest request ids that a client remembers. They take about 25 MB. The monitor detects
+later duplicates and duplicates of other clients (`records_total{outcome="reused_id"}`)."""
+
+
+class RequestIds:
+    """Request ids that this client has logged recently. Use it in one event loop.
+
+    The event log joins clicks to rows by request id. If two requests had the same id, a click on
+    the second request would be attributed to the first request.
+    """
+
+    def __init__(self, remembered: int = _REMEMBERED_IDS) -> None:
+        self._remembered = remembered
+        self._taken: OrderedDict[str, None] = OrderedDict()
+
+    def take(self, request_id: str) -> None:
+        """Reserve the id for a request that will be logged.
+
+        Raises:
+            ContractError: a recent request has the same id.
+        """
+        if request_id in self._taken:
+            raise ContractError(
+                f"request_id {request_id!r} was used by an earlier request of this client, "
+                "expected a new one for each request, because clicks are joined by it"
+            )
+        self._taken[request_id] = None
+        if len(self._taken) > self._remembered:
+            self._taken.popitem(last=False)
+
+    def give_back(self, request_id: str) -> None:
+        """Release the id of a request that failed and was not logged."""
+        self._taken.pop(request_id, None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -145,7 +145,7 @@ def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """Return the lowest and highest true share that is consistent with an observed share.
 
     The interval is Clopper and Pearson's exact one. The confidence level is that of
-    `_STANDARD_ERRORS` of a normal distribution. Only `rows / _ALIKE_ROWS` rows count as independent,
+    `_STANDARD_ERRORS` of a normal distribution. Only `rows / _ALIKE_ROWS` rows are independent,
     because a column of the context is missing in all rows of a request or in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
