@@ -1,6 +1,6 @@
 """The validation step on a command line: check whether rows are fit for training.
 
-Exit codes are those of docs/pipeline.md: 0 for pass and warn, 1 for block. The report has the
+Exit codes are those of docs/pipeline.md: 0 for pass and warn, 1 for fail. The report has the
 reasons. Parsing needs the standard library only. TFDV is imported when the work begins.
 """
 
@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evergreen.config.validation import BLOCK, NOTIFY, UNLEARNABLE, WARN, ValidationSettings
+from evergreen.config.validation import NOTIFY, UNLEARNABLE, ValidationSettings
+from evergreen.contracts.checks import FAIL, WARN, headline, metrics
 from evergreen.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
 from evergreen.registry import models as registry
 from evergreen.registry.runs import forget_report, keep_report, noted
@@ -77,15 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         forget_report(store, arguments.run, _STEP)
         report = _run_step(arguments, store)
         note.facts = {"decision": report.decision, **metric_values(report)}
-        if notified := [
-            finding["description"] for finding in report.findings if finding["action"] == NOTIFY
-        ]:
+        if notified := [each.detail for each in report.checks if each.action == NOTIFY]:
             note.facts[NOTIFY] = notified
-        if report.decision == BLOCK:
-            note.state, note.reason = (
-                "refused",
-                f"{'; '.join(report.reasons)}; {_way_on(report, arguments)}",
-            )
+        if report.decision == FAIL:
+            note.state = "refused"
+            note.reason = f"{headline(report.checks)}; {_way_on(report, arguments)}"
             return ExitCode.REFUSED
         return ExitCode.DONE
 
@@ -93,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
     """Return advice on how to continue after rows were blocked."""
     correct = "correct the rows and ingest them again"
-    blocking = {finding["rule"] for finding in report.findings if finding["severity"] == BLOCK}
+    blocking = {check.rule for check in report.checks if check.result == FAIL}
     if blocking & UNLEARNABLE:
         return correct
     set_already = (
@@ -168,20 +165,16 @@ def _choose_summarizer(beam_options: str) -> Callable[..., Any]:
 
 def metric_values(report: ValidationReport) -> dict[str, float]:
     """Return the report's numbers for KFP's metrics. Undefined numbers are left out."""
-    severities = [finding["severity"] for finding in report.findings]
+    results = [check.result for check in report.checks]
     values: dict[str, float] = {
         "num_rows": report.num_rows,
-        "num_findings": len(report.findings),
-        "num_blocking": severities.count(BLOCK),
-        "num_warnings": severities.count(WARN),
+        "num_checks": len(results),
+        "num_failed": results.count(FAIL),
+        "num_warnings": results.count(WARN),
         "num_drifted": sum(entry["drifted"] for entry in report.drift),
-        "num_quarantined": sum(finding["num_quarantined"] for finding in report.findings),
+        "num_quarantined": sum(check.num_quarantined for check in report.checks),
+        **metrics(report.checks),
     }
-    for finding in report.findings:
-        # Each pair of rule and action is one metric, such as `warn_drift`. Its value is the number
-        # of findings.
-        name = f"{finding['action']}_{finding['rule']}"
-        values[name] = values.get(name, 0) + 1
     if report.served is not None:
         values["num_skewed"] = sum(entry["drifted"] for entry in report.skew)
         values["num_joined"] = report.served["num_joined"]

@@ -41,7 +41,7 @@ def quarantine_folder(store: Path) -> Path:
     return store / "quarantine"
 
 
-def _rows_folder(store: Path, run: str) -> Path:
+def rows_folder(store: Path, run: str) -> Path:
     """Return the folder of the rows that `run` quarantined."""
     return quarantine_folder(store) / "runs" / run_folder(store, run).name / "rows"
 
@@ -51,7 +51,7 @@ def keep_quarantined(store: Path, run: str, rows: Path, *, num_rows: int) -> Pat
 
     Files of an earlier try of the run are replaced.
     """
-    final = _rows_folder(store, run)
+    final = rows_folder(store, run)
     kept = QuarantinedRun(run=run, time=datetime.now(timezone.utc).isoformat(), num_rows=num_rows)
     with whole_directory(final.parent, replace=True) as folder:
         shutil.copytree(rows, folder / final.name)
@@ -61,7 +61,7 @@ def keep_quarantined(store: Path, run: str, rows: Path, *, num_rows: int) -> Pat
 
 def forget_quarantined(store: Path, run: str) -> None:
     """Remove the rows that an earlier try of `run` quarantined."""
-    shutil.rmtree(_rows_folder(store, run).parent, ignore_errors=True)
+    shutil.rmtree(rows_folder(store, run).parent, ignore_errors=True)
 
 
 def _read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps([asdict(kept) for kept in runs]))
         return ExitCode.DONE
     for kept in runs:
-        show(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {_rows_folder(store, kept.run)}")
+        show(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {rows_folder(store, kept.run)}")
     print(f"{sum(kept.num_rows for kept in runs)} rows of {len(runs)} runs are quarantined")
     return ExitCode.DONE
 

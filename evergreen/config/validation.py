@@ -90,11 +90,9 @@ class ValidationSettings:
 
 BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
 ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)
-SEVERITIES = {BLOCK: BLOCK, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: INFO}
-"""Severity of a finding by the action of its rule."""
 
 DATASET = "dataset"
-"""Value of `feature` in a finding that concerns all columns."""
+"""Column of a check that concerns all columns."""
 DOMAIN = "domain"
 """Rule about single rows. Only this rule can quarantine rows."""
 

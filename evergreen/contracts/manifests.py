@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from evergreen.config.spec import Recommender
-from evergreen.contracts.checks import Check
+from evergreen.contracts.checks import Check, RuleCheck
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
@@ -333,18 +333,17 @@ class RawDataset(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport(Manifest):
-    """Result of the validation step: TFDV's anomalies and the findings of the rules.
+    """Result of the validation step: the checks of its rules, and what they measured.
 
     It is written for people. Training and evaluation pass on a reference to it.
     """
 
+    FORMAT_VERSION: ClassVar[int] = 2
+
     decision: str
-    """`pass`, `warn` or `block`."""
-    reasons: list[str]
-    """One sentence per finding that led to `warn` or `block`."""
-    findings: list[dict[str, Any]]
-    """Findings in the form of `components.validation.findings.Finding`. `rule` is a name in
-    `RULES`."""
+    """`pass`, `warn` or `fail`: the worst result among the checks."""
+    checks: list[RuleCheck]
+    """The worst first. A rule that is off, or had nothing to compare with, has no check."""
     drift: list[dict[str, Any]]
     """Drift of each checked feature, compared with the windows of the parent's lineage. Entries
     have the form of `evergreen.statistics.comparison.ColumnDrift`. Empty without a parent."""
@@ -362,7 +361,7 @@ class ValidationReport(Manifest):
     reference_uri: str | None = None
     """Counts of the training rows, for the monitor (`evergreen.statistics.reference`)."""
     label: dict[str, Any] | None = None
-    """Change of the click rate, as `components.validation.drift.LabelShift`. None without a
+    """Change of the click rate, as `components.validation.measure.LabelShift`. None without a
     parent."""
     skew: list[dict[str, Any]] = field(default_factory=list)
     """Difference between training rows and served rows per feature, as
@@ -373,6 +372,11 @@ class ValidationReport(Manifest):
     windows_uri: str | None = None
     """Column profiles of all training windows of the lineage, for the next run's drift check. None
     without rows."""
+
+    @property
+    def findings(self) -> list[RuleCheck]:
+        """Checks of rules that found something, also if they passed as `info`."""
+        return [check for check in self.checks if check.action]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,6 @@ from evergreen.registry.promotion_journal import CANARY, ROLLBACK, Promotion, mo
 from evergreen.reports.formats import ABSENT, number, percent, probability
 from evergreen.reports.page import (
     Banner,
-    Bullets,
     Checks,
     Code,
     Fold,
@@ -351,7 +350,8 @@ def _drift(report: ValidationReport | None) -> list[PageBlock]:
     if report is None:
         return [Text("Evaluation was not given the validation report.")]
     found: list[PageBlock] = [Text(f"Validation decided: {report.decision}.")]
-    found += [Bullets(report.reasons)] if report.reasons else []
+    if unmet := [check for check in report.checks if not check.passed]:
+        found.append(Checks(caption="validation's checks", rows=check_rows(unmet)))
     if report.label is not None:
         label = report.label
         found.append(

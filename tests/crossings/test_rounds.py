@@ -150,6 +150,4 @@ def test_model_names_files_whose_rows_it_could_not_learn(three):
     _, (*_, third) = three
     assert third.training.unread_files == {"2026-01-05": {"torn.parquet": ""}}
     assert "torn.parquet" not in third.training.files["2026-01-05"]
-    assert [
-        each["rule"] for each in third.validation.findings if each["rule"] == "files_quarantined"
-    ]
+    assert [each.rule for each in third.validation.findings if each.rule == "files_quarantined"]

@@ -35,9 +35,9 @@ def test_monitor_decides_by_newest_accepted_recommender_of_its_store(tmp_path):
         tmp_path, criteo_with(monitor={"window_rows": 700, "drift_columns": 3, "daily_budget": 7})
     )
     settings = with_rules(installation)
-    evaluate, policies = settings.decisions.evaluate, settings.decisions.policies
+    evaluation, policies = settings.decisions.evaluation, settings.decisions.policies
     assert (
-        evaluate.window_rows,
+        evaluation.window_rows,
         policies.drift_columns,
         settings.decisions.rate_limit.daily_budget,
     ) == (

@@ -186,7 +186,7 @@ def compiled_model(hugectr: Any, blueprint: Blueprint) -> Any:
 
 def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
     settings = blueprint.settings
-    # The learning rate is set before every step, see `engine.rate_correction`.
+    # The learning rate is set before every step, see `engine._rate_correction`.
     return hugectr.CreateSolver(
         model_name=MODEL_NAME,
         seed=settings.seed,

@@ -16,6 +16,7 @@ from sklearn.metrics import roc_auc_score
 
 from components.evaluation.__main__ import main
 from evergreen.config.data import ColumnNames
+from evergreen.contracts.checks import RuleCheck
 from evergreen.contracts.manifests import AucLead, RawDataset, ValidationReport, Verdict
 from evergreen.registry import models as registry
 from evergreen.registry import runs
@@ -331,8 +332,16 @@ def run_as_component(made):
     )
     report = {
         "decision": "warn",
-        "reasons": ["I3 is <new>"],
-        "findings": [],
+        "checks": [
+            RuleCheck(
+                name="I3: drift",
+                rule="drift",
+                column="I3",
+                action="warn",
+                result="warn",
+                detail="I3 is <new>",
+            )
+        ],
         "drift": [],
         "raw_digest": "digest",
     }

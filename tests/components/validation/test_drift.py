@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.validation.checks import check_click_rate
-from components.validation.drift import measure_drift, measure_label_shift
+from components.validation.checks import apply_rules, observe_click_rate
+from components.validation.measure import measure_drift, measure_label_shift
 from components.validation.windows import KeptWindows
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo, raw_rows
@@ -344,18 +344,20 @@ def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike
     assert (np.mean([each.design_effect for each in found]) > 3) == alike
 
 
+def check_click_rate(label):
+    return apply_rules(observe_click_rate(label, SETTINGS), SETTINGS)
+
+
 def test_halved_rate_is_reported_and_smaller_change_or_few_rows_are_not(clicked):
     def finding(now, before):
-        return check_click_rate(
-            measure_label_shift(clicked(now), KeptWindows((clicked(before),))), SETTINGS
-        )
+        return check_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))))
 
     def rows(n, share):
         return np.random.default_rng(2).permutation(np.arange(n) < share * n)
 
     (found,) = finding(rows(5000, 0.02), rows(5000, 0.05))
-    assert (found.feature, found.rule, found.severity) == ("label", "click_rate", "warn")
-    assert found.description.startswith("the share of clicks is 2.00%, was 5.00%")
+    assert (found.column, found.rule, found.result) == ("label", "click_rate", "warn")
+    assert found.detail.startswith("the share of clicks is 2.00%, was 5.00%")
     assert finding(rows(5000, 0.03), rows(5000, 0.05)) == []
     assert finding(rows(20, 0.15), rows(5000, 0.05)) == []
 
@@ -366,5 +368,5 @@ def test_rate_that_newest_window_learned_is_not_reported_again(clicked):
     found = measure_label_shift(clicked(low), kept)
     assert found.newest.difference == 0
     assert found.p_value < 1e-6
-    assert check_click_rate(found, SETTINGS) == []
-    assert check_click_rate(replace(found, newest=None), SETTINGS) != []
+    assert check_click_rate(found) == []
+    assert check_click_rate(replace(found, newest=None)) != []

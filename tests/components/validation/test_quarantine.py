@@ -98,16 +98,16 @@ def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(world)
     code, report, valid = world.check(manifest, "r1")
     assert (code, report.decision, report.num_rows) == (0, "warn", 598)
     (finding,) = report.findings
-    assert metric_values(report)["num_quarantined"] == finding["num_quarantined"] == 2
+    assert metric_values(report)["num_quarantined"] == finding.num_quarantined == 2
     assert metric_values(report)["quarantine_domain"] == 1
-    assert (finding["rule"], finding["action"], finding["severity"]) == (
+    assert (finding.rule, finding.action, finding.result) == (
         "domain",
         "quarantine",
         "warn",
     )
     assert (
         "broken by 2 of 600 rows, 2 of them quarantined by it; first: I2 is 1e+09, expected"
-        in report.reasons[0]
+        in finding.detail
     )
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(table.to_pandas())[at] for at in (3, 500)]
@@ -150,23 +150,23 @@ def test_more_quarantined_rows_than_share_allows_block(world):
     assert world.check(manifest, "r1")[0] == 1
     assert world.check(manifest, "r2", max_quarantined_fraction=31 / 600)[:1] == (0,)
     report = world.check(manifest, "r3", actions={"quarantined_share": "notify"})[1]
-    assert {f["rule"]: f["action"] for f in report.findings}["quarantined_share"] == "notify"
+    assert {f.rule: f.action for f in report.findings}["quarantined_share"] == "notify"
 
 
 def test_rule_that_only_reports_counts_rows_and_moves_none(world):
     world.release()
     _, manifest = world.window(I2=dict.fromkeys(range(40), 1e9))
     code, report, valid = world.check(manifest, "r1", "block")
-    assert (code, report.decision, valid) == (1, "block", RawDataset.read(manifest))
-    (finding,) = [each for each in report.findings if each["rule"] == "domain"]
-    assert "broken by 40 of 600 rows; first: I2 is 1e+09" in finding["description"]
+    assert (code, report.decision, valid) == (1, "fail", RawDataset.read(manifest))
+    (finding,) = [each for each in report.findings if each.rule == "domain"]
+    assert "broken by 40 of 600 rows; first: I2 is 1e+09" in finding.detail
     assert not (world.store / "quarantine").exists()
 
 
 def test_rule_with_nothing_to_compare_with_is_reported_in_first_run(world):
     _, manifest = world.window()
     _, report, valid = world.check(manifest, "r1")
-    assert [(f["rule"], f["severity"]) for f in report.findings] == [("domain", "info")]
+    assert [(f.rule, f.action) for f in report.findings] == [("domain", "info")]
     assert valid == RawDataset.read(manifest)
 
 
@@ -198,7 +198,7 @@ def test_memory_is_flat_in_rows(world, tmp_path):
     Eight times as many rows need no more Arrow memory.
     """
     rules = ValidationSettings(actions={"domain": "quarantine"})
-    schema, peaks = read_schema(local_path(world.release().schema_uri)), []
+    schema, peaks = local_path(world.release().schema_uri), []
     table, _ = world.window(rows=40_000, files=1, I2={3: 1e9})
     for files in (1, 8):
         raw = RawDataset.read(
@@ -206,11 +206,13 @@ def test_memory_is_flat_in_rows(world, tmp_path):
         )
         folder = tmp_path / f"step {files}"
         folder.mkdir()
-        round_ = Round(run="r", raw=raw, folder=folder, store=world.store, rules=rules)
+        round_ = Round(
+            run="r", raw=raw, folder=folder, store=world.store, rules=rules, schema_path=schema
+        )
         pool, before = pa.system_memory_pool(), pa.default_memory_pool()
         pa.set_memory_pool(pool)
         try:
-            screen_rows(round_, schema, folder)
+            screen_rows(round_, folder)
         finally:
             pa.set_memory_pool(before)
         peaks.append(pool.max_memory())

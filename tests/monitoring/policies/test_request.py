@@ -55,7 +55,7 @@ def test_two_refused_incremental_runs_lead_to_full_one_and_back(bench):
     b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, full_after_refusals=2, daily_budget=100)
     monitor, hour = b.start(), 3600.0
     for number in range(4):
-        b.evaluator(f"bad{number}", auc="bad")
+        b.evaluate(f"bad{number}", auc="bad")
         b.trigger.end("refused")
         monitor.tick()
         b.clock.now += 24 * hour

@@ -133,7 +133,7 @@ def test_good_stream_is_ok_once_rounds_were_evaluated_and_undecidable_before():
         seen.append(
             (
                 decision.action,
-                decision.numbers["clicks_evaluated"] > 0,
+                decision.numbers["evaluated_clicks"] > 0,
                 decision.numbers["rows_since_breach"],
             )
         )
