@@ -8,10 +8,11 @@ The input is two folders of raw Parquet files. There are two methods:
 - `TFDV`: its drift comparator, used as in its guide, with statistics of two frames and one
   threshold for all features. The guide ("Get started", Checking data skew and drift) sets an
   L-infinity of 0.01 for categories. For numbers the guide names the Jensen-Shannon divergence
-  without a threshold, so 0.01 is used as well. The other setting, 0.3, is the documented default of
-  BigQuery's ML.VALIDATE_DATA_SKEW for both, which calls TFDV.
+  without a threshold, so 0.01 is used as well. The other threshold is 0.3 for numbers and
+  categories. This value is the documented default of BigQuery's ML.VALIDATE_DATA_SKEW, which calls
+  TFDV.
 
-TFDV is imported at the first use, so that the study's plan can be read without it.
+TFDV is imported at its first use, so that the plan can be read without TFDV.
 """
 
 from collections.abc import Callable
@@ -66,7 +67,7 @@ def _champion_of(rows: Path) -> Path:
 def alarms_by_tfdv(before: Path, now: Path) -> dict[str, list[str]]:
     """Return the features whose distance is above each of `THRESHOLDS`.
 
-    A feature without values has no distance.
+    A feature without values has no distance, and raises no alarm.
     """
     import tensorflow_data_validation as tfdv
     from tensorflow_metadata.proto.v0 import schema_pb2
