@@ -320,7 +320,7 @@ def _add_journal(commands: Any) -> None:
         "runs", help="list runs: how each ended, its rows, model, AUC and verdict"
     )
     for parser in (models, live_at, runs):
-        parser.add_argument("--store", required=True, help="model store, folder or its URI")
+        parser.add_argument("--store", required=True, help="model registry, folder or its URI")
         parser.add_argument("--json", action="store_true", help="print JSON")
     runs.add_argument(
         "--newest",
@@ -346,7 +346,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     card.add_argument(
         "model", metavar="VERSION|MODEL_ID", help="a released version, or a model of the store"
     )
-    card.add_argument("--store", required=True, help="model store, folder or its URI")
+    card.add_argument("--store", required=True, help="model registry, folder or its URI")
     card.add_argument("--output", type=Path, help="HTML page to write (default: print JSON)")
 
 
@@ -608,7 +608,7 @@ def _run_journal(arguments: argparse.Namespace) -> int:
     known = ("models", "runs", "recommender", JOURNAL_FILE)
     if any(store.iterdir()) and not any((store / name).exists() for name in known):
         raise ContractError(
-            f"--store {store} holds none of {', '.join(known)}, expected a model store"
+            f"--store {store} holds none of {', '.join(known)}, expected a model registry"
         )
     if arguments.command == "runs":
         if arguments.newest < 0:

@@ -21,7 +21,7 @@ from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import log_as_text, show
 
-SHOWN_BYTES = 60
+_SHOWN_BYTES = 60
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -83,8 +83,8 @@ def _list_dead_letters(log: Subscriber, save: Path | None) -> None:
     messages = log.list_dead_letters()
     for number, message in enumerate(messages):
         moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(message.time))
-        begin = repr(message.payload[:SHOWN_BYTES])[2:-1] + (
-            "..." if len(message.payload) > SHOWN_BYTES else ""
+        begin = repr(message.payload[:_SHOWN_BYTES])[2:-1] + (
+            "..." if len(message.payload) > _SHOWN_BYTES else ""
         )
         show(f"{moment}  {message.message_id}  {len(message.payload)} bytes: {message.reason}")
         show(f"    {begin}")
