@@ -2,9 +2,9 @@
 
 Run by `make benchmark-year`. The runs are not executed. Each run is a copy of the demo's last run
 (after `make demo`) with its own names and times, and with the journal lines of the deployment.
-`evergreen collect` runs every fifth night. Large files are hard links, whose sizes count in full.
-At the end of a day, a month and a year, the real readers of the registry are timed in CPU seconds
-of this process. `benchmarks.round` measures the cost of a run itself.
+`evergreen admin collect` runs every fifth night. Large files are hard links, whose sizes count in
+full. At the end of a day, a month and a year, the real readers of the registry are timed in CPU
+seconds of this process. `benchmarks.round` measures the cost of a run itself.
 
 Then the vocabulary of one column is updated by as many runs under the shipped rules, with and
 without a time to live.
@@ -145,9 +145,11 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
         "s, its later looks": cpu_seconds(lambda: counter.count(now.timestamp())),
         "s, history for the status page": cpu_seconds(lambda: read_history(folder, store)),
         "s, outcome of one run": cpu_seconds(lambda: find_outcome(store, newest.parent.name)),
-        "s, evergreen models": cpu_seconds(lambda: print_models(store)),
+        "s, evergreen models list": cpu_seconds(lambda: print_models(store)),
         "s, evergreen runs": cpu_seconds(lambda: read_runs(store, newest=50)),
-        "s, evergreen collect": cpu_seconds(lambda: collect.main(["--store", str(store)], now=now)),
+        "s, evergreen admin collect": cpu_seconds(
+            lambda: collect.main(["--store", str(store)], now=now)
+        ),
     }
 
 

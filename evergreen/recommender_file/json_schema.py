@@ -1,7 +1,7 @@
 """JSON Schema of a recommender's file, for editors: docs/recommender.schema.json.
 
 `make golden` writes it. It has keys, types, defaults and descriptions. It cannot detect wrong
-ranges, repeated columns, or settings of another network. `evergreen recommender check` detects
+ranges, repeated columns, or settings of another network. `evergreen data check` detects
 these errors.
 """
 

@@ -1,4 +1,4 @@
-"""Record of the models that were trained on rows which `evergreen forget` removed.
+"""Record of the models that were trained on rows which `evergreen admin forget` removed.
 
 The record does not identify the users. After the rows are removed, the record is the only evidence
 that a model was trained on them and must be replaced. A line is written before the first row is

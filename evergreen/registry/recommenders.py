@@ -1,6 +1,6 @@
 """The accepted recommenders of a registry: versions of the file that describes what to train.
 
-`evergreen recommender` accepts a file, and extraction reads the accepted version for a run.
+`evergreen data` accepts a file, and extraction reads the accepted version for a run.
 Versions are `<store>/recommender/<n>.json`, numbered from 1. `<store>/recommender/journal.jsonl`
 records who accepted each version, when and why. A version exists as soon as the journal has its
 line. A file without a line was left by a killed command. The next `accept` overwrites such a file.
@@ -73,7 +73,7 @@ def accepted(store: Path, reference: str) -> Recommender:
     if not lines:
         raise ContractError(
             f"{recommenders_folder(store)} holds no recommender: describe yours in a file and "
-            f"accept it with `evergreen recommender accept FILE --store {store}`"
+            f"accept it with `evergreen data accept FILE --store {store}`"
         )
     found = lines
     if reference != CURRENT:

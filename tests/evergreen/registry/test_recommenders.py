@@ -40,7 +40,7 @@ def test_journal_tells_who_when_and_why(tmp_path):
 
 
 def test_store_without_one_says_how_to_accept_one(tmp_path):
-    with pytest.raises(ContractError, match="evergreen recommender accept"):
+    with pytest.raises(ContractError, match="evergreen data accept"):
         recommenders.accepted(tmp_path, "current")
 
 
