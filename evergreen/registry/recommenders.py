@@ -74,7 +74,7 @@ def accepted(store: Path, reference: str) -> Recommender:
     if not lines:
         raise ContractError(
             f"{_recommenders_folder(store)} holds no recommender: describe yours in a file and "
-            f"accept it with `evergreen recommender accept FILE --store {store}`"
+            f"accept it with `evergreen data accept FILE --store {store}`"
         )
     found = lines
     if reference != CURRENT:
