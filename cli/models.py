@@ -84,7 +84,7 @@ def registry_folder(text: str) -> Path:
     known = ("models", "runs", "recommender", JOURNAL_FILE)
     if any(store.iterdir()) and not any((store / name).exists() for name in known):
         raise ContractError(
-            f"--store {store} holds none of {', '.join(known)}, expected a model store"
+            f"--store {store} holds none of {', '.join(known)}, expected a model registry"
         )
     return store
 
