@@ -86,7 +86,7 @@ def asks(manifests) -> Node:
 
 
 @pytest.mark.parametrize("overlay", POOL)
-def test_every_step_of_pipeline_fits_empty_node_of_pool_that_it_is_sent_to(overlay):
+def test_every_step_of_pipeline_fits_empty_node_of_its_pool(overlay):
     placement = read_placement(K8S / "overlays" / overlay / "placement.yaml", {})
     for step in NEEDS:
         needs = placement.needs_of(step)
