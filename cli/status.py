@@ -76,7 +76,7 @@ class Auc:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftStatus:
-    """What the monitor decided, and the columns of the newest closed bucket."""
+    """Decision of the monitor, and the columns of the newest closed bucket."""
 
     action: str | None
     reason: str | None
