@@ -7,6 +7,7 @@
 # make sbom                 what each image installs from our locks, as CycloneDX in build/sbom
 # make audit                which locked packages have known vulnerabilities, as a report (asks PyPI, else OSV)
 # make kind               the demo on a Kubernetes cluster of this machine (Docker, kind, kubectl; docs/kind.md)
+# make wheel              core, client and command line as one wheel, in build/wheels (CONTRIBUTING.md)
 # make client-wheel         the inference client as one wheel for other services, in build/wheels (docs/log-from-your-service.md)
 # make benchmarks         every benchmark in turn, unattended; a second call goes on (BENCHMARK_FLAGS=--quick: an hour or two, else a night)
 # make benchmark-training   one of them beside its named peers, anew; `python -m benchmarks --help` names all (BENCHMARK_FLAGS=--quick: minutes)
@@ -22,7 +23,7 @@ export ORT_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help python environments demo test test-images check manifests images sbom audit kind client-wheel benchmarks performance gpu golden \
+.PHONY: help python environments demo test test-images coverage check manifests images sbom audit kind wheel client-wheel benchmarks performance gpu golden \
 	format lock clean
 
 help:
@@ -122,6 +123,12 @@ audit: python
 kind: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
 	@exec k8s/kind/up
+
+# The folder build/lib of an earlier call would bring removed modules into the wheel.
+wheel: python
+	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
+	@rm -rf build/lib build/bdist.*; $(DRIVER) -m pip wheel --quiet --no-deps --no-index --no-build-isolation \
+	  --disable-pip-version-check --wheel-dir build/wheels . && rm -rf build/lib build/bdist.* && ls build/wheels/evergreen-[0-9]*.whl
 
 client-wheel: python
 	@$(MAKE) --no-print-directory environments ENVIRONMENTS=driver
