@@ -382,7 +382,7 @@ def _add_parameters(parser: argparse.ArgumentParser) -> None:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. docs/pipeline.md lists the exit codes."""
+    """Run one command. docs/reference/exit-codes.md lists the exit codes."""
     line = list(sys.argv[1:] if argv is None else argv)
     if line and line[0] in FORWARDED:
         module, words, _ = FORWARDED[line[0]]

@@ -186,7 +186,7 @@ class Placement:
     num_retries: int = 2
     """Number of retries of a step, whatever its exit code. Steps replace their own partial output.
     A pod that vanished with its node has no exit code. KFP retries such a pod only if its API
-    server is configured with `retryPolicy: Always` (docs/pipeline.md)."""
+    server is configured with `retryPolicy: Always` (docs/kubernetes/kfp-runs.md)."""
     training_retries: int = 4
     """Number of retries of training, the longest step. It resumes from its checkpoint, so that the
     loss of a node costs minutes. Set more for preemptible nodes. Retry n, counted from 0, delays

@@ -1,4 +1,4 @@
-"""JSON Schema of a recommender's file, for editors: docs/recommender.schema.json.
+"""JSON Schema of a recommender's file, for editors: docs/reference/recommender.schema.json.
 
 `make golden` writes it. It has keys, types, defaults and descriptions. It cannot detect wrong
 ranges, repeated columns, or settings of another network. `evergreen recommender check` detects

@@ -37,7 +37,7 @@ affect whether there is an alarm.
 independent and no round has more pairs than planned. A round with more pairs is scaled down, which
 moves the null slightly for dependent rows. The bound is not proven for users who return in other
 requests. In that case the claim is about the observed users, and the gate's interval by user allows
-for the difference. docs/policies.md has simulated rates.
+for the difference. docs/design/sequential-tests.md has simulated rates.
 """
 
 import base64

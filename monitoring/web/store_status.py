@@ -44,16 +44,17 @@ GATE_INCONCLUSIVE = "gate_inconclusive"
 BLOCKED_BY_DATA = "blocked_by_data"
 REFUSED_AT_DEPLOYMENT = "refused_at_deployment"
 FAILED = "failed"
-VERDICTS = (
-    RELEASED,
-    CANARY,
-    EVALUATED,
-    GATE_FAILED,
-    GATE_INCONCLUSIVE,
-    BLOCKED_BY_DATA,
-    REFUSED_AT_DEPLOYMENT,
-    FAILED,
-)
+VERDICTS = {
+    RELEASED: "runs that released a version",
+    CANARY: "runs whose version became a canary",
+    EVALUATED: "runs with `rollout: none`, which release nothing",
+    GATE_FAILED: "runs whose model failed the gate",
+    GATE_INCONCLUSIVE: "runs about whose model the gate was inconclusive",
+    BLOCKED_BY_DATA: "runs that validation blocked",
+    REFUSED_AT_DEPLOYMENT: "runs whose model was refused at deployment",
+    FAILED: "runs that failed",
+}
+"""Verdicts of finished runs, with a description for the pages."""
 
 
 @dataclass(frozen=True, kw_only=True)

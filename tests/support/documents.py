@@ -21,7 +21,7 @@ background program is interrupted at the end of the page."""
 SHELL, CONSOLE, PYTHON = "sh", "console", "python"
 OTHER = ("text", "yaml", "mermaid", "dockerfile")
 DOCUMENTS = sorted(
-    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").glob("*.md")]
+    [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *(REPOSITORY / "docs").rglob("*.md")]
     + [*(REPOSITORY / "examples").glob("*/README.md"), REPOSITORY / "k8s" / "README.md"]
 )
 
