@@ -107,7 +107,9 @@ class ClientSettings:
     """Seconds for one request, including all attempts and waits. Within this time the caller gets
     an answer or an error. A call that was already sent continues (`transport`)."""
     max_attempts: int = 8
+    """Maximum number of attempts of one request."""
     first_backoff_seconds: float = 0.05
+    """Wait in seconds after the first failed attempt."""
     max_backoff_seconds: float = 1.0
     """Longest wait in seconds between attempts. Each wait is twice as long as the wait before, up
     to this value. With the defaults the waits sum to 3.55 s, before jitter shortens them."""

@@ -82,6 +82,7 @@ class Nodes:
     selector: Mapping[str, str] = field(default_factory=dict)
     """Labels that a node must have. Empty means any node."""
     tolerations: tuple[Toleration, ...] = ()
+    """Taints that the pods tolerate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,7 @@ class Placement:
     """Name of the ReadWriteMany volume claim that holds work files and model registry, and the lake
     unless it is in a bucket."""
     mount_path: str = "/evergreen"
+    """Folder in the pods where the volume is mounted."""
     accelerator: str = "nvidia.com/gpu"
     """Extended resource that training requests. Empty means no GPU. On GKE a MIG slice is also
     called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. NVIDIA's
@@ -136,6 +138,7 @@ class Placement:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Additional labels of the pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()
+    """Environment variables from Secrets."""
     lake: str = ""
     """Folder or gs://bucket/prefix of the click logs, with day=YYYY-MM-DD partitions of Parquet.
     Empty means `lake` on the volume."""

@@ -7,6 +7,7 @@
 import dataclasses
 import inspect
 import json
+import re
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
@@ -74,8 +75,14 @@ def _rows(kind: type[Any], prefix: str = "") -> Iterator[str]:
         make: Any = field.default_factory
         default = _default(field.default if make is dataclasses.MISSING else make())
         meaning = texts.get(field.name, "").replace("|", "\\|")
-        type_name = inspect.formatannotation(hints[field.name]).replace("|", "\\|")
+        type_name = type_text(hints[field.name])
         yield f"| `{prefix}{field.name}` | {type_name} | {default} | {meaning}"
+
+
+def type_text(hint: object) -> str:
+    """Return a type as text for a cell of a table, without module names."""
+    text = inspect.formatannotation(hint)
+    return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text).replace("|", "\\|")
 
 
 def _default(value: object) -> str:
