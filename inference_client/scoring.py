@@ -112,7 +112,7 @@ class ClientSettings:
     """Wait in seconds after the first failed attempt."""
     max_backoff_seconds: float = 1.0
     """Longest wait in seconds between attempts. Each wait is twice as long as the wait before, up
-    to this value. With the defaults the waits sum to 3.55 s, before jitter shortens them."""
+    to this value. With the defaults the waits sum to about 4 s, before jitter shortens them."""
     max_in_flight: int = 16
     """Maximum concurrent requests to each replica whose callers wait. Up to four times as many
     calls may be on the wire, including those whose callers got `DeadlineExpired`."""

@@ -22,7 +22,7 @@ FOLDER = REPOSITORY / "docs" / "images"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCHEMES = {"light": "1", "dark": "0"}
 """Value of Blink's `preferredColorScheme` by name of the picture."""
-WIDTH, HEIGHT = 1280, 900
+WIDTH, HEIGHT = 1280, 460
 WAIT_SECONDS = 120.0
 
 
@@ -62,7 +62,8 @@ def _wait_for(address: Path, served: subprocess.Popen[bytes]) -> str:
         if served.poll() is not None or time.monotonic() > deadline:
             raise PermanentError(f"the demo wrote no {address} within {WAIT_SECONDS:g} s")
         time.sleep(0.2)
-    return str(json.loads(address.read_text())["url"])
+    found = json.loads(address.read_text())
+    return f"http://{found['host']}:{found['port']}/"
 
 
 def _take(browser: str, *, url: str, scheme: str, picture: Path) -> None:

@@ -56,6 +56,6 @@ def page_of(address: str, name: str) -> str:
 @pytest.mark.parametrize("name", PAGES)
 def test_page_of_site_fits_every_screen_and_hinders_nobody(address, tmp_path, name):
     page = page_of(address, name)
-    assert pixels_too_wide(tmp_path, page, *WIDTHS) == [0] * len(WIDTHS)
+    assert max(pixels_too_wide(tmp_path, page, *WIDTHS)) <= 0
     assert serious_findings(tmp_path, page) == []
     assert serious_findings(tmp_path, page, DARK) == []

@@ -215,12 +215,12 @@ def test_alert_states_severity_what_happened_and_where_its_runbook_is(name):
         "a summary names the alert; numbers are the description's"
     )
     address, _, page = rule["annotations"]["runbook_url"].partition("/docs/operate/")
-    (found,) = [path.name for path in RUNBOOKS if f"### {name}\n" in path.read_text()]
+    (found,) = [path.name for path in RUNBOOKS if f"## {name}\n" in path.read_text()]
     assert address.startswith("https://")
     assert page == f"alerts/{found}#{name.lower()}"
 
 
 def test_every_alert_has_section_of_runbook_and_every_section_its_alert():
     text = "".join(path.read_text() for path in RUNBOOKS)
-    sections = re.findall(r"^### (Evergreen\w+)$", text, flags=re.M)
+    sections = re.findall(r"^## (Evergreen\w+)$", text, flags=re.M)
     assert sorted(sections) == sorted(ALERTS)
