@@ -221,7 +221,7 @@ def test_rows_that_no_draft_can_describe_are_refused_with_what_is_missing(tmp_pa
 def begun(tmp_path):
     """A demo whose first run ends at once with an exit code.
 
-    The run leaves an outcome and a verdict, unless disabled.
+    The run leaves an outcome and a verdict, unless a test disables them.
     """
     folders = LocalFolders(root=tmp_path)
     folders.logs.mkdir()

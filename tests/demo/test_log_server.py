@@ -48,7 +48,7 @@ def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java):
 
 
 def exchange(place, monkeypatch):
-    """Publish and read one message like the demo's processes, and return what was read."""
+    """Publish and read one message as the demo's processes do, and return the message."""
     for name, value in place.variables.items():
         monkeypatch.setenv(name, value)
     log = open_log(place.url)

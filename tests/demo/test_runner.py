@@ -1,4 +1,4 @@
-"""Tests of the local runner: KFP's handler call, gates, and reported failures."""
+"""Tests of the local runner: the handler that KFP calls, and the errors of failed runs."""
 
 import os
 import subprocess

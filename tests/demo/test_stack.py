@@ -1,4 +1,4 @@
-"""Tests of the demo's processes: none is left behind, and failures are reported."""
+"""Tests of the demo's processes: all are ended, and failures are reported."""
 
 import subprocess
 import sys

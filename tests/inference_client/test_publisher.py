@@ -1,4 +1,4 @@
-"""Tests of publishing to a real log and to failing ones: order, outages, bounds and counts."""
+"""Tests of publishing to a real log and to failing logs: order, outages, limits and counts."""
 
 import asyncio
 import itertools
@@ -69,7 +69,8 @@ class MemoryLog:
         self.meanwhile()
         self.sizes.append(len(messages))
         if (error := self.outage()) is not None:
-            # One message is stored anyway, as if the broker was lost halfway.
+            # The log stores one message before the error, as if the broker failed in the middle of
+            # a batch.
             self.messages += messages[:1]
             raise error
         self.messages += messages
@@ -163,9 +164,9 @@ OUTAGES = [
 def test_publishing_goes_on_after_any_outage_and_says_so_twice(
     time, prediction, caplog, kind, seconds, slow_seconds
 ):
-    """A log that recovers slowly takes 20 s for each flush.
+    """A log that recovers slowly needs 20 s for each flush.
 
-    Requests are scored and logged during the flush.
+    Requests are scored and logged while the flush waits.
     """
     caplog.set_level(logging.INFO, logger="inference_client.publisher")
 
@@ -403,8 +404,8 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     publisher = PartitionedPublisher(
         [publisher_of(log, time, max_queued=share.max_queued) for log in logs]
     )
-    # The last bits of crc32 put all three requests into the second partition. This partition's half
-    # of the queue has room for one request.
+    # crc32 of these names assigns all three requests to the second partition. The second partition
+    # has half of the queue, which has room for one more request.
     names = [f"r{number}" for number in range(20)]
     lost = [name for name in names if zlib.crc32(name.encode()) % 2][:3]
     kept = next(name for name in names if not zlib.crc32(name.encode()) % 2)
@@ -443,16 +444,17 @@ def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, mo
         publisher.add_outcome(Outcome(request_id=f"r{number}", time=1000.0 - number))
     asyncio.run(publisher.drain())
     assert [len(record) for record in log.records()] == [3, 3, 1]
-    # The oldest first.
+    # The oldest outcomes are dropped first.
     assert [name for _, name, *_ in outcomes_of(log.records())] == [
         f"r{number}" for number in reversed(range(7))
     ]
 
 
 def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
-    """A row has 280 bytes.
+    """One row takes 280 bytes.
 
-    These are 13 numbers of 4 bytes, 26 of 8, and score, position, propensity and shadow.
+    The row has 13 numbers of 4 bytes and 26 of 8 bytes, and score, position, propensity and shadow
+    score.
     """
     monkeypatch.setattr(publisher_module, "MAX_BYTES_PER_FLUSH", 10 * 280)
     log = MemoryLog()

@@ -57,7 +57,7 @@ def as_dicts(columns):
 
 
 class OwnScorer:
-    """Scores by a known function. The test decides when its shadow scores are done."""
+    """Scores by a known function. The test decides when the shadow scores are complete."""
 
     def __init__(self, score_rows, shadow=None):
         self.score_rows, self.shadow, self.asked = score_rows, shadow, []
@@ -74,7 +74,7 @@ class OwnScorer:
 
 
 class LostLog:
-    """Accepts nothing. `began` is set when a publish was attempted."""
+    """A log that accepts no message. The event `began` is set at the first attempt to publish."""
 
     def __init__(self):
         self.began = threading.Event()
@@ -372,7 +372,7 @@ def test_numbers_texts_and_dictionaries_of_same_category_are_sound():
 def test_client_works_by_recommender_that_store_serves_or_file_describes(
     server, log, tmp_path, read_log
 ):
-    """The recommender determines the columns, the requested model and the record."""
+    """The recommender determines the columns, the requested model and the content of the record."""
     with pytest.raises(ContractError, match="nowhere does not exist, expected a model store"):
         RecommenderClient(server.url, recommender=tmp_path / "nowhere", log=None)
     with pytest.raises(ContractError, match="holds no recommender, expected one that was accepted"):
@@ -459,7 +459,7 @@ def test_later_changes_of_callers_arrays_reach_no_record(make_rows):
 
 
 def test_scoring_waits_for_no_log_even_if_publishing_hangs(score_rows, make_rows, log):
-    """The log hangs in its own thread.
+    """The log's publish call hangs in its own thread.
 
     Meanwhile requests are answered, and closing the client publishes them all.
     """
@@ -677,7 +677,7 @@ def test_request_id_names_one_logged_request(score_rows, make_rows, log, read_lo
         async with connect(scorer, log=f"sqlite:///{log}") as client:
             await client.score(
                 rows[0], request_id="session 7", log=False
-            )  # This version is absent from the log, so it names nothing.
+            )  # this version is not in the log, so its ids refer to nothing
             await client.score(rows[0], request_id="session 7")
             for again in rows[1:]:
                 with pytest.raises(
@@ -747,7 +747,7 @@ def test_ids_of_newest_requests_are_remembered_and_no_more():
     ids = RequestIds(remembered=3)
     for name in "abcd":
         ids.take(name)
-    ids.take("a")  # the fourth before
+    ids.take("a")  # the fourth id before the newest
     for name in "cda":
         with pytest.raises(ContractError, match=f"request_id '{name}'"):
             ids.take(name)

@@ -64,7 +64,8 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
             await until(lambda: len(reads) >= 3)
         assert "traffic.json is" in client.plan.problem
         assert (await client.score(*make_rows(2))).canary
-        # A bug in reading also leaves the plan in force, like a storage error.
+        # If reading the plan fails by a bug, the last plan also stays in force, as after a storage
+        # error.
         storage, client.plan.objects = client.plan.objects, None
         await until(lambda: "NoneType" in client.plan.problem)
         publish(make_plan(2, canary=None))
@@ -79,7 +80,8 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
 def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, monkeypatch):
     monkeypatch.setattr(routing, "FIRST_READ_SECONDS", 0.05)
     released = threading.Event()
-    # This ends calls that would wait for it, but so late that the test would notice.
+    # The timer releases calls that wait for the shadow. The timer is so late that the test would
+    # fail before it ends.
     late = threading.Timer(20, released.set)
     late.start()
 
@@ -171,8 +173,8 @@ def test_what_canary_cannot_do_stable_arm_does(
 
     answer = follow(served, objects, talk)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # The stable arm is the canary's shadow. Stable has already answered this request, so the shadow
-    # adds no call.
+    # The stable arm is the canary's shadow. The stable version has already answered this request,
+    # so the shadow needs no further call.
     assert (answer.canary, answer.shadow) == (False, None)
     assert served.scoring.asked == [CANARY_NAME, MODEL_NAME]
 
@@ -227,7 +229,7 @@ def test_stuck_shadow_delays_nobody_and_those_beyond_bound_are_dropped(
         assert await shadow_of(answers[0], 0.01) is None
         assert await shadow_of(answers[9], 0.01) is None
         served.release(served.scoring.canary_wait)
-        # A caller that did not wait may still check later.
+        # A caller can also read the shadow scores later.
         assert (await shadow_of(answers[0], 20)).model_version == 4
 
     follow(served, objects, talk, max_shadows=2)
@@ -259,7 +261,7 @@ def test_no_shadow_is_sent_while_served_requests_wait(served, objects, publish, 
         return client.shadow_counts
 
     shadow = follow(served, objects, talk, max_in_flight=1, max_shadows=100)
-    # The last request has no successor.
+    # The last request is not dropped, because no request follows.
     assert shadow["dropped"] >= 6
     assert shadow["dropped"] + shadow["answered"] == 8
 

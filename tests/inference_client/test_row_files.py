@@ -1,4 +1,4 @@
-"""Tests that compare rows from Parquet files with the table that was written."""
+"""Tests that rows read from Parquet files equal the table that was written."""
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +32,7 @@ def raw(table):
 
 
 def texts_in_another_order(table):
-    """Return categories as texts, in another order and without label."""
+    """Return the rows with categories as text, in another column order and without the label."""
     texts = {
         name: [None if v is None else str(v) for v in table[name].to_pylist()]
         for name in CATEGORICAL

@@ -26,7 +26,7 @@ ABSENT = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' i
 
 @pytest.fixture
 def stuck(server):
-    """A server that holds every answer back until the test releases it."""
+    """A server that delays every answer until the test releases it."""
     server.scoring.wait = server.make_event()
     yield server
     server.release(server.scoring.wait)
@@ -145,7 +145,7 @@ def test_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
 
     with pytest.raises(ServerUnavailable, match="maximum queue size"):
         asyncio.run(run())
-    # 0.8 more would exceed the deadline.
+    # A further wait of 0.8 s would exceed the deadline.
     assert waits == [0.05, 0.1, 0.2, 0.4]
 
 
@@ -156,7 +156,7 @@ def test_chance_shortens_waits_by_up_to_half():
 
 
 def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score_rows):
-    """A watchdog unloads a model before it reloads the model."""
+    """A watchdog first unloads the model, and then reloads it."""
     rows = make_rows(3)
 
     async def talk(client):
@@ -191,7 +191,7 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
     rows = make_rows(2)
 
     async def talk(client):
-        # Both must be connected before requests alternate evenly.
+        # Requests alternate evenly only after the client has connected to both servers.
         while not (first.scoring.requests and second.scoring.requests):
             await client.score(*rows)
         before = [len(each.scoring.requests) for each in replicas]
@@ -216,8 +216,8 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
 class Unreliable:
     """A TCP port in front of a server.
 
-    Connections that are `frozen` stay open but lead nowhere, as after a lost route. Without a
-    server the port accepts connections and sends nothing.
+    Connections that are `frozen` stay open but transfer no bytes, as after a lost route. If no
+    server listens behind it, the port accepts connections and sends nothing.
     """
 
     def __init__(self, port: int | None) -> None:
@@ -250,7 +250,7 @@ class Unreliable:
                     sink.sendall(content)
 
     def freeze(self) -> None:
-        """Stop forwarding open connections. New connections work."""
+        """Stop forwarding open connections. New connections are forwarded."""
         self._frozen.set()
         self._frozen = threading.Event()
 
@@ -263,7 +263,7 @@ class Unreliable:
 
 @pytest.fixture
 def unreliable():
-    """`unreliable(port)`: see the class."""
+    """Opens an `Unreliable` port in front of a server's port."""
     made = []
 
     def make(port=None):
@@ -321,7 +321,7 @@ def test_replica_that_accepts_and_never_answers_costs_no_request(
     assert len(answers) == 600
     for answer in answers:
         np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # At first the server gets its share of requests, then only an occasional copy.
+    # The failing server first gets its share of requests, and later only an occasional copy.
     assert len(ill.scoring.requests) < 60
 
 
@@ -377,7 +377,7 @@ def test_server_that_hangs_alone_gets_its_calls_answered_once_it_goes_on(
 
     async def talk(client):
         callers = [asyncio.create_task(client.score(*rows)) for _ in range(8)]
-        await until(lambda: stuck.scoring.in_flight == 16)  # each request sent twice
+        await until(lambda: stuck.scoring.in_flight == 16)  # each request was sent twice
         stuck.release(stuck.scoring.wait)
         return await asyncio.gather(*callers)
 

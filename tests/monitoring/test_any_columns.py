@@ -1,4 +1,4 @@
-"""Tests of the monitor with any recommender's columns: intake, archive and drift."""
+"""Tests of the monitor with the columns of any recommender, in intake, archive and drift."""
 
 import re
 from dataclasses import replace
@@ -69,7 +69,7 @@ def batch_of(features, rows=4, *, seed=0, **changes):
 
 
 def reference_of(batch, features):
-    """Return the reference with one row per request, as validation counts archived rows."""
+    """Count archived rows as validation does: return the reference with one row per request."""
     counter, rows = ProfileCounter(features), []
     for at in range(len(batch.scores)):
         arrays = {
@@ -185,7 +185,7 @@ def lists_of(lengths, elements, *, seed):
 
 @cache
 def layout_of(lengths, elements):
-    """Return the layout by validation's statistics of such archived rows."""
+    """Return the layout of validation's statistics for such archived rows."""
     return Layout(counted(lists_of(lengths, elements, seed=1)))
 
 
@@ -233,7 +233,7 @@ def test_elements_of_request_that_are_all_alike_count_as_one():
     (genres,) = (
         column for column in compare(sketch, DriftSettings()) if column.feature == "genres"
     )
-    assert genres.design_effect == pytest.approx(12)  # This means four rows of three elements.
+    assert genres.design_effect == pytest.approx(12)  # four rows of three elements each
     assert not genres.drifted
 
 

@@ -28,7 +28,7 @@ from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
 from tests.support.record_messages import encode
 
 BEGIN = 1_767_225_000.0
-"""Ten minutes before a UTC midnight. A chain runs past midnight."""
+"""Ten minutes before a UTC midnight. The traffic continues past midnight."""
 KILLED = -9
 
 
@@ -56,9 +56,9 @@ def make_chain(request, tmp_path, nursery):
 
 
 class Chain:
-    """One log, monitor, archive and lake.
+    """An installation with one log, one monitor, one archive and one lake.
 
-    The processes run in turns, and the seed determines when each is killed.
+    The three processes run one after the other. The seed determines when a process is killed.
     """
 
     def __init__(
@@ -74,23 +74,23 @@ class Chain:
         self.poison: list[str] = []
         self.messages: list[tuple[str, bytes]] = []
         self.due: list[tuple[int, str, int, str, float]] = []
-        """(turn, request, row, event, time) of later outcomes."""
+        """Later outcomes as (turn, request, row, event, time)."""
         self.killed_at: Counter[str] = Counter()
         self.reached: set[str] = set()
         self.lengths = {"publisher": 8, "monitor": 30, "uploader": 12}
-        """Number of boundaries that each role passed in its newest uninterrupted run."""
+        """Number of boundaries in each role's last run that was not killed."""
         self.seconds = {"publisher": 0.01, "monitor": 0.06, "uploader": 0.02}
         folder.mkdir()
 
     @property
     def unkilled(self) -> list[str]:
-        """Boundaries that were reached, but at which no process was killed yet."""
+        """Boundaries that a process reached, but where no process was killed yet."""
         return sorted(self.reached - self.killed_at.keys())
 
     # -- publishing
 
     def _next_records(self) -> list[PredictionBatch | OutcomeBatch]:
-        """Return this turn's predictions and due outcomes, in time or late."""
+        """Return the new predictions of this turn, and the outcomes that are due now."""
         new: list[PredictionBatch | OutcomeBatch] = []
         for i in range(0 if self.is_ending else 3):
             num_rows = self.random.randint(1, 4)
@@ -137,14 +137,14 @@ class Chain:
         if self.messages:
             messages.append(
                 self.random.choice(self.messages)
-            )  # This redelivers records that may be archived already.
+            )  # messages are redelivered after their rows may be archived
         self.messages += [each for each in messages if each[0] not in self.poison]
         name = f"messages {self.turn}"
         batches = [messages[at : at + 2] for at in range(0, len(messages), 2)]
         (self.folder / name).write_bytes(pickle.dumps(batches))
         return name
 
-    # -- lives
+    # -- start, kill and restart of the processes
 
     def _order(self, role: str, **more) -> dict:
         environment = {n: os.environ[n] for n in ("STORAGE_EMULATOR_HOST",) if n in os.environ}
@@ -169,7 +169,7 @@ class Chain:
         return {**order, "kill_after": self.random.uniform(0, 1.2 * self.seconds[role])}
 
     def live_turn(self, kills: str = "", *, stop: bool = False) -> None:
-        """Run each process once.
+        """Run each of the three processes once.
 
         A killed process is restarted, and its last run is not interrupted.
         """
@@ -267,9 +267,9 @@ class Chain:
                 ].tolist()
 
     def _expect_late_outcomes(self, rows: list[dict], late: list[dict]) -> None:
-        """Assert that a timely click is either a label or late by its arrival.
+        """Assert that a click within the window is a label, or is late because it arrived late.
 
-        Every other outcome is late. Each outcome occurs once.
+        Outcomes of all other kinds are late outcomes. Each outcome occurs once.
         """
         times = {p.request_id: p.time for p in self.predictions}
         clicked = {(row["request_id"], row["row"]) for row in rows if row["label"]}

@@ -24,9 +24,10 @@ SETTINGS = {
 
 
 def traffic(seed: int = 5):
-    """Return predictions of a minute with their clicks.
+    """Return the predictions and clicks of one minute.
 
-    A canary comes before version 2, which serves from the middle on.
+    In the first half version 1 serves and version 2 is a canary. In the second half version 2
+    serves.
     """
     random = np.random.default_rng(seed)
     records = []
@@ -49,7 +50,7 @@ def decisions(state: Path) -> list[str]:
 
 
 def play(b: Bench, tick_seconds: float, crash: str = "") -> list[str]:
-    """Publish the traffic at its time, shuffled within a turn, and return the lines."""
+    """Publish the shuffled traffic turn by turn, and return the decision lines."""
     random, records = np.random.default_rng(0), traffic()
     began = START - 1.0
     b.start()

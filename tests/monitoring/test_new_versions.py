@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 def two_versions(bench, tmp_path):
     """A monitor of a registry in which version 2 just replaced version 1.
 
-    Both have an AUC of 0.9.
+    Both versions have an AUC of 0.9.
     """
     b: Bench = bench(
         **{**DRIFT, "consecutive_breaches": 8}, bake_rows=8000, bake_seconds=0.0, max_auc_loss=0.1
@@ -67,7 +67,7 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
         traffic(b, f"after-{number}", auc="bad", version=2)
         b.turn(2, WINDOW)
         if number == 1:
-            b.start()  # as after a kill
+            b.start()  # the state is that after a kill
     found = read_findings(b.settings.store, 2)
     assert (found.state, "of an AUC below 0.79" in found.reason) == (BAD, True), found
     assert b.kinds().count("bad_release") == 1
@@ -78,8 +78,8 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     b.start()
     b.turn(2, 20.0)
     assert b.kinds().count("taken_back") == 1
-    # By now the previous version is as bad. A run is requested, but only after the cooldown that
-    # follows the rollback.
+    # In the meantime the previous version has become equally bad. A run is requested only after the
+    # cooldown of the rollback.
     assert (
         b.monitor.actions.retraining.memory.blocked_by
         == "cool-down after a new version was taken back"
@@ -100,7 +100,7 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
         b.turn(1, 1.0)
     found = read_findings(b.settings.store, 2)
     assert found.state == BAD
-    # After 50 requests, which took more than half a minute.
+    # The rollback follows after 50 requests, which took more than half a minute.
     assert found.reason == (
         "200 of 600 rows have a score that is no probability, expected at most 0.10%: model "
         "version 2"

@@ -28,7 +28,7 @@ PARTITIONS, WAVES, REQUESTS, ROWS = 3, 3, 30, 4
 class Partitions:
     """A client that publishes to every partition, and a monitor process for each.
 
-    All end with the test.
+    The fixture stops the client and the monitors at the end of the test.
     """
 
     def __init__(self, folder) -> None:
@@ -70,10 +70,10 @@ class Partitions:
             )
 
     def publish(self, wave: int) -> None:
-        """Publish requests.
+        """Publish a wave of requests and their clicks.
 
-        A row is clicked if its number divides the request's number. Each click is a separate
-        message.
+        Row n of a request is clicked if n + 2 divides the number of the request. Each click is a
+        separate message.
         """
         now = time.time()
         for number in range(REQUESTS):
@@ -157,6 +157,6 @@ def test_of_log_in_partitions_first_ones_monitor_alone_acts(tmp_path, partition,
     assert b.monitor.stop() is None
     assert len(b.archived) == 400
     assert len(b.trigger.requests) == requests
-    # The pages of the other monitors show statistics of their own requests.
+    # The pages of the other monitors show the metrics of their own requests.
     assert [kpis.auc for kpis in b.monitor._measurements.shown] == [pytest.approx(0.5, abs=0.1)]
     b.close()

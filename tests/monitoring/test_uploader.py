@@ -49,7 +49,7 @@ def archive(tmp_path):
 
 @pytest.fixture(params=["folder", "bucket"])
 def open_lake(request, tmp_path):
-    """Opens the lake. Every call returns another handle on it."""
+    """Opens the lake. Every call returns a new handle on the same lake."""
     if request.param == "folder":
         return lambda: FolderObjects(tmp_path / "a lake")
     request.getfixturevalue("cloud_storage")
@@ -58,7 +58,7 @@ def open_lake(request, tmp_path):
 
 @pytest.fixture
 def bucket(cloud_storage):
-    """The bucket's front, where faults are injected."""
+    """The double of the bucket, which can inject faults."""
     return cloud_storage
 
 
@@ -103,7 +103,7 @@ def test_rows_and_late_outcomes_are_moved_and_leave_markers(archive, open_lake):
 
 
 def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_lake):
-    """File names are random.
+    """The names of archive files are random.
 
     In the order of names, newer rows could be read before older rows, and the watermark would skip
     the older rows.
@@ -117,7 +117,7 @@ def test_days_files_are_moved_in_order_in_which_they_were_sealed(archive, open_l
     (archive / "day=2025-11-12").mkdir()
     (archive / "day=2025-11-12" / "part-z.parquet").write_bytes(
         b"rows"
-    )  # This file was sealed last, but is of the day before.
+    )  # this file was sealed last, but its rows are of the day before
     assert Uploader(archive, open_lake()).run_once() == ["day=2025-11-12/part-z.parquet", *names]
 
 

@@ -40,10 +40,11 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
     ("step", "noted_as", "facts", "found"),
     [
         ("deployment", "done", {"version": 3, "rollout": "full"}, ("released", 3)),
-        # The version only runs next to the live version, so it is not reported as released.
+        # The version serves beside the live version only, so the run did not release it.
         ("deployment", "done", {"version": 3, "rollout": "canary"}, ("canary", 3)),
         ("deployment", "done", {"version": 3, "rollout": "shadow"}, ("canary", 3)),
-        # The model is stored as requested. This does not count as a refusal.
+        # The request was to store the model without a release, and so it happened. The state is not
+        # `refused`.
         ("deployment", "refused", {"rollout": "none"}, ("evaluated", None)),
         ("evaluation", "refused", {}, ("refused", None)),
     ],
@@ -80,7 +81,7 @@ def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, e
 
 def test_step_that_was_killed_is_failure_of_that_step(tmp_path):
     context = noted(tmp_path, "run", "training")
-    context.__enter__()  # The file was never written, because the process was killed.
+    context.__enter__()  # the process was killed before it wrote the file
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
     assert "without a note" in outcome.reason
@@ -131,7 +132,7 @@ def failing(store, step):
 def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
     """Kubeflow runs the exit handler once.
 
-    A person's Retry runs the failed step and later ones again.
+    If a person selects Retry in the UI, the failed step and the later steps run again.
     """
     for step in ("extraction", "validation"):
         with noted(tmp_path, "run", step):
@@ -207,7 +208,7 @@ def test_outcome_of_another_request_is_not_mistaken(tmp_path):
 
 def test_newest_runs_are_listed_without_look_at_what_older_ones_left(tmp_path, capsys):
     for run in ("last-by-name", "b", "a"):
-        if run != "a":  # None of its steps has started.
+        if run != "a":  # none of the steps has started
             with noted(tmp_path, run, "extraction"):
                 pass
         _end(tmp_path, run)

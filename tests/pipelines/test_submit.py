@@ -232,7 +232,7 @@ def test_schedule_that_new_one_could_not_replace_is_still_there(server, command)
 def test_schedule_without_six_fields_is_refused_before_anything_is_sent(
     server, command, cron, capsys
 ):
-    # The server would accept five fields and run every hour.
+    # With five fields, the KFP server would run the pipeline every hour.
     assert command("--recurring", cron) == 2
     assert "expected 6: second, minute, hour, day, month, weekday" in capsys.readouterr().err
     assert server.requests == []
@@ -292,7 +292,7 @@ def test_server_that_never_answers_is_given_up_in_time(server, send):
     begun = time.monotonic()
     with pytest.raises(TemporaryError, match=f"KFP at {server.url} does not answer"):
         send(upload_version="v", timeout_seconds=(0.2, 0.2))
-    assert time.monotonic() - begun < 60.0  # kfp's client alone would wait forever.
+    assert time.monotonic() - begun < 60.0  # kfp's client would wait forever
 
 
 def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
@@ -331,7 +331,7 @@ def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
 
 
 def waiting_as(server, ends):
-    """Return a replacement of `wait`, during which `ends(run)` is called."""
+    """Return a replacement for `wait` that calls `ends` with the newest run."""
 
     def wait_for(kfp, run_id, **_):
         ends(server.runs[-1])
@@ -448,7 +448,7 @@ def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, t
 def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, source):
     """Kubeflow fills a schedule's template before its runs have names.
 
-    The page creates schedules from an upload.
+    The UI creates a schedule from an uploaded pipeline.
     """
     assert (
         command(

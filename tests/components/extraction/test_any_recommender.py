@@ -1,4 +1,4 @@
-"""Tests of recommenders with other columns: the step and the ingestion."""
+"""Tests of extraction and ingestion with other columns than Criteo's."""
 
 import csv
 import hashlib
@@ -115,13 +115,13 @@ def test_columns_are_chosen_by_recommenders_names():
         excluded_columns(["price", "I1"], SHOP)
 
 
-# -- a user's files
+# -- rows in a user's own format
 
 
 def own_text(rows, names=OWN_NAMES, *, delimiter=",", time=str, leave_out=()) -> str:
     """Format the rows as text with a header and the user's column names.
 
-    The columns are in another order, next to an unused one.
+    The columns are in another order, beside a column that no feature uses.
     """
     raws = {
         names.event_time: raw_rows.EVENT_TIME,
@@ -520,7 +520,7 @@ def hashed(text: str) -> int:
 
 
 def expected_categories() -> list[tuple]:
-    numbers = {"7": 7, "true": 1}  # a boolean is a number, as other programs write it
+    numbers = {"7": 7, "true": 1}  # other programs write a boolean as a number
     items = [None if not each else numbers.get(each, hashed(each)) for each in ITEMS]
     return [
         (item, user if user is None or 0 <= user < 2**52 else hashed(str(user)))
@@ -655,11 +655,11 @@ def test_booleans_are_two_categories_in_lake_and_client_in_any_spelling(
     own = pa.array([[each] for each in values] if is_list else values)
     table = table.drop_columns([column] if not is_list else []).append_column(column, own)
     pq.write_table(table, path := tmp_path / "part.parquet")
-    expected = [1, 0]  # Other programs write booleans as 1 and 0.
+    expected = [1, 0]  # other programs write booleans as 1 and 0
     for with_words in (
         True,
         False,
-    ):  # a file of the raw schema becomes a lake's file, which is then read
+    ):  # the file is in the raw schema, and is then read as a file of the lake
         with MalformedRows(tmp_path / "malformed.jsonl") as malformed:
             (batch,) = RawParquet(path=path, features=features, with_words=with_words).batches(
                 malformed

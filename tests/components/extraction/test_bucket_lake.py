@@ -88,7 +88,7 @@ def folder(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def lake(folder, cloud_storage):
-    """The same lake in a bucket. The fixture returns the service."""
+    """The same lake in a bucket. Returns the double of the storage service."""
     put(folder)
     cloud_storage.seen.clear()
     return cloud_storage
@@ -297,7 +297,8 @@ def test_killed_run_shows_nothing_and_next_one_asks_only_for_rest(
     finally:
         step.send_signal(signal.SIGKILL)
         step.wait(30)
-    # The bytes in the process's memory are lost. The bytes on disk are the start of the object.
+    # The process lost the bytes that were only in its memory. The bytes on disk are the start of
+    # the object, so they need not be downloaded again.
     arrived = cached_file(work, f"{BIG}.part").read_bytes()
     assert arrived
     assert (big_lake / BIG).read_bytes().startswith(arrived)

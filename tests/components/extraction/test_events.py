@@ -161,7 +161,7 @@ def test_rows_without_times_are_refused_in_lake_with_times_unless_allowed(tmp_pa
     names, days = ColumnNames(label="clicked"), {"last_day": START.date(), "days": 2}
     first = run(tmp_path, write(tmp_path / "a.csv", made), data=names, **days)
     again = run(tmp_path, tmp_path / "a.csv", data=names, **days)
-    assert first == again  # The same file replaces its own rows.
+    assert first == again  # repeating the import replaces the file's own rows
     write(tmp_path / "b.csv", [*made, *[{**row, "price": 7777} for row in made]])
     with pytest.raises(
         ContractError, match=r"300 of 600 rows are in the lake .*already.*--keep-repeated"

@@ -94,7 +94,7 @@ def test_empty_window_names_itself_and_what_lake_holds(lake, run_step):
 
 @pytest.fixture
 def spoilt(tmp_path, lake):
-    """The lake with invalid labels (7) in every 50th of the first day's 500 rows."""
+    """Lake in which every 50th of the 500 rows of the first day has the invalid label 7."""
     path = tmp_path / "la ke" / "day=2026-03-01" / "part-0.parquet"
     table = pq.read_table(path, partitioning=None)
     labels = [
@@ -129,9 +129,10 @@ def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path
 
 @pytest.fixture
 def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
-    """Extracts a lake in many batches.
+    """Extracts the rows of a lake in many small batches.
 
-    Requests are divided by batches and by the split, and some rows have a late click.
+    Some requests are divided between two batches, or between training and holdout. Some rows have a
+    late click.
 
     Returns the manifest and all files by name.
     """

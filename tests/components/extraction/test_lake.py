@@ -31,7 +31,7 @@ ALL = TimeSpan()
 
 @pytest.fixture
 def read_lake(tmp_path):
-    """The rows of a window as dicts, the duplicates, and the rejected rows."""
+    """Reads a window, and returns its rows as dicts, the number of duplicates, and bad rows."""
 
     def run(lake: Lake, window: TimeSpan = ALL) -> tuple[list[dict], int, list[dict]]:
         path = tmp_path / "lake.jsonl"
@@ -217,7 +217,7 @@ def write_outcomes(
 ):
     """Write outcomes of (request id, row) pairs as one file of the partition `day`.
 
-    By default their time is before any row.
+    By default the times of the outcomes are before any row.
     """
     folder = lake / raw_rows.OUTCOME_PARTITION.format(day=day)
     folder.mkdir(parents=True, exist_ok=True)
@@ -258,7 +258,7 @@ def test_every_late_click_makes_its_rows_label_1_and_changes_nothing_else(
     late = source.sample(rows, 150)
     for i, (request, row, time) in enumerate(late):
         # Outcomes are on the prediction's day, or days later if the prediction was forgotten. Some
-        # occur twice, in one file or in two files.
+        # outcomes occur twice, in one file or in two files.
         day = (time + timedelta(days=source.choice([0, 0, 0, 1, 9, 40]))).date()
         for copy in range(source.choice([1, 1, 2])):
             write_outcomes(

@@ -1,4 +1,7 @@
-"""Tests of files at unexpected paths of a lake: they are refused or skipped by name."""
+"""Tests of files at unexpected paths of a lake.
+
+Such files are refused, or skipped because of their names.
+"""
 
 import os
 from datetime import datetime, timezone

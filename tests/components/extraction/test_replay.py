@@ -21,8 +21,8 @@ from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 WINDOW = TimeSpan(parse_time("start", "2026-03-09T12:00:00Z"), None)
-"""A window of half a day, out of ten days. 400 of the 8,000 rows are within half a day after the
-window's start, and 400 more within a day."""
+"""Window from noon of the tenth day. The lake has 8,000 rows, of which 400 are in the window's
+first half day and 400 in the next half day."""
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_old_rows_are_older_than_window_of_newest_days_and_in_time_order(lake, r
         rows = identities(uri)
         assert rows == sorted(rows)
         assert max(rows)[0] < first
-        # The earlier hours of the window's own day count as one of the sampled days.
+        # The first hours of the day on which the window begins count as one of the sampled days.
         assert set(days_of(rows)) == {"2026-03-07", "2026-03-08", "2026-03-09"}
 
 

@@ -30,7 +30,7 @@ def cluster():
 
 @pytest.fixture
 def arguments(write_raw, run_step, raw_table):
-    """Arguments of the step, except for the scheduler."""
+    """Arguments of the step without the scheduler's address."""
     work = run_step.store.parent
     known = [
         "--run=r",
@@ -56,7 +56,7 @@ def test_address_that_is_none_is_refused(arguments, capsys, address):
     assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
     with pytest.raises(
         ValueError, match="No clients found"
-    ):  # A remaining worker would get the next step's tasks.
+    ):  # a remaining worker would take tasks of the next step
         distributed.default_client()
 
 
@@ -82,7 +82,7 @@ def test_worker_that_is_killed_is_reason_to_try_again(tmp_path):
 
 
 def die_once(folder):
-    """Kill the first worker that counts a partition, and the first worker during a write."""
+    """Kill the first worker that counts a partition, and the first worker that writes rows."""
 
     def dying(name, function):
         def call(*arguments, **options):

@@ -13,7 +13,7 @@ from evergreen.runtime.errors import PermanentError
 
 @pytest.fixture
 def encoded_folder(tmp_path):
-    """Two files in HugeCTR's form with 5 rows each. All ids are 4."""
+    """Two files in HugeCTR's form with 5 rows each. All ids have the value 4."""
     columns = {name: np.ones(5, np.float32) for name in (LABEL, *DENSE)}
     columns |= {name: np.full(5, 4) for name in CATEGORICAL}
     for name in ("part-00000.parquet", "part-00001.parquet"):

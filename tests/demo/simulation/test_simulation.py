@@ -42,7 +42,7 @@ def drifted_rows(drifted):
 
 
 def within(observed: float, share: float, n: int, sigmas: float = 5.0) -> bool:
-    """Return whether a share of n rows is within the binomial error of the expected one."""
+    """Return whether a share of n rows is within the binomial error of the expected share."""
     return abs(observed - share) <= sigmas * np.sqrt(share * (1 - share) / n) + 1e-12
 
 

@@ -34,12 +34,12 @@ SETTINGS = {
 
 @dataclass
 class Ran:
-    """Results of the monitor."""
+    """A bench after a run of the monitor, with the files that the monitor wrote."""
 
     bench: Bench
     settings: JudgingSettings
     folder: Path | None = None
-    """State folder of the monitor, if it is not the bench's."""
+    """State folder of the monitor. None means the folder of the bench."""
     archived: Path | None = None
     """Archive of the monitor, if it is not the bench's."""
 
@@ -129,7 +129,10 @@ def backtested(settings) -> list[str]:
 
 @pytest.fixture(scope="session")
 def ran(tmp_path_factory):
-    """The stream read in turns of three seconds. Do not change it."""
+    """A run of the monitor over the stream, with a turn every three seconds.
+
+    Tests share this run, so do not change it.
+    """
     bench = Bench(tmp_path_factory.mktemp("ran"), **SETTINGS)
     made = run_over(bench, stream(), SECONDS, every=3)
     bench.kill()

@@ -1,8 +1,8 @@
 """Tests that the monitor and a replay make the same decisions, for any rate, gaps and turns.
 
-Requests arrive at rates from one a day to thousands a second, with gaps of hours. The monitor runs
-a turn after each request, after several, or once at the end as after a long stop. The monitor pulls
-any number of messages and is sometimes killed.
+The rates are between one request a day and thousands a second, with gaps of hours. The monitor runs
+a turn after each request, after several requests, or once at the end, as after a long stop. A pull
+returns any number of messages, and the monitor is sometimes killed.
 """
 
 import tempfile
@@ -48,7 +48,7 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
     """Publish each request `DELAY` after its time, together with its clicks.
 
     Returns:
-        The lines written, and the replay's lines.
+        The decision lines of the monitor and of the replay.
     """
     bench = Bench(folder, **SETTINGS, pull_messages=pull_messages)
     know_references(bench.settings.store, reference)
@@ -91,7 +91,10 @@ GAPS = st.one_of(
 
 @st.composite
 def arrivals(draw):
-    """Draw times of requests: intervals of one rate each, with gaps."""
+    """Draw times of requests.
+
+    Within an interval the rate is constant, and intervals are separated by gaps.
+    """
     gaps = []
     for rate, num, gap in draw(
         st.lists(st.tuples(GAPS, st.integers(1, 60), GAPS), min_size=2, max_size=8)

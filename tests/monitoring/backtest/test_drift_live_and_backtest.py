@@ -32,7 +32,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def stream():
-    """Yields (second, records): four requests of 25 rows a second.
+    """Yields each second and its records: four requests of 25 rows.
 
     After the drift, a third of the rows have the same value of C14.
     """
@@ -79,15 +79,15 @@ def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
         each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"
     ]
     assert {each["action"] for each in drifts} == {"ok", "breach", "retrain", "undecidable"}
-    # This holds until the first bucket of a new version has closed.
+    # There is no decision until the first bucket of a new version has closed.
     assert {each["numbers"]["version"] for each in drifts if each["action"] == "undecidable"} == {2}
     fired = next(
         line["time"]
         for line in lines
         if line["policy"] == "data_drift" and line["action"] == "retrain"
     )
-    # The drift is found two whole buckets after its own bucket. Data drift is also evaluated in
-    # rows that have not matured.
+    # The alarm is two complete buckets after the bucket of the drift. Drift is detected before the
+    # rows have matured.
     assert CHANGED_AT - WINDOW < fired < CHANGED_AT + 95.0
     assert any("C14" in each["reason"] for each in drifts)
     assert {line["version"] for line in lines} == {1, 2}

@@ -16,7 +16,7 @@ from tests.support.releases import release
 from .conftest import requests_of
 
 FIRST = START - START % 600 + 600
-"""The start of a bucket."""
+"""Start time of a bucket."""
 DRIFT = {
     "drift_bucket_seconds": 600.0,
     "drift_grace_seconds": 0.5,

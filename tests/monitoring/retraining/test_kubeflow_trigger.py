@@ -1,4 +1,4 @@
-"""Tests of the Kubeflow trigger through the real kfp client against a KFP double."""
+"""Tests of the Kubeflow trigger, with the real kfp client and a test double of the KFP server."""
 
 import pytest
 
@@ -282,9 +282,9 @@ def test_experiment_that_vanished_leaves_run_unknown_and_is_not_made_anew(kubefl
 
 @pytest.mark.parametrize(("other", "answer"), [("a", "already"), ("b", "busy")])
 def test_of_two_runs_created_at_same_time_only_first_stays(kubeflow, connect, other, answer):
-    """A replica freezes after its checks.
+    """A monitor's process freezes after it searched for active runs.
 
-    The replica resumes and creates a run after its successor has created one.
+    The frozen process continues, and creates a run after its successor has created a run.
     """
     stale, leader = connect(), connect()
 

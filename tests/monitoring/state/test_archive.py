@@ -51,7 +51,10 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
 
 
 def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
-    """Only a crash of the machine reveals a wrong order, so the calls' order is checked."""
+    """A wrong order would only show after a crash of the machine.
+
+    Therefore the test checks the order of calls.
+    """
     calls = []
 
     def told(module, name, describe):
@@ -103,9 +106,9 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
                 match=f"archive file .*part-.* cannot be written: .*{error.strerror}",
             ):
                 b.monitor.tick()
-    assert b.monitor.windows[1].labels.shape == (9,)  # The monitor measured and evaluated anyway.
+    assert b.monitor.windows[1].labels.shape == (9,)  # measured even without the archive
     assert b.archived == []
-    assert list(b.settings.archive.glob("day=*/.*")) == []  # No partial file fills the disk.
+    assert list(b.settings.archive.glob("day=*/.*")) == []  # no partial file remains
     b.monitor.tick()
     b.monitor.stop()
     assert archived_rows(b.archived) == expected_rows([prediction("a", 4), prediction("b", 5)])
@@ -136,7 +139,8 @@ def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, 
     assert "cannot be archived" in event["text"]
     assert "2147483646 bytes" in event["text"]
     assert sum(each["rows"] for each in b.events if each["kind"] == "archived") == 184
-    # The cause may be fixed by the next start. Then the monitor archives the rows.
+    # The cause of the error may be gone at the next start. The monitor then archives the remaining
+    # rows.
     monkeypatch.setattr(archive, "build_row_table", build)
     b.start().tick()
     assert sorted(row["request_id"] for row in b.archived if row["row"] == 0) == names
@@ -241,7 +245,7 @@ def test_file_holds_rows_of_one_utc_day(started):
 def test_files_roll_by_rows_and_by_seconds(started):
     b = started(archive_roll_rows=10, archive_roll_seconds=30.0)
     b.tick(*[prediction(f"r{i}", 4) for i in range(7)], at=START + WINDOW)
-    assert len(b.archived) == 24  # three files of 8, and the last 4 rows wait
+    assert len(b.archived) == 24  # three files of 8 rows, and 4 rows that wait
     b.tick(at=b.clock.now + 29)
     assert len(b.archived) == 24
     b.tick(at=b.clock.now + 1)

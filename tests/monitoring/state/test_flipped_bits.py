@@ -22,7 +22,7 @@ COLUMNS = {
 
 
 def flip(b, table: str, *, seed: int) -> None:
-    """Flip one bit of one row's block, as a disk might while the monitor is down."""
+    """Flip one bit in the block of one row, as a disk error would while the monitor is down."""
     b.kill()
     column, key = COLUMNS[table]
     chance = random.Random(seed)
@@ -55,7 +55,7 @@ def test_every_flipped_bit_of_block_is_found():
 @pytest.mark.parametrize("table", COLUMNS)
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
-    """Two thirds of the requests wait for labels at the bit flip, and one third for its file."""
+    """When the bit flips, four requests wait for labels, and two wait for their file."""
     b = bench(archive_roll_rows=10_000, archive_roll_seconds=1e6)
     b.start()
     sent = {}

@@ -55,8 +55,8 @@ TAKEN = {
     "I1": ("empty",),
     "C26": ("empty",),
 }
-"""Cases of `SPOILT` that are valid. The value has the field's type and is consistent with the
-message."""
+"""Cases of `SPOILT` that are valid. The value has the type of its field, and agrees with the rest
+of the message."""
 
 
 def full_prediction(name: str) -> PredictionBatch:
@@ -87,7 +87,7 @@ def _varint(number: int) -> bytes:
 
 
 def run_to_the_end(b: Bench) -> None:
-    """Run all that a monitor does with a message, from storing to deleting, with a kill."""
+    """Run a monitor from storing a message to deleting it, with a kill in between."""
     monitor = b.start()
     monitor.tick()
     b.start().tick()
@@ -175,7 +175,7 @@ def refuse_by_the_database(b: Bench, monkeypatch) -> None:
 
 
 def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
-    """Store a text that passes every check but that SQLite refuses."""
+    """Store a text that passes all checks of the monitor, but that SQLite rejects."""
     read_records = monitoring.monitor.read_records
 
     def read(payloads, rules, **known):
@@ -226,7 +226,7 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
             replace(whole, dense=whole.dense[:, :1], categorical=whole.categorical[:, :0]),
             form=narrow,
         )
-    b.tick(prediction("whole", 50))  # The record lacks a column that would be filled in.
+    b.tick(prediction("whole", 50))  # the record lacks a column that the monitor would fill in
     assert added == [1, 50 + 12, 30, 1]
     assert b.log.backlog() == 0
     assert b.store.counters["predicted"] == 94
@@ -290,7 +290,8 @@ def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench)
     make_live(b.settings.store, release(b.settings.store, 7))
     b.tick(prediction("released", 1, version=7, time=START + 1), at=START + 1)
     assert b.monitor.serving_version == 7
-    # This also holds after a restart. The slot of a version that was not seen for a day is free.
+    # The limit also holds after a restart. After a day without predictions, a version loses its
+    # slot.
     b.start().tick()
     b.tick(prediction("one more", 1, version=5), at=START + 2)
     assert len(b.log.list_dead_letters()) == 2 * MAX_OTHERS + 1

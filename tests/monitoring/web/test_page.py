@@ -1,4 +1,4 @@
-"""Tests of the status page's text as a browser parses it. test_page_in_browser tests its look."""
+"""Tests of the text of the status page. `test_page_in_browser` tests the layout of the page."""
 
 import json
 import re
@@ -128,7 +128,7 @@ def test_banner_says_worst_first_since_when_and_what_is_being_done(changes, expe
 
 
 def banner(**changes) -> tuple[str, str]:
-    """Return state and text of the banner of a running monitor that serves version 5."""
+    """Return the state and the text of the status page's banner while version 5 serves."""
     exposition = Exposition()
     snapshot = Snapshot(
         time=NOW, serving_version=5, last_record_time=NOW - 3, decided_at=NOW - 1800
