@@ -163,7 +163,11 @@ def test_guides_sed_fills_in_all_but_runbooks_address(tmp_path, overlay):
 def test_cpu_pages_lines_fill_in_all_but_runbooks_address(tmp_path):
     folder = tmp_path / "k8s" / "overlays" / "cpu"
     shutil.copytree(K8S / "overlays" / "cpu", folder)
-    (settings,) = [block for block in blocks(REPOSITORY / "docs" / "kubernetes" / "any-cluster.md") if block.run_by]
+    (settings,) = [
+        block
+        for block in blocks(REPOSITORY / "docs" / "kubernetes" / "any-cluster.md")
+        if block.run_by
+    ]
     script = settings.text.replace("$(git rev-parse HEAD)", "0123abc")
     done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

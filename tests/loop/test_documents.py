@@ -1,4 +1,5 @@
-"""Tests of README.md and the pages of docs/: the commands of a page run in order in the page's own folder.
+"""Tests of README.md and docs/: each page runs its commands in order in its own folder.
+folder.
 
 This folder has the repository's files, its own `build`, and a copy of one finished demo if the page
 mentions one. `tests/support/documents.py` describes the marks that say where a block is run and

@@ -3,8 +3,8 @@
 import re
 
 import pytest
-
 from cli.commands import COMMANDS
+
 from tests.support.alerts import ALERTS
 from tools.reference_pages import FOLDER, pages
 
