@@ -2,7 +2,7 @@
 
 Each part is right, wrong or unknown, and a wrong part is shown with a command or change that mends
 it. The checks ask Kubeflow's API server at its host, and Kubernetes through the user's own
-`kubectl`. They change nothing. docs/kubernetes/kfp.md and k8s/README.md describe what each part
+`kubectl`. They change nothing. docs/kubernetes/kfp.md and manifests.md describe what each part
 must be.
 """
 

@@ -1,5 +1,4 @@
 """Tests of README.md and docs/: each page runs its commands in order in its own folder.
-folder.
 
 This folder has the repository's files, its own `build`, and a copy of one finished demo if the page
 mentions one. `tests/support/documents.py` describes the marks that say where a block is run and
