@@ -158,7 +158,7 @@ gpu:
 
 golden: environments
 	$(DRIVER) -m cli compile --output tests/pipelines/golden/retraining.yaml
-	$(DRIVER) -m tools.reference_pages
+	$(DRIVER) -m cli.reference_pages
 	$(DRIVER) -m evergreen.recommender_file.json_schema > docs/reference/recommender.schema.json
 	$(DRIVER) -m cli data records examples/shop/recommender.yaml > docs/reference/records.proto
 

@@ -22,7 +22,7 @@ FOLDER = REPOSITORY / "docs" / "images"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SCHEMES = {"light": "1", "dark": "0"}
 """Value of Blink's `preferredColorScheme` by name of the picture."""
-WIDTH, HEIGHT = 1280, 460
+WIDTH, HEIGHT = 1280, 446
 WAIT_SECONDS = 120.0
 
 

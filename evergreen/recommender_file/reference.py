@@ -1,6 +1,6 @@
 """Tables of every key of a recommender's file, for docs/reference/settings.md.
 
-`tools.reference_pages` writes the page. The description of each setting is its field's docstring.
+`cli.reference_pages` writes the page. The description of each setting is its field's docstring.
 `config.sections` names the classes.
 """
 

@@ -6,7 +6,7 @@ import pytest
 from cli.commands import COMMANDS
 
 from tests.support.alerts import ALERTS
-from tools.reference_pages import FOLDER, pages
+from cli.reference_pages import FOLDER, pages
 
 PAGES = pages()
 
