@@ -10,6 +10,7 @@ from components.evaluation import gate
 from evergreen.config.gate import GateSettings
 from evergreen.contracts.checks import advice
 from evergreen.runtime.errors import ContractError, flags_to_run_again
+from tests.support.errors import raises
 
 SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 
@@ -145,7 +146,7 @@ def test_threshold_that_makes_no_sense_is_refused(changes, said):
 
 def test_scores_that_are_not_numbers_are_refused():
     labels, scores, _ = rows(50)
-    with pytest.raises(ContractError, match="1 scores are NaN"):
+    with raises(ContractError, "1 scores", "NaN"):
         decided(labels, np.r_[np.nan, scores[1:]], settings=SETTINGS)
 
 

@@ -18,6 +18,7 @@ from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
 from evergreen.contracts.records import PredictionBatch
 from evergreen.runtime.errors import PermanentError
 from evergreen.storage.folder import FolderObjects
+from tests.support.errors import raises
 from tests.support.processes import wait_for
 from tests.support.served_names import TRAFFIC_FILE
 from tests.support.traffic_plans import CANARY, STABLE, make_plan
@@ -207,9 +208,7 @@ def test_log_that_is_lost_for_good_ends_replay_with_its_summary_written(
         stdin=stdin,
     )
     traffic = WorldTraffic(World.load(folder / "world.json"), None, np.random.default_rng(1))
-    with pytest.raises(
-        PermanentError, match="could not be published and are lost: log.db: database disk image"
-    ):
+    with raises(PermanentError, "lost", "log.db"):
         asyncio.run(
             run_replay(
                 settings, traffic, ReplaySettings(rate=3000), client_settings=ClientSettings()

@@ -16,6 +16,7 @@ from monitoring.policies.evaluation import MAX_LINEAGE, Evaluator, serving_ahead
 from monitoring.policies.policies import POLICIES, make_policies
 from monitoring.policies.policy import Action, Baseline, Decision, FeatureDrift
 from monitoring.rows import MaturedRequests
+from tests.support.errors import raises
 from tests.support.monitors import START, matured
 
 WINDOW, GRACE = 7.0, 2.0
@@ -428,5 +429,5 @@ def test_buckets_that_closed_by_one_window_after_point_count_at_it():
 
 def test_policies_that_are_unknown_or_named_twice_are_refused():
     for text in ("", "threshold,tarot", "threshold,threshold"):
-        with pytest.raises(ContractError, match="policies is"):
+        with raises(ContractError, "policies is"):
             PolicySettings(policies=text)

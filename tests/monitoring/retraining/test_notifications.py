@@ -4,16 +4,17 @@ import logging
 
 import pytest
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.notifications.webhook import Answer, compose, post_to_file
 from evergreen.runtime.errors import ContractError
 from monitoring.journal import Event
 from monitoring.retraining import notifications
 from monitoring.retraining.notifications import NotificationSettings, Notifier, Outbox
 from tests.support.clocks import Clock
+from tests.support.errors import raises
 from tests.support.kept_documents import KeptDocuments
 from tests.support.monitors import DRIFT, START
 from tests.support.processes import wait_for
+from tests.support.recommenders import SHOP
 from tests.support.webhook_server import SECRET, WebhookServer
 
 
@@ -34,7 +35,7 @@ def webhook_file(server, tmp_path):
 def texts(server):
     """Return the first line of each message, without the recommender's name at its start."""
     lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
-    assert {recommender for recommender, _, _ in lines} == {CRITEO_RECOMMENDER.name}
+    assert {recommender for recommender, _, _ in lines} == {SHOP.name}
     return [text for _, _, text in lines]
 
 
@@ -271,7 +272,7 @@ def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, 
 
 
 def test_address_in_place_of_its_file_is_refused_without_being_repeated():
-    with pytest.raises(ContractError, match="webhook_file is an address") as error:
+    with raises(ContractError, "webhook_file", "address") as error:
         NotificationSettings(webhook_file="https://hooks.example" + SECRET)
     assert "a-secret" not in str(error.value)
 

@@ -9,7 +9,7 @@ import pytest
 from evergreen.runtime.errors import PermanentError
 from monitoring.journal import Journal
 from monitoring.uploader import Uploader
-from tests.support.crashes import Killed, crash_at
+from tests.support.crashes import Kill, Killed
 from tests.support.monitors import DRIFT, START, WINDOW, clicks, prediction, publish, traffic
 
 
@@ -149,7 +149,7 @@ POINTS = [
 @pytest.mark.parametrize("point", POINTS)
 def test_crash_at_any_step_leads_to_exactly_one_run(bench, point):
     b = bench(**DRIFT)
-    b.checkpoint = crash_at(point)
+    b.checkpoint = Kill(point).reach
     monitor = b.start()
     traffic(b, "bad", auc="bad")
 

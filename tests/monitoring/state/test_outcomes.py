@@ -12,7 +12,7 @@ from monitoring.state.archive import OUTCOME_SCHEMA as SCHEMA
 from monitoring.state.archive import marker_path
 from monitoring.state.store import Store
 from tests.support.archives import archived_rows, expected_rows, outcome_files, outcomes
-from tests.support.crashes import Killed, crash_at
+from tests.support.crashes import Kill
 from tests.support.monitors import START, WINDOW, Bench, add_in_pulls, clicks, prediction, publish
 
 MIDNIGHT = 1_763_078_400.0  # 2025-11-14
@@ -136,9 +136,10 @@ def stream(b: Bench) -> set[tuple[str, int, str]]:
 
 def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started):
     b = started(keep_ids_seconds=0.0)
-    b.checkpoint = crash_at("outcomes.renamed")
-    with pytest.raises(Killed):
+    with Kill("outcomes.renamed") as kill:
+        b.checkpoint = kill.reach
         stream(b)
+    assert kill.is_dead
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
     marker = marker_path(
         b.settings.archive, path.name
