@@ -15,8 +15,8 @@ from typing import Any
 from unittest import mock
 
 import yaml
-from cli.commands import COMMANDS, GROUPS, parser_of
 
+from cli.commands import COMMANDS, GROUPS, parser_of
 from demo.environments import REPOSITORY
 from evergreen.config.reader import flat_settings
 from evergreen.recommender_file.reference import reference, settings_table, type_text
@@ -58,8 +58,17 @@ def commands_page() -> str:
         "",
         GENERATED.format("the parsers"),
         "",
-        "`evergreen COMMAND --help` prints the same text. "
-        "[Exit codes](exit-codes.md) are the same for all commands.",
+        "`evergreen COMMAND --help` prints the same text, and `evergreen data --help` lists the "
+        "commands of a group. [Exit codes](exit-codes.md) are the same for all commands. Commands "
+        "that list or compare also print JSON (`--json`). A table is cut to the width of the "
+        "terminal, and `--wide` prints the whole table. For completion in your shell, put "
+        '`eval "$(evergreen --print-completion bash)"` into `~/.bashrc`. For zsh, use `zsh` and '
+        "`~/.zshrc`.",
+        "",
+        "Every pipeline step is also a command in its environment, such as "
+        "`.venvs/training/bin/python -m components.training --help`. Extraction, deployment and "
+        "run_outcome run in `driver`, validation and preprocessing in the environment of their "
+        "name, training and evaluation in `training`.",
         "",
         "| task | commands |",
         "|---|---|",

@@ -3,10 +3,10 @@
 import re
 
 import pytest
-from cli.commands import COMMANDS
 
-from tests.support.alerts import ALERTS
+from cli.commands import COMMANDS
 from cli.reference_pages import FOLDER, pages
+from tests.support.alerts import ALERTS
 
 PAGES = pages()
 

@@ -92,8 +92,8 @@ def workload_manifest(name: str):
 
 def test_line_that_no_program_takes_is_noticed():
     for line in (
-        "evergreen rollback --store S --too 3 --reason r",
-        "evergreen live-at --store S",
+        "evergreen release rollback --store S --too 3 --reason r",
+        "evergreen models live-at --store S",
         "evergreen undo",
     ):
         with pytest.raises(SystemExit):
