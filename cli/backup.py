@@ -307,7 +307,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, what in {
         "state": "the monitor's state folder",
-        "store": "model store",
+        "store": "model registry",
         "archive": "the monitor's archive",
         "repository": "Triton's model repository",
         "lake": "click logs",

@@ -227,7 +227,7 @@ def build_parser() -> argparse.ArgumentParser:
         parser.add_argument(
             name, metavar=name.upper(), help="a released version, or the id of a model in the store"
         )
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--output", type=Path, help="HTML page to write")
     return parser

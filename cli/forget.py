@@ -78,7 +78,7 @@ from evergreen.statistics.reference import read_reference
 from evergreen.storage.objects import ObjectInfo, Objects, local_copy
 from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 from monitoring.backtest.incident import MANIFEST as INCIDENT
-from monitoring.state.store import STORE_FILE, Store, matured_rows_of, waiting_requests_of
+from monitoring.state.store import STORE_FILE, StateStore, matured_rows_of, waiting_requests_of
 
 logger = logging.getLogger(__name__)
 
@@ -508,7 +508,7 @@ def in_windows(state: Path, user: User) -> Iterator[Found]:
     """
 
     def remove() -> None:
-        with closing(Store(state / STORE_FILE)) as store:
+        with closing(StateStore(state / STORE_FILE)) as store:
             store.forget_user(user.category)
 
     with _reading_state(state) as memory:
@@ -587,7 +587,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--user", required=True, metavar="ID", help="value of the column, as your files spell it"
     )
-    parser.add_argument("--store", required=True, help="model store")
+    parser.add_argument("--store", required=True, help="model registry")
     for name, what in PLACES.items():
         parser.add_argument(f"--{name}", help=what)
     parser.add_argument(

@@ -456,7 +456,7 @@ def _publish_file(path: Path, final: Path) -> None:
 def add_store_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag that names the registry whose recommender describes the files."""
     parser.add_argument(
-        "--store", required=True, help="model store whose newest recommender describes the files"
+        "--store", required=True, help="model registry whose newest recommender describes the files"
     )
 
 

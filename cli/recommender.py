@@ -88,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_listing_flags(history)
     for each in (show, diff, accept, history, records):
         each.add_argument(
-            "--store", required=each is not records, help="model store, folder or its URI"
+            "--store", required=each is not records, help="model registry, folder or its URI"
         )
     return parser
 
@@ -221,7 +221,7 @@ def _find(arguments: argparse.Namespace, which: str) -> Recommender:
 def _store(arguments: argparse.Namespace) -> Path:
     if arguments.store is None:
         raise ContractError(
-            "--store is not given, expected the model store, because no file is named"
+            "--store is not given, expected the model registry, because no file is named"
         )
     return typed_folder(arguments.store, "--store")
 

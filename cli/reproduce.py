@@ -338,7 +338,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a released version, or a model that the gate evaluated",
     )
     parser.add_argument(
-        "--store", required=True, help="model store, folder or its URI, which is only read"
+        "--store", required=True, help="model registry, folder or its URI, which is only read"
     )
     parser.add_argument(
         "--work", required=True, type=Path, help="folder in which a new work folder is created"

@@ -64,7 +64,7 @@ def rollback(
         live = site.live
         if live is None:
             raise ContractError(
-                f"model store {settings.store} has no release, expected one to roll back"
+                f"model registry {settings.store} has no release, expected one to roll back"
             )
         if of is not None and live != of:
             raise Refused(

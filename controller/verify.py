@@ -142,7 +142,7 @@ def verify(
     )  # a failed release has journal entries but no manifest
     if released is None:
         raise ContractError(
-            f"version {version} was never released in model store {store}, expected one of its "
+            f"version {version} was never released in model registry {store}, expected one of its "
             "journal"
         )
     files: set[str] = set()
@@ -363,7 +363,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
     parser = CommandParser(prog="evergreen audit verify", description=__doc__.split("\n\n")[0])
     parser.add_argument("version", type=int, help="version of the served model")
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument(
         "--lake", required=True, help="lake, or the monitor's archive: folder, its URI, or gs://"
     )

@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT_PREFIX = "EVERGREEN_UPLOADER_"
 MAX_PAUSE_SECONDS = 300.0
 """Maximum pause between two passes while the lake is unreachable."""
-PATTERNS = tuple(
+_PATTERNS = tuple(
     f"{partition.format(day='*')}/part-*.parquet"
     for partition in (DAY_PARTITION, OUTCOME_PARTITION)
 )
@@ -152,7 +152,7 @@ class Uploader:
         unreadable: list[str] = []
         found = [
             p.relative_to(self._archive).as_posix()
-            for pattern in PATTERNS
+            for pattern in _PATTERNS
             for p in self._archive.glob(pattern)
         ]
         for name in sorted(set(found) - self.refused.keys(), key=self._upload_order):

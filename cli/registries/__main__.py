@@ -24,7 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         prog="evergreen models sync", description=(__doc__ or "").partition("\n\n")[2]
     )
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument("--mlflow", help="tracking URI of MLflow, such as http://mlflow:5000")
     parser.add_argument(
         "--model-registry",

@@ -100,7 +100,7 @@ def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage
         ContractError: there is no such model, no version is live, or a manifest is corrupt.
     """
     if not store.is_dir():
-        raise ContractError(f"model store {store} does not exist, expected a folder")
+        raise ContractError(f"model registry {store} does not exist, expected a folder")
     manifests = sorted((store / "models").glob(f"[!.]*/{Model.MANIFEST}"))
     models = {each.model_id: each for each in map(Model.read, manifests)}
     live = promotion_journal.current(store)
@@ -110,7 +110,8 @@ def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage
         wanted = [live_id if model == CURRENT else model]  # type: ignore[list-item]
         if wanted[0] not in models:
             raise ContractError(
-                f"model {model!r} is not in the model store {store}, expected one of {list(models)}"
+                f"model {model!r} is not in the model registry {store}, "
+                f"expected one of {list(models)}"
             )
     return [_descent(model_id, models, is_live=model_id == live_id) for model_id in wanted]
 
@@ -147,7 +148,7 @@ def build_parser() -> argparse.ArgumentParser:
         "from, itself or through the models that it continued. With --lake, it also lists which of "
         "these rows a later back-fill has replaced.",
     )
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--day", help="this day alone, UTC, YYYY-MM-DD")
     only.add_argument("--model", help="this model's id alone, or current")

@@ -24,7 +24,7 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import typed_folder
 
-MANIFEST = "quarantine.json"
+_MANIFEST = "quarantine.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def keep_quarantined(store: Path, run: str, rows: Path, *, num_rows: int) -> Pat
     kept = QuarantinedRun(run=run, time=datetime.now(timezone.utc).isoformat(), num_rows=num_rows)
     with whole_directory(final.parent, replace=True) as folder:
         shutil.copytree(rows, folder / final.name)
-        (folder / MANIFEST).write_text(json.dumps(asdict(kept), indent=2) + "\n", encoding="utf-8")
+        (folder / _MANIFEST).write_text(json.dumps(asdict(kept), indent=2) + "\n", encoding="utf-8")
     return final
 
 
@@ -64,14 +64,14 @@ def forget_quarantined(store: Path, run: str) -> None:
     shutil.rmtree(rows_folder(store, run).parent, ignore_errors=True)
 
 
-def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
+def _read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
     """Return the quarantined rows of every run, oldest first.
 
     Raises:
         ContractError: A manifest cannot be read.
     """
     found = []
-    for path in (quarantine_folder(store) / "runs").glob(f"[!.]*/{MANIFEST}"):
+    for path in (quarantine_folder(store) / "runs").glob(f"[!.]*/{_MANIFEST}"):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             found.append(
@@ -99,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     listing = commands.add_parser(
         "list", help="list how many rows each run quarantined, and where they lie"
     )
-    listing.add_argument("--store", required=True, help="model store, folder or its URI")
+    listing.add_argument("--store", required=True, help="model registry, folder or its URI")
     add_listing_flags(listing)
     return parser
 
@@ -109,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
-    runs = read_quarantined_runs(store)
+    runs = _read_quarantined_runs(store)
     if arguments.json:
         print(json.dumps([asdict(kept) for kept in runs]))
         return ExitCode.DONE

@@ -29,7 +29,7 @@ from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
 from evergreen.contracts.manifests import CURRENT, Model
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.registry.runs import run_folder
 from evergreen.runtime.durable import append_record, read_records, sha256_file, write_whole
 from evergreen.runtime.errors import ContractError, first_line
@@ -39,8 +39,8 @@ from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_tim
 from evergreen.storage.uris import local_path, typed_folder
 
 TRAINING, SERVING = "TRAINING", "SERVING"
-JOURNAL = "journal.jsonl"
-SCHEMA_WIDE = "schema"
+_JOURNAL = "journal.jsonl"
+_SCHEMA_WIDE = "schema"
 """Name for the parts of a schema that belong to no feature: environments, and value lists that
 features share."""
 
@@ -62,7 +62,7 @@ def format_schema(schema: Any) -> str:
     return str(text_format.MessageToString(schema))
 
 
-def expect_sound(schema: Any, source: str) -> None:
+def _expect_sound(schema: Any, source: str) -> None:
     """Refuse a schema that cannot check rows.
 
     Raises:
@@ -103,7 +103,7 @@ def _faults_of(feature: Any, lists: set[str]) -> Iterator[str]:
 
 
 def compare_schemas(old: Any, new: Any) -> dict[str, str]:
-    """Return a unified diff of each changed feature's text, and of `SCHEMA_WIDE`."""
+    """Return a unified diff of each changed feature's text, and of `_SCHEMA_WIDE`."""
     before, after = _texts(old), _texts(new)
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return {
@@ -121,7 +121,7 @@ def _texts(schema: Any) -> dict[str, list[str]]:
     del rest.feature[:]
     for name, part in [
         *((feature.name, feature) for feature in schema.feature),
-        (SCHEMA_WIDE, rest),
+        (_SCHEMA_WIDE, rest),
     ]:
         texts[name] += format_schema(part).splitlines()
     return texts
@@ -150,14 +150,14 @@ class AcceptedSchema:
     """Features that differ from `base`, as named by the person who accepted the schema."""
 
 
-def schemas_folder(store: Path) -> Path:
+def _schemas_folder(store: Path) -> Path:
     """Return the folder of the versions."""
     return store / "schemas"
 
 
 def version_path(store: Path, version: int) -> Path:
     """Return the file of one version."""
-    return schemas_folder(store) / f"{version}.pbtxt"
+    return _schemas_folder(store) / f"{version}.pbtxt"
 
 
 def read_accepted(store: Path) -> list[AcceptedSchema]:
@@ -166,10 +166,12 @@ def read_accepted(store: Path) -> list[AcceptedSchema]:
     Raises:
         ContractError: A line of the journal is corrupt. The error names the file and the line.
     """
-    return read_records(schemas_folder(store) / JOURNAL, AcceptedSchema, name="an accepted schema")
+    return read_records(
+        _schemas_folder(store) / _JOURNAL, AcceptedSchema, name="an accepted schema"
+    )
 
 
-def newest_accepted(store: Path) -> AcceptedSchema | None:
+def _newest_accepted(store: Path) -> AcceptedSchema | None:
     """Return the newest accepted version, or None if nobody accepted a version.
 
     Raises:
@@ -187,7 +189,7 @@ def newest_accepted(store: Path) -> AcceptedSchema | None:
 
 def schema_in_force(store: Path, of_champion: Path | None) -> Path | None:
     """Return the schema file in force: the newest accepted version, else the champion's."""
-    accepted = newest_accepted(store)
+    accepted = _newest_accepted(store)
     return version_path(store, accepted.version) if accepted else of_champion
 
 
@@ -211,10 +213,10 @@ def accept_schema(
             `change` names.
     """
     schema = read_schema(source)
-    expect_sound(schema, f"schema {source}")
+    _expect_sound(schema, f"schema {source}")
     if not reason.strip():
         raise ContractError("reason is empty, expected why this schema is accepted")
-    before = newest_accepted(store)
+    before = _newest_accepted(store)
     base, path = (
         (f"version {before.version}", version_path(store, before.version))
         if before
@@ -234,7 +236,7 @@ def accept_schema(
         changed=_check_changed(path, schema, change),
     )
     write_whole(version_path(store, line.version), source.read_bytes())
-    append_record(schemas_folder(store) / JOURNAL, line)
+    append_record(_schemas_folder(store) / _JOURNAL, line)
     return line
 
 
@@ -285,7 +287,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add_listing_flags(log)
     for each in (show, diff, accept, log):
-        each.add_argument("--store", required=True, help="model store, folder or its URI")
+        each.add_argument("--store", required=True, help="model registry, folder or its URI")
     for each in (show, diff, accept):
         each.add_argument("--work", default="", help="folder for big files, for run:NAME")
     return parser
@@ -338,7 +340,7 @@ def _log(store: Path, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
     elif not lines:
-        print("no schema was accepted yet: rounds are judged by their champion's")
+        print("no schema was accepted yet: rounds are checked by their champion's")
     else:
         print_table(LOG, map(_cells, lines), wide=arguments.wide)
     return ExitCode.DONE
@@ -368,7 +370,7 @@ def _cells(line: AcceptedSchema) -> tuple[str | None, ...]:
 
 
 def _live_schema(store: Path) -> tuple[str, Path] | None:
-    release = model_store.champion(store, CURRENT)
+    release = registry.champion(store, CURRENT)
     return (release.model_id, local_path(release.model_uri) / Model.SCHEMA) if release else None
 
 

@@ -92,11 +92,9 @@ class ValidationSettings:
 
 BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
 ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)
-SEVERITIES = {BLOCK: BLOCK, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: INFO}
-"""Severity of a finding, by the action of its rule."""
 
 DATASET = "dataset"
-"""Value of `feature` in a finding that is not about a single column."""
+"""Column of a check that is not about a single column."""
 DOMAIN = "domain"
 """Rule about single rows. Only the rule `domain` can quarantine rows."""
 

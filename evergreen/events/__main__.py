@@ -1,4 +1,4 @@
-"""`evergreen monitor log`: checks an event log, lists its dead letters, and publishes them again.
+"""`evergreen monitor log`: check an event log, list its dead letters, and publish them again.
 
 The commands are safe beside a running monitor, because they neither pull nor acknowledge messages.
 `evergreen.events.event_log` describes what an event log guarantees.
@@ -23,7 +23,7 @@ from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import log_as_text, show
 from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 
-SHOWN_BYTES = 60
+_SHOWN_BYTES = 60
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -128,8 +128,8 @@ def _document(message: DeadLetter) -> dict[str, object]:
 
 def _beginning(message: DeadLetter) -> str:
     """Return the first bytes of a message, with escapes."""
-    return repr(message.payload[:SHOWN_BYTES])[2:-1] + (
-        "..." if len(message.payload) > SHOWN_BYTES else ""
+    return repr(message.payload[:_SHOWN_BYTES])[2:-1] + (
+        "..." if len(message.payload) > _SHOWN_BYTES else ""
     )
 
 

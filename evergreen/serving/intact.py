@@ -150,7 +150,7 @@ def _heal_published(
         folders.replace(version, RECORD_FILE, whole.dumps())
         corrupt.append(RECORD_FILE)
     for each in problems:
-        logger.error("%s; it was replaced by the model store's copy", each)
+        logger.error("%s; it was replaced by the model registry's copy", each)
     return [f"{folders.uri}/{version}/{name}" for name in corrupt]
 
 

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from evergreen.config import reader
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_values, make_settings, read_flags
 from evergreen.registry.recommenders import logged_recommender
 from evergreen.runtime.errors import expect
@@ -32,7 +32,7 @@ from monitoring.policies.evaluation import no_baseline
 from monitoring.released_models import ReleasedModels
 from monitoring.state.rules_file import read_rules
 
-FEW_POINTS = 20
+_FEW_POINTS = 20
 """Minimum number of decision points. With fewer decision points, the command warns that the result
 is unreliable."""
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = (
         flat_values(read_rules(typed_folder(arguments.state, "--state"))) if arguments.state else {}
     )
-    settings = make_settings(JudgingSettings, **known | read_flags(JudgingSettings, arguments))
+    settings = make_settings(DecisionSettings, **known | read_flags(DecisionSettings, arguments))
     expect(arguments, "at least 0", lambda value: value >= 0, "run_seconds")
     archive = open_objects(typed_uri(arguments.archive))
     store = typed_folder(arguments.store, "--store") if arguments.store else None
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     user = recommender.data.user if recommender else None
     backtests = []
     for policies in arguments.policy or [settings.policies.policies]:
-        of_run = make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
+        of_run = make_settings(DecisionSettings, **{**flat_values(settings), "policies": policies})
         features = (
             recommender.features if recommender and of_run.drift.drift_bucket_seconds else None
         )
@@ -68,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         backtests.append(
             backtest(points, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at)
         )
-    if (fewest := min(each.decision_points for each in backtests)) < FEW_POINTS:
+    if (fewest := min(each.decision_points for each in backtests)) < _FEW_POINTS:
         said = (
-            f"labels wait {settings.judge.attribution_window_seconds:g} s, points "
-            f"{settings.judge.decide_seconds:g} s"
+            f"labels wait {settings.evaluation.attribution_window_seconds:g} s, points "
+            f"{settings.evaluation.decide_seconds:g} s"
         )
         hint = (
             ""
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             else "; --state uses the settings of the monitor that recorded them"
         )
         print(
-            f"only {fewest} decision points, expected {FEW_POINTS} or more to compare policies: "
+            f"only {fewest} decision points, expected {_FEW_POINTS} or more to compare policies: "
             f"{said}{hint}",
             file=sys.stderr,
         )
@@ -93,7 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = reader.build_parser(
-        JudgingSettings, prog="evergreen audit backtest", description=(__doc__ or "").split("\n")[0]
+        DecisionSettings,
+        prog="evergreen audit backtest",
+        description=(__doc__ or "").split("\n")[0],
     )
     parser.add_argument(
         "archive",

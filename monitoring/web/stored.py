@@ -137,7 +137,7 @@ def _actions(state: Path, content: Mapping[str, Any], now: float) -> ActionStatu
         msgspec.convert(content.get(PROGRESS, {}), RunProgress),
         msgspec.convert(content.get(RATE_LIMITS, {}), RunMemory),
         msgspec.convert(incident, OpenIncident) if incident else None,
-        daily_budget=read_rules(state).restraint.daily_budget,
+        daily_budget=read_rules(state).rate_limit.daily_budget,
         messages_waiting=None,
         now=now,
     )

@@ -231,7 +231,7 @@ def validated(python, folder: Path, seen: Path, run: str) -> tuple[dict, dict, s
     return json.loads(told.stdout), report, (folder / f"{run}.html").read_text()
 
 
-def test_newer_tfdv_of_image_judges_as_older_one_of_laptop(podman, images, volume, raw_table):
+def test_newer_tfdv_of_image_evaluates_as_older_one_of_laptop(podman, images, volume, raw_table):
     laptop, image = volume / "laptop", volume / "image"
     for run, rows, parent in (
         ("r1", raw_table(3000), None),

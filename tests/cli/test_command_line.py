@@ -85,7 +85,7 @@ def test_folder_that_is_no_registry_is_refused_and_empty_one_is_accepted(command
     (tmp_path / "thesis.txt").write_text("years of work")
     assert main([*command, "--store", str(tmp_path)]) == 2
     assert (
-        "holds none of models, runs, recommender, journal.jsonl, expected a model store"
+        "holds none of models, runs, recommender, journal.jsonl, expected a model registry"
         in capsys.readouterr().err
     )
 

@@ -8,14 +8,14 @@ from dataclasses import asdict
 import pytest
 
 from cli.status import main, read_status
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.registry.models import verdict_paths
 from evergreen.registry.runs import RunOutcome, write_outcome
 from monitoring.metrics.window import Kpis
 from monitoring.policies.policy import Action, Decision
 from monitoring.retraining.actions import ActionStatus
 from monitoring.state.rules_file import write_rules
-from monitoring.state.store import STORE_FILE, Store
+from monitoring.state.store import STORE_FILE, StateStore
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.server import HttpSettings, MonitorServer
 from tests.support.releases import keep_model, make_live, passing_verdict, release
@@ -60,7 +60,7 @@ def status_of(folder, *, state=None, address=None):
 def leave_monitor(state):
     """Write what a monitor leaves that stopped while it suspected a drift."""
     state.mkdir()
-    write_rules(state, JudgingSettings())
+    write_rules(state, DecisionSettings())
     point = {"time": NOW - 60, "backlog": 0, **asdict(KPIS)}
     (state / "timeline.jsonl").write_text(json.dumps(point) + "\n")
     line = {
@@ -74,7 +74,7 @@ def leave_monitor(state):
     (state / "decisions.jsonl").write_text(json.dumps(line) + "\n")
     columns = [{"feature": "price", "drifted": True}, {"feature": "age", "drifted": False}]
     incident = {"since": NOW - 300, "last_at": NOW - 90, "sent_at": 0, "text": "x"}
-    with closing(Store(state / STORE_FILE)) as store:
+    with closing(StateStore(state / STORE_FILE)) as store:
         store.write_documents(
             {
                 "rate_limits": {"blocked_until": NOW + 600, "blocked_by": "cool-down after a test"},
@@ -145,7 +145,7 @@ def test_stopped_monitor_is_read_from_its_files(live):
 def test_reading_takes_no_lock_and_changes_no_file(live):
     leave_monitor(state := live / "monitor")
     before = {path.name: path.read_bytes() for path in state.iterdir()}
-    with closing(Store(state / STORE_FILE)):
+    with closing(StateStore(state / STORE_FILE)):
         assert status_of(live, state=state).drift.action == "breach"
     status_of(live, state=state)
     assert {name: (state / name).read_bytes() for name in before} == before

@@ -113,7 +113,7 @@ def test_bad_release_under_traffic_rolled_back_by_itself_without_failures(turned
         event["kind"]
         for event in map(json.loads, (folder / "monitor" / "events.jsonl").read_text().splitlines())
     ]
-    assert (told.count("bad_release"), told.count("taken_back")) == (1, 1)
+    assert (told.count("bad_release"), told.count("rolled_back")) == (1, 1)
 
 
 def test_every_archived_score_was_recomputed_and_is_one_that_was_served(turned):

@@ -28,7 +28,7 @@ from tools.autoscaling.traces import DEFAULT_ROWS, SYNTHETIC, Trace, read_trace
 _MOST_LINES = 48
 
 
-def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
+def _describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
     """Return the run as text.
 
     Args:
@@ -252,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _settings(arguments, trace, spec)
     _introduce(trace, settings, spec)
     outcome = Simulation(trace, spec, settings).run()
-    print(describe(outcome, objective_ms=arguments.objective_ms))
+    print(_describe(outcome, objective_ms=arguments.objective_ms))
     return 0
 
 

@@ -215,7 +215,7 @@ def test_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "nobody"], "model 'nobody' is not in the model store"),
+        (["--model", "nobody"], "model 'nobody' is not in the model registry"),
         (["--day", "yesterday"], "day is 'yesterday', expected a date YYYY-MM-DD"),
         (["--lake", "/no/such"], "lake /no/such does not exist"),
     ],

@@ -174,7 +174,9 @@ def test_version_changed_in_place_is_refused(schema, write, tmp_path):
     ],
     ids=str,
 )
-def test_schema_by_which_nothing_can_be_judged_is_refused(schema, write, tmp_path, change, message):
+def test_schema_by_which_nothing_can_be_checked_is_refused(
+    schema, write, tmp_path, change, message
+):
     with pytest.raises(ContractError, match=message):
         schema_versions.accept_schema(
             tmp_path, write(changed(schema, **change)), of_champion=None, who="x", reason="x"

@@ -72,7 +72,7 @@ def test_only_releases_rollbacks_and_promotions_change_who_is_live(store):
     assert current(store).version == 1
 
 
-def test_line_taken_back_right_after_it_was_written_never_was(tmp_path):
+def test_line_rolled_back_right_after_it_was_written_never_was(tmp_path):
     for entry in (
         line("release", 1, at(1)),
         line("release", 2, at(2)),
