@@ -27,6 +27,7 @@ from inference_client.publisher import METRICS as CLIENT_METRICS
 from monitoring.settings import ENVIRONMENT_PREFIX, InstallationSettings
 from monitoring.uploader import UploaderSettings
 from monitoring.web import metrics
+from monitoring.web.store_status import VERDICTS
 from pipelines.placement import Placement
 
 FOLDER = REPOSITORY / "docs" / "reference"
@@ -238,7 +239,7 @@ def metrics_page() -> str:
     for name, label, values in (
         ("records_total", "outcome", metrics.RECORD_OUTCOMES),
         ("drift_checks_total", "outcome", metrics.DRIFT_OUTCOMES),
-        ("runs_total", "verdict", metrics.VERDICTS),
+        ("runs_total", "verdict", VERDICTS),
     ):
         lines += [
             "",

@@ -7,6 +7,7 @@ one flat list.
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from evergreen.config.drift import DriftThresholds
 from evergreen.config.reader import flat_settings, nearest, read_mapping
 from evergreen.config.release import BakingSettings
 from evergreen.config.spec import Recommender
@@ -186,7 +187,7 @@ class RecipeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriftSettings:
+class DriftSettings(DriftThresholds):
     """Settings of drift detection: buckets and thresholds."""
 
     drift_bucket_seconds: float = 3600.0
@@ -197,33 +198,17 @@ class DriftSettings:
     same version."""
     false_discovery_rate: float = 0.01
     """False discovery rate: maximum expected share of false alarms among the columns reported as
-    drifted or outlying. If nothing has changed, it is the probability of any alarm in a bucket."""
-    categorical_drift: float = 0.02
-    """Minimum change of one category's share that counts as drift. A change that chance can explain
-    does not count."""
-    categorical_drift_relative: float = 0.5
-    """Minimum change relative to the category's previous share. The smaller of this limit and
-    `categorical_drift` applies, but at least 0.002."""
-    numeric_drift: float = 0.003
-    """Minimum Jensen-Shannon divergence, in bits beyond what chance adds, that counts as drift."""
-    missing_drift: float = 0.02
-    """Minimum change of a column's share of missing values that counts as drift."""
+    drifted or outlying. If nothing has changed, it is the probability of any alarm in a bucket. The
+    default is below that of validation, because there are many buckets between two runs."""
     outlier_drift: float = 0.005
     """Minimum increase of a numeric column's share of outliers that raises an alarm."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         expect(self, "at least 0", lambda value: value >= 0, "drift_bucket_seconds")
         expect(self, "at least 1", lambda value: value >= 1, "drift_min_rows")
         expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "drift_min_rows")
-        expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "false_discovery_rate")
-        least = (
-            "categorical_drift",
-            "categorical_drift_relative",
-            "numeric_drift",
-            "missing_drift",
-            "outlier_drift",
-        )
-        expect(self, "a number in [0, 1]", lambda value: 0 <= value <= 1, *least)
+        expect(self, "a number in [0, 1]", lambda value: 0 <= value <= 1, "outlier_drift")
 
 
 @dataclass(frozen=True, kw_only=True)

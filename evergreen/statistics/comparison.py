@@ -25,12 +25,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from evergreen.config.drift import DriftThresholds
 from evergreen.contracts.words import ShownValues
 from evergreen.statistics.column_profile import (
     ColumnProfile,
@@ -75,36 +76,6 @@ _LEAST_FLOOR = 1e-12
 counts."""
 
 _Floats = NDArray[np.float64]
-
-
-class DriftThresholds(Protocol):
-    """Minimum effects that a comparison reports as drift.
-
-    The settings of validation and those of the monitor implement this protocol.
-    """
-
-    @property
-    def categorical_drift(self) -> float:
-        """Return the minimum change of one category's share."""
-
-    @property
-    def categorical_drift_relative(self) -> float:
-        """Return the minimum change relative to the category's previous share.
-
-        The smaller of this limit and `categorical_drift` applies.
-        """
-
-    @property
-    def numeric_drift(self) -> float:
-        """Return the minimum Jensen-Shannon divergence in bits beyond what chance adds."""
-
-    @property
-    def missing_drift(self) -> float:
-        """Return the minimum change of a column's share of missing values that counts as drift."""
-
-    @property
-    def false_discovery_rate(self) -> float:
-        """Return the maximum expected share of false alarms among the drifted columns."""
 
 
 class Outliers(NamedTuple):
