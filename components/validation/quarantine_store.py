@@ -99,11 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     listing = commands.add_parser(
         "list", help="list how many rows each run quarantined, and where they lie"
     )
-<<<<<<< HEAD
     listing.add_argument("--store", required=True, help="model registry, folder or its URI")
-=======
-    listing.add_argument("--store", required=True, help="model store, folder or its URI")
->>>>>>> main
     add_listing_flags(listing)
     return parser
 

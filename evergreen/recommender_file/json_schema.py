@@ -1,13 +1,8 @@
 """JSON Schema of a recommender's file, for editors: docs/reference/recommender.schema.json.
 
 `make golden` writes it. The schema has keys, types, defaults and descriptions. An editor cannot use
-<<<<<<< HEAD
 it to detect wrong ranges, repeated columns, or settings of another network. `evergreen data
 check` detects these errors.
-=======
-it to detect wrong ranges, repeated columns, or settings of another network. `evergreen data check`
-detects these errors.
->>>>>>> main
 """
 
 import json
