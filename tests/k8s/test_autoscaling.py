@@ -13,7 +13,7 @@ HPA = ADAPTER / "autoscaler.yaml"
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 SLOWEST_START_SECONDS = 300
 """Startup time of a GPU node, its image and the model. A removed replica needs at least this time
-to return (docs/autoscaling.md)."""
+to return (docs/kubernetes/autoscaling.md)."""
 
 
 def specification(path):

@@ -243,7 +243,7 @@ def test_evidence_has_mean_of_one_under_terms_without_mean():
 def test_few_users_who_come_back_take_no_good_version_back():
     """50 users with 100 requests each.
 
-    The gate evaluated 200 requests of 50 other users. docs/canary.md reports 200 streams.
+    The gate evaluated 200 requests of 50 other users. docs/guides/canary.md reports 200 streams.
     """
     alarms = 0
     for number in range(30):
