@@ -1,4 +1,4 @@
-"""`evergreen compare A B` shows how two stored models differ.
+"""`evergreen audit compare A B` shows how two stored models differ.
 
 It compares settings and sizes, and how well each model scores rows that are new to both. The rows
 are held-out rows of the model with the later training data. Rows up to the end of the other model's
@@ -221,7 +221,7 @@ def _cells(pairs: Mapping[str, tuple[Any, Any]]) -> list[list[str]]:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
-        prog="evergreen compare", description=(__doc__ or "").partition("\n\n")[2]
+        prog="evergreen audit compare", description=(__doc__ or "").partition("\n\n")[2]
     )
     for name in ("a", "b"):
         parser.add_argument(

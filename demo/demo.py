@@ -524,7 +524,7 @@ def _prepare_lake(
         seed, world = ["--seed", str(settings.seed)], ["--world", str(root / "world.json")]
         simulate = [
             "demo.simulation",
-            "simulate",
+            "lake",
             *lake,
             *world,
             *seed,
@@ -805,7 +805,7 @@ def _plant_bad_release(demo: _Demo) -> list[LiveChange]:
 
 
 def _start_verifying(demo: _Demo) -> list[int]:
-    """Start `evergreen verify` for each version that served requests, and return the versions."""
+    """Start `evergreen audit verify` for each served version, and return the versions."""
     versions = sorted({int(version) for line in demo.traffic.lines for version in line["versions"]})
     for version in versions:
         demo.stack.start(f"verify_{version}", demo.services.verify_command(version))
@@ -813,7 +813,7 @@ def _start_verifying(demo: _Demo) -> list[int]:
 
 
 def _finish_verifying(demo: _Demo, versions: list[int]) -> list[VerifiedVersion]:
-    """Return the findings of `evergreen verify` for these versions."""
+    """Return the findings of `evergreen audit verify` for these versions."""
     logs = [
         demo.stack.finish(f"verify_{version}", seconds=_PROOF_SECONDS, codes=(0, 1))
         for version in versions

@@ -297,7 +297,7 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
         raise ContractError(
             f"{files[0]} has no column that looks like {' or '.join(lacking)}, expected one of "
             "each: describe its "
-            f"columns in a file (`evergreen recommender init {files[0]}` drafts it) and give it by "
+            f"columns in a file (`evergreen init {files[0]}` drafts it) and give it by "
             "--recommender"
         )
     write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))

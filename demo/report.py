@@ -52,7 +52,7 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
     )
     start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
     again = f"evergreen open {shlex.quote(str(observed.folders.root))}"
-    back = f'evergreen rollback --store {shlex.quote(str(store))} --reason "trying it"'
+    back = f'evergreen release rollback --store {shlex.quote(str(store))} --reason "trying it"'
     stages = [
         [name.replace("_", " "), number(seconds)] for name, seconds in summary.seconds.items()
     ]

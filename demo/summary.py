@@ -63,7 +63,7 @@ class LiveChange:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedVersion:
-    """Findings of `evergreen verify` about one version."""
+    """Findings of `evergreen audit verify` about one version."""
 
     version: int
     same: bool
@@ -76,7 +76,7 @@ class VerifiedVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedDecisions:
-    """Findings of `evergreen replay` about the decisions, replayed from the lake's rows."""
+    """Findings of `evergreen audit replay` about the decisions, replayed from the lake's rows."""
 
     points: int
     equal: bool
@@ -620,7 +620,7 @@ def ingested_sentences(
     """Yield sentences on what happened to a user's rows.
 
     Args:
-        made: Output of `evergreen ingest`.
+        made: Output of `evergreen data ingest`.
         replay: File of the rows to replay.
         most: Maximum number of rows to read.
         has_times: Whether the rows kept their times.

@@ -5,6 +5,7 @@ recommender. The module opens the log and the state, and runs `monitoring.monito
 SIGINT.
 """
 
+import argparse
 import logging
 import os
 import signal
@@ -15,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from evergreen.config.reader import build_parser, read_settings
+from evergreen.config import reader
+from evergreen.config.reader import read_settings
 from evergreen.contracts.manifests import CURRENT
 from evergreen.registry.recommenders import accepted, logged_recommender
 from evergreen.runtime.errors import TemporaryError
@@ -34,12 +36,19 @@ logger = logging.getLogger(__name__)
 _MAX_RETRY_SECONDS = 30.0
 
 
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the monitor's settings."""
+    return reader.build_parser(
+        InstallationSettings,
+        prog="evergreen monitor run",
+        description=(__doc__ or "").split("\n")[0],
+    )
+
+
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Run the monitor until it receives SIGTERM or SIGINT."""
-    parser = build_parser(
-        InstallationSettings, prog="evergreen monitor", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = build_parser()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

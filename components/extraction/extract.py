@@ -715,7 +715,7 @@ def _expect_rows(count: _CopiedRows, window: TimeSpan, *, lake: Lake, parent: Mo
     if count.num_rows < _MIN_ROWS:
         found = f"{count.num_rows} rows" if count.num_rows else "no rows"
         others = (
-            "bring more rows by `evergreen ingest`, or ask for others by window_start and "
+            "bring more rows by `evergreen data ingest`, or ask for others by window_start and "
             "window_end"
         )
         again = (
@@ -755,7 +755,7 @@ def _cut(
         raise ContractError(
             f"window {window} holds {num_rows} rows of one time, expected older and newer ones: "
             "name the column of their times by data.event_time and ingest them again into an "
-            "empty lake; without one `evergreen ingest` spreads them over days"
+            "empty lake; without one `evergreen data ingest` spreads them over days"
         )
     return cut
 
@@ -776,6 +776,6 @@ def _enough(lake: Lake, learned: int, attribution: int) -> str:
                 )
     return (
         f"the lake holds {len(newer)} such rows, so no window would do before more have come "
-        "(`evergreen ingest`); to learn all rows anew without a comparison, "
+        "(`evergreen data ingest`); to learn all rows anew without a comparison, "
         f"{run_again(FROM_SCRATCH)}"
     )

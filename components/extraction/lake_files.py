@@ -515,7 +515,7 @@ class LakeFiles:
         if not self._rows and not outcomes:
             raise ContractError(
                 f"lake {self.name} holds no rows, expected folders day=YYYY-MM-DD of Parquet "
-                "files; `evergreen ingest` brings files of rows into a lake"
+                "files; `evergreen data ingest` brings files of rows into a lake"
             )
         self.outcomes = {
             day: [

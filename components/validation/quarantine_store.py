@@ -1,4 +1,4 @@
-"""Quarantined rows in the model registry, and `evergreen quarantine`, which lists them.
+"""Quarantined rows in the model registry, and `evergreen data quarantine`, which lists them.
 
 The step's own folder is removed with the work folder, but the registry stays. Each run that
 quarantined rows has a folder `<store>/quarantine/runs/<run>` with `quarantine.json` and
@@ -21,7 +21,7 @@ from evergreen.runtime.durable import whole_directory
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
-from evergreen.runtime.plain_text import show
+from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import typed_folder
 
 _MANIFEST = "quarantine.json"
@@ -84,15 +84,23 @@ def _read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
     return sorted(found, key=lambda kept: (kept.time, kept.run))
 
 
+COLUMNS = (
+    TableColumn(name="run", is_flexible=True),
+    TableColumn(name="time"),
+    TableColumn(name="rows", is_number=True),
+    TableColumn(name="folder", is_flexible=True),
+)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their flags."""
-    parser = CommandParser(prog="evergreen quarantine", description="Lists quarantined rows.")
+    parser = CommandParser(prog="evergreen data quarantine", description="Lists quarantined rows.")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser(
         "list", help="list how many rows each run quarantined, and where they lie"
     )
     listing.add_argument("--store", required=True, help="model registry, folder or its URI")
-    listing.add_argument("--json", action="store_true", help="print JSON")
+    add_listing_flags(listing)
     return parser
 
 
@@ -105,8 +113,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.json:
         print(json.dumps([asdict(kept) for kept in runs]))
         return ExitCode.DONE
-    for kept in runs:
-        show(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {rows_folder(store, kept.run)}")
+    if runs:
+        rows = [
+            (
+                kept.run,
+                local_time(kept.time),
+                f"{kept.num_rows:,}",
+                str(rows_folder(store, kept.run)),
+            )
+            for kept in runs
+        ]
+        print_table(COLUMNS, rows, wide=arguments.wide)
     print(f"{sum(kept.num_rows for kept in runs)} rows of {len(runs)} runs are quarantined")
     return ExitCode.DONE
 

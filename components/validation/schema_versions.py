@@ -1,4 +1,4 @@
-"""Schema files, and the versions that people accept by `evergreen schema`.
+"""Schema files, and the versions that people accept by `evergreen data schema`.
 
 The module needs protobuf but not TFDV. The module runs in the validation environment, or on a
 cluster in the validation image (`python -m components.validation.schema_versions`). Every schema
@@ -15,11 +15,12 @@ next accepted version overwrites it.
 
 import argparse
 import difflib
+import json
 import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from evergreen.runtime.durable import append_record, read_records, sha256_file, 
 from evergreen.runtime.errors import ContractError, first_line
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser, whoami
-from evergreen.runtime.plain_text import show
+from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import local_path, typed_folder
 
 TRAINING, SERVING = "TRAINING", "SERVING"
@@ -257,7 +258,7 @@ def _check_changed(base: Path | None, schema: Any, change: Sequence[str]) -> lis
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their flags."""
     parser = CommandParser(
-        prog="evergreen schema", description="Curates the schema of the training rows."
+        prog="evergreen data schema", description="Curates the schema of the training rows."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser(
@@ -284,6 +285,7 @@ def build_parser() -> argparse.ArgumentParser:
     log = commands.add_parser(
         "log", help="list the accepted versions: who, when, why, what they changed"
     )
+    add_listing_flags(log)
     for each in (show, diff, accept, log):
         each.add_argument("--store", required=True, help="model registry, folder or its URI")
     for each in (show, diff, accept):
@@ -333,17 +335,38 @@ def _accept(store: Path, arguments: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def _log(store: Path, _arguments: argparse.Namespace) -> int:
+def _log(store: Path, arguments: argparse.Namespace) -> int:
     lines = read_accepted(store)
-    if not lines:
+    if arguments.json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+    elif not lines:
         print("no schema was accepted yet: rounds are checked by their champion's")
-    for line in lines:
-        changed = f"; changed {', '.join(line.changed)}" if line.changed else ""
-        show(
-            f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: "
-            f"{line.reason}{changed}"
-        )
+    else:
+        print_table(LOG, map(_cells, lines), wide=arguments.wide)
     return ExitCode.DONE
+
+
+LOG = (
+    TableColumn(name="version", is_number=True),
+    TableColumn(name="accepted"),
+    TableColumn(name="by", is_flexible=True),
+    TableColumn(name="from", is_flexible=True),
+    TableColumn(name="over", is_flexible=True, is_wide_only=True),
+    TableColumn(name="changed", is_flexible=True),
+    TableColumn(name="reason", is_flexible=True),
+)
+
+
+def _cells(line: AcceptedSchema) -> tuple[str | None, ...]:
+    return (
+        str(line.version),
+        local_time(line.time),
+        line.who,
+        line.source,
+        line.base,
+        ", ".join(line.changed),
+        line.reason,
+    )
 
 
 def _live_schema(store: Path) -> tuple[str, Path] | None:

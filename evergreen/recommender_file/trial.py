@@ -366,8 +366,8 @@ def _of_times(trial: Trial) -> Iterator[str]:
     if trial.span is None:
         if trial.rows:
             yield (
-                "no times: `evergreen ingest` needs --last-day and --days, over which the rows "
-                "are spread"
+                "no times: `evergreen data ingest` needs --last-day and --days, over which the "
+                "rows are spread"
             )
         return
     first, last = (to_iso(micros)[:10] for micros in trial.span)

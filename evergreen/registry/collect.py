@@ -1,4 +1,4 @@
-"""Lists the old files of an installation, and removes them with `--yes` (`evergreen collect`).
+"""`evergreen admin collect` lists the old files of an installation, and removes them with `--yes`.
 
 The command removes the work folders of ended runs and the leftovers of killed writes. The command
 also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
@@ -30,6 +30,7 @@ from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import show
+from evergreen.runtime.terminal import progress
 from evergreen.storage.uris import typed_folder
 
 _KEEP_DAYS, _KEEP_VERSIONS, _MAX_DAYS = 30.0, 10, 36_500
@@ -153,7 +154,7 @@ def _removable(path: Path, what: str) -> Removable:
 def build_parser() -> argparse.ArgumentParser:
     """Build the command's parser."""
     parser = CommandParser(
-        prog="evergreen collect", description=(__doc__ or "").partition("\n\n")[2]
+        prog="evergreen admin collect", description=(__doc__ or "").partition("\n\n")[2]
     )
     parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument(
@@ -189,8 +190,10 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
         show(f"{each.num_bytes / 2**20:10.1f} MiB  {each.what}")
     total = f"{sum(each.num_bytes for each in found) / 2**20:.1f} MiB in {len(found)} folders"
     if arguments.yes:
-        for each in found:
-            each.remove()
+        with progress("removing", total=len(found)) as advance:
+            for each in found:
+                each.remove()
+                advance()
         print(f"removed {total}")
     else:
         print(f"{total} may go; --yes removes them" if found else "nothing may go")

@@ -1,4 +1,4 @@
-"""Record of the models that were trained on rows which `evergreen forget` removed.
+"""Record of the models that were trained on rows which `evergreen admin forget` removed.
 
 The record contains no user ids. When the rows are removed, the record is the only evidence that a
 model was trained on them. Such a model must be replaced. A command adds its line to the record

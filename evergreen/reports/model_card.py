@@ -133,7 +133,7 @@ def _state(card: ModelCard) -> Banner:
 
 _LATER = Text(
     "What came later is on the card that the monitor's status page links to, and that ",
-    Code("evergreen model card"),
+    Code("evergreen models show"),
     " writes.",
     soft=True,
 )

@@ -1,4 +1,4 @@
-"""Command `evergreen backtest ARCHIVE`: would these policies have fired over recorded records?
+"""`evergreen audit backtest ARCHIVE` shows when policies would have fired over recorded records.
 
 The records come from a monitor's archive or a lake. The rules are set by the same flags as for the
 monitor. `monitoring.backtest.backtest` computes the decisions.
@@ -12,8 +12,9 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
+from evergreen.config import reader
 from evergreen.config.monitor import DecisionSettings
-from evergreen.config.reader import build_parser, flat_values, make_settings, read_flags
+from evergreen.config.reader import flat_values, make_settings, read_flags
 from evergreen.registry.recommenders import logged_recommender
 from evergreen.runtime.errors import expect
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
@@ -39,7 +40,7 @@ is unreliable."""
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the backtests and print a table or JSON."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     known = (
         flat_values(read_rules(typed_folder(arguments.state, "--state"))) if arguments.state else {}
     )
@@ -89,9 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ExitCode.DONE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = build_parser(
-        DecisionSettings, prog="evergreen backtest", description=(__doc__ or "").split("\n")[0]
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's flags."""
+    parser = reader.build_parser(
+        DecisionSettings,
+        prog="evergreen audit backtest",
+        description=(__doc__ or "").split("\n")[0],
     )
     parser.add_argument(
         "archive",

@@ -1,4 +1,4 @@
-"""Commands `evergreen incident` and `evergreen replay`: record an incident and decide it again.
+"""`evergreen audit incident` and `evergreen audit replay`: record an incident and decide it again.
 
 An incident is a time span of records with the monitor's decisions, in one folder:
 
@@ -72,15 +72,16 @@ _REFERENCE, _SCORES = "reference.npz", "scores.json"
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns `REFUSED` if a replayed decision differs."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     return int(arguments.call(arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="evergreen", description=(__doc__ or "").split("\n")[0])
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of both commands."""
+    parser = CommandParser(prog="evergreen audit", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(required=True)
     text = "copy a time span of records and its decisions into a folder"
-    recorded = commands.add_parser("record", help=text, prog="evergreen incident record")
+    recorded = commands.add_parser("record", help=text, prog="evergreen audit incident")
     add = recorded.add_argument
     add("--state", required=True, help="the monitor's state folder")
     add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")

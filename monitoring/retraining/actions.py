@@ -22,8 +22,15 @@ from monitoring.policies.baking import BAKING
 from monitoring.policies.policy import Action, Decision
 from monitoring.policies.rate_limit import RunMemory, apply_limits
 from monitoring.retraining.new_versions import NewVersions
-from monitoring.retraining.notifications import DRIFT, LOG, NotificationSettings, Notifier, Outbox
-from monitoring.retraining.retraining import IDLE, RUNNING, Retraining
+from monitoring.retraining.notifications import (
+    DRIFT,
+    LOG,
+    NotificationSettings,
+    Notifier,
+    OpenIncident,
+    Outbox,
+)
+from monitoring.retraining.retraining import IDLE, RUNNING, Retraining, RunProgress
 from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger, Trigger
 from monitoring.state.database import Database, read_memory
 
@@ -105,6 +112,42 @@ class ActionStatus:
     last_action: str | None = None
     messages_waiting: int | None = None
     """None without a webhook."""
+
+
+def describe_actions(
+    progress: RunProgress,
+    memory: RunMemory,
+    incident: OpenIncident | None,
+    *,
+    daily_budget: int,
+    messages_waiting: int | None,
+    now: float,
+) -> ActionStatus:
+    """Return the status of a monitor's actions.
+
+    Args:
+        progress: The request in progress.
+        memory: Past runs.
+        incident: The open incident of a drift, or None.
+        daily_budget: Maximum number of requests in 24 hours.
+        messages_waiting: Number of unsent messages. None without a webhook.
+        now: Seconds since the epoch.
+    """
+    is_blocked = memory.blocked_until > now
+    return ActionStatus(
+        phase=progress.phase,
+        request_id=progress.request_id or None,
+        started_at=progress.started_at if progress.phase == RUNNING else None,
+        daily_budget=daily_budget,
+        budget_left=max(0, daily_budget - memory.num_requests_today(now)),
+        blocked_until=memory.blocked_until if is_blocked else None,
+        blocked_by=memory.blocked_by if is_blocked else None,
+        failures=memory.failures,
+        failed=memory.failed,
+        incident_since=incident.since if incident else None,
+        last_action=incident.text if incident else None,
+        messages_waiting=messages_waiting,
+    )
 
 
 class DecisionHandler:
@@ -206,25 +249,14 @@ class DecisionHandler:
 
     def status(self, now: float) -> ActionStatus:
         """Return the status for the page and the metrics."""
-        progress = self.retraining.progress
-        memory = self.retraining.memory
         outbox = self.notifier.outbox
-        incident = self.notifier.open.get(DRIFT)
-        budget = self._limits.daily_budget
-        is_blocked = memory.blocked_until > now
-        return ActionStatus(
-            phase=progress.phase,
-            request_id=progress.request_id or None,
-            started_at=progress.started_at if progress.phase == RUNNING else None,
-            daily_budget=budget,
-            budget_left=max(0, budget - memory.num_requests_today(now)),
-            blocked_until=memory.blocked_until if is_blocked else None,
-            blocked_by=memory.blocked_by if is_blocked else None,
-            failures=memory.failures,
-            failed=memory.failed,
-            incident_since=incident.since if incident else None,
-            last_action=incident.text if incident else None,
+        return describe_actions(
+            self.retraining.progress,
+            self.retraining.memory,
+            self.notifier.open.get(DRIFT),
+            daily_budget=self._limits.daily_budget,
             messages_waiting=None if outbox is None else len(outbox),
+            now=now,
         )
 
     @property

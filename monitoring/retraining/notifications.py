@@ -25,7 +25,7 @@ from monitoring.state.database import Database
 
 logger = logging.getLogger(__name__)
 
-_INCIDENTS, _OUTBOX = "incidents", "outbox"
+INCIDENTS, _OUTBOX = "incidents", "outbox"
 """Names of the documents."""
 DRIFT = "drift"
 LOG = "log"
@@ -110,7 +110,7 @@ _ENDS = {"recovered": (DRIFT, "Recovered"), "log_up": (LOG, "The record log can 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _OpenIncident:
+class OpenIncident:
     """One open incident, stored as JSON."""
 
     since: float
@@ -148,9 +148,9 @@ class Notifier:
         self.outbox = outbox
         self._settings = settings
         self._clock = clock
-        saved = documents.read_document(_INCIDENTS) or {}
+        saved = documents.read_document(INCIDENTS) or {}
         self.open = {
-            name: _OpenIncident(**{**values, "sent": tuple(values["sent"])})
+            name: OpenIncident(**{**values, "sent": tuple(values["sent"])})
             for name, values in saved.items()
         }
         """The open incidents by name: `drift`, `log`, `dead_letter`, `release` or `set_apart`."""
@@ -185,7 +185,7 @@ class Notifier:
     def _update(self, kind: str, rule: _Rule, event: Event) -> None:
         now = self._clock()
         is_open = rule.incident in self.open
-        known = self.open.get(rule.incident) or _OpenIncident(since=now, last_at=now, sent_at=now)
+        known = self.open.get(rule.incident) or OpenIncident(since=now, last_at=now, sent_at=now)
         key = f"{kind} {event.details.get('request_id')}" if rule.is_of_run else kind
         numbers = dict(event.details)
         incident = dataclasses.replace(
@@ -213,7 +213,7 @@ class Notifier:
     def _send(
         self,
         text: str,
-        incident: _OpenIncident,
+        incident: OpenIncident,
         *,
         numbers: Mapping[str, Any],
         now: float,
@@ -225,9 +225,9 @@ class Notifier:
             payload = compose(text, numbers=amounts, since=incident.since, done=done, link=link)
             self.outbox.put(payload, now=now)
 
-    def _store(self, incidents: dict[str, _OpenIncident]) -> None:
+    def _store(self, incidents: dict[str, OpenIncident]) -> None:
         documents = {
-            _INCIDENTS: {name: dataclasses.asdict(each) for name, each in incidents.items()}
+            INCIDENTS: {name: dataclasses.asdict(each) for name, each in incidents.items()}
         }
         self._documents.write_documents(documents)
         self.open = incidents

@@ -30,8 +30,8 @@ _DECIDED = "decided"
 _UPLOADING = "uploading"
 _SUBMITTING = "submitting"
 RUNNING = "running"
-_PROGRESS = "retraining"
-_RATE_LIMITS = "rate_limits"
+PROGRESS = "retraining"
+RATE_LIMITS = "rate_limits"
 """Names of the documents."""
 _RETRY_SECONDS = 15.0
 """Seconds before a busy or unreachable trigger is called again."""
@@ -44,7 +44,7 @@ end."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _RunProgress:
+class RunProgress:
     """State of the request in progress, stored as JSON."""
 
     phase: str = IDLE
@@ -92,8 +92,8 @@ class Retraining:
         self._limits, self._recipe = rate_limit, recipe
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
-        self.progress = read_memory(documents, _PROGRESS, _RunProgress)
-        self.memory = read_memory(documents, _RATE_LIMITS, RunMemory)
+        self.progress = read_memory(documents, PROGRESS, RunProgress)
+        self.memory = read_memory(documents, RATE_LIMITS, RunMemory)
 
     def begin(self, decision: Decision, *, now: float, data_until: float) -> None:
         """Create a request from a confirmed decision, for rows up to the event time `data_until`.
@@ -111,7 +111,7 @@ class Retraining:
             policy=decision.policy,
             **decision.numbers,
         )
-        progress = _RunProgress(phase=_DECIDED, request=asdict(request), decided_at=now)
+        progress = RunProgress(phase=_DECIDED, request=asdict(request), decided_at=now)
         self._store(progress, memory=rate_limit.requested(self.memory, now=now))
         self._checkpoint("retraining.decided")
 
@@ -251,7 +251,7 @@ class Retraining:
             version=run.version,
             seconds=round(now - started_at, 3) if started_at else None,
         )
-        self._store(_RunProgress(), {f"request_{run.state}": 1}, memory=memory)
+        self._store(RunProgress(), {f"request_{run.state}": 1}, memory=memory)
         self._checkpoint("retraining.ended")
 
     def _enter(self, phase: str, counts: dict[str, float] | None = None, **changes: Any) -> None:
@@ -259,14 +259,14 @@ class Retraining:
 
     def _store(
         self,
-        progress: _RunProgress,
+        progress: RunProgress,
         counts: dict[str, float] | None = None,
         *,
         memory: RunMemory | None = None,
     ) -> None:
         memory = memory or self.memory
         self._documents.write_documents(
-            {_PROGRESS: asdict(progress), _RATE_LIMITS: asdict(memory)}, counts
+            {PROGRESS: asdict(progress), RATE_LIMITS: asdict(memory)}, counts
         )
         # Change the attributes only after the write succeeded. After a failed write the next
         # iteration repeats the step.

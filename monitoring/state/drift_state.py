@@ -19,7 +19,7 @@ from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
 from monitoring.state.store import StateStore
 
-_DOCUMENT = "drift"
+DOCUMENT = "drift"
 _SAVE_SECONDS = 10.0
 _MAX_SHOWN = 8
 """Number of versions with a report on the page."""
@@ -43,7 +43,7 @@ class StoredDriftWatch:
         self._store = store
         self._journal = journal
         self._clock = clock
-        saved = store.read_document(_DOCUMENT) or {"cursor": 0, "watch": None, "shown": []}
+        saved = store.read_document(DOCUMENT) or {"cursor": 0, "watch": None, "shown": []}
         # Reports of another format version have other fields.
         reports = saved["shown"] if saved.get("format_version") == FORMAT_VERSION else []
         self._shown: dict[int, dict[str, Any]] = {shown["version"]: shown for shown in reports}
@@ -99,7 +99,7 @@ class StoredDriftWatch:
             "watch": self._watch.memory(),
         }
         saved |= {"shown": list(self._shown.values())}
-        own = {_DOCUMENT: saved, **{name: dict(document) for name, document in documents.items()}}
+        own = {DOCUMENT: saved, **{name: dict(document) for name, document in documents.items()}}
         self._store.write_documents(own, {name: float(n) for name, n in counts.items() if n})
         self._counted = Counter(self._watch.passed_over)
         self._saved_at = self._clock()

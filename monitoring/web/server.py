@@ -81,7 +81,7 @@ def _read_regular_file(path: Path) -> bytes | None:
 
 logger = logging.getLogger(__name__)
 
-_HTTP_FILE = "http.json"
+HTTP_FILE = "http.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class MonitorServer:
 
         The caller has the state folder open.
         """
-        write_whole(state / _HTTP_FILE, json.dumps({"host": self.host, "port": self.port}) + "\n")
+        write_whole(state / HTTP_FILE, json.dumps({"host": self.host, "port": self.port}) + "\n")
 
     def close(self) -> None:
         """Stop listening."""

@@ -60,7 +60,7 @@ def leave_run(store, run: str, auc: float) -> None:
 
 RUN = """
 import sys
-from cli.__main__ import build_parser
+from cli.pipeline import build_parser
 from pipelines.package import read_parameters
 from tests.cli.test_search import leave_run, parse_settings
 arguments = build_parser().parse_args(["run", *sys.argv[1:]])
@@ -126,6 +126,7 @@ def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path
     (tmp_path / "space.yaml").write_text("training.learning_rate: {low: 1e-3, high: 1e-2}")
     simulate = [
         "simulate",
+        "lake",
         f"--lake={tmp_path}/lake",
         f"--world={tmp_path}/world.json",
         "--rows=8000",

@@ -1,4 +1,4 @@
-"""Tests of `evergreen forget`: an independent scan must not find the user afterwards."""
+"""Tests of `evergreen admin forget`: an independent scan must not find the user afterwards."""
 
 import os
 import shlex

@@ -22,13 +22,13 @@ def card_of(tmp_path, capsys):
     def show(chain, reference):
         store = str(chain.root / "store")
         capsys.readouterr()
-        assert main(["model", "card", reference, "--store", store]) == 0
+        assert main(["models", "show", reference, "--store", store]) == 0
         card = ModelCard.loads(capsys.readouterr().out.encode(), source="what was printed")
         assert (
             main(
                 [
-                    "model",
-                    "card",
+                    "models",
+                    "show",
                     reference,
                     "--store",
                     store,

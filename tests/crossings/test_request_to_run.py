@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cli.__main__ import build_parser
+from cli.pipeline import build_parser
 from components.extraction.window import find_baselines, resolve_window
 from demo import runner as local_run
 from demo.plan import columns_to_change, plan_for_data

@@ -1,4 +1,4 @@
-"""Tests of the command `evergreen compare`: two stored models on rows outside of their training."""
+"""Tests of `evergreen audit compare`: two stored models on rows outside of their training."""
 
 import json
 from dataclasses import replace

@@ -19,7 +19,7 @@ def accept(store, recommender, *, why="because", **more):
     return recommenders.accept(store, recommender, who="ann", why=why, now=NOON, **more)
 
 
-def test_current_is_newest_and_earlier_ones_are_found_by_number_and_digest(tmp_path):
+def test_current_is_newest_and_earlier_ones_have_number_and_digest(tmp_path):
     seeded = SHOP.with_settings({"training.seed": 7, "model.tower": [64, 32]})
     assert [accept(tmp_path, SHOP), accept(tmp_path, seeded)] == [1, 2]
     assert recommenders.accepted(tmp_path, "current") == seeded
@@ -41,7 +41,7 @@ def test_journal_tells_who_when_and_why(tmp_path):
 
 
 def test_store_without_one_says_how_to_accept_one(tmp_path):
-    with raises(ContractError, "evergreen recommender accept"):
+    with raises(ContractError, "evergreen data accept"):
         recommenders.accepted(tmp_path, "current")
 
 
