@@ -50,7 +50,17 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
     )
     if not any(Path(argument.partition("::")[0]).exists() for argument in arguments):
         chosen += ["tests", *(_files_with_examples(environment) if part in ("", "rest") else ())]
-    command = [str(python), "-m", "pytest", "-q", "--color=no", f"--junitxml={junit}", *chosen]
+    measured = ["-m", "coverage", "run"] if "EVERGREEN_COVERAGE" in os.environ else []
+    command = [
+        str(python),
+        *measured,
+        "-m",
+        "pytest",
+        "-q",
+        "--color=no",
+        f"--junitxml={junit}",
+        *chosen,
+    ]
     # One thread per library, because the parts share the cores.
     variables = {
         **os.environ,
@@ -58,6 +68,9 @@ def run(environment: str, part: str, arguments: list[str]) -> tuple[str, int, di
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "EVERGREEN_TEST_PART": part,
     }
+    if measured:
+        (found,) = (REPOSITORY / ".venvs" / "coverage").glob("lib/python*/site-packages")
+        variables["PYTHONPATH"] = str(found)
     with open(log, "wb") as output:
         code = subprocess.run(
             command, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, env=variables
