@@ -104,6 +104,7 @@ check: environments
 	$(DRIVER) -m ruff format --check .
 	$(DRIVER) -m mypy
 	$(DRIVER) -m tools.prose_lint
+	git ls-files -z | xargs -0 .venvs/driver/bin/codespell
 	.venvs/driver/bin/lint-imports
 	$(DRIVER) -m cli compile --output build/check/retraining.yaml
 	@cmp build/check/retraining.yaml tests/pipelines/golden/retraining.yaml || { \
