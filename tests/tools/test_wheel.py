@@ -78,10 +78,11 @@ def test_wheel_has_command_and_files_that_programs_read(tmp_path):
     assert not any(name.startswith(("tests/", "benchmarks/")) for name in files)
 
 
-def test_pre_commit_has_ruff_of_lock():
+def test_pre_commit_has_versions_of_lock():
     document = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())
     hooks = {hook["id"]: hook for repo in document["repos"] for hook in repo["hooks"]}
     assert hooks.keys() == {"ruff", "ruff-format", "codespell", "check-yaml", "actionlint"}
-    version = locked("driver.test")["ruff"]
-    for name in ("ruff", "ruff-format"):
-        assert hooks[name]["additional_dependencies"] == [f"ruff=={version}"]
+    versions = locked("driver.test")
+    for hook, package in (("ruff", "ruff"), ("ruff-format", "ruff"), ("codespell", "codespell")):
+        pinned = f"{package}=={versions[package]}"
+        assert pinned in hooks[hook]["additional_dependencies"]
