@@ -32,9 +32,13 @@ class SolverSettings:
     """Steps between two readings of the loss. Each reading waits for the GPU."""
     stage_rows: int = 1_048_576
     """Rows of one set of Parquet files, which is written while the previous set is trained."""
+    call_minutes: float = 30.0
+    """Maximum duration of one call, or of `loss_interval` steps, in minutes. After some errors
+    HugeCTR waits for ever. The step then ends with exit code 3, and its log has the traceback."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "loss_interval", "stage_rows")
+        expect(self, "a number in (0, 10000]", lambda value: 0.0 < value <= 10_000, "call_minutes")
         expect(
             self,
             "at most 1,000,000,000",
@@ -122,4 +126,6 @@ class TrainingSettings:
 
     def deciding(self) -> dict[str, Any]:
         """Return the settings on which the trained weights depend, as JSON-ready values."""
-        return {name: value for name, value in asdict(self).items() if name != "checkpoint_minutes"}
+        values = asdict(self)
+        del values["checkpoint_minutes"], values["solver"]["call_minutes"]
+        return values
