@@ -26,7 +26,7 @@ _raises = False
 
 
 def raise_instead() -> None:
-    """From now on, raise `Died` instead of ending or blocking this process."""
+    """Raise `Died` from now on, instead of ending or blocking this process."""
     global _raises
     _raises = True
     deaths.clear()
