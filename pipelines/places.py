@@ -1,15 +1,16 @@
 """Read and replace the folders and servers that a compiled pipeline names.
 
-A machine replaces them if it runs a pipeline that was compiled for another machine. Folders and
-servers are not parameters of a run. The placement decides them, and each step has them as
-constants. `package` reads and writes the files.
+The folders and servers of a pipeline that was compiled for another machine can be replaced. Folders
+and servers are not parameters of a run. The placement determines them, and they are compiled into
+each step as constants. `package` reads and writes the files.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 PLACES = ("lake", "store", "work", "repository", "triton_urls", "server", "device", "served")
-"""Names of places, which are arguments of steps and fields of `placement.Placement`."""
+"""Names of the folders and servers. Each is an argument of steps and a field of
+`placement.Placement`."""
 
 
 def places_of(document: Any) -> dict[str, str]:
@@ -19,14 +20,15 @@ def places_of(document: Any) -> dict[str, str]:
         document: The pipeline's IR, parsed.
 
     Raises:
-        KeyError: The pipeline lacks a place. Older revisions compiled places as parameters.
+        KeyError: A folder or server is missing in the pipeline. Older revisions compiled folders
+            and servers as parameters.
     """
     found = {name: given["runtimeValue"]["constant"] for name, given in _given(document)}
     return {name: str(found[name]) for name in PLACES}
 
 
 def describe_places(places: Mapping[str, str]) -> str:
-    """Return one line that describes the places for people.
+    """Return a line of text that describes the folders and servers.
 
     >>> folders = {name: f"/evergreen/{name}" for name in ("lake", "store", "work", "repository")}
     >>> servers = {"triton_urls": "", "server": "onnxruntime", "device": "cpu", "served": ""}
@@ -45,14 +47,14 @@ def describe_places(places: Mapping[str, str]) -> str:
 
 
 def replace_places(document: Any, places: Mapping[str, str]) -> None:
-    """Replace places in a compiled pipeline."""
+    """Replace the folders and servers in a compiled pipeline."""
     for name, given in _given(document):
         if name in places:
             given["runtimeValue"]["constant"] = places[name]
 
 
 def _given(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and value of each place among the arguments of each task."""
+    """Yield the name and the value of each folder and server among the arguments of tasks."""
     for group in (document["root"], *document["components"].values()):
         for task in group.get("dag", {}).get("tasks", {}).values():
             parameters = task.get("inputs", {}).get("parameters", {})

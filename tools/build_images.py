@@ -1,7 +1,8 @@
 """Build and push the project's images with the installed container engine, for `make images`.
 
-`pipelines.images` lists the images, and their Dockerfiles define their content. Building needs git,
-docker or podman, but no package, because a build machine has no environment of ours.
+`pipelines.images` lists the images. The content of each image is defined by its Dockerfile.
+Building needs git, and docker or podman. No Python package is needed, because a build machine has
+none of the project's environments.
 """
 
 import argparse
@@ -19,13 +20,13 @@ from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_reference
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-DIGESTS = REPOSITORY / "build" / "images.txt"
-"""File with one line per pushed image, by digest. Signatures use digests, because a tag may
-move."""
+_REPOSITORY = Path(__file__).resolve().parents[1]
+DIGESTS = _REPOSITORY / "build" / "images.txt"
+"""File that lists the digest of each pushed image, one per line. Signatures use digests, because a
+tag may move."""
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
-"""Variables of pip for other indexes. Only images with our own locks get them. NVIDIA's images
-install only one package."""
+"""Variables that direct pip to other package indexes. Only the images that install the project's
+own lock files get these indexes. NVIDIA's images install a single package."""
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -62,12 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Build and push the requested images, and print their names.
 
     Raises:
-        ContractError: the flags are wrong, or files are not committed.
+        ContractError: a flag is wrong, or some files are not committed.
         PermanentError: the engine is absent, or a build failed.
     """
     arguments = build_parser().parse_args(argv)
     names = _chosen_images(arguments.images)
-    revision = arguments.revision or git_revision(arguments.dirty)
+    revision = arguments.revision or _git_revision(arguments.dirty)
     tag = arguments.tag or revision
     if not _TAG.fullmatch(tag) or tag == "latest":
         raise ContractError(
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.push and not arguments.registry:
         raise ContractError("--push is given without --registry, expected the registry to push to")
     engine = arguments.engine
-    # Podman resolves a name without a registry to an image of any registry, and would tag that
+    # Podman would resolve a name without a registry to an image in any registry, and tag that
     # image.
     registry = arguments.registry or ("localhost" if engine == "podman" else "")
     references = {name: image_reference(name, registry=registry, tag=tag) for name in names}
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names
     ]
     if arguments.push:
-        commands += [(push_command(engine, name, references[name]), name) for name in names]
+        commands += [(_push_command(engine, name, references[name]), name) for name in names]
     if arguments.dry_run:
         print("\n".join(shlex.join(command) for command, _ in commands))
         return 0
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command, name in commands:
         _run_command(command, name)
     if arguments.push:
-        write_digests(engine, references, DIGESTS)
+        _write_digests(engine, references, DIGESTS)
     print("\n".join(references.values()))
     return 0
 
@@ -109,8 +110,8 @@ def build_command(
     """Return the engine's command that builds image `name` in the repository's root.
 
     If the environment names another package index (`INDEXES`), wheels come from there. The engine
-    reads the value of a `--build-arg` without a value from the environment, so that the address is
-    in no file and no log of ours.
+    reads the value of a `--build-arg` without a value from the environment. The address of the
+    index is therefore in no file and no log of this program.
     """
     facts = {"VERSION": tag, "REVISION": revision, "SOURCE": source}
     command = [engine, "build", "--file", DOCKERFILES[name], "--tag", reference]
@@ -121,19 +122,20 @@ def build_command(
     return [*command, "."]
 
 
-def push_command(engine: str, name: str, reference: str) -> list[str]:
+def _push_command(engine: str, name: str, reference: str) -> list[str]:
     """Return the engine's command that pushes image `name`.
 
-    Podman writes the registry's digest to `_digest_file`.
+    Podman writes the digest that the registry computed to `_digest_file`.
     """
     noting = ["--digestfile", str(_digest_file(name))] if engine == "podman" else []
     return [engine, "push", *noting, reference]
 
 
-def git_revision(dirty: bool) -> str:
+def _git_revision(dirty: bool) -> str:
     """Return the full SHA of the checked-out commit.
 
-    It ends with `-dirty` if files differ from the commit and `dirty` allows that.
+    The revision ends with `-dirty` if files differ from the commit and the argument `dirty` allows
+    such files.
 
     Raises:
         ContractError: there is no git checkout, or files differ from the commit.
@@ -149,11 +151,11 @@ def git_revision(dirty: bool) -> str:
     return f"{revision}-dirty" if changed else revision
 
 
-def write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
-    """Write the registry's digest of each pushed image, one `repository@sha256:...` per line.
+def _write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
+    """Write the digest of each pushed image, one `repository@sha256:...` per line.
 
     Podman compresses an image again for a push, so its `RepoDigests` are those of the local image.
-    Its push command has written the registry's digest.
+    Podman's push command has written the registry's digest.
 
     Raises:
         PermanentError: the engine has no digest of an image, so the image was not pushed.
@@ -164,7 +166,7 @@ def write_digests(engine: str, references: Mapping[str, str], path: Path) -> Non
             lines.append(f"{reference.rsplit(':', 1)[0]}@{_digest_file(name).read_text().strip()}")
             continue
         command = [engine, "image", "inspect", "--format", "{{json .RepoDigests}}", reference]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=_REPOSITORY)
         repository = reference.rsplit(":", 1)[0]
         known = json.loads(done.stdout.strip() or "[]") or [] if done.returncode == 0 else []
         digests = [digest for digest in known if digest.partition("@")[0] == repository]
@@ -192,7 +194,7 @@ def _chosen_images(names: Sequence[str]) -> list[str]:
 
 def _git(*words: str) -> str:
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=REPOSITORY)
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=_REPOSITORY)
     except FileNotFoundError as error:
         raise ContractError("git is not on PATH, expected --revision and --tag") from error
     if done.returncode:
@@ -203,7 +205,7 @@ def _git(*words: str) -> str:
 def _run_command(command: Sequence[str], name: str) -> None:
     print(shlex.join(command), flush=True)
     try:
-        code = subprocess.run(command, cwd=REPOSITORY).returncode
+        code = subprocess.run(command, cwd=_REPOSITORY).returncode
     except FileNotFoundError as error:
         raise PermanentError(f"{command[0]} is not on PATH") from error
     if code:

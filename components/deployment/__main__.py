@@ -1,9 +1,9 @@
 """Run the deployment step from the command line: `python -m components.deployment --help`.
 
-docs/pipeline.md lists the exit codes. Code 1 means that the model must not be released: the verdict
-rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer live, or a
-canary is running. A retry cannot help, only a new run can. After codes 2 and 3 the previous live
-version is still live.
+docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released:
+the verdict rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer
+live, or a canary is running. A retry cannot help, only a new run can. After codes 2 and 3 the
+previous live version is still live.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of this step without importing a heavy package."""
     parser = CommandParser(prog="python -m components.deployment", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the pipeline run")
-    parser.add_argument("--store", required=True, help="model store, folder URI")
+    parser.add_argument("--store", required=True, help="model registry, folder URI")
     parser.add_argument(
         "--repository", required=True, help="Triton's model repository, folder or gs:// URI"
     )

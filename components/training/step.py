@@ -139,8 +139,8 @@ def _is_published(folder: Path, weights_hash: str, created_at: datetime) -> bool
     )
 
 
-CHECKPOINT = "checkpoint"
-METRICS = "metrics.jsonl"
+_CHECKPOINT = "checkpoint"
+_METRICS = "metrics.jsonl"
 _ATTEMPT = "attempt.json"
 _SCRATCH = "engine"
 
@@ -242,7 +242,7 @@ def _fitted(
     folder: Path,
     stop: StopRequest,
 ) -> FitResult:
-    checkpoint = folder / CHECKPOINT
+    checkpoint = folder / _CHECKPOINT
     memory_reported = device_memory_reported(
         request.config,
         training_set.slot_sizes,
@@ -263,7 +263,7 @@ def _fitted(
             return fit(
                 job,
                 engine,
-                emit=lambda numbers: append_line(folder / METRICS, json.dumps(numbers)),
+                emit=lambda numbers: append_line(folder / _METRICS, json.dumps(numbers)),
                 should_stop=stop,
             )
 
@@ -301,7 +301,7 @@ def forget_checkpoint(work: Path, run: str) -> None:
 
     Without a checkpoint, a new try fits from the start.
     """
-    CheckpointFolder(work / run / "training" / CHECKPOINT).forget()
+    CheckpointFolder(work / run / "training" / _CHECKPOINT).forget()
 
 
 def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> datetime:

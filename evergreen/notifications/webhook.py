@@ -1,7 +1,7 @@
 """Format of a webhook message, and one POST of it. The caller decides when to retry.
 
 The format is the JSON that Slack's incoming webhooks and most other services accept: an object with
-`text`. The address is a secret, because everybody who knows it can write to the channel. Error
+`text`. The address must be secret, because everybody who knows it can write to the channel. Error
 messages contain neither the address nor the server's reply, which may repeat the address. A
 long-lived program reads the address from a file before each message, so that the address can be
 changed.
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib3.exceptions import InvalidHeader
 from urllib3.util import Retry
 
-MAX_CHARACTERS = 3000
+_MAX_CHARACTERS = 3000
 """Longest text in characters, short enough to read at a glance. Slack truncates at 40,000."""
 _AMOUNTS = (
     ("auc", "AUC"),
@@ -37,9 +37,9 @@ def compose(
 ) -> dict[str, str]:
     r"""Return the message.
 
-    `since` is the start of the incident or the run. `done` describes the action taken, and `link`
-    leads to details. Both may be empty. The message shows the amounts in `numbers` and the run's
-    name, without those that are None.
+    `since` is the start of the incident or the run. `done` describes the action that was taken, and
+    `link` is the address of a page with details. `done` and `link` may be empty. The message shows
+    the name of the run and the entries of `numbers` that are not None.
 
     >>> compose("auc < 0.7", numbers={"auc": None, "rows": 20_000}, since=0.0, done="", link="")
     {'text': 'auc &lt; 0.7\nHow much: rows 20000\nSince: 1970-01-01 00:00:00 UTC'}
@@ -71,20 +71,20 @@ def _format_amounts(numbers: Mapping[str, Any]) -> str:
 def _escape_for_slack(text: str) -> str:
     """Escape `&`, `<` and `>`, Slack's markup, and truncate a long text between escapes."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return text if len(text) <= MAX_CHARACTERS else re.sub(r"&[a-z]*$", "", text[:MAX_CHARACTERS])
+    return text if len(text) <= _MAX_CHARACTERS else re.sub(r"&[a-z]*$", "", text[:_MAX_CHARACTERS])
 
 
-TIMEOUT_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 """Timeout of the connection and of each read."""
-MAX_RETRY_AFTER_SECONDS = 3600.0
+_MAX_RETRY_AFTER_SECONDS = 3600.0
 NO_ADDRESS = "what should be the webhook's address is no http or https address"
 
 
 class Answer(NamedTuple):
-    """The result of one attempt."""
+    """Result of one attempt to send a message."""
 
     state: str
-    """`delivered`, `retry` (try again later) or `refused` (a retry cannot help)."""
+    """`delivered`, `retry` (a later attempt may help) or `refused` (a retry cannot help)."""
     reason: str = ""
     """Reason without the address."""
     retry_after: float | None = None
@@ -92,7 +92,7 @@ class Answer(NamedTuple):
 
 
 def post_to_file(
-    url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS
+    url_file: Path, body: bytes, *, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> Answer:
     """Post `body` (JSON) to the address in `url_file`. Raises nothing.
 
@@ -107,12 +107,12 @@ def post_to_file(
     return answer._replace(state="retry") if answer.reason == NO_ADDRESS else answer
 
 
-def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+def post(url: str, body: bytes, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Answer:
     """Post `body` (JSON) to `url`. Raises nothing."""
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # the error text contains the address
+    except ValueError:  # the text of this error contains the secret address
         return Answer("refused", NO_ADDRESS)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return Answer("refused", NO_ADDRESS)
@@ -128,7 +128,7 @@ def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> 
     except (
         ValueError,
         http.client.InvalidURL,
-    ):  # the name or path is invalid in a request, and the error text contains it
+    ):  # raised for an invalid host name or path, which the error text contains
         return Answer("refused", NO_ADDRESS)
     except (OSError, http.client.HTTPException) as error:
         return Answer("retry", f"no answer: {type(error).__name__}")
@@ -140,23 +140,23 @@ def _answer(status: int, retry_after: str | None) -> Answer:
     if 200 <= status < 300:
         return Answer("delivered")
     if status in (408, 425, 429) or status >= 500:
-        return Answer("retry", f"answered {status}", parse_retry_after(retry_after))
-    # A redirect would turn the POST into a GET of another page. Any other status means that the
-    # address or the message is wrong.
+        return Answer("retry", f"answered {status}", _parse_retry_after(retry_after))
+    # After a redirect, the POST would become a GET of another page. Every other HTTP status means
+    # that the address or the message is wrong.
     return Answer("refused", f"answered {status}")
 
 
-def parse_retry_after(text: str | None) -> float | None:
+def _parse_retry_after(text: str | None) -> float | None:
     """Return the seconds to wait from a Retry-After header, which holds seconds or an HTTP date.
 
     Returns None for any other value.
 
-    >>> parse_retry_after("120"), parse_retry_after("soon"), parse_retry_after("999999")
+    >>> _parse_retry_after("120"), _parse_retry_after("soon"), _parse_retry_after("999999")
     (120.0, None, 3600.0)
     """
     try:
         return (
-            min(float(Retry().parse_retry_after(text)), MAX_RETRY_AFTER_SECONDS) if text else None
+            min(float(Retry().parse_retry_after(text)), _MAX_RETRY_AFTER_SECONDS) if text else None
         )
     except InvalidHeader:
         return None

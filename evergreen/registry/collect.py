@@ -1,16 +1,16 @@
-"""List the old files of an installation, and remove them with `--yes` (`evergreen collect`).
+"""`evergreen admin collect` lists the old files of an installation, and removes them with `--yes`.
 
-The command removes the work folders of ended runs and the leftovers of killed writes. It also
-removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
-Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. Four
-other things are never removed, whatever their age: the live model, a canary, the newest versions
-that were live, and the work folders of runs without an outcome.
+The command removes the work folders of ended runs and the leftovers of killed writes. The command
+also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
+Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The
+command also never removes the live model, a canary, the newest versions that were live, and the
+work folders of runs without an outcome. Their age does not matter.
 
-A folder is renamed before its files are removed. A killed command therefore leaves either intact
+Each folder is renamed before its files are removed. A killed command therefore leaves either intact
 folders or leftovers, and the next call removes the leftovers. During the command, no active run may
 name an old model as its parent or champion. A removed model cannot be promoted or continued, and a
-removed version cannot be the target of a rollback. Commands that need a removed file report that it
-is absent.
+removed version cannot be the target of a rollback. A command that needs a removed file reports that
+the file is absent.
 """
 
 import argparse
@@ -30,29 +30,30 @@ from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import show
+from evergreen.runtime.terminal import progress
 from evergreen.storage.uris import typed_folder
 
-KEEP_DAYS, KEEP_VERSIONS, MAX_DAYS = 30.0, 10, 36_500
+_KEEP_DAYS, _KEEP_VERSIONS, _MAX_DAYS = 30.0, 10, 36_500
 _LEFTOVER = ".collected"
 """Suffix of a folder that is being removed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removable:
-    """A file or folder that can be removed."""
+    """File or folder that the command can remove."""
 
     path: Path
     what: str
-    """Description for people: the kind of the file or folder, and its age."""
+    """Description of the kind and the age of the file or folder, for people."""
     num_bytes: int
 
     def remove(self) -> None:
         """Remove the file or folder.
 
-        If the call is killed, a leftover remains, which the next call finds.
+        If the call is killed, it leaves a renamed file or folder, which the next call finds.
         """
         if not self.path.exists():
-            return  # an enclosing folder was removed before
+            return  # an enclosing folder was already removed
         leftover = self.path
         if not leftover.name.endswith(_LEFTOVER):
             leftover = self.path.with_name(self.path.name + _LEFTOVER)
@@ -70,10 +71,11 @@ def find(
 
     Args:
         store: Folder of the model registry.
-        work: Folder of the runs' intermediate files. None = intermediate files are skipped.
+        work: Folder of the runs' intermediate files. None = do not search for intermediate files.
         before: Time limit. Files of runs that ended later, and files that were made later, are not
             returned.
-        keep_versions: Number of the newest versions that were live to keep, including the live one.
+        keep_versions: Number of versions to keep: the live version, and the newest versions that
+            were live before.
 
     Raises:
         ContractError: the journal or a manifest is corrupt.
@@ -85,7 +87,7 @@ def find(
     newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
     wanted: set[int | None] = set(newest)
     if lines:
-        # Keep the version before the live version, and the target of a rollback.
+        # The previous version and the target of a rollback are kept.
         wanted |= {
             lines[-1].previous_version,
             Release.read(release_path(store, lines[-1].version)).previous_version,
@@ -128,7 +130,7 @@ def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
 
 
 def _left_behind(folder: Path, pattern: str, before: datetime) -> list[Removable]:
-    """Return the leftovers of killed collections and killed writes.
+    """Return what killed collections and killed writes left behind.
 
     A leftover of a write is skipped if any of its files is younger than `before`, because the write
     may still be active.
@@ -152,17 +154,17 @@ def _removable(path: Path, what: str) -> Removable:
 def build_parser() -> argparse.ArgumentParser:
     """Build the command's parser."""
     parser = CommandParser(
-        prog="evergreen collect", description=(__doc__ or "").partition("\n\n")[2]
+        prog="evergreen admin collect", description=(__doc__ or "").partition("\n\n")[2]
     )
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument(
         "--work", help="folder of the runs' intermediate files; default: it is not looked into"
     )
-    parser.add_argument("--days", type=float, default=KEEP_DAYS, help="what is younger stays")
+    parser.add_argument("--days", type=float, default=_KEEP_DAYS, help="what is younger stays")
     parser.add_argument(
         "--keep-versions",
         type=int,
-        default=KEEP_VERSIONS,
+        default=_KEEP_VERSIONS,
         help="newest versions that were live, which stay for a rollback",
     )
     parser.add_argument("--yes", action="store_true", help="remove it; otherwise it is only named")
@@ -173,12 +175,12 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> int:
     """Run the command and return its exit code (`evergreen.runtime.exit_codes`)."""
     arguments = build_parser().parse_args(argv)
-    # The condition is negated, so that it also rejects NaN.
-    if not 1 <= arguments.days <= MAX_DAYS or arguments.keep_versions < 2:
+    # The negated condition also rejects NaN.
+    if not 1 <= arguments.days <= _MAX_DAYS or arguments.keep_versions < 2:
         given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
         raise ContractError(
             f"{given} are given, expected at least 1 day and 2 versions: one to go back to; and at "
-            f"most {MAX_DAYS:,} days"
+            f"most {_MAX_DAYS:,} days"
         )
     store = typed_folder(arguments.store, "--store")
     work = typed_folder(arguments.work, "--work") if arguments.work else None
@@ -188,8 +190,10 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
         show(f"{each.num_bytes / 2**20:10.1f} MiB  {each.what}")
     total = f"{sum(each.num_bytes for each in found) / 2**20:.1f} MiB in {len(found)} folders"
     if arguments.yes:
-        for each in found:
-            each.remove()
+        with progress("removing", total=len(found)) as advance:
+            for each in found:
+                each.remove()
+                advance()
         print(f"removed {total}")
     else:
         print(f"{total} may go; --yes removes them" if found else "nothing may go")

@@ -1,8 +1,8 @@
-"""Record of the models that were trained on rows which `evergreen forget` removed.
+"""Record of the models that were trained on rows which `evergreen admin forget` removed.
 
-The record does not identify the users. After the rows are removed, the record is the only evidence
-that a model was trained on them and must be replaced. A line is written before the first row is
-removed.
+The record contains no user ids. When the rows are removed, the record is the only evidence that a
+model was trained on them. Such a model must be replaced. A command adds its line to the record
+before it removes the first row.
 
 Layout: `<store>/forgotten.jsonl`.
 """
@@ -17,11 +17,11 @@ from evergreen.contracts.manifests import Model
 from evergreen.registry.models import model_folder
 from evergreen.runtime.durable import append_line, read_records
 
-FILE = "forgotten.jsonl"
+_FILE = "forgotten.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forgotten:
+class _Forgotten:
     """One removal of a user's rows."""
 
     time: str
@@ -33,21 +33,20 @@ class Forgotten:
 def keep_forgotten(store: Path, models: Sequence[str], *, now: datetime) -> None:
     """Record that a user's rows are removed, and that `models` were trained on these rows."""
     append_line(
-        store / FILE, json.dumps(asdict(Forgotten(time=now.isoformat(), models=list(models))))
+        store / _FILE, json.dumps(asdict(_Forgotten(time=now.isoformat(), models=list(models))))
     )
 
 
 def removed_at(store: Path, model_id: str) -> str | None:
     """Return the time of the last removal of rows on which the model was trained.
 
-    Rows on which one of its ancestors was trained count too. Returns None if no such rows were
-    removed.
+    Removed rows of the model's ancestors count too. Returns None if no such rows were removed.
 
     Raises:
         ContractError: the record or a model's manifest is corrupt.
     """
     lineage = set(_lineage(store, model_id))
-    removals = read_records(store / FILE, Forgotten, name="a removal of a user's rows")
+    removals = read_records(store / _FILE, _Forgotten, name="a removal of a user's rows")
     times = [each.time for each in removals if lineage.intersection(each.models)]
     return times[-1] if times else None
 

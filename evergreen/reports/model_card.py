@@ -18,7 +18,6 @@ from evergreen.registry.promotion_journal import CANARY, ROLLBACK, Promotion, mo
 from evergreen.reports.formats import ABSENT, number, percent, probability
 from evergreen.reports.page import (
     Banner,
-    Bullets,
     Checks,
     Code,
     Fold,
@@ -44,7 +43,7 @@ _FIRST_SLICES = 8
 
 
 def card_page(card: ModelCard) -> str:
-    """Return the card as an HTML page."""
+    """Return the model card as an HTML page."""
     verdict = card.verdict
     return html_page(
         f"Model card: {card.model_id}",
@@ -104,7 +103,7 @@ def _decision(card: ModelCard) -> list[PageBlock]:
     return found
 
 
-# -- what came after the gate
+# -- state after the gate's decision
 
 
 def _state(card: ModelCard) -> Banner:
@@ -134,7 +133,7 @@ def _state(card: ModelCard) -> Banner:
 
 _LATER = Text(
     "What came later is on the card that the monitor's status page links to, and that ",
-    Code("evergreen model card"),
+    Code("evergreen models show"),
     " writes.",
     soft=True,
 )
@@ -203,7 +202,7 @@ def _names(card: ModelCard) -> tuple[str, str]:
 def quality_blocks(found: RowsQuality | Verdict, names: tuple[str, str]) -> list[PageBlock]:
     """Return a table of both models' quality on the same rows.
 
-    `names` are the candidate's and the champion's.
+    `names` are the names of the candidate and the champion.
     """
     candidate, champion, difference = found.candidate, found.champion, found.difference
     of_users = candidate.gauc is not None
@@ -244,7 +243,10 @@ def _old_rows(card: ModelCard) -> list[PageBlock]:
 
 
 def _columns_alone(aucs: Mapping[str, float]) -> PageTable:
-    """Return a table of each column's own AUC. A high value shows a column that leaks the label."""
+    """Return a table with the AUC of each column used alone.
+
+    A high value shows a column that leaks the label.
+    """
     rows = [[column, f"{auc:.4f}"] for column, auc in aucs.items()]
     return PageTable(
         caption="each column alone, on the held-out rows",
@@ -270,12 +272,15 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
         f"{overlap}. Each such swap gains ",
         Strong(f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"),
         " clicks on the two rows over the order that was served. The interval, 95 %, holds at "
-        "every number of lists at once. The gate does not judge by it.",
+        "every number of lists at once. The gate does not use it.",
     )
 
 
 def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
-    """Return both models' quality on each slice, with all but the first slices folded."""
+    """Return tables of both models' quality on each slice.
+
+    Only the first slices are visible before the reader unfolds the rest.
+    """
     head = [
         "slice",
         "rows",
@@ -315,7 +320,10 @@ def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
 
 
 def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[PageBlock]:
-    """Return charts of click rate against mean score. The last model is drawn above the others."""
+    """Return charts of click rate against mean score.
+
+    The chart shows the last model above the others.
+    """
     colors = ["var(--mark)", "var(--now)"]
     lines = [
         Line(
@@ -344,14 +352,15 @@ def _settings_table(card: ModelCard) -> PageTable:
     return facts_table(rows, caption="the gate's settings and what they met")
 
 
-# -- training rows and specification
+# -- training rows and recommender
 
 
 def _drift(report: ValidationReport | None) -> list[PageBlock]:
     if report is None:
         return [Text("Evaluation was not given the validation report.")]
     found: list[PageBlock] = [Text(f"Validation decided: {report.decision}.")]
-    found += [Bullets(report.reasons)] if report.reasons else []
+    if unmet := [check for check in report.checks if not check.passed]:
+        found.append(Checks(caption="validation's checks", rows=check_rows(unmet)))
     if report.label is not None:
         label = report.label
         found.append(

@@ -1,7 +1,7 @@
 """Criteo's text files: TSV without a header (1TB, Kaggle), CSV or TSV with a header (re-issues).
 
-Rows have a label, 13 integers and 26 categories of up to 8 hex digits, but no times. These files
-can be read only for a recommender with exactly these features.
+Each row has a label, 13 integers and 26 categories of up to 8 hex digits. Rows have no times. The
+files can be read only for a recommender with exactly these features.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,10 +22,10 @@ from evergreen.runtime.errors import ContractError
 
 COLUMNS = (LABEL, *CRITEO.names)
 """Criteo's columns, in the order of its files without a header."""
-INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
+_INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
 """Pattern of an integer as text. The suffix `.0` is accepted, because pandas writes it in an
-integer column with missing values. The limit is 18 digits, which fit an int64."""
-HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
+integer column with missing values. Integers have at most 18 digits, so they fit an int64."""
+_HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
 """Pattern of a category as text."""
 
 
@@ -39,11 +39,11 @@ def are_its(features: Features) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CriteoRows:
-    """Rows of one of Criteo's files. It implements `forms.FileRows`."""
+    """Rows of a file in one of Criteo's formats. It implements `forms.FileRows`."""
 
     rows: TextRows
     columns: dict[str, str]
-    """Name in the file of each raw column."""
+    """Name of each raw column in the file."""
 
     @property
     def path(self) -> Path:
@@ -66,8 +66,8 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
     Args:
         path: The file.
         head: Its first lines.
-        rows: The file, opened as text with a header.
-        labelled: Whether rows must have a label. If not, a header may lack it.
+        rows: The same file, opened as text with a header.
+        labelled: Whether rows must have a label. If False, the header may lack the label.
 
     Raises:
         ContractError: The file has none of the formats, or its header lacks a Criteo column or
@@ -101,18 +101,18 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
 
 
 def parse_hex(texts: Any) -> Any:
-    """Return the int64 values of categories (string array).
+    """Return the categories (int64) that hex texts represent.
 
     A text that is not 1 to 8 hex digits becomes null.
 
     >>> parse_hex(pa.array(["ff", "0x1f", None])).to_pylist()
     [255, None, None]
     """
-    return pc.binary_join_element_wise("0x", matching(texts, HEX_PATTERN), "").cast(pa.int64())
+    return pc.binary_join_element_wise("0x", matching(texts, _HEX_PATTERN), "").cast(pa.int64())
 
 
 def _parse_integers(texts: Any) -> Any:
-    return matching(texts, INTEGER_PATTERN).cast(pa.float64()).cast(pa.float32())
+    return matching(texts, _INTEGER_PATTERN).cast(pa.float64()).cast(pa.float32())
 
 
 def _no_typed(column: Any) -> Any:

@@ -16,7 +16,7 @@ from evergreen.rows.text import Chunk, sql_path
 from evergreen.runtime.errors import ContractError, first_line
 from evergreen.runtime.forked import available_cores
 
-CHUNK_ROWS = 65_536
+_CHUNK_ROWS = 65_536
 _MEMORY = "2GB"
 """Memory limit of DuckDB for one file. Larger pages are refused."""
 
@@ -39,7 +39,7 @@ class _RowTexts:
 def shown_value(scalar: Any) -> Any:
     """Return a value of an Arrow array for display.
 
-    A time in nanoseconds becomes text, because Python has no type for it.
+    A time in nanoseconds becomes text, because Python has no type for nanoseconds.
     """
     try:
         return scalar.as_py()
@@ -54,11 +54,11 @@ class ParquetRows:
     path: Path
     names: tuple[str, ...]
     _own: tuple[str, ...] = ()
-    """DuckDB's names of the columns, which are unique without regard to case."""
+    """Names that DuckDB gives to the columns. The names are unique without regard to case."""
 
     @classmethod
     def open(cls, path: Path) -> "ParquetRows":
-        """Open the file and read its footer.
+        """Open a Parquet file of a user and read its footer.
 
         Raises:
             ContractError: The file is not a complete Parquet file.
@@ -73,7 +73,7 @@ class ParquetRows:
         return cls(path=path, names=tuple(names), _own=tuple(name for name, *_ in found))
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
-        """Yield the wanted columns of all rows in file order, in the memory of a chunk.
+        """Yield the requested columns of all rows in file order. Only one chunk is in memory.
 
         Raises:
             ContractError: The file is corrupt.
@@ -83,7 +83,7 @@ class ParquetRows:
         first = 1
         with _reading(self.path), _connected() as connection:
             query = connection.sql(f"SELECT {columns} FROM {_table(self.path)}")
-            for rows in query.to_arrow_reader(CHUNK_ROWS):
+            for rows in query.to_arrow_reader(_CHUNK_ROWS):
                 numbers = first + np.arange(rows.num_rows, dtype=np.int64)
                 first += rows.num_rows
                 named = pa.record_batch(rows.columns, names=list(wanted))

@@ -1,8 +1,8 @@
-"""Exit codes of every command, and the only translation of exceptions into messages and codes.
+"""Exit codes of all commands, and the translation of exceptions into messages and codes.
 
-The `main` function of a command has the decorator `exits_with_code` and raises exceptions. It
-formats no error itself. The code that detects an error chooses the exception
-(`evergreen.runtime.errors`). docs/pipeline.md has the table of codes for users.
+The `main` function of a command has the decorator `exits_with_code` and raises exceptions. A `main`
+function does not format error messages. The code that detects an error chooses the exception class
+(`evergreen.runtime.errors`). docs/reference/exit-codes.md has the table of codes for users.
 """
 
 import atexit
@@ -26,7 +26,7 @@ from evergreen.runtime.plain_text import printable
 
 P = ParamSpec("P")
 
-OBJECTS_PER_COLLECTION = 50_000
+_OBJECTS_PER_COLLECTION = 50_000
 """Number of new objects after which Python's garbage collector runs in a command. With Python's
 default of 700, the collections took 1.2 of the 9.4 s of the validation step during its imports, and
 another 1.6 s at its end."""
@@ -39,14 +39,15 @@ class ExitCode(IntEnum):
     REFUSED = 1
     """The command completed with a negative result: a gate refused, or a check found a problem."""
     BAD_INPUT = 2
-    """A flag or an input is invalid. The same command fails again until it is corrected."""
+    """A flag or an input is invalid. The same command fails again until the flag or the input is
+    corrected."""
     FAILED = 3
     """Storage, a server or the disk failed. The same command can succeed later."""
     DEFECT = 70
     """The program has a bug (EX_SOFTWARE of sysexits.h). The traceback is on standard error."""
     PREEMPTED = 75
-    """The step received a request to stop and saved its progress (EX_TEMPFAIL of sysexits.h). A
-    retry continues from there."""
+    """The step was asked to stop and has saved its progress (EX_TEMPFAIL of sysexits.h). A retry
+    continues from the saved progress."""
     INTERRUPTED = 130
     """The user pressed Ctrl-C."""
 
@@ -55,11 +56,11 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     """Turn the exceptions of a command's `main` into one line on standard error and an `ExitCode`.
 
     `SystemExit` passes through, so that argparse behaves as usual. A closed output pipe, as after
-    `head`, is not an error. Any other exception is a bug: the traceback is printed, and the code
-    differs from that of a refusal.
+    `head`, is not an error. Any other exception is a bug. In this case the traceback is printed,
+    and the exit code differs from that of a refusal.
 
-    From the call of `main` on, the process collects garbage less often, and not at its end
-    (`OBJECTS_PER_COLLECTION`).
+    While `main` runs, the process collects garbage less often, and at its end not at all
+    (`_OBJECTS_PER_COLLECTION`).
 
     >>> @exits_with_code
     ... def main() -> int:
@@ -72,7 +73,7 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
-        gc.set_threshold(OBJECTS_PER_COLLECTION)
+        gc.set_threshold(_OBJECTS_PER_COLLECTION)
         atexit.register(gc.freeze)
         try:
             try:
@@ -105,7 +106,7 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
 def _reader_has_gone() -> bool:
     """Return whether the reader of the output pipe is gone.
 
-    If so, drop the output that is not yet printed.
+    If the reader is gone, output that is not yet printed is dropped.
     """
     try:
         sys.stdout.flush()

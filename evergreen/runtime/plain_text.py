@@ -2,7 +2,7 @@
 
 Ids, names and reasons are chosen by publishers of records and by people who start runs. Control
 characters in these texts could change the terminal, and a line break could forge a line of the log.
-JSON output needs no such protection, because JSON escapes these characters.
+JSON output does not need this protection, because JSON escapes control characters.
 """
 
 import json
@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from typing import TextIO
 
 _DANGEROUS = frozenset(("Cc", "Cf", "Zl", "Zp", "Cs"))
-"""Unicode categories of control and format characters, line and paragraph separators, and lone
-surrogates."""
+"""Unicode categories that are escaped: control and format characters, line and paragraph
+separators, and lone surrogates."""
 
 
 def printable(text: str) -> str:
@@ -66,15 +66,15 @@ def log_as_text(style: str = TIMED, *, level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler])
 
 
-TEXT, JSON = "text", "json"
-FORMATS = (TEXT, JSON)
+TEXT, _JSON = "text", "json"
+FORMATS = (TEXT, _JSON)
 
 
-class JsonFormatter(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     """Log formatter that writes one JSON object per record.
 
-    Its fields are `time` (ISO 8601 UTC), `severity`, `logger`, `message`, and `exception` if there
-    is one.
+    The fields of the object are `time` (ISO 8601 UTC), `severity`, `logger`, `message`, and
+    `exception` if there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -95,5 +95,5 @@ class JsonFormatter(logging.Formatter):
 def configure_logging(style: str) -> None:
     """Send log records from level INFO on to standard error, in the format `style` of `FORMATS`."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if style == JSON else LineFormatter(TIMED))
+    handler.setFormatter(_JsonFormatter() if style == _JSON else LineFormatter(TIMED))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

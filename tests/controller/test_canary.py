@@ -27,8 +27,8 @@ from evergreen.storage.uris import open_objects
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed
 from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
-from tests.support.serving_double import AlteredDouble, ServerDouble
 from tests.support.shadow_rows import write_shadow_rows
+from tests.support.triton_double import Altered, TritonDouble
 
 POLICY = CanaryPolicy(
     min_pairs=400, max_looks=3, auc_margin=0.05, log_loss_margin=0.05, min_requests=50
@@ -54,7 +54,7 @@ class Place:
         release(*self.candidates[1], settings=self.release_settings())
 
     def server(self, url):
-        return ServerDouble(url, repository=self.repository, state=self.store.with_name("servers"))
+        return TritonDouble(url, repository=self.repository, state=self.store.with_name("servers"))
 
     def remember(self, place):
         """Return a function that restores the current state."""
@@ -388,27 +388,27 @@ def test_person_may_advance_what_evidence_does_not_decide(place):
     assert canary.advance(place.settings(), "again").action == "none"
 
 
-def judged(candidate, decision):
+def evaluated(candidate, decision):
     model, verdict, raw = candidate
     return model, dataclasses.replace(verdict, decision=decision, accepted=decision != "fail"), raw
 
 
 def test_canary_goes_on_beside_round_that_is_undecided_too(place, make_candidate):
     done = place.start()
-    other = judged(make_candidate(place.store, 3), "inconclusive")
+    other = evaluated(make_candidate(place.store, 3), "inconclusive")
     with pytest.raises(Refused, match=f"version {done.version} is a canary"):
         start(*other, settings=place.release_settings())
     with pytest.raises(Refused, match=f"version {done.version} is a running canary"):
         release(*other, settings=place.release_settings())
     assert canary_at_work(place.store).version == place.plan().canary.version == done.version
     with pytest.raises(Refused, match=f"version {done.version} is a canary"):
-        start(*judged(other, "pass"), settings=place.release_settings())
+        start(*evaluated(other, "pass"), settings=place.release_settings())
 
 
 def test_candidate_that_passes_gate_takes_place_of_canary_and_live_version(place, make_candidate):
     place.start()
     done = release(
-        *judged(make_candidate(place.store, 3), "pass"), settings=place.release_settings()
+        *evaluated(make_candidate(place.store, 3), "pass"), settings=place.release_settings()
     )
     assert current(place.store).version == place.plan().stable.version == done.version
     assert place.plan().canary is None, "clients leave it at once"
@@ -422,7 +422,7 @@ def test_next_canary_unloads_one_before_once_clients_have_left_it(
 ):
     """The plan can still name a canary that no controller has unloaded."""
     before = place.start().version
-    third, fourth = (judged(make_candidate(place.store, seed), "pass") for seed in (3, 4))
+    third, fourth = (evaluated(make_candidate(place.store, seed), "pass") for seed in (3, 4))
 
     def unwritable(*_):
         raise TemporaryError("the plan cannot be written")
@@ -452,12 +452,12 @@ def test_next_canary_unloads_one_before_once_clients_have_left_it(
 
 
 def test_person_may_try_what_is_undecided_and_nobody_what_failed(place):
-    undecided = judged(place.candidates[2], "inconclusive")
+    undecided = evaluated(place.candidates[2], "inconclusive")
     refused = dataclasses.replace(undecided[1], accepted=False)
     with pytest.raises(ContractError, match="'inconclusive', expected an accepted one"):
         release(undecided[0], refused, undecided[2], settings=place.release_settings())
     with pytest.raises(ContractError, match="'fail'"):
-        start(*judged(undecided, "fail"), settings=place.release_settings())
+        start(*evaluated(undecided, "fail"), settings=place.release_settings())
     start(undecided[0], refused, undecided[2], settings=place.release_settings())
     assert canary_at_work(place.store) is not None
 
@@ -470,9 +470,7 @@ def test_one_odd_server_blocks_no_healing_and_canary_reloads_count_apart(place):
     place.start()
     for name in (MODEL_NAME, CANARY_NAME):
         place.servers["b:1"].unload(name)
-    connect = {
-        url: AlteredDouble(server, check_live=check) for url, server in place.servers.items()
-    }.get
+    connect = {url: Altered(server, check_live=check) for url, server in place.servers.items()}.get
     watchdog = Watchdog(site=place.release_settings(connect=connect))
     for _ in range(4):
         watchdog.look()
@@ -575,7 +573,7 @@ def test_canary_that_restarted_server_refuses_or_answers_wrongly_aborts(place, f
         scores, answered = real.infer(name, *rows, version=version)
         return scores + np.float32(0.25 * (name == CANARY_NAME)), answered
 
-    faulty = AlteredDouble(
+    faulty = Altered(
         server, **({"load": refuse} if fault == "refused" else {"infer": answer_wrongly})
     )
     found = place.step(connect=lambda url: faulty if url == "a:1" else place.servers[url])
@@ -611,9 +609,7 @@ def test_start_that_server_refuses_changes_nothing(place):
         real.load(name)
 
     def connect(url):
-        return (
-            AlteredDouble(place.servers[url], load=refuse) if url == "b:1" else place.servers[url]
-        )
+        return Altered(place.servers[url], load=refuse) if url == "b:1" else place.servers[url]
 
     with pytest.raises(PermanentError, match="no room"):
         start(*place.candidates[2], settings=place.release_settings(connect=connect))
@@ -729,8 +725,8 @@ def _killed_at_crash(place, act):
             (ModelRepository, "remove_canary"),
             (ModelRepository, "withdraw"),
             (ModelRepository, "discard_candidate"),
-            (ServerDouble, "unload"),
-            (ServerDouble, "load"),
+            (TritonDouble, "unload"),
+            (TritonDouble, "load"),
         ):
             real = getattr(owner, name)
             patch.setattr(owner, name, lambda *a, real=real, **k: _die(dead) or real(*a, **k))

@@ -19,7 +19,7 @@ from cli.backup import main, restore
 from controller.verify import verify
 from demo.simulation.world import Drift, World, write_lake
 from evergreen.storage.folder import FolderObjects
-from tests.support.crashes import Killed
+from tests.support.crashes import Kill
 from tests.support.monitors import Bench, prediction, publish, traffic
 
 pytestmark = pytest.mark.timeout(300)
@@ -38,7 +38,7 @@ def contents(root):
 
 def models(root, capsys):
     capsys.readouterr()
-    assert evergreen(["models", "--store", str(root / "store")]) == 0
+    assert evergreen(["models", "list", "--store", str(root / "store")]) == 0
     return capsys.readouterr().out
 
 
@@ -95,7 +95,7 @@ def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path,
 
     assert contents(root) == before
     assert models(root, capsys) == told
-    assert evergreen(["live-at", "now", "--store", str(root / "store")]) == 0
+    assert evergreen(["models", "live-at", "now", "--store", str(root / "store")]) == 0
     assert capsys.readouterr().out.startswith("version 2, ")
     assert verify(2, root / "store", FolderObjects(root / "lake")).same
     again = Bench(tmp_path, archive_roll_seconds=1.0)
@@ -187,24 +187,14 @@ def everything(root):
     return found
 
 
-def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_root, monkeypatch):
+def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_root):
     backup, before = lost
-    real, left = os.replace, [0]
-
-    def replace(*arguments):
-        if left[0] == 0:
-            raise Killed
-        left[0] -= 1
-        real(*arguments)
-
-    monkeypatch.setattr(os, "replace", replace)
     for number in (0, 1, 3, 5):
-        left[0] = number
-        with pytest.raises(Killed):
+        with Kill(number).watch(os, "replace") as kill:
             restore(backup, within=installation_root.parent, confirm=no)
+        assert kill.is_dead
         # Next to them are leftovers of a power cut.
         (installation_root / "lake" / f".file.{'0a' * 16}").write_bytes(b"half")
-    left[0] = 10**6
     restore(backup, within=installation_root.parent, confirm=no)
     assert everything(installation_root) == before
     restore(backup, within=installation_root.parent, confirm=no)
@@ -235,9 +225,7 @@ def test_corrupt_file_of_backup_is_named_and_not_restored(lost, installation_roo
     assert main(["restore", str(backup), "--yes"]) == 0
 
 
-def test_what_program_has_changed_since_killed_restore_is_not_written_over(
-    lost, installation_root, capsys
-):
+def test_changes_since_killed_restore_are_not_written_over(lost, installation_root, capsys):
     backup, _ = lost
     assert main(["restore", str(backup), "--yes"]) == 0
     path = installation_root / "store" / "file"

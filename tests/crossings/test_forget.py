@@ -1,10 +1,10 @@
-"""Tests of `evergreen forget`: an independent scan must not find the user afterwards."""
+"""Tests of `evergreen admin forget`: an independent scan must not find the user afterwards."""
 
 import os
 import shlex
 import shutil
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -46,7 +46,7 @@ from monitoring.rows import MaturedRequests
 from monitoring.state.database import unpack
 from monitoring.state.rules_file import write_rules
 from monitoring.uploader import Uploader
-from tests.support.crashes import Killed
+from tests.support.crashes import Kill
 from tests.support.lakes import URI, open_storage, put
 from tests.support.monitors import Bench, clicks, publish
 from tests.support.recommenders import accept_into
@@ -66,7 +66,7 @@ FEATURES = Features(
 SHOP = Recommender(name="shop", features=FEATURES, data=ColumnNames(user="user"))
 START = datetime(2026, 3, 1, tzinfo=timezone.utc).timestamp()
 SCANNED = ("lake", "archive", "store/quarantine", "work", "incidents")
-JUDGING = {
+MONITORING = {
     "window_rows": 50,
     "min_clicks": 1,
     "decide_seconds": 5.0,
@@ -131,7 +131,7 @@ def users_of_row(row: int) -> list[int]:
 
 def run_monitor(folder: Path) -> None:
     """Run a monitor on requests of two users, with rows in lake, archive and state."""
-    bench = Bench(folder, archive_roll_rows=40, **JUDGING)
+    bench = Bench(folder, archive_roll_rows=40, **MONITORING)
     bench.clock.now = START + 3 * 86_400
     bench.start(SHOP)
     for number in range(24):
@@ -154,7 +154,7 @@ def run_monitor(folder: Path) -> None:
             Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
             bench.start(SHOP)
     bench.monitor.stop()
-    write_rules(bench.settings.state, bench.settings.judging)
+    write_rules(bench.settings.state, bench.settings.decisions)
     bench.kill()
     bench.log.close()
     for name in ("archive", "state"):
@@ -405,25 +405,11 @@ def test_command_names_package_that_is_there_or_first_how_to_compile_it(
     assert shlex.join(["run", "--package", str(world / "retraining.yaml")]) in told
 
 
-def killing(call, left):
-    """Return the call, which raises `Killed` when `left` is used up."""
-
-    def change(*arguments, **more):
-        if next(left, None) is None:
-            raise Killed
-        return call(*arguments, **more)
-
-    return change
-
-
-def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeypatch):
+def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world):
     """The command is killed before its third rename, then the fourth, then the third again."""
     before, kills = others_rows(world), 0
     while True:
-        left = iter(range(2 + kills % 2))
-        with monkeypatch.context() as patched, suppress(Killed):
-            for name in ("replace", "rename", "unlink"):
-                patched.setattr(os, name, killing(getattr(os, name), left))
+        with Kill(2 + kills % 2).watch(os, "replace", "rename", "unlink"):
             assert forget(world, "--yes") == 0
             break
         kills += 1

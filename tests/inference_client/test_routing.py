@@ -9,13 +9,14 @@ import grpc
 import numpy as np
 import pytest
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from inference_client import routing
 from inference_client.errors import DeadlineExpired
 from inference_client.recommender import RecommenderClient
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import shadow_of
+from tests.support.errors import raises
+from tests.support.recommenders import SHOP
 from tests.support.served_names import CANARY_NAME, MODEL_NAME, TRAFFIC_FILE
 from tests.support.traffic_plans import KEYS, follow, make_plan, until
 
@@ -29,9 +30,7 @@ def test_without_plan_stable_model_answers(served, objects, make_rows):
     assert set(served.scoring.asked) == {MODEL_NAME}
 
 
-def test_plan_that_is_published_is_followed_and_one_that_is_taken_away_too(
-    served, objects, publish, make_rows
-):
+def test_published_plan_is_followed_and_so_is_its_removal(served, objects, publish, make_rows):
     async def talk(client):
         rows = make_rows(2)
         assert not (await client.score(*rows)).canary
@@ -78,7 +77,7 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
 
 
 def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, monkeypatch):
-    monkeypatch.setattr(routing, "FIRST_READ_SECONDS", 0.05)
+    monkeypatch.setattr(routing, "_FIRST_READ_SECONDS", 0.05)
     released = threading.Event()
     # The timer releases calls that wait for the shadow. The timer is so late that the test would
     # fail before it ends.
@@ -129,7 +128,7 @@ def test_canary_whose_version_is_no_number_costs_no_request_and_no_record(
 
     async def talk():
         options = {
-            "recommender": CRITEO_RECOMMENDER,
+            "recommender": SHOP,
             "log": f"sqlite:///{tmp_path}/log.db",
             "plan_uri": objects.uri,
         }
@@ -194,7 +193,7 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
             await until(lambda: served.scoring.in_flight == 1)
             served.release(served.scoring.wait)
             served.scoring.wait = served.make_event()
-            with pytest.raises(DeadlineExpired, match=r"within 0\.1 s"):
+            with raises(DeadlineExpired, "within 0.1 s"):
                 await asking
             served.release(served.scoring.wait)
 
@@ -274,7 +273,7 @@ def test_ranked_list_is_one_arms_and_records_shadow_scores_of_its_rows(
     log = f"sqlite:///{tmp_path}/log.db"
 
     async def talk(planned):
-        async with RecommenderClient(planned, recommender=CRITEO_RECOMMENDER, log=log) as client:
+        async with RecommenderClient(planned, recommender=SHOP, log=log) as client:
             return await client.rank(
                 FeatureRows(dense=dense, categorical=categorical), 10, key="a user"
             )

@@ -16,9 +16,10 @@ from inference_client.errors import BadRequest, DeadlineExpired, Overloaded, Ser
 from inference_client.replicas import CALLS_PER_SLOT
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing, shortened
+from tests.support.errors import raises
 from tests.support.served_names import MODEL_NAME
 from tests.support.traffic_plans import until
-from tests.support.triton_double import RunningServer
+from tests.support.triton_double import GrpcTriton
 from tests.support.virtual_time import VirtualTime
 
 ABSENT = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' is not found")
@@ -47,16 +48,14 @@ def test_expired_deadline_is_not_on_wire_and_frees_its_slot(stuck, make_rows, sc
 
     async def talk(client):
         for number in range(1, CALLS_PER_SLOT + 1):
-            with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
+            with raises(DeadlineExpired, "within 0.2 s"):
                 await client.score(*rows)
             await until(
                 lambda number=number: (
                     client.transport.num_calls == stuck.scoring.in_flight == number
                 )
             )
-        with pytest.raises(
-            Overloaded, match=r"has 4 unanswered requests and freed no slot within 0\.2 s"
-        ):
+        with raises(Overloaded, "4 unanswered requests", "within 0.2 s"):
             await client.score(*rows)
         assert len(stuck.scoring.requests) == CALLS_PER_SLOT
         stuck.release(stuck.scoring.wait)
@@ -92,7 +91,7 @@ def test_full_line_is_said_at_once_and_takes_callers_again_when_it_moves(
     async def talk(client):
         callers = [asyncio.create_task(client.score(*rows)) for _ in range(3)]
         await until(lambda: stuck.scoring.in_flight == 1)
-        with pytest.raises(Overloaded, match="has 3 callers waiting, expected fewer than 3"):
+        with raises(Overloaded, "3 callers", "fewer than 3"):
             await client.score(*rows)
         stuck.release(stuck.scoring.wait)
         answers = await asyncio.gather(*callers)
@@ -143,7 +142,7 @@ def test_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
         async with ScoringClient(server.url, MODEL_NAME, settings, timing=timing) as client:
             await client.score(*make_rows(1))
 
-    with pytest.raises(ServerUnavailable, match="maximum queue size"):
+    with raises(ServerUnavailable, "maximum queue size"):
         asyncio.run(run())
     # A further wait of 0.8 s would exceed the deadline.
     assert waits == [0.05, 0.1, 0.2, 0.4]
@@ -172,13 +171,13 @@ def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score
 def test_message_larger_than_server_takes_is_not_tried_again(server, make_rows):
     text = "Received message larger than max (300000 vs. 1000)"
     server.scoring.always = (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-    with pytest.raises(BadRequest, match="takes no message of this size"):
+    with raises(BadRequest, "message of this size"):
         converse(server, lambda client: client.score(*make_rows(1)))
 
 
 @pytest.fixture
 def replicas():
-    running = [RunningServer(), RunningServer()]
+    running = [GrpcTriton(), GrpcTriton()]
     yield running
     for each in running:
         each.close()
@@ -278,9 +277,9 @@ def unreliable():
 @pytest.fixture
 def quick_stalls(monkeypatch):
     """Stalls are detected within a fraction of a second."""
-    monkeypatch.setattr(replicas_module, "STALL_SECONDS", 0.2)
-    monkeypatch.setattr(replicas_module, "MAX_STALL_SECONDS", 0.4)
-    monkeypatch.setattr(replicas_module, "DOWN_SECONDS", 0.1)
+    monkeypatch.setattr(replicas_module, "_STALL_SECONDS", 0.2)
+    monkeypatch.setattr(replicas_module, "_MAX_STALL_SECONDS", 0.4)
+    monkeypatch.setattr(replicas_module, "_DOWN_SECONDS", 0.1)
 
 
 async def ask_all(client, rows, *, callers, requests):
@@ -398,7 +397,7 @@ def test_addresses_that_name_gains_and_loses_are_followed(replicas, make_rows, m
         return known[0]
 
     monkeypatch.setattr(transport_module, "resolve", resolve)
-    monkeypatch.setattr(transport_module, "RESOLVE_SECONDS", 0.0)
+    monkeypatch.setattr(transport_module, "_RESOLVE_SECONDS", 0.0)
 
     async def ask_until(client, answering, *others):
         before = [len(each.scoring.requests) for each in others]
@@ -417,5 +416,5 @@ def test_addresses_that_name_gains_and_loses_are_followed(replicas, make_rows, m
 
     converse(None, talk, url="dns:///triton:8001")
     known[0] = OSError("no such name")
-    with pytest.raises(ServerUnavailable, match="dns:///triton:8001 is unavailable: no such name"):
+    with raises(ServerUnavailable, "dns:///triton:8001", "unavailable", "no such name"):
         converse(None, lambda client: client.score(*rows), url="dns:///triton:8001", max_attempts=2)

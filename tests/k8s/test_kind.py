@@ -16,7 +16,7 @@ import pytest
 
 from cli import doctor
 from cli import recommender as recommender_file
-from cli.__main__ import build_parser
+from cli.pipeline import build_parser
 from pipelines.images import DOCKERFILES, image_name
 from pipelines.placement import NEEDS, read_placement, read_values
 from tests.support.paths import REPOSITORY
@@ -88,7 +88,9 @@ def test_nothing_is_asked_of_another_cluster_than_one_that_was_made(run):
     ]
 
 
-@pytest.mark.parametrize("path", ["k8s/kind/up", "docs/gke.md", "docs/pipeline.md"])
+@pytest.mark.parametrize(
+    "path", ["k8s/kind/up", "docs/kubernetes/gke.md", "docs/kubernetes/kfp-runs.md"]
+)
 def test_every_installation_has_failed_steps_tried_again(path):
     """Kubeflow Pipelines as installed here never retries, whatever the pipeline requests."""
     text = (REPOSITORY / path).read_text().replace("\\\n", " ")
@@ -130,7 +132,7 @@ def test_every_evergreen_command_of_script_is_one():
         for line in text.splitlines()
         if "$evergreen " in line
     ]
-    assert [command[0] for command in commands] == ["recommender", "compile", "submit", "doctor"]
+    assert [command[0] for command in commands] == ["data", "compile", "submit", "doctor"]
     recommender, compile_, submit, look = commands
     recommender_file.build_parser().parse_args(recommender[1:])
     build_parser().parse_args(compile_)

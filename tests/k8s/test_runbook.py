@@ -1,4 +1,4 @@
-"""Tests of docs/runbook.md: each command parses, can run, and names existing objects."""
+"""Tests of the runbook and its alerts: each command parses, can run, and names existing objects."""
 
 import re
 import shlex
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_settings
 from monitoring.settings import InstallationSettings
 from tests.support.command_lines import parser_of
@@ -15,7 +15,12 @@ from tests.support.metric_names import known
 from tests.support.paths import REPOSITORY
 from tests.support.rendering import K8S
 
-PAGE = (REPOSITORY / "docs" / "runbook.md").read_text()
+PAGES = [
+    REPOSITORY / "docs" / "operate" / "runbook.md",
+    REPOSITORY / "docs" / "operate" / "forget-a-user.md",
+    *sorted((REPOSITORY / "docs" / "operate" / "alerts").glob("*.md")),
+]
+PAGE = "\n".join(page.read_text() for page in PAGES)
 DOCKERFILES = {
     "evergreen-monitoring": "monitoring/Dockerfile",
     "evergreen-deployment": "components/deployment/Dockerfile",
@@ -87,8 +92,8 @@ def workload_manifest(name: str):
 
 def test_line_that_no_program_takes_is_noticed():
     for line in (
-        "evergreen rollback --store S --too 3 --reason r",
-        "evergreen live-at --store S",
+        "evergreen release rollback --store S --too 3 --reason r",
+        "evergreen models live-at --store S",
         "evergreen undo",
     ):
         with pytest.raises(SystemExit):
@@ -116,7 +121,7 @@ def test_settings_and_metrics_named_exist():
     assert "upload_wait_seconds" in names
     for name in ("auc_threshold", "daily_budget", "attribution_window_seconds"):
         assert f"`{name}`" in PAGE
-        assert name in flat_settings(JudgingSettings)
+        assert name in flat_settings(DecisionSettings)
     for name in re.findall(r"\b(?:ctr_monitor|nv|kube)_[a-z0-9_]+", PAGE):
         assert name in known(), f"nobody exports {name}"
 
@@ -132,4 +137,4 @@ def test_monitors_account_may_publish_what_page_replays_in_its_pod():
     )
     topic = urlsplit(settings["EVERGREEN_MONITOR_LOG"]).path.strip("/")
     granted = f"on_topic evergreen-monitor {topic} roles/pubsub.publisher"
-    assert granted in (REPOSITORY / "docs" / "gke.md").read_text()
+    assert granted in (REPOSITORY / "docs" / "kubernetes" / "gke.md").read_text()

@@ -19,12 +19,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from evergreen.contracts import criteo
 from evergreen.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, record_id
 from evergreen.events.sqlite import SqliteLog
 from evergreen.storage.uris import open_objects
 from tests.support import monitors
+from tests.support.archives import values_of
 from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
+from tests.support.recommenders import SHOP, draw_arrays
 from tests.support.record_messages import encode
 
 BEGIN = 1_767_225_000.0
@@ -95,14 +96,13 @@ class Chain:
         for i in range(0 if self.is_ending else 3):
             num_rows = self.random.randint(1, 4)
             values = np.random.default_rng(self.random.getrandbits(32))
+            dense, categorical = draw_arrays(SHOP.features, num_rows, values)
             prediction = PredictionBatch(
                 request_id=f"request {self.turn}-{i}",
                 time=self.now + i,
                 model_version=1 + self.turn // 4,
-                dense=values.normal(size=(num_rows, criteo.NUM_DENSE)).astype(np.float32),
-                categorical=values.integers(
-                    0, 2**32, (num_rows, criteo.NUM_CATEGORICAL), dtype=np.int64
-                ),
+                dense=dense,
+                categorical=categorical,
                 scores=values.random(num_rows).astype(np.float32),
             )
             self.predictions.append(prediction)
@@ -262,9 +262,7 @@ class Chain:
                 archived = found[prediction.request_id, row]
                 assert np.float32(archived["score"]) == score
                 assert archived["event_time"].timestamp() == prediction.time
-                assert [archived[name] for name in criteo.CATEGORICAL] == prediction.categorical[
-                    row
-                ].tolist()
+                assert values_of(archived, SHOP.features)[1] == prediction.categorical[row].tolist()
 
     def _expect_late_outcomes(self, rows: list[dict], late: list[dict]) -> None:
         """Assert that a click within the window is a label, or is late because it arrived late.

@@ -9,7 +9,7 @@ import pytest
 
 from monitoring.journal import DECISIONS_FILE, Journal
 from monitoring.policies.policies import POLICIES
-from tests.support.crashes import Killed, crash_at
+from tests.support.crashes import Kill, Killed
 from tests.support.monitors import START, Bench, clicks, prediction, publish
 
 SETTINGS = {
@@ -61,7 +61,7 @@ def play(b: Bench, tick_seconds: float, crash: str = "") -> list[str]:
         due = [record for time, record in records if began < time <= now]
         publish(b.log, *(due[i] for i in random.permutation(len(due))))
         began = now
-        b.checkpoint = crash_at(crash, 1) if crash and turn % 12 == 9 else lambda name: None
+        b.checkpoint = Kill(crash).reach if crash and turn % 12 == 9 else lambda name: None
         try:
             b.monitor.tick()
         except Killed:
@@ -83,7 +83,7 @@ def expected(tmp_path_factory):
 @pytest.mark.parametrize(
     "name", ["intake.stored", "join.matured", "evaluator.decided", "evaluator.stored"]
 )
-def test_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expected, name):
+def test_crash_between_any_two_steps_of_evaluation_changes_no_byte(bench, expected, name):
     assert play(bench(**SETTINGS), 2.0, name) == expected
 
 
@@ -105,7 +105,7 @@ def test_request_after_its_point_counts_once_in_no_window_even_after_kill(tmp_pa
             b.log, prediction("late", 8, time=START + 1.0), prediction("c", 8, time=START + 9.0)
         )
         b.clock.now = START + 17.0
-        b.checkpoint = crash_at(killed)
+        b.checkpoint = Kill(killed).reach
         try:
             b.monitor.tick()
             assert not killed

@@ -18,7 +18,7 @@ from tests.support.monitors import prediction
 from tests.support.processes import wait_for
 from tests.support.record_messages import encode
 
-NARROW = RecordFormat(Features(numeric=("I1",), categorical=()))
+NARROW = RecordFormat(Features(numeric=("price",), categorical=()))
 """Writes a recommender's rows without most of their columns. The monitor fills in missing
 columns."""
 SLOWER = 10.0

@@ -11,7 +11,7 @@ from evergreen.contracts.manifests import ModelQuality, Verdict
 from evergreen.registry.models import verdict_paths
 from evergreen.registry.promotion_journal import ROLLBACK, append_promotion, baking, read_findings
 from monitoring.retraining import new_versions
-from tests.support.crashes import Killed
+from tests.support.crashes import Kill
 from tests.support.monitors import DRIFT, WINDOW, Bench, prediction, publish, traffic
 from tests.support.record_messages import encode
 from tests.support.releases import make_live, passing_verdict, release
@@ -74,15 +74,15 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     assert b.trigger.requests == [], "going back comes first"
     take_back(b)
     b.turn(3, 20.0)
-    assert b.kinds().count("taken_back") == 1
+    assert b.kinds().count("rolled_back") == 1
     b.start()
     b.turn(2, 20.0)
-    assert b.kinds().count("taken_back") == 1
+    assert b.kinds().count("rolled_back") == 1
     # In the meantime the previous version has become equally bad. A run is requested only after the
     # cooldown of the rollback.
     assert (
         b.monitor.actions.retraining.memory.blocked_by
-        == "cool-down after a new version was taken back"
+        == "cool-down after a new version was rolled back"
     )
     for number in range(14):
         traffic(b, f"again-{number}", auc="bad", version=1)
@@ -109,7 +109,7 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
     assert b.kinds().count("bad_release") == 1
     assert b.store.counters["dead_letter"] == 60, "kept, with their bytes"
     b.turn(2, WINDOW)
-    assert b.store.counters["matured"] == 60 * 8, "the others are judged"
+    assert b.store.counters["matured"] == 60 * 8, "the others are evaluated"
 
 
 @pytest.mark.parametrize(
@@ -147,19 +147,15 @@ def test_versions_that_do_not_bake_hide_no_row_of_one_that_does(two_versions):
     assert read_findings(b.settings.store, 100) is None
 
 
-def test_monitor_killed_before_it_leaves_finding_reports_it_again(two_versions, monkeypatch):
-    def die(*_):
-        raise Killed
-
+def test_monitor_killed_before_it_leaves_finding_reports_it_again(two_versions):
     b = two_versions
-    monkeypatch.setattr(new_versions, "write_findings", die)
     nan = np.full(8, np.nan)
     publish(b.log, *(prediction(f"bad-{number}", version=2, scores=nan) for number in range(49)))
     b.turn(1, 31.0)
     publish(b.log, prediction("bad", version=2, scores=nan))
-    with pytest.raises(Killed):
+    with Kill(0).watch(new_versions, "write_findings") as kill:
         b.turn(1, 1.0)
-    monkeypatch.undo()
+    assert kill.is_dead
     b.start()
     b.turn(2, 1.0)
     assert (b.kinds().count("bad_release"), read_findings(b.settings.store, 2).state) == (2, BAD)

@@ -11,7 +11,6 @@ from collections import Counter
 
 import pytest
 
-from evergreen.contracts.criteo import CRITEO
 from evergreen.events.event_log import partition_of
 from evergreen.events.locations import open_publisher, open_subscriber, partition_urls
 from inference_client.publisher import Outcome, PartitionedPublisher, RecordPublisher
@@ -20,7 +19,7 @@ from monitoring.uploader import Uploader
 from tests.support.monitors import DRIFT, Bench, prediction, read_rows, traffic
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import SHOP, accept_into, shop_with
 
 PARTITIONS, WAVES, REQUESTS, ROWS = 3, 3, 30, 4
 
@@ -36,11 +35,11 @@ class Partitions:
         self.url = f"sqlite:///{folder}/log-{{0-{PARTITIONS - 1}}}.db?lease_seconds=1"
         self.logs = [open_publisher(url) for url in partition_urls(self.url)]
         self.client = PartitionedPublisher(
-            [RecordPublisher(log, features=CRITEO, source="test") for log in self.logs]
+            [RecordPublisher(log, features=SHOP.features, source="test") for log in self.logs]
         )
         self.truth: dict[tuple[str, int], int] = {}
         rules = {"attribution_window_seconds": 1.0, "decide_seconds": 0.1}
-        accept_into(folder / "store", criteo_with(monitor=rules))
+        accept_into(folder / "store", shop_with(monitor=rules))
         self.ended_starts = [0] * PARTITIONS
         self.monitors = [self.monitor(partition) for partition in range(PARTITIONS)]
 

@@ -28,6 +28,7 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.package import read_parameters, with_places
 from pipelines.retraining import PIPELINE_NAME
 from pipelines.submit import RunRequest
+from tests.support.errors import raises
 from tests.support.kfp_server import KfpServer
 from tests.support.yaml_texts import documents
 
@@ -128,7 +129,7 @@ def test_version_name_of_another_file_is_refused_and_starts_no_run(server, send,
     other = tmp_path / "other.yaml"
     other.write_text(GOLDEN.read_text().replace("defaultValue: current", "defaultValue: none"))
     send(upload_version="same")
-    with pytest.raises(PermanentError, match="version same is on .* with other content"):
+    with raises(PermanentError, "version same", "other content"):
         send(other, upload_version="same")
     assert len(server.runs) == 1
     assert version_names(server) == [PIPELINE_NAME, "same"]
@@ -282,7 +283,7 @@ def test_token_is_read_anew_at_each_request(server, command, tmp_path, capsys):
 
 
 def test_multi_user_installation_is_given_its_namespace(server, send):
-    with pytest.raises(PermanentError, match="shouldn't contain a namespace"):
+    with raises(PermanentError, "shouldn't contain a namespace"):
         send(namespace="team-a")
     assert server.requests == [("GET", "/apis/v2beta1/experiments")]
 
@@ -290,7 +291,7 @@ def test_multi_user_installation_is_given_its_namespace(server, send):
 def test_server_that_never_answers_is_given_up_in_time(server, send):
     server.silence.set()
     begun = time.monotonic()
-    with pytest.raises(TemporaryError, match=f"KFP at {server.url} does not answer"):
+    with raises(TemporaryError, f"KFP at {server.url}", "does not answer"):
         send(upload_version="v", timeout_seconds=(0.2, 0.2))
     assert time.monotonic() - begun < 60.0  # kfp's client would wait forever
 
@@ -304,9 +305,7 @@ def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
 
 def test_run_created_after_submit_gave_up_is_announced_without_files(server, send):
     server.num_late = 1
-    with pytest.raises(
-        TemporaryError, match="may still create the run: look for 'one' there before you"
-    ):
+    with raises(TemporaryError, "may still create", "'one'"):
         send()
     second = send()
     (late,) = server.commit_late()
@@ -317,7 +316,7 @@ def test_run_created_after_submit_gave_up_is_announced_without_files(server, sen
 @pytest.mark.parametrize(("status", "kind"), [(503, TemporaryError), (400, PermanentError)])
 def test_servers_refusal_is_quoted(server, send, status, kind):
     server.failure = status
-    with pytest.raises(kind, match=f"answered {status} .*as the test says"):
+    with raises(kind, f"answered {status}", "as the test says"):
         send()
 
 
@@ -361,7 +360,7 @@ def test_run_that_is_waited_for_tells_what_it_made(
         )
         server.end(run, "SUCCEEDED")
 
-    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
+    monkeypatch.setattr("cli.pipeline.wait", waiting_as(server, ends))
     assert command("--wait", package=mounted) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
     assert re.fullmatch(r"manual \d{4}-\d\d-\d\d \d\d:\d\d by \S+", server.runs[0]["display_name"])
@@ -369,7 +368,7 @@ def test_run_that_is_waited_for_tells_what_it_made(
         r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"]
     )
     monkeypatch.setattr(
-        "cli.__main__.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED"))
+        "cli.pipeline.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED"))
     )
     assert command("--wait") == 0
     assert "`evergreen runs --store /evergreen/store` shows run manual " in capsys.readouterr().out
@@ -394,7 +393,7 @@ def test_failed_run_that_is_waited_for_names_step_reason_and_page(
         }
         server.end(run, "FAILED", **tasks)
 
-    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
+    monkeypatch.setattr("cli.pipeline.wait", waiting_as(server, ends))
     assert command("--wait", package=mounted) == 3
     run_id = server.runs[0]["run_id"]
     told = capsys.readouterr().err
@@ -411,7 +410,7 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
     def ends(run):
         server.end(run, "FAILED", root_driver="FAILED", **{"evergreen_retraining_x7k2p": "FAILED"})
 
-    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
+    monkeypatch.setattr("cli.pipeline.wait", waiting_as(server, ends))
     assert command("--wait", "--service-account", "nobody") == 3
     expected = (
         "ended FAILED: no step ran; root-driver failed; expected service account nobody to exist"

@@ -6,12 +6,12 @@ import signal
 import subprocess
 import sys
 
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_settings
 from evergreen.events.sqlite import SqliteLog
 from tests.support.paths import REPOSITORY
 from tests.support.processes import Answer, ask
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import accept_into, shop_with
 
 
 class Processes:
@@ -40,9 +40,9 @@ class Processes:
             **flags,
         }
         rules = {
-            name: values.pop(name) for name in flat_settings(JudgingSettings) if name in values
+            name: values.pop(name) for name in flat_settings(DecisionSettings) if name in values
         }
-        accept_into(self.folder / "store", criteo_with(monitor=rules))
+        accept_into(self.folder / "store", shop_with(monitor=rules))
         return self.start("monitoring", values)
 
     def start(self, module: str, values: dict) -> subprocess.Popen:

@@ -10,6 +10,7 @@ from components.evaluation import gate
 from evergreen.config.gate import GateSettings
 from evergreen.contracts.checks import advice
 from evergreen.runtime.errors import ContractError, flags_to_run_again
+from tests.support.errors import raises
 
 SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 
@@ -57,7 +58,7 @@ def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
     ],
     ids=["better", "equal", "worse", "few rows"],
 )
-def test_candidate_above_floor_is_judged_by_interval_of_its_lead(num_rows, quality, decision):
+def test_candidate_above_floor_is_evaluated_by_interval_of_its_lead(num_rows, quality, decision):
     answer = decided(*rows(num_rows, candidate=quality, seed=2), settings=SETTINGS)
     assert answer.decision == decision
     assert answer.estimates.candidate.low > SETTINGS.min_auc
@@ -70,7 +71,7 @@ def test_candidate_above_floor_is_judged_by_interval_of_its_lead(num_rows, quali
     ("min_auc", "decision"),
     [(0.7, "pass"), (0.72, "inconclusive"), (0.75, "inconclusive"), (0.76, "fail")],
 )
-def test_floor_is_judged_by_interval(min_auc, decision):
+def test_floor_is_evaluated_by_interval(min_auc, decision):
     labels, scores, _ = rows(2000, candidate=1.0, seed=3)
     answer = decided(labels, scores, settings=GateSettings(min_auc=min_auc))
     assert answer.decision == decision
@@ -145,7 +146,7 @@ def test_threshold_that_makes_no_sense_is_refused(changes, said):
 
 def test_scores_that_are_not_numbers_are_refused():
     labels, scores, _ = rows(50)
-    with pytest.raises(ContractError, match="1 scores are NaN"):
+    with raises(ContractError, "1 scores", "NaN"):
         decided(labels, np.r_[np.nan, scores[1:]], settings=SETTINGS)
 
 

@@ -20,8 +20,9 @@ from evergreen.rows.times import TimeSpan, parse_time
 from evergreen.runtime import forked
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.storage.uris import local_path
+from tests.support.errors import raises
 from tests.support.lakes import OUTCOMES, folder_lake, rows_in
-from tests.support.recommenders import criteo_with
+from tests.support.recommenders import shop_with
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 
@@ -75,7 +76,7 @@ def test_retried_task_replaces_what_it_finds(lake, run_step, tmp_path):
 def test_window_too_small_to_split_is_refused(lake, run_step, tmp_path, num_rows):
     start = parse_time("start", "2026-03-01")
     window = TimeSpan(start, start + num_rows * 172_800_000)
-    with pytest.raises(ContractError, match=rf"holds {num_rows} rows, expected at least 10"):
+    with raises(ContractError, f"{num_rows} rows", "at least 10"):
         run_step(lake, window)
     assert not list((tmp_path / "wo rk" / "run").iterdir())
 
@@ -87,7 +88,7 @@ def test_empty_window_names_itself_and_what_lake_holds(lake, run_step):
         "window [2027-01-01T00:00:00+00:00, 2027-01-02T00:00:00+00:00) holds no rows, expected at "
         "least 10; "
         f"lake {lake.files.name} holds days 2026-03-01 to 2026-03-02: bring more rows by "
-        "`evergreen ingest`, or ask "
+        "`evergreen data ingest`, or ask "
         "for others by window_start and window_end"
     )
 
@@ -120,9 +121,7 @@ def test_malformed_rows_are_published_with_dataset(spoilt, run_step, tmp_path):
 
 
 def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path):
-    with pytest.raises(
-        ContractError, match=r"part-0.parquet: 10 of 500 rows are malformed \(2.00%\)"
-    ):
+    with raises(ContractError, "part-0.parquet", "10 of 500 rows", "malformed (2.00%)"):
         run_step(spoilt)
     assert not list((tmp_path / "wo rk" / "run").iterdir())
 
@@ -136,7 +135,7 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
 
     Returns the manifest and all files by name.
     """
-    monkeypatch.setattr(extract_module, "LOT_ROWS", 150)
+    monkeypatch.setattr(extract_module, "_LOT_ROWS", 150)
     table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400, request_rows=7)
     label = pa.array(
         [None if n in (5, 705) else v for n, v in enumerate(table[raw_rows.LABEL].to_pylist())],
@@ -162,7 +161,7 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
             folder_lake(folder, piece_rows=40),
             TimeSpan(),
             folder=tmp_path / "work",
-            recommender=criteo_with(extraction={"max_malformed_fraction": 0.1, **settings}),
+            recommender=shop_with(extraction={"max_malformed_fraction": 0.1, **settings}),
             dask_scheduler=scheduler,
         )
         files = {
@@ -186,21 +185,21 @@ def test_processes_share_rows_and_leave_bytes_of_one(extract_lots):
     assert len([path for path in files if "train" in path.parts]) > 5
     assert (dataset.num_duplicates, dataset.num_malformed) == (50, 2)
     assert dataset.num_late_clicks == extract_lots.num_late_clicks > 50
-    learned, judging = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
+    learned, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     assert dataset.num_straddling_rows > 0
     assert learned == extract_lots.rows[: len(learned)]
     straddling = learned[-1][raw_rows.REQUEST_ID]
     newer = extract_lots.rows[len(learned) :]
-    assert judging == [row for row in newer if row[raw_rows.REQUEST_ID] != straddling]
-    assert len(newer) - len(judging) == dataset.num_straddling_rows
+    assert holdout == [row for row in newer if row[raw_rows.REQUEST_ID] != straddling]
+    assert len(newer) - len(holdout) == dataset.num_straddling_rows
 
 
 def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):
     _, one, *_, other = extract_lots.files
     for path in (one, other):
         table = pq.read_table(path, partitioning=None)
-        place = table.column_names.index("I1")
-        pq.write_table(table.set_column(place, "I1", pa.array(["no number"] * len(table))), path)
+        place = table.column_names.index("price")
+        pq.write_table(table.set_column(place, "price", pa.array(["no number"] * len(table))), path)
     dataset, files = extract_lots(3, max_quarantined_file_fraction=0.5)
     assert [each["file"] for each in dataset.quarantined_files] == [
         path.relative_to(path.parents[1]).as_posix() for path in (one, other)
@@ -211,7 +210,7 @@ def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):
     assert (dataset.digest, files) == (expected.digest, expected_files)
 
 
-def test_process_that_is_killed_in_middle_leaves_nothing_and_next_try_same(
+def test_process_killed_midway_leaves_nothing_and_next_try_is_same(
     extract_lots, monkeypatch, tmp_path
 ):
     write, parent = PartWriter.write, os.getpid()
@@ -228,7 +227,7 @@ def test_process_that_is_killed_in_middle_leaves_nothing_and_next_try_same(
 
     expected = extract_lots(1)
     monkeypatch.setattr(PartWriter, "write", write_or_die)
-    with pytest.raises(TemporaryError, match="one of 3 processes was killed"):
+    with raises(TemporaryError, "one of 3 processes", "killed"):
         extract_lots(3)
     assert [path.name for path in tmp_path.glob("*work*")] == []
     assert extract_lots(3) == expected

@@ -17,6 +17,7 @@ from evergreen.contracts import raw_rows
 from evergreen.rows.times import TimeSpan, parse_time
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
+from tests.support.errors import raises
 from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -150,9 +151,7 @@ def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
 
 def test_corrupt_older_files_stop_round_only_if_it_learns_from_them(lake, run_step, caplog):
     damage_older_days(lake)
-    with pytest.raises(
-        ContractError, match=r"day=2026-03-08/part-0.parquet is not a readable Parquet file"
-    ):
+    with raises(ContractError, "day=2026-03-08/part-0.parquet", "readable"):
         run_step(lake, replay_share=0.2)
     dataset = run_step(lake)
     assert (dataset.replay_uri, dataset.replay_holdout_uri, dataset.replay_days) == (None, None, [])
@@ -212,9 +211,9 @@ def test_of_long_days_places_are_read_and_of_each_what_is_needed(
 ):
     lake = write_lake(tmp_path / "lake", ten_days, row_group_size=100)
     monkeypatch.setattr(replay, "BATCH_ROWS", 100)
-    monkeypatch.setattr(replay, "MIN_PIECES", 14)
-    monkeypatch.setattr(replay, "ROWS_OF_PIECE", 1)
-    monkeypatch.setattr(replay, "STRETCH_ROWS", 20)
+    monkeypatch.setattr(replay, "_MIN_PIECES", 14)
+    monkeypatch.setattr(replay, "_ROWS_OF_PIECE", 1)
+    monkeypatch.setattr(replay, "_STRETCH_ROWS", 20)
     read = []
 
     def counted(self, piece, *others, **of_the_window):

@@ -9,6 +9,7 @@ import pytest
 
 from evergreen.config.preprocessing import PreprocessingSettings
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 from tests.support.workflows import workflow_of
 
 
@@ -29,7 +30,7 @@ def refuses(run_step, capsys):
 
 
 def test_parent_that_is_not_in_store(write_raw, refuses, raw_table):
-    refuses(write_raw(raw_table(50)), "parent 'm7' is not in the model store", parent="m7")
+    refuses(write_raw(raw_table(50)), "parent 'm7' is not in the model registry", parent="m7")
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "swapped", "other slots"])
@@ -98,11 +99,11 @@ def test_fewer_rows_than_manifest_says(write_raw, refuses, raw_table, tmp_path):
         ("processes", -1, "at least 0"),
         ("negative_rate", 0.0, "more than 0 and at most 1"),
         ("negative_rate", 1.5, "more than 0 and at most 1"),
-        ("category_ttl_days", -0.5, "0 .never. or more"),
-        ("category_ttl_days", float("inf"), "0 .never. or more"),
-        ("category_ttl_days", float("nan"), "0 .never. or more"),
+        ("category_ttl_days", -0.5, "0 (never) or more"),
+        ("category_ttl_days", float("inf"), "0 (never) or more"),
+        ("category_ttl_days", float("nan"), "0 (never) or more"),
     ],
 )
 def test_settings_out_of_range(setting, value, expected):
-    with pytest.raises(ContractError, match=f"{setting} is {value}, expected {expected}"):
+    with raises(ContractError, setting, value, expected):
         PreprocessingSettings(**{setting: value})

@@ -13,7 +13,7 @@ from components.training.hugectr.files import (
     SPARSE_OPTIMIZER_FILE,
 )
 from components.training.hugectr.layers import MODEL_NAME, Blueprint, compiled_model
-from components.training.hugectr.staging import METADATA, write_stage
+from components.training.hugectr.staging import write_stage
 from evergreen.config.training import TrainingSettings
 from evergreen.networks.files import one_each
 from tests.support.training_world import dcn
@@ -65,9 +65,9 @@ def rewritten(stage, change):
     path = stage.file_list.parent / "000.parquet"
     table = change(pq.read_table(path))
     pq.write_table(table, path)
-    metadata = json.loads((path.parent / METADATA).read_text())
+    metadata = json.loads((path.parent / "_metadata.json").read_text())
     metadata["file_stats"][0]["num_rows"] = table.num_rows
-    (path.parent / METADATA).write_text(json.dumps(metadata))
+    (path.parent / "_metadata.json").write_text(json.dumps(metadata))
 
 
 def with_column(name, change):
@@ -79,14 +79,14 @@ def with_column(name, change):
 
 
 def without_label_in_metadata(stage):
-    path = stage.file_list.parent / METADATA
+    path = stage.file_list.parent / "_metadata.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "labels": []}))
 
 
 def test_absent_file_and_wrong_row_count_abort(model, fate, stage_of):
     absent, wrong = stage_of("absent"), stage_of("wrong")
     (absent.file_list.parent / "000.parquet").unlink()
-    path = wrong.file_list.parent / METADATA
+    path = wrong.file_list.parent / "_metadata.json"
     path.write_text(path.read_text().replace('"num_rows": 128', '"num_rows": 127'))
     for stage, words in ((absent, "stats out of range"), (wrong, "number of rows mismatch")):
         with pytest.raises(fate.Died, match=words):

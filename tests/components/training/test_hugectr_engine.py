@@ -19,6 +19,7 @@ from evergreen.contracts.manifests import Model
 from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.storage.uris import local_path
+from tests.support.errors import raises
 from tests.support.training_world import dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16,))
@@ -147,9 +148,7 @@ def test_answer_other_than_success_is_error(double, make_engine, initial, rows, 
     engine = make_engine(methods=failing, prove_restores=False)
     engine.restore(initial)
     engine.learn(rows, np.arange(256), batch_size=128, seed=0)
-    with pytest.raises(
-        PermanentError, match=r"returned Error_t\.OutOfMemory, expected Error_t\.Success"
-    ):
+    with raises(PermanentError, "Error_t.OutOfMemory", "Error_t.Success"):
         engine.save(tmp_path / "saved")
 
 
@@ -174,7 +173,7 @@ def test_batches_that_hugectr_passes_over_are_noticed(double, make_engine, initi
     calls = iter([True, False])
     engine = make_engine(methods={"train": lambda self: next(calls) and double.Model.train(self)})
     engine.restore(initial)
-    with pytest.raises(PermanentError, match="after 1 batches, expected 3"):
+    with raises(PermanentError, "1 batches", "expected 3"):
         engine.learn(rows, np.arange(3 * 128), batch_size=128, seed=0)
 
 
@@ -184,7 +183,7 @@ def test_model_without_weights_is_not_trained(make_engine, rows):
         lambda: engine.learn(rows, np.arange(128), batch_size=128, seed=0),
         lambda: engine.score(rows),
     ):
-        with pytest.raises(PermanentError, match="engine has no weights"):
+        with raises(PermanentError, "engine has no weights"):
             call()
 
 
@@ -292,15 +291,15 @@ def test_fit_by_hugectr_publishes_model_that_either_backend_continues(
     # steps.
     first_set = make_training_set(*world.rows(3_840, 1)[:3], name="first")
     second_set = make_training_set(*world.rows(3_840, 5)[:3], name="second")
-    judging = world.encoded(4_000, 9)
+    holdout = world.encoded(4_000, 9)
     first = run(first_set, "hugectr", "first")
     assert (first.backend, first.parent_model_id) == ("hugectr", None)
     twin = run(first_set, "pytorch", "twin")
     assert first.optimizer_step == twin.optimizer_step
-    assert auc(first, judging) == pytest.approx(auc(twin, judging), abs=1e-4)
+    assert auc(first, holdout) == pytest.approx(auc(twin, holdout), abs=1e-4)
     second_set = replace(second_set, parent_model_uri=first.uri)
     children = [run(second_set, backend, backend) for backend in ("hugectr", "pytorch")]
-    scores = [auc(child, judging) for child in children]
+    scores = [auc(child, holdout) for child in children]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
-    assert min(scores) > auc(first, judging)
+    assert min(scores) > auc(first, holdout)
     assert {child.parent_model_id for child in children} == {first.model_id}

@@ -17,6 +17,7 @@ from evergreen.contracts import criteo, raw_rows
 from evergreen.rows.archived_rows import arrow_schema
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import open_objects
+from tests.support.errors import raises
 
 ROWS = 100_000
 
@@ -212,5 +213,5 @@ def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(
     }
     assert stored == {name: path.read_bytes() for name, path in written.items()}
     assert len(stored) == 3
-    with pytest.raises(ContractError, match="gs://models/lake holds day 2026-01-02 already"):
+    with raises(ContractError, "gs://models/lake", "2026-01-02", "already"):
         write_lake(world, "gs://models/lake", **asked)

@@ -21,6 +21,7 @@ from evergreen.events.kafka.publisher import KafkaPublisher
 from evergreen.events.kafka.subscriber import KafkaSubscriber
 from evergreen.events.urls import LogUrl
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from tests.support.errors import raises
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.log_benches import pull
 from tests.support.paths import REPOSITORY
@@ -87,7 +88,7 @@ def batch(count: int, begin: int = 0):
 
 
 @given(st.permutations(list(range(8))), st.integers(0, 8))
-def test_committed_offset_is_first_that_is_not_acknowledged_whatever_order(order, count):
+def test_committed_offset_is_first_unacknowledged_in_any_order(order, count):
     progress: PartitionProgress[str] = PartitionProgress(1)
     for offset in range(8):
         progress.take(10 + offset, "m", until=1.0)
@@ -166,7 +167,7 @@ def _acknowledge_all(one, two, held):
 
 
 def test_reader_that_acknowledges_nothing_holds_bounded_number_of_bytes(ends, monkeypatch):
-    monkeypatch.setattr("evergreen.events.kafka.subscriber.MAX_HELD_BYTES", 2500)
+    monkeypatch.setattr("evergreen.events.kafka.subscriber._MAX_HELD_BYTES", 2500)
     ends.publisher().publish([(str(i), b"x" * 1000) for i in range(10)])
     reader = ends.reader()
     held = []
@@ -216,7 +217,7 @@ def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog
         reader.acknowledge([d.token for d in held[:2]])
         ends.now += 100
         assert reader.read_up_to() == mark
-        with pytest.raises(TemporaryError, match="publishing 1 messages"):
+        with raises(TemporaryError, "1 messages"):
             publisher.publish([("late", b"late")])
     finally:
         ends.cluster.bring_back()
@@ -307,7 +308,7 @@ def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster,
     The test is marked slow because the abandoned client stays in the process until its end.
     """
     process, place = frozen_cluster
-    monkeypatch.setattr(offsets, "CLOSE_SECONDS", 2.0)
+    monkeypatch.setattr(offsets, "_CLOSE_SECONDS", 2.0)
     reader = KafkaSubscriber(place)
     with closing(KafkaPublisher(place)) as publisher:
         publisher.publish(batch(1))
@@ -325,7 +326,7 @@ def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster,
 
 @pytest.mark.timeout(30)
 def test_reader_of_dead_letters_has_no_group_to_leave_and_closes_at_once(ends, monkeypatch):
-    monkeypatch.setattr(offsets, "CLOSE_SECONDS", 300)
+    monkeypatch.setattr(offsets, "_CLOSE_SECONDS", 300)
     assert ends.reader().list_dead_letters() == []
 
 
@@ -427,9 +428,9 @@ def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
 def test_setting_that_librdkafka_does_not_know_is_refused_by_name(tmp_path, cluster):
     (tmp_path / "kafka.conf").write_text("no.such.setting=1\n")
     url = LogUrl.parse(f"kafka://{cluster.brokers}/clicks?config={tmp_path}/kafka.conf")
-    with pytest.raises(ContractError, match="no.such.setting"):
+    with raises(ContractError, "no.such.setting"):
         KafkaSubscriber(KafkaLocation.parse(url))
-    with pytest.raises(ContractError, match="no.such.setting"):
+    with raises(ContractError, "no.such.setting"):
         KafkaPublisher(KafkaLocation.parse(url)).publish([("a", b"1")])
 
 

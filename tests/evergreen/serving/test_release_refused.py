@@ -13,9 +13,10 @@ from evergreen.runtime.errors import ContractError, PermanentError, TemporaryErr
 from evergreen.serving import site
 from evergreen.serving.release import release
 from evergreen.serving.repository.model_repository import ModelRepository
-from evergreen.serving.servers import Patience
-from tests.support.real_servers import Altered, kill_stubs
+from evergreen.serving.servers import Patience, Triton
+from tests.support.real_servers import kill_stubs
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
+from tests.support.triton_double import Altered
 
 
 def kept(world):
@@ -61,7 +62,9 @@ def test_failed_first_release_leaves_nothing_served(
     with pytest.raises(TemporaryError, match="version 1 of click_model .* is not ready after 60"):
         release(
             *make_candidate(settings.store, 1),
-            settings=dataclasses.replace(hasty, connect=lambda url: Altered(url, is_ready=refuse)),
+            settings=dataclasses.replace(
+                hasty, connect=lambda url: Altered(Triton(url), is_ready=refuse)
+            ),
         )
     assert repository.versions() == []
     assert repository.read_config() is None
@@ -95,7 +98,7 @@ def test_journal_that_cannot_be_written_undoes_switch(world, monkeypatch):
     assert world.release(3).version == 3, "a number that the journal named is not given again"
 
 
-def test_line_whose_writing_failed_after_it_was_there_is_taken_back(world, monkeypatch):
+def test_line_whose_writing_failed_after_it_was_there_is_rolled_back(world, monkeypatch):
     world.release(1)
     failing_journal(monkeypatch, OSError(5, "input/output error"), after=True)
     with pytest.raises(OSError, match="input/output"):

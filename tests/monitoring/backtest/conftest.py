@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evergreen.config.monitor import JudgingSettings
-from evergreen.contracts.criteo import CRITEO
+from evergreen.config.monitor import DecisionSettings
 from evergreen.contracts.manifests import Model
 from evergreen.registry.models import model_folder, scores_path
 from evergreen.storage.folder import FolderObjects
@@ -15,6 +14,7 @@ from monitoring.backtest.backtest import evaluate_requests, read_requests
 from monitoring.released_models import ReleasedModels
 from monitoring.state.rules_file import write_rules
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
+from tests.support.recommenders import SHOP
 from tests.support.releases import release
 
 SECONDS = 300
@@ -37,7 +37,7 @@ class Ran:
     """A bench after a run of the monitor, with the files that the monitor wrote."""
 
     bench: Bench
-    settings: JudgingSettings
+    settings: DecisionSettings
     folder: Path | None = None
     """State folder of the monitor. None means the folder of the bench."""
     archived: Path | None = None
@@ -96,13 +96,13 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ra
     """Run the real monitor over a stream of `seconds`, with a turn every `every` seconds."""
     bench.start()
     for second, records in records_by_second:
-        publish(bench.log, *records)
+        publish(bench.log, *records, form=bench.form)
         bench.clock.now = START + second + 1.0
         if second % every == 0:
             bench.monitor.tick()
     bench.tick(at=START + seconds + WINDOW + 30.0)
     bench.monitor.stop()
-    settings = bench.settings.judging
+    settings = bench.settings.decisions
     write_rules(bench.settings.state, settings)
     return Ran(bench, settings)
 
@@ -115,16 +115,16 @@ def know_references(store: Path, reference) -> None:
         release(store, version, f"m{version}")
 
 
-def backtested(settings) -> list[str]:
+def backtested(settings, features=SHOP.features) -> list[str]:
     """Return the decision lines of a backtest of a monitor's archive and registry."""
     models = ReleasedModels(settings.store)
-    judged = evaluate_requests(
-        read_requests(FolderObjects(settings.archive), features=CRITEO),
-        settings.judging,
+    evaluated = evaluate_requests(
+        read_requests(FolderObjects(settings.archive), features=features),
+        settings.decisions,
         baseline=models.baseline,
         reference=models.reference,
     )
-    return [each.line() for each in judged]
+    return [each.line() for each in evaluated]
 
 
 @pytest.fixture(scope="session")

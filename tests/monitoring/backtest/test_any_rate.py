@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from demo.simulation.world import World
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from tests.monitoring.backtest.conftest import backtested, know_references
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks, publish
@@ -50,14 +51,16 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
     Returns:
         The decision lines of the monitor and of the replay.
     """
-    bench = Bench(folder, **SETTINGS, pull_messages=pull_messages)
+    bench = Bench(folder, recommender=CRITEO_RECOMMENDER, **SETTINGS, pull_messages=pull_messages)
     know_references(bench.settings.store, reference)
     bench.start().tick()
     for number, (time, (request, labels)) in enumerate(zip(times, requests)):
         batch = replace(request, time=time, model_version=1 + 2 * number // len(times))
         events = [(batch.request_id, int(row), time + 1.0) for row in np.flatnonzero(labels)]
         bench.clock.now = max(bench.clock.now, time + DELAY)
-        publish(bench.log, batch, *([clicks(f"c-{number}", events)] if events else []))
+        publish(
+            bench.log, batch, *([clicks(f"c-{number}", events)] if events else []), form=bench.form
+        )
         if number in kills:
             bench.start()
         if number in looks:
@@ -67,7 +70,7 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
         bench.monitor.tick()
         bench.clock.now += 1.0
     bench.monitor.stop()
-    judged = backtested(bench.settings)
+    evaluated = backtested(bench.settings, CRITEO)
     lines = (bench.settings.state / "decisions.jsonl").read_text().splitlines()
     counters = dict(bench.store.counters)
     bench.close()
@@ -77,7 +80,7 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
         for name, rows in counters.items()
         if name.startswith("drift_") and name.endswith("_row") and rows
     ]
-    return lines, judged
+    return lines, evaluated
 
 
 GAPS = st.one_of(

@@ -12,6 +12,7 @@ from evergreen.contracts.manifests import RetrainRequest
 from evergreen.registry.runs import RunOutcome, write_outcome
 from evergreen.runtime.errors import PermanentError
 from monitoring.retraining.triggers import LocalTrigger
+from tests.support.errors import raises
 from tests.support.monitors import retrain_request as request
 from tests.support.processes import wait_for
 
@@ -110,5 +111,5 @@ def test_command_that_does_not_exist_fails(make):
 
 
 def test_unfinished_quote_is_refused(make):
-    with pytest.raises(PermanentError, match="No closing quotation"):
+    with raises(PermanentError, "No closing quotation"):
         LocalTrigger(make.folder / "state", make.folder / "store", "run 'it")

@@ -4,16 +4,17 @@ import logging
 
 import pytest
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.notifications.webhook import Answer, compose, post_to_file
 from evergreen.runtime.errors import ContractError
 from monitoring.journal import Event
 from monitoring.retraining import notifications
 from monitoring.retraining.notifications import NotificationSettings, Notifier, Outbox
 from tests.support.clocks import Clock
+from tests.support.errors import raises
 from tests.support.kept_documents import KeptDocuments
 from tests.support.monitors import DRIFT, START
 from tests.support.processes import wait_for
+from tests.support.recommenders import SHOP
 from tests.support.webhook_server import SECRET, WebhookServer
 
 
@@ -34,7 +35,7 @@ def webhook_file(server, tmp_path):
 def texts(server):
     """Return the first line of each message, without the recommender's name at its start."""
     lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
-    assert {recommender for recommender, _, _ in lines} == {CRITEO_RECOMMENDER.name}
+    assert {recommender for recommender, _, _ in lines} == {SHOP.name}
     return [text for _, _, text in lines]
 
 
@@ -60,10 +61,10 @@ def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
     b = told(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
-        b.judge(f"bad{i}", auc="bad")
+        b.evaluate(f"bad{i}", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
-    b.judge("v2", auc="good", version=2)
+    b.evaluate("v2", auc="good", version=2)
     turn(monitor, lambda: len(monitor.actions.notifier.outbox) == 0)
     titles = [text.split(":")[0] for text in texts(server)]
     assert titles == [
@@ -108,7 +109,7 @@ def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
     """The monitor was killed after it sent the event, and before it stored the open incident."""
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
-    b.judge("bad", auc="bad")
+    b.evaluate("bad", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
     assert list(monitor.actions.notifier.open) == ["drift"]
@@ -120,13 +121,13 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     b = told()
     server.answers = [(503, {})] * 3
     monitor = b.start()
-    b.judge("bad", auc="bad")
+    b.evaluate("bad", auc="bad")
     waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
     for number in range(3):  # this is the state after a kill while the server was unreachable
         monitor = b.start()
-        b.judge(f"bad{number}", auc="bad")
+        b.evaluate(f"bad{number}", auc="bad")
 
     def through():
         b.clock.now += 10.0
@@ -230,7 +231,7 @@ def test_message_that_server_refuses_is_dropped_and_next_goes_out(server, outbox
 
 
 def test_room_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
-    monkeypatch.setattr(notifications, "MAX_WAITING", 3)
+    monkeypatch.setattr(notifications, "_MAX_WAITING", 3)
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
     box = outbox(kept)
@@ -271,7 +272,7 @@ def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, 
 
 
 def test_address_in_place_of_its_file_is_refused_without_being_repeated():
-    with pytest.raises(ContractError, match="webhook_file is an address") as error:
+    with raises(ContractError, "webhook_file", "address") as error:
         NotificationSettings(webhook_file="https://hooks.example" + SECRET)
     assert "a-secret" not in str(error.value)
 

@@ -12,6 +12,7 @@ from evergreen.runtime.errors import ContractError
 from monitoring.rows import MaturedRequests
 from monitoring.state.database import CorruptBlock, pack, unpack
 from monitoring.state.store import STORE_FILE
+from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, clicks, matured, prediction
 
 COLUMNS = {
@@ -45,9 +46,7 @@ def test_every_flipped_bit_of_block_is_found():
     for at in range(8 * len(packed)):
         flipped = bytearray(packed)
         flipped[at // 8] ^= 1 << at % 8
-        with pytest.raises(
-            CorruptBlock, match=rf"block 7 of the state, {len(packed)} bytes, does not match"
-        ):
+        with raises(CorruptBlock, "block 7", f"{len(packed)} bytes", "does not match"):
             unpack(MaturedRequests, bytes(flipped), 7)
     assert issubclass(CorruptBlock, ContractError)
 
@@ -75,7 +74,7 @@ def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
     for name, rows in found.items():
         if rows:
             assert [row["score"] for row in rows] == sent[name].scores.tolist()
-            assert [row["I1"] is None for row in rows] == [
+            assert [row["price"] is None for row in rows] == [
                 value != value for value in sent[name].dense[:, 0]
             ]
             assert [row["label"] for row in rows] == (

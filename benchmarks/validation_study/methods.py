@@ -1,0 +1,118 @@
+"""Find shifts between the study's windows by our validation and by TFDV.
+
+The input is two folders of raw Parquet files. There are two methods:
+
+- `ours`: `validate`, called like in a run, with default settings and rules. The earlier window is
+  validated like the rows of a first run, whose model folder is then the champion. Every check
+  that does not pass, by any rule, is an alarm of its feature.
+- `TFDV`: its drift comparator, used as in its guide, with statistics of two frames and one
+  threshold for all features. The guide ("Get started", Checking data skew and drift) sets an
+  L-infinity of 0.01 for categories. For numbers the guide names the Jensen-Shannon divergence
+  without a threshold, so 0.01 is used as well. The other threshold is 0.3 for numbers and
+  categories. This value is the documented default of BigQuery's ML.VALIDATE_DATA_SKEW, which calls
+  TFDV.
+
+TFDV is imported at its first use, so that the plan can be read without TFDV.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from evergreen.contracts.criteo import CATEGORICAL, DENSE, FEATURES
+
+Method = Callable[[Path, Path], "dict[str, list[str]]"]
+"""Function from the earlier and the later folder to the features with an alarm, by name of the
+method's setting. Both folders are in one folder, into which the function may write."""
+
+OURS, TFDV = "ours", "TFDV"
+THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}
+
+
+def alarms_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
+    """Return the features, and `dataset`, with a check that did not pass."""
+    checks = _validate_window(now, now.parent / "validation", _champion_of(before)).checks
+    return {OURS: sorted({check.column for check in checks if not check.passed})}
+
+
+def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
+    from components.validation.round import Round, read_champion
+    from components.validation.validate import validate
+    from evergreen.config.validation import ValidationSettings
+    from evergreen.contracts.manifests import Model
+    from tests.support.validation_models import make_dataset
+
+    round_ = Round(
+        run="study",
+        raw=make_dataset(rows, 1, digest=str(rows)),
+        folder=folder,
+        store=folder.parent / "store",
+        rules=ValidationSettings(),
+        champion=read_champion(model) if model else None,
+        schema_path=model / Model.SCHEMA if model else None,
+    )
+    return validate(round_).report
+
+
+@lru_cache(maxsize=1)
+def _champion_of(rows: Path) -> Path:
+    """Return the model folder that a first run on these rows would have left."""
+    from tests.support.validation_models import release_validated
+
+    report = _validate_window(rows, rows.parent / "first validation", None)
+    return release_validated(rows.parent / "store", "champion", report)
+
+
+def alarms_by_tfdv(before: Path, now: Path) -> dict[str, list[str]]:
+    """Return the features whose distance is above each of `THRESHOLDS`.
+
+    A feature without values has no distance, and raises no alarm.
+    """
+    import tensorflow_data_validation as tfdv
+    from tensorflow_metadata.proto.v0 import schema_pb2
+
+    schema = schema_pb2.Schema()
+    least = min(THRESHOLDS.values())
+    for name in CATEGORICAL:
+        feature = schema.feature.add(name=name, type=schema_pb2.BYTES)
+        feature.drift_comparator.infinity_norm.threshold = least
+    for name in DENSE:
+        feature = schema.feature.add(name=name, type=schema_pb2.FLOAT)
+        feature.drift_comparator.jensen_shannon_divergence.threshold = least
+    found = tfdv.validate_statistics(
+        _tfdv_statistics(now), schema, previous_statistics=_tfdv_statistics(before)
+    )
+    distances = {
+        info.path.step[0]: measurement.value
+        for info in found.drift_skew_info
+        for measurement in info.drift_measurements
+    }
+    return {
+        setting: [name for name in FEATURES if distances.get(name, 0.0) > threshold]
+        for setting, threshold in THRESHOLDS.items()
+    }
+
+
+@lru_cache(maxsize=4)
+def _tfdv_statistics(folder: Path) -> Any:
+    import tensorflow_data_validation as tfdv
+
+    return tfdv.generate_statistics_from_dataframe(_read_frame(folder))
+
+
+def _read_frame(folder: Path) -> Any:
+    """Return the features as a data frame, with string categories and missing values."""
+    import pandas as pd
+
+    frame = pd.read_parquet(folder, columns=list(FEATURES))
+    for name in CATEGORICAL:
+        # A column with missing values is read as float64, which represents every hash exactly.
+        values = frame[name]
+        frame[name] = (
+            values.astype("Int64").astype("string").astype("object").where(values.notna(), None)
+        )
+    return frame
+
+
+METHODS: dict[str, Method] = {OURS: alarms_by_ours, TFDV: alarms_by_tfdv}
