@@ -16,6 +16,8 @@ are logged. `auto` is `full` after a pass or if no version is live, and `canary`
 inconclusive. With `none` the model is registered but not deployed."""
 MAX_INSTANCES = 64
 MAX_QUEUED = 1_000_000
+QUEUED_REQUESTS, QUEUE_MICROSECONDS = 512, 5_000_000
+"""Limits of the queue in a server whose queue may have limits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,9 +29,7 @@ class ServingSettings:
     """
 
     instances: int = 2
-    """Copies of the model that run in parallel (per GPU, on `gpu`). With one copy and a limited
-    queue, Triton 2.51 sometimes loses a wake-up, and the request waits half a second. This was
-    measured for 99 of 16,200 requests, and for 0 of 33,500 with two copies."""
+    """Copies of the model that run in parallel (per GPU, on `gpu`)."""
     response_cache: bool = False
     """Whether the server may reuse its answer to an equal request. The server needs a cache for it
     (flag `--cache-config`). The cache's key is a hash of the model's name, its version and the
@@ -37,11 +37,14 @@ class ServingSettings:
     given to other weights, and deployment uses each number once."""
     warmup_rows: int = 4
     """Golden rows that the model must answer before it reports ready. 0 = none."""
-    max_queued_requests: int = 512
-    """Maximum waiting requests. The next one is refused at once."""
-    queue_timeout_microseconds: int = 5_000_000
+    max_queued_requests: int | None = None
+    """Maximum waiting requests. The next one is refused at once. 0 = no limit. If absent, 512 with
+    server `onnxruntime` and no limit with `python`, because the laptop's Triton 2.51 stalls if a
+    queue has a limit ([more](serving.md#stalls-of-limited-queues))."""
+    queue_timeout_microseconds: int | None = None
     """Maximum wait in the queue. Triton checks it every half second, so that a refusal may come
-    that much later."""
+    that much later. 0 = no limit. If absent, 5,000,000 with server `onnxruntime` and no limit with
+    `python`."""
     max_queue_delay_microseconds: int = 0
     """Maximum time that a batch waits for more requests. 0 = the batch takes what is queued, so
     that a single request does not wait."""
@@ -56,16 +59,19 @@ class ServingSettings:
             "queue_timeout_microseconds",
             "max_queue_delay_microseconds",
         )
-        expect(self, "at least 0", lambda value: value >= 0, *names)
+        expect(self, "at least 0", lambda value: value is None or value >= 0, *names)
         expect(
             self,
             f"at most {MAX_QUEUED:,}",
-            lambda value: value <= MAX_QUEUED,
+            lambda value: value is None or value <= MAX_QUEUED,
             "max_queued_requests",
         )
         expect(self, "at most 1024", lambda value: value <= 1024, "warmup_rows")
         expect(
-            self, "at most an hour, 3,600,000,000", lambda value: value <= 3_600_000_000, *names[2:]
+            self,
+            "at most an hour, 3,600,000,000",
+            lambda value: value is None or value <= 3_600_000_000,
+            *names[2:],
         )
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from evergreen.config.release import QUEUE_MICROSECONDS, QUEUED_REQUESTS
 from evergreen.contracts.serving import MAX_BATCH_ROWS
 from evergreen.runtime.errors import ContractError
 from evergreen.serving.repository.triton_config import ServingOptions
@@ -101,11 +102,11 @@ def read_service_times(path: Path) -> ServiceTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings:
-    """Settings of the model in one pod. The defaults are those of the generated `config.pbtxt`."""
+    """Settings of the model in one pod. The defaults are those of an image's `config.pbtxt`."""
 
     instances: int = ServingOptions.instances
-    max_queued: int = ServingOptions.max_queued_requests
-    timeout_seconds: float = ServingOptions.queue_timeout_microseconds / 1e6
+    max_queued: int = QUEUED_REQUESTS
+    timeout_seconds: float = QUEUE_MICROSECONDS / 1e6
     max_batch_rows: int = MAX_BATCH_ROWS
 
 
