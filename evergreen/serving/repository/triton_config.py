@@ -83,6 +83,17 @@ class ServingOptions(ServingSettings):
         )
 
 
+_BUCKETS_MS = [round(0.25 * 2 ** (step / 2), 4) for step in range(25)]
+"""Upper bounds of the latency histogram's buckets in milliseconds, 0.25 to 1,024. Triton's own
+begin at 100 ms."""
+_METRICS = {
+    "metric_control": [
+        {
+            "metric_identifier": {"family": "nv_inference_first_response_histogram_ms"},
+            "histogram_options": {"buckets": _BUCKETS_MS},
+        }
+    ]
+}
 _QUEUE_LIMITS = {PYTHON: (0, 0), ONNXRUNTIME: (QUEUED_REQUESTS, QUEUE_MICROSECONDS)}
 
 WarmupRow: TypeAlias = Mapping[str, str]
@@ -146,6 +157,8 @@ def triton_config(
         },
         "model_warmup": samples,
     }
+    if options.server == ONNXRUNTIME:  # Triton 2.51 does not know the field and refuses the file
+        document["model_metrics"] = _METRICS
     config = json_format.ParseDict(document, model_config_pb2.ModelConfig())
     header = "# Written by components.deployment at each release; edits are overwritten.\n"
     return header + str(text_format.MessageToString(config))
