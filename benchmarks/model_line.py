@@ -35,9 +35,9 @@ from evergreen.contracts.serving import PROBABILITY_OUTPUT, named_inputs
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import release_path
 from evergreen.registry.traffic_plan import TrafficPlan
-from evergreen.serving import canary as serving_canary
+from controller.canary import start as serving_canary
 from evergreen.serving.parity import open_graph
-from evergreen.serving.site import SiteSettings
+from controller.site import SiteSettings
 from evergreen.storage.references import refer
 from evergreen.storage.uris import local_path, open_objects
 from tests.crossings.warm_steps import WarmSteps

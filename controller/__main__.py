@@ -26,7 +26,7 @@ from evergreen.runtime.errors import ContractError, PermanentError, TemporaryErr
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.serving.servers import parse_urls
-from evergreen.serving.site import add_site_flags, site_of
+from controller.site import add_site_flags, site_of
 
 logger = logging.getLogger(__name__)
 

@@ -50,7 +50,7 @@ from evergreen.runtime.errors import ContractError, Refused, TemporaryError, exp
 from evergreen.serving.canary_policy import STEADY_MEAN, ArmCounts, CanaryPolicy
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.servers import addresses
-from evergreen.serving.site import SiteSettings
+from controller.site import SiteSettings
 from evergreen.statistics.metrics import sequential_binomial
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from evergreen.serving.intact import find_corrupt, golden_rows, heal
 from evergreen.serving.repository.model_repository import ModelRepository, VersionFolders
 from evergreen.serving.repository.triton_config import read_options
 from evergreen.serving.servers import addresses, bring_up
-from evergreen.serving.site import SiteSettings
+from controller.site import SiteSettings
 
 logger = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from evergreen.registry.models import evaluated_model, read_release, read_servin
 from evergreen.registry.promotion_journal import Promotion
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
-from evergreen.serving.release import ReleaseSettings, release
+from controller.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions, read_options
-from evergreen.serving.site import Site, SiteSettings, add_site_flags, change_reason, site_of
-from evergreen.serving.switch import make_live
+from controller.site import Site, SiteSettings, add_site_flags, change_reason, site_of
+from controller.switch import make_live
 
 
 def promote_version(

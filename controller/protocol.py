@@ -3,8 +3,8 @@
 This module does no input and no output. The journal of promotions and requests folds to a
 `Desired`. The model repository, the traffic plan and the servers give an `Observed`. `TABLE` is the
 whole protocol: the first rule whose condition holds names the move. The controller makes that move,
-observes again, and asks for the next move. The state after a crash is such an observation too, so
-there is no second path for recovery.
+observes again, and asks for the next move (`controller.reconcile`). The state after a crash is such
+an observation too, so there is no second path for recovery.
 
 Each move is one durable write, or one idempotent action on the servers:
 
@@ -14,58 +14,72 @@ Each move is one durable write, or one idempotent action on the servers:
   `CONFIGURE` and `RESTORE_CONFIG`.
 - Writes of the traffic plan: `SHOW_CANARY`, `GROW` and `RESET_PLAN`.
 - Actions on every server, one server after another: `REHEARSE`, `SERVE`, `RESTORE_SERVERS`,
-  `LOAD_CANARY`, `UNLOAD_CANARY` (and its files) and `HEAL`.
+  `LOAD_CANARY`, `UNLOAD_CANARY` (and then its files) and `HEAL`.
 
 A move that fails sets `Observed.attempt` to `FAILED`. Only the controller that announced an intent
 remembers the attempt. After a restart the attempt is `NONE`, and the intent is undone like a failed
-one. The request of an undone intent is still open. It is announced again until its deadline, under
-a new version number if it is a release.
+one. The request of an intent that a crash interrupted is still open. It is announced again until
+its deadline, under a new version number if it is a release.
+
+Requests are handled in the order of their entries, except that `ROLLBACK` and `ABORT` come first.
+A later rollback supersedes every request that is not recorded yet, and a later abort supersedes
+requests about canaries. A superseded attempt counts as failed.
 
 An entry of a person and an entry of the controller can be appended at the same time. The order of
 the entries decides: a request is accepted only if no withdrawal of it precedes the acceptance, and
 withdrawn only if no acceptance precedes the withdrawal.
 
-A lease gives each controller a number that grows. Every write of the configuration and of the plan
-carries the number, and a write with a number below the repository's is refused.
+A lease gives each controller a number that grows. Before each write of the repository the number is
+compared with the newest number there, and the write is refused if a newer number exists.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+from evergreen.contracts.requests import ABORT, ADVANCE, CANARY, KINDS, RELEASE, ROLLBACK
 
 NONE, RUNNING, FAILED = "none", "running", "failed"
 """Values of `Observed.attempt`."""
 UNKNOWN = -1
 """Answer of a server that answers wrongly, or was not asked yet."""
 
-RELEASE, ROLLBACK, CANARY, ADVANCE, ABORT = KINDS = (
-    "release",
-    "rollback",
-    "canary",
-    "advance",
-    "abort",
-)
-"""Kinds of requests: serve a new version, serve an earlier one, start a canary, give the canary its
-next share, and end the canary."""
 ANNOUNCED_KINDS = (RELEASE, ROLLBACK, CANARY)
 """Kinds of requests that need an intent, because servers load a version for them."""
+URGENT_KINDS = (ROLLBACK, ABORT)
+"""Kinds of requests that are handled first."""
+SUPERSEDED_KINDS = {
+    ROLLBACK: (RELEASE, CANARY, ADVANCE),
+    ABORT: (CANARY, ADVANCE),
+}
+"""Kinds of earlier requests that a later request of each kind supersedes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRequest:
-    """The oldest request without an answer."""
+    """The request that is handled next."""
 
     kind: str
-    """One of `KINDS`."""
+    """One of `KINDS`. An `ADVANCE` beyond the last share counts as a `RELEASE`, and a `CANARY` that
+    gives a shadow canary its first share counts as an `ADVANCE`."""
     is_accepted: bool = False
     is_expired: bool = False
     """Whether its deadline has passed."""
     is_recorded: bool = False
-    """Whether the journal contains the change that the request asked for."""
+    """Whether the change that the request asked for is made: the journal contains it, or the plan
+    has no canary for an `ABORT`."""
+    is_superseded: bool = False
+    """Whether a later rollback or abort supersedes it."""
+
+    def __post_init__(self) -> None:
+        assert self.kind in KINDS, self.kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """The journal's last promotion, if it is an intent."""
+    """The journal's last promotion, if it is an intent.
+
+    A change that failed while it was recorded counts as an intent until it is withdrawn.
+    """
 
     version: int
     before: int | None
@@ -73,15 +87,6 @@ class Intent:
     is_canary: bool = False
     was_known: bool = False
     """Whether the version was live or a canary before, so that its files must stay."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Demand:
-    """Change that the controller's own evidence demands."""
-
-    kind: str
-    """`ROLLBACK` (the baking version is bad), `RELEASE` (the canary is released), `ADVANCE`,
-    `ABORT` or `END_BAKING`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +99,8 @@ class Desired:
     """Share of the canary in the journal."""
     intent: Intent | None = None
     request: OpenRequest | None = None
-    demand: Demand | None = None
+    is_baked: bool = False
+    """Whether the evidence allows the end of the live version's baking."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +134,9 @@ class Observed:
     fence: int = 1
     """Largest number of a lease in the repository."""
     attempt: str = NONE
-    """What this controller remembers about the intent, or about the request after its intent."""
+    """What this controller remembers about the intent, or about the request without an intent."""
+    is_blocked: bool = False
+    """Whether a move that undoes the intent failed in this attempt."""
     is_rehearsed: bool = False
     """Whether every server has rehearsed the staged version in this attempt."""
     config: int | None = None
@@ -142,6 +150,8 @@ class Observed:
     plan: Plan | None = None
     is_drained: bool = True
     """Whether clients have read the plan: it is old enough, or there is none."""
+    is_plan_ahead: bool = False
+    """Whether the plan's time is in the future, because the clock was set back."""
     servers: tuple[Server, ...] = field(default_factory=tuple)
 
 
@@ -257,19 +267,33 @@ def _is_plan_wrong(desired: Desired, observed: Observed) -> bool:
 
 
 def _open(desired: Desired) -> bool:
-    return _settled(desired) and desired.request is not None and not desired.request.is_accepted
+    request = desired.request
+    return request is not None and not request.is_accepted
 
 
 def _accepted(desired: Desired) -> bool:
-    return _settled(desired) and desired.request is not None and desired.request.is_accepted
+    request = desired.request
+    return request is not None and request.is_accepted
 
 
 def _asks(desired: Desired, kinds: Iterable[str]) -> bool:
     return desired.request is not None and desired.request.kind in kinds
 
 
-def _demands(desired: Desired, *kinds: str) -> bool:
-    return _settled(desired) and desired.demand is not None and desired.demand.kind in kinds
+def _may_open(desired: Desired) -> bool:
+    """Return whether an open request may be accepted. An abort waits for no intent."""
+    return _open(desired) and (_settled(desired) or _asks(desired, (ABORT,)))
+
+
+def _failed(desired: Desired, observed: Observed) -> bool:
+    return _accepted(desired) and observed.attempt == FAILED
+
+
+def _is_left_over(observed: Observed) -> bool:
+    """Return whether a canary is placed or loaded that no plan names."""
+    return _plan_canary(observed) is None and (
+        observed.placed is not None or not _load_canary(observed, None)
+    )
 
 
 def _serve(observed: Observed, version: int | None) -> bool:
@@ -287,6 +311,35 @@ TABLE: tuple[Rule, ...] = (
         holds=lambda d, o: o.lease < o.fence,
         move=STAND_DOWN,
         then=(),
+    ),
+    # Ending a canary waits for nothing else.
+    Rule(
+        state="abort accepted",
+        condition="the plan names a canary",
+        holds=lambda d, o: _accepted(d) and _asks(d, (ABORT,)) and _plan_canary(o) is not None,
+        move=RESET_PLAN,
+        then=("abort done",),
+    ),
+    Rule(
+        state="abort done",
+        condition="the plan names no canary",
+        holds=lambda d, o: _accepted(d) and _asks(d, (ABORT,)),
+        move=ANSWER,
+        then=("undoing", "undone", "draining", "settled"),
+    ),
+    Rule(
+        state="requested",
+        condition="the deadline of a request that may be accepted has passed",
+        holds=lambda d, o: _may_open(d) and d.request is not None and d.request.is_expired,
+        move=WITHDRAW,
+        then=("settled",),
+    ),
+    Rule(
+        state="requested",
+        condition="an abort is requested",
+        holds=lambda d, o: _may_open(d) and _asks(d, (ABORT,)),
+        move=ACCEPT,
+        then=("abort accepted", "abort done"),
     ),
     # An intent of this controller goes forward.
     Rule(
@@ -329,7 +382,7 @@ TABLE: tuple[Rule, ...] = (
         condition="every server answers from the version",
         holds=lambda d, o: _goes_live(d, o),
         move=RECORD,
-        then=("recorded", "plan wrong", "settled"),
+        then=("recorded", "plan wrong"),
     ),
     Rule(
         state="published canary",
@@ -360,6 +413,13 @@ TABLE: tuple[Rule, ...] = (
         then=("recorded", "settled"),
     ),
     # An intent that failed, or that a crash left, is undone.
+    Rule(
+        state="undo blocked",
+        condition="the attempt failed, and undoing it failed too",
+        holds=lambda d, o: _undo(d, o) and _failed(d, o) and o.is_blocked,
+        move=REFUSE,
+        then=("undoing",),
+    ),
     Rule(
         state="undoing",
         condition="the plan names the intent's version as canary",
@@ -410,7 +470,24 @@ TABLE: tuple[Rule, ...] = (
         condition="nothing of the intent is left, except a canary that no plan names",
         holds=_undo,
         move=WITHDRAW_INTENT,
-        then=("failed", "accepted", "expired", "orphaned canary", "settled"),
+        then=("failed", "accepted", "expired", "superseded", "draining", "settled"),
+    ),
+    # A request whose change is made or failed is answered.
+    Rule(
+        state="failed",
+        condition="the request's attempt failed",
+        holds=lambda d, o: _settled(d) and _failed(d, o),
+        move=REFUSE,
+        then=("settled",),
+    ),
+    Rule(
+        state="recorded",
+        condition="the journal contains what the request asked for",
+        holds=lambda d, o: (
+            _settled(d) and _accepted(d) and d.request is not None and d.request.is_recorded
+        ),
+        move=ANSWER,
+        then=("plan wrong", "settled"),
     ),
     # Without an intent, plan and configuration follow the journal.
     Rule(
@@ -418,7 +495,7 @@ TABLE: tuple[Rule, ...] = (
         condition="the plan names a version that the journal does not name there",
         holds=lambda d, o: _settled(d) and _is_plan_wrong(d, o),
         move=RESET_PLAN,
-        then=("recorded", "settled", "draining"),
+        then=("draining", "settled"),
     ),
     Rule(
         state="share unrecorded",
@@ -439,87 +516,56 @@ TABLE: tuple[Rule, ...] = (
         move=RESTORE_CONFIG,
         then=("servers wrong", "settled"),
     ),
-    # Requests are answered in the order of their entries.
+    # The next request is handled.
     Rule(
-        state="recorded",
-        condition="the journal contains what the request asked for",
-        holds=lambda d, o: _accepted(d) and d.request is not None and d.request.is_recorded,
-        move=ANSWER,
-        then=("settled",),
-    ),
-    Rule(
-        state="failed",
-        condition="the request's attempt failed",
-        holds=lambda d, o: _accepted(d) and o.attempt == FAILED,
+        state="superseded",
+        condition="a later rollback or abort supersedes the request",
+        holds=lambda d, o: _settled(d) and d.request is not None and d.request.is_superseded,
         move=REFUSE,
         then=("settled",),
     ),
     Rule(
         state="expired",
         condition="the accepted request's deadline has passed",
-        holds=lambda d, o: _accepted(d) and d.request is not None and d.request.is_expired,
+        holds=lambda d, o: (
+            _settled(d) and _accepted(d) and d.request is not None and d.request.is_expired
+        ),
         move=REFUSE,
         then=("settled",),
     ),
     Rule(
         state="accepted",
         condition="the request needs an intent",
-        holds=lambda d, o: _accepted(d) and _asks(d, ANNOUNCED_KINDS),
+        holds=lambda d, o: _settled(d) and _accepted(d) and _asks(d, ANNOUNCED_KINDS),
         move=ANNOUNCE,
-        then=("announced", "published"),
+        then=("announced", "published", "published canary"),
     ),
     Rule(
         state="accepted",
         condition="the request gives the canary its next share",
-        holds=lambda d, o: _accepted(d) and _asks(d, (ADVANCE,)),
+        holds=lambda d, o: _settled(d) and _accepted(d) and _asks(d, (ADVANCE,)),
         move=GROW,
         then=("share unrecorded",),
     ),
     Rule(
-        state="accepted",
-        condition="the request ends the canary",
-        holds=lambda d, o: _accepted(d) and _asks(d, (ABORT,)),
-        move=RESET_PLAN,
-        then=("recorded", "draining"),
-    ),
-    Rule(
-        state="demanded",
-        condition="the baking version is bad, or the canary is to be released",
-        holds=lambda d, o: _demands(d, ROLLBACK, RELEASE),
-        move=ANNOUNCE,
-        then=("announced", "published"),
-    ),
-    Rule(
-        state="demanded",
-        condition="the canary is bad",
-        holds=lambda d, o: _demands(d, ABORT),
-        move=RESET_PLAN,
-        then=("draining",),
-    ),
-    Rule(
-        state="requested",
-        condition="the request's deadline has passed",
-        holds=lambda d, o: _open(d) and d.request is not None and d.request.is_expired,
-        move=WITHDRAW,
-        then=("settled",),
-    ),
-    Rule(
         state="requested",
         condition="the request's deadline has not passed",
-        holds=lambda d, o: _open(d),
+        holds=lambda d, o: _settled(d) and _open(d),
         move=ACCEPT,
-        then=("accepted",),
+        then=("accepted", "recorded"),
     ),
     # What remains of a canary that no plan names.
     Rule(
         state="draining",
+        condition="the plan's time is in the future",
+        holds=lambda d, o: _settled(d) and _is_left_over(o) and o.is_plan_ahead,
+        move=RESET_PLAN,
+        then=("draining", "settled"),
+    ),
+    Rule(
+        state="draining",
         condition="clients have read the plan without the canary",
-        holds=lambda d, o: (
-            _settled(d)
-            and _plan_canary(o) is None
-            and o.is_drained
-            and (o.placed is not None or not _load_canary(o, None))
-        ),
+        holds=lambda d, o: _settled(d) and _is_left_over(o) and o.is_drained,
         move=UNLOAD_CANARY,
         then=("canary unloaded", "settled"),
     ),
@@ -531,7 +577,7 @@ TABLE: tuple[Rule, ...] = (
             and d.canary is not None
             and _plan_canary(o) is None
             and o.placed is None
-            and _load_canary(o, None)
+            and o.is_drained
         ),
         move=END_CANARY,
         then=("settled",),
@@ -553,18 +599,10 @@ TABLE: tuple[Rule, ...] = (
         move=LOAD_CANARY,
         then=("settled",),
     ),
-    # Evidence that is no danger waits until everything else is done.
     Rule(
-        state="demanded",
-        condition="the canary may have its next share",
-        holds=lambda d, o: _demands(d, ADVANCE) and _plan_canary(o) is not None,
-        move=GROW,
-        then=("share unrecorded",),
-    ),
-    Rule(
-        state="demanded",
-        condition="the version is baked",
-        holds=lambda d, o: _demands(d, END_BAKING),
+        state="well",
+        condition="the evidence allows the end of the baking",
+        holds=lambda d, o: _settled(d) and d.is_baked,
         move=END_BAKING,
         then=("settled",),
     ),

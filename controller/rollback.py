@@ -21,7 +21,7 @@ from evergreen.registry.promotion_journal import Promotion
 from evergreen.runtime.errors import ContractError, Refused
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
-from evergreen.serving.site import (
+from controller.site import (
     Site,
     SiteSettings,
     add_site_flags,
@@ -29,7 +29,7 @@ from evergreen.serving.site import (
     opened,
     site_of,
 )
-from evergreen.serving.switch import make_live
+from controller.switch import make_live
 
 logger = logging.getLogger(__name__)
 

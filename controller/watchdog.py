@@ -23,7 +23,7 @@ from evergreen.serving.intact import golden_rows
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import read_options
 from evergreen.serving.servers import Triton, addresses_of, probe, wait_until_ready
-from evergreen.serving.site import SiteSettings, opened
+from controller.site import SiteSettings, opened
 
 logger = logging.getLogger(__name__)
 

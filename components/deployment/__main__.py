@@ -98,8 +98,8 @@ def main(argv: list[str] | None = None) -> int:
 def _deploy(arguments: argparse.Namespace, note: runs.StepNote) -> None:
     from evergreen.contracts.checks import PASS
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
-    from evergreen.serving.canary import FIRST_SHARE, start
-    from evergreen.serving.release import ReleaseSettings, release
+    from controller.canary.start import FIRST_SHARE, start
+    from controller.release import ReleaseSettings, release
     from evergreen.serving.servers import parse_urls
     from evergreen.storage.references import read_reference
     from evergreen.storage.uris import local_path

@@ -11,10 +11,10 @@ from evergreen.registry.models import evaluated_model
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
-from evergreen.serving import canary as serving_canary
+from controller.canary import start as serving_canary
 from evergreen.serving.canary_policy import CanaryPolicy
 from evergreen.serving.servers import parse_urls
-from evergreen.serving.site import add_site_flags, change_reason, site_of
+from controller.site import add_site_flags, change_reason, site_of
 from evergreen.storage.uris import open_objects, typed_uri
 
 MAX_INTERVAL_SECONDS = 3600.0

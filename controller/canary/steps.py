@@ -43,7 +43,7 @@ from evergreen.registry.promotion_journal import Promotion, canary_at_work
 from evergreen.registry.recommenders import logged_recommender
 from evergreen.registry.traffic_plan import DRAIN_SECONDS, Baseline, TrafficPlan
 from evergreen.runtime.errors import PermanentError, TemporaryError
-from evergreen.serving.canary import (
+from controller.canary.start import (
     ABORTED,
     CHANGED,
     DRAINING,
@@ -68,7 +68,7 @@ from evergreen.serving.canary_policy import (
     evaluate,
 )
 from evergreen.serving.servers import addresses
-from evergreen.serving.site import Site, SiteSettings, opened, reset_plan
+from controller.site import Site, SiteSettings, opened, reset_plan
 from evergreen.storage.objects import Objects
 
 logger = logging.getLogger(__name__)

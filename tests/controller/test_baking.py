@@ -27,7 +27,7 @@ from evergreen.registry.promotion_journal import (
     write_findings,
 )
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
-from evergreen.serving.release import release
+from controller.release import release
 from tests.support.real_servers import FAULT, change_code
 from tests.support.recommenders import accept_into, criteo_with
 from tests.support.served_names import MODEL_NAME

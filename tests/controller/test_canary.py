@@ -17,9 +17,9 @@ from controller.watchdog import Watchdog
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import canary_at_work, current, read_entries
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
-from evergreen.serving.canary import start
+from controller.canary.start import start
 from evergreen.serving.canary_policy import CanaryPolicy
-from evergreen.serving.release import Refused, ReleaseSettings, release
+from controller.release import Refused, ReleaseSettings, release
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions, read_options
 from evergreen.storage.folder import FolderObjects
@@ -706,7 +706,7 @@ def test_kill_at_any_step_is_put_right_by_next_one(tmp_path, make_candidate, sta
 
 def _killed_at_crash(place, act):
     """Run `act`. After the crash every further write fails too, as after a kill."""
-    from evergreen.serving import site as site_module
+    from controller import site as site_module
 
     dead = []
     real_checkpoint = place.checkpoint

@@ -13,7 +13,7 @@ from controller.canary.evidence import counted, fetch
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import current, read_entries
 from evergreen.registry.traffic_plan import Arm
-from evergreen.serving.canary import start
+from controller.canary.start import start
 from evergreen.serving.canary_policy import CanaryPolicy
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects

@@ -16,7 +16,7 @@ from evergreen.contracts.workflow import FeatureWorkflow
 from evergreen.registry.models import model_folder, release_path
 from evergreen.registry.promotion_journal import read_entries
 from evergreen.serving.parity import GoldenRows
-from evergreen.serving.release import release
+from controller.release import release
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import local_path, open_objects
 

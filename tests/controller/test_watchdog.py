@@ -26,11 +26,11 @@ from evergreen.registry.promotion_journal import (
     read_entries,
 )
 from evergreen.runtime.errors import PermanentError, TemporaryError
-from evergreen.serving.release import release
+from controller.release import release
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
-from evergreen.serving.site import opened
+from controller.site import opened
 from evergreen.storage.uris import open_objects
 from tests.support.model_repository import with_versions
 from tests.support.paths import REPOSITORY

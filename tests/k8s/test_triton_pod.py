@@ -25,7 +25,7 @@ import pytest
 
 from demo.stack import LOOPBACK
 from demo.triton import DEFAULT_VENV, prepare
-from evergreen.serving.release import ReleaseSettings, release
+from controller.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from inference_client.scoring import ClientSettings, ScoringClient

@@ -29,7 +29,7 @@ from evergreen.registry.promotion_journal import (
     blocked_models,
     read_entries,
 )
-from evergreen.serving.release import ReleaseSettings, release
+from controller.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.statistics.metrics import auc_estimate, roc_auc

@@ -13,7 +13,7 @@ from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import find_corrupt, golden_rows
-from evergreen.serving.release import release
+from controller.release import release
 from tests.support.real_servers import live_version
 from tests.support.served_names import MODEL_NAME
 

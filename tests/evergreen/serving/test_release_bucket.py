@@ -12,10 +12,10 @@ from evergreen.registry.models import graph_folder, graph_sha256, release_path
 from evergreen.registry.promotion_journal import current, read_entries
 from evergreen.runtime.errors import TemporaryError
 from evergreen.serving.parity import GoldenRows, open_graph, score
-from evergreen.serving.release import ReleaseSettings, release
+from controller.release import ReleaseSettings, release
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
-from evergreen.serving.site import opened
+from controller.site import opened
 from evergreen.storage.uris import open_objects
 from tests.support.served_names import MODEL_NAME, NAMES
 

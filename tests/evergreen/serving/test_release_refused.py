@@ -10,8 +10,8 @@ import pytest
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.registry.promotion_journal import current, interrupted, read_entries, read_journal
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
-from evergreen.serving import site
-from evergreen.serving.release import release
+from controller import site
+from controller.release import release
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.servers import Patience
 from tests.support.real_servers import Altered, kill_stubs

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from evergreen.registry.promotion_journal import read_entries, read_journal
-from evergreen.serving.release import StaleVerdict, release
+from controller.release import StaleVerdict, release
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from evergreen.contracts.serving import ServedNames
 from evergreen.registry.models import model_folder
 from evergreen.registry.promotion_journal import current
 from evergreen.runtime.errors import ContractError, TemporaryError
-from evergreen.serving import canary as serving_canary
-from evergreen.serving.release import release
+from controller.canary import start as serving_canary
+from controller.release import release
 from evergreen.storage.uris import local_path
 from inference_client.routing import PlanFollower
 from tests.support.real_servers import under_load

@@ -43,8 +43,8 @@ from evergreen.serving.parity import open_graph, prove_parity, read_held_out
 from evergreen.serving.repository.model_repository import GOLDEN_FILE, ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import probe
-from evergreen.serving.site import Site, SiteSettings, opened
-from evergreen.serving.switch import make_live
+from controller.site import Site, SiteSettings, opened
+from controller.switch import make_live
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from evergreen.registry.traffic_plan import DRAIN_SECONDS, Arm, Baseline, Traffi
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError
 from evergreen.serving.canary_policy import CanaryDecision
 from evergreen.serving.intact import golden_rows
-from evergreen.serving.release import (
+from controller.release import (
     ReleaseSettings,
     check_belonging,
     check_may_replace,
@@ -26,8 +26,8 @@ from evergreen.serving.release import (
     prepare_version,
 )
 from evergreen.serving.servers import Triton, bring_up
-from evergreen.serving.site import Site, opened
-from evergreen.serving.switch import stage_version
+from controller.site import Site, opened
+from controller.switch import stage_version
 
 logger = logging.getLogger(__name__)
 FIRST_SHARE = 0.01

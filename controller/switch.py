@@ -29,7 +29,7 @@ from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton, bring_up, probe
-from evergreen.serving.site import Fallback, Site, restore_server
+from controller.site import Fallback, Site, restore_server
 
 logger = logging.getLogger(__name__)
 
