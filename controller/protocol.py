@@ -285,6 +285,12 @@ def _may_open(desired: Desired) -> bool:
     return _open(desired) and (_settled(desired) or _asks(desired, (ABORT,)))
 
 
+def _aborts(desired: Desired, observed: Observed) -> bool:
+    """Return whether an accepted abort is to be carried out. It waits for no intent."""
+    is_failed = _settled(desired) and observed.attempt == FAILED
+    return _accepted(desired) and _asks(desired, (ABORT,)) and not is_failed
+
+
 def _failed(desired: Desired, observed: Observed) -> bool:
     return _accepted(desired) and observed.attempt == FAILED
 
@@ -316,14 +322,14 @@ TABLE: tuple[Rule, ...] = (
     Rule(
         state="abort accepted",
         condition="the plan names a canary",
-        holds=lambda d, o: _accepted(d) and _asks(d, (ABORT,)) and _plan_canary(o) is not None,
+        holds=lambda d, o: _aborts(d, o) and _plan_canary(o) is not None,
         move=RESET_PLAN,
         then=("abort done",),
     ),
     Rule(
         state="abort done",
         condition="the plan names no canary",
-        holds=lambda d, o: _accepted(d) and _asks(d, (ABORT,)),
+        holds=_aborts,
         move=ANSWER,
         then=("undoing", "undone", "draining", "settled"),
     ),

@@ -48,6 +48,11 @@ class Request:
     """Model of a `release` or `canary`."""
     to_version: int | None = None
     """Version of a `rollback`. None = the version before the live version."""
+    replaces: int | None = None
+    """Version that an automatic `rollback` takes back. The request is refused if another version is
+    live by then. Otherwise the version's model is blocked from automatic releases."""
+    plan: int | None = None
+    """Sequence number of the traffic plan that an automatic `advance` or `abort` decides about."""
     is_override: bool = False
     """Whether a `release` ignores the decision of the gate. `reason` is then a person's reason."""
     share: float | None = None

@@ -89,7 +89,7 @@ class Promotion:
     request: str | None = None
     """Id of the request that led to the line. None if the controller's own evidence led to it."""
     lease: int | None = None
-    """Number of the lease of the controller that wrote the line. None in lines of older releases."""
+    """Number of the controller's lease. None in lines of older releases."""
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
         """Return the line that ends the baking of this line's version."""

@@ -29,6 +29,7 @@ from evergreen.contracts.requests import (
 from evergreen.registry.promotion_journal import (
     INTENT,
     LIVE_ACTIONS,
+    WITHDRAWN,
     Line,
     Promotion,
     append_entry,
@@ -94,12 +95,16 @@ def fold(lines: Sequence[Line]) -> list[RequestState]:
         else:
             if line.action in LIVE_ACTIONS:
                 live, before = line.version, live
-            elif line.action != INTENT and last is not None and last.version == line.version:
-                if last.action in LIVE_ACTIONS and line.action == "withdrawn":
-                    live = before
+            elif (
+                line.action == WITHDRAWN
+                and last is not None
+                and last.action in LIVE_ACTIONS
+                and last.version == line.version
+            ):
+                live = before
             last = line
             if line.request in found and line.action != INTENT:
-                recorded = None if line.action == "withdrawn" else line
+                recorded = None if line.action == WITHDRAWN else line
                 found[line.request] = replace(found[line.request], recorded=recorded)
     return list(found.values())
 
@@ -199,6 +204,28 @@ def answer(
 def withdraw(store: Path, request_id: str, *, who: str, now: datetime, reason: str) -> RequestState:
     """Withdraw a request that no controller has accepted, and return its state."""
     return answer(store, request_id, CANCELLED, who=who, now=now, reason=reason)
+
+
+def ask(
+    store: Path,
+    request: Request,
+    *,
+    clock: Callable[[], datetime],
+    sleep: Callable[[float], None],
+    report: Callable[[str], None] = lambda _: None,
+) -> Answer:
+    """Append the request, and wait for its result as `wait_for_result` does.
+
+    If the waiting is interrupted, the request is withdrawn unless it is accepted already.
+    """
+    append_request(store, request)
+    try:
+        return wait_for_result(store, request, clock=clock, sleep=sleep, report=report)
+    except BaseException as error:
+        if read_request(store, request.request).is_open:
+            reason = f"{type(error).__name__}: {error}"
+            withdraw(store, request.request, who=request.who, now=clock(), reason=reason)
+        raise
 
 
 def wait_for_result(

@@ -285,9 +285,9 @@ no address."""
 class Patience:
     """Timeouts of a deployment, with the clock that measures them."""
 
-    lock_seconds: float = 10.0
-    """Seconds to wait for a lock that another deployment or a repairing watchdog holds. 0 = do not
-    wait."""
+    lock_seconds: float = 120.0
+    """Seconds until a request that no controller accepts is withdrawn. Within this time a command
+    also tries to take the lock itself. 0 = try once."""
     ready_seconds: float = 60.0
     """Seconds to wait for a loaded version to become ready, or for a starting replica to listen."""
     leave_seconds: float = 20.0

@@ -10,10 +10,10 @@ import pytest
 from controller.canary import steps as canary
 from controller.canary.__main__ import main
 from controller.canary.evidence import counted, fetch
+from controller.release import start_canary as start
 from evergreen.registry.models import keep_verdict
 from evergreen.registry.promotion_journal import current, read_entries
 from evergreen.registry.traffic_plan import Arm
-from controller.canary.start import start
 from evergreen.serving.canary_policy import CanaryPolicy
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects

@@ -45,9 +45,9 @@ def connect_of(job):
 
 
 def deploy(job):
+    from controller.release import release
     from controller.rollback import rollback
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
-    from controller.release import release
 
     seen = []
 

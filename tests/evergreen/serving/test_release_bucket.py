@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
+from controller.release import ReleaseSettings, release
 from controller.rollback import rollback
+from controller.site import opened
 from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import Release
 from evergreen.contracts.serving import versions_of
@@ -12,10 +14,8 @@ from evergreen.registry.models import graph_folder, graph_sha256, release_path
 from evergreen.registry.promotion_journal import current, read_entries
 from evergreen.runtime.errors import TemporaryError
 from evergreen.serving.parity import GoldenRows, open_graph, score
-from controller.release import ReleaseSettings, release
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
-from controller.site import opened
 from evergreen.storage.uris import open_objects
 from tests.support.served_names import MODEL_NAME, NAMES
 
@@ -124,7 +124,7 @@ def test_deployment_without_lease_leaves_configuration_to_new_holder(
     server = Overtaken("triton:8001", settings.store, take_over)
     served = dataclasses.replace(settings, triton_urls=("triton:8001",), connect=lambda url: server)
     with pytest.raises(
-        TemporaryError, match="the load was too slow; another deployment holds the lock now"
+        TemporaryError, match="the load was too slow; another controller holds the lock now"
     ):
         release(*make_candidate(settings.store, 2), settings=served)
     assert server.calls[-1] == "taken over", (
