@@ -86,16 +86,29 @@ def satisfied(site: Site, state: RequestState) -> Satisfied | None:
             and not gives_first_share(site, request)
         ):
             return Satisfied(version=at_work.version)
+    wanted = _wanted_then(state)
     if (
         request.kind == ROLLBACK
-        and state.intent_then
+        and wanted is not None
         and request.replaces is None
         and live is not None
-        and live.version == state.live_then
+        and live.version == wanted
         and request.to_version in (None, live.version)
     ):
         return Satisfied(version=live.version)
     return None
+
+
+def _wanted_then(state: RequestState) -> int | None:
+    """Return the version that whoever asks during a change wants, or None without a change.
+
+    It is the version that was live then. If the change was a rollback, it is that rollback's
+    version.
+    """
+    intent = state.intent_then
+    if intent is None:
+        return None
+    return intent.version if state.rollback_then else state.live_then
 
 
 def gives_first_share(site: Site, request: Request) -> bool:
@@ -236,10 +249,8 @@ def _announce_rollback(site: Site, state: RequestState) -> None:
             f"version {live.version} is live since {live.time}, expected version {request.replaces}"
         )
     if (version := request.to_version) is None:
-        # Whoever asks during a change wants the version that was live then.
-        was_changing = state.intent_then and state.live_then is not None
-        version = state.live_then if was_changing else _replaced_by(site.store, live)
-    assert version is not None
+        wanted = _wanted_then(state)
+        version = wanted if wanted is not None else _replaced_by(site.store, live)
     target = _target_release(site, live, version)
     line = site.entry(
         promotion_journal.ROLLBACK,

@@ -23,7 +23,8 @@ its deadline, under a new version number if it is a release.
 
 Requests are handled in the order of their entries, except that `ROLLBACK` and `ABORT` come first.
 A later rollback supersedes every request that is not recorded yet, and a later abort supersedes
-requests about canaries. A superseded attempt counts as failed.
+requests about canaries. A superseded attempt counts as failed, except that of a rollback, which is
+finished.
 
 An entry of a person and an entry of the controller can be appended at the same time. The order of
 the entries decides: a request is accepted only if no withdrawal of it precedes the acceptance, and
@@ -48,7 +49,7 @@ ANNOUNCED_KINDS = (RELEASE, ROLLBACK, CANARY)
 URGENT_KINDS = (ROLLBACK, ABORT)
 """Kinds of requests that are handled first."""
 SUPERSEDED_KINDS = {
-    ROLLBACK: (RELEASE, CANARY, ADVANCE),
+    ROLLBACK: (RELEASE, ROLLBACK, CANARY, ADVANCE),
     ABORT: (CANARY, ADVANCE),
 }
 """Kinds of earlier requests that a later request of each kind supersedes."""
@@ -641,3 +642,9 @@ def table_rows() -> list[tuple[str, str, str, str]]:
     return [
         (rule.state, rule.condition, rule.move, ", ".join(rule.then) or "ended") for rule in TABLE
     ]
+
+
+def table_markdown() -> str:
+    """Return the table as Markdown, for the documentation."""
+    head = ["| state | condition | move | next states |", "|---|---|---|---|"]
+    return "\n".join([*head, *(f"| {' | '.join(row)} |" for row in table_rows())])

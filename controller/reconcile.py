@@ -27,6 +27,7 @@ from controller.protocol import (
     REFUSE,
     RESET_PLAN,
     RUNNING,
+    STAND_DOWN,
     SUPERSEDED_KINDS,
     UNKNOWN,
     URGENT_KINDS,
@@ -85,7 +86,10 @@ def is_superseded(state: RequestState, states: list[RequestState]) -> bool:
     return state.recorded is None and any(
         state.request.kind in SUPERSEDED_KINDS.get(each.request.kind, ())
         for each in later
-        if each.result is None or each.result.action == DONE
+        if each.result is None
+        or each.result.action == DONE
+        # A person who wanted to go back where nothing is to go back to wants nothing new either.
+        or (each.result.action == REFUSED and each.request.replaces is None)
     )
 
 
@@ -109,7 +113,7 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
     attempt = site.attempt
     is_own = state is not None and attempt.request == state.id
     config = live_version(repository.read_config())
-    if intent is None and (config is None or config not in repository.taken_numbers()):
+    if intent is None and config not in (*repository.taken_numbers(), UNKNOWN):
         # A repository that was emptied is filled by the next release.
         config = desired.live
     ahead = (
@@ -208,6 +212,8 @@ def _supersede(site: Site, states: list[RequestState]) -> None:
     line = site.attempt.line
     if site.attempt.state != RUNNING or line is None:
         return
+    if line.action == promotion_journal.ROLLBACK:
+        return
     for state in states:
         if state.id == line.request and is_superseded(state, states):
             site.fail(Refused("a later request to go back supersedes it"))
@@ -232,6 +238,8 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
             raise PermanentError(f"the move {rule.move!r} changed nothing: {rule.condition}")
         before = desired, observed
         site.settings.trace(rule, desired, observed)
+        if rule.move == STAND_DOWN:
+            site.repository.check_held()
         _perform(site, rule, state)
 
 

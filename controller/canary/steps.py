@@ -15,8 +15,6 @@ canary that is not in the journal, the plan is reset. Files of a canary without 
 """
 
 import logging
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -245,31 +243,6 @@ def _abort(
         wait_seconds=settings.drain_seconds,
         decision=decision,
     )
-
-
-def watch(
-    settings: CanarySettings,
-    *,
-    interval_seconds: float,
-    sleep: Callable[[float], None] = time.sleep,
-    report: Callable[[Step], None] = lambda _: None,
-) -> Step:
-    """Call `step` until there is no canary, and return the last step. Temporary errors are retried.
-
-    Raises:
-        ContractError, PermanentError: as in `step`.
-    """
-    while True:
-        try:
-            done = step(settings)
-        except TemporaryError as error:
-            logger.warning("step deferred: %s", error)
-            sleep(interval_seconds)
-            continue
-        report(done)
-        if done.action in (NONE, ENDED):
-            return done
-        sleep(interval_seconds if done.wait_seconds is None else done.wait_seconds)
 
 
 def status(settings: CanarySettings) -> Step:

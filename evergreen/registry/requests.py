@@ -23,6 +23,7 @@ from evergreen.contracts.requests import (
     CANCELLED,
     DONE,
     REFUSED,
+    ROLLBACK,
     Answer,
     Request,
 )
@@ -53,8 +54,10 @@ class RequestState:
     """First `done` or `refused` entry, or the withdrawal, unless an acceptance precedes it."""
     live_then: int | None = None
     """Version that was live when the request was appended. None if no version was live."""
-    intent_then: bool = False
-    """Whether a change was in progress when the request was appended."""
+    intent_then: Promotion | None = None
+    """Intent of the change that was in progress when the request was appended, or None."""
+    rollback_then: bool = False
+    """Whether the change in progress was a rollback."""
     recorded: Promotion | None = None
     """Line of the change that the request asked for, or None."""
 
@@ -86,7 +89,10 @@ def fold(lines: Sequence[Line]) -> list[RequestState]:
                 RequestState(
                     request=line,
                     live_then=live,
-                    intent_then=last is not None and last.action == INTENT,
+                    intent_then=last if last is not None and last.action == INTENT else None,
+                    rollback_then=last is not None
+                    and last.request in found
+                    and found[last.request].request.kind == ROLLBACK,
                 ),
             )
         elif isinstance(line, Answer):

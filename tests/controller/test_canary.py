@@ -24,6 +24,7 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions, read_options
 from evergreen.storage.folder import FolderObjects
 from evergreen.storage.uris import open_objects
+from tests.support.canaries import watch
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed
 from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
@@ -165,7 +166,7 @@ class Place:
                 self.requests()
                 self.pairs()
 
-        return canary.watch(self.settings(**changes), interval_seconds=1.0, sleep=wait)
+        return watch(self.settings(**changes), interval_seconds=1.0, sleep=wait)
 
     def check_served(self):
         """Check that a version of the journal answers every client, also without a version."""

@@ -132,7 +132,7 @@ def test_failed_parity_publishes_nothing_and_keeps_nothing(
         release(model, wrong, raw, settings=settings)
     assert repository.versions() == []
     assert read_entries(settings.store) == []
-    assert list((settings.store / "graphs").iterdir()) == []
+    assert list((settings.store / "prepared").iterdir()) == []
 
 
 def test_dead_python_stub_that_still_says_ready_stops_retried_step(
