@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         options=settings.options,
         who=settings.who,
         now=settings.clock,
-        seconds=settings.patience.lock_seconds,
+        seconds=settings.patience.deadline_seconds,
         override=arguments.override,
     )
     if (state := ask(settings, request, waits=arguments.wait)) is None:

@@ -542,6 +542,19 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         state="accepted",
+        condition="a canary is to start, and no client calls the canary before any more",
+        holds=lambda d, o: (
+            _settled(d)
+            and _accepted(d)
+            and _asks(d, (CANARY,))
+            and _is_left_over(o)
+            and o.is_drained
+        ),
+        move=UNLOAD_CANARY,
+        then=("accepted",),
+    ),
+    Rule(
+        state="accepted",
         condition="the request needs an intent",
         holds=lambda d, o: _settled(d) and _accepted(d) and _asks(d, ANNOUNCED_KINDS),
         move=ANNOUNCE,

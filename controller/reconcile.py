@@ -116,11 +116,11 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
     if intent is None and config not in (*repository.taken_numbers(), UNKNOWN):
         # A repository that was emptied is filled by the next release.
         config = desired.live
-    ahead = (
-        0.0
-        if plan is None
-        else (datetime.fromisoformat(plan.published_at) - site.settings.clock()).total_seconds()
-    )
+    ahead = None
+    if plan is not None:
+        published = datetime.fromisoformat(plan.published_at)
+        ahead = (published - site.settings.clock()).total_seconds()
+    placed = _only(repository.canary.sizes(), repository.canary.whole())
     observed = Observed(
         lease=repository.lease,
         fence=repository.newest_lease(),
@@ -130,7 +130,7 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
         config=config,
         staged=_only(repository.staged.sizes(), repository.staged.whole()),
         versions=frozenset(versions),
-        placed=_only(repository.canary.sizes(), repository.canary.whole()),
+        placed=placed,
         plan=None
         if plan is None
         else Plan(
@@ -138,9 +138,9 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
             canary=plan.canary.version if plan.canary else None,
             share=plan.canary_share,
         ),
-        is_drained=-ahead >= site.stages.drain_seconds,
-        is_plan_ahead=ahead > 0,
-        servers=(_servers(site, desired),) if site.settings.triton_urls else (),
+        is_drained=ahead is None or -ahead >= site.stages.drain_seconds,
+        is_plan_ahead=ahead is not None and ahead > 0,
+        servers=(_servers(site, desired, placed),) if site.settings.triton_urls else (),
     )
     return desired, observed, state
 
@@ -150,14 +150,15 @@ def _only(files: object, whole: list[int]) -> int | None:
     return whole[-1] if whole else UNKNOWN if files else None
 
 
-def _servers(site: Site, desired: Desired) -> Server:
+def _servers(site: Site, desired: Desired, placed: int | None) -> Server:
     """Return what every server has loaded, as far as this process knows."""
     if site.known is not None:
         return site.known
     if desired.intent is not None:
         return Server(serves=UNKNOWN, canary=UNKNOWN, candidate=UNKNOWN)
-    # The watchdog probes the servers and corrects them.
-    return Server(serves=desired.live, canary=desired.canary)
+    # The watchdog probes the servers and corrects them. Files of a canary are removed only after
+    # every server has unloaded it.
+    return Server(serves=desired.live, canary=None if placed is None else desired.canary or UNKNOWN)
 
 
 def _intent(site: Site, intent: Promotion) -> Intent:
@@ -245,7 +246,7 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
 
 def _perform(site: Site, rule: Rule, state: RequestState | None) -> None:
     attempt, is_undoing = site.attempt, rule.state in ("undoing", "undone")
-    is_of_request = rule.move in (ANNOUNCE, GROW, ANSWER) or rule.state == "abort accepted"
+    is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == ANSWER
     if is_of_request and state is not None:
         attempt = site.attempt = Attempt(request=state.id)
     try:

@@ -101,7 +101,7 @@ def _serve(
         options=settings.options,
         who=settings.who,
         now=settings.clock,
-        seconds=settings.patience.lock_seconds,
+        seconds=settings.patience.deadline_seconds,
         trigger_id=settings.trigger_id,
         share=share,
         override=override,

@@ -65,7 +65,7 @@ def rollback_request(settings: SiteSettings, *, to_version: int | None, reason: 
         who=settings.who,
         reason=reason,
         now=settings.clock(),
-        seconds=settings.patience.lock_seconds,
+        seconds=settings.patience.deadline_seconds,
     )
     return replace(request, to_version=to_version)
 

@@ -95,7 +95,7 @@ def _start(arguments: argparse.Namespace) -> int:
         options=settings.options,
         who=settings.who,
         now=settings.clock,
-        seconds=settings.patience.lock_seconds,
+        seconds=settings.patience.deadline_seconds,
         share=0.0 if arguments.shadow_only else FIRST_SHARE,
     )
     if (state := ask(settings, request, waits=arguments.wait)) is not None:

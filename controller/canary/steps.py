@@ -187,7 +187,7 @@ def canary_request(
         who=site.who,
         reason=reason,
         now=site.clock(),
-        seconds=site.patience.lock_seconds,
+        seconds=site.patience.deadline_seconds,
     )
     return replace(request, plan=plan)
 

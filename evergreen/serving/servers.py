@@ -298,6 +298,11 @@ class Patience:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
+    @property
+    def deadline_seconds(self) -> float:
+        """Seconds from a command's request to its deadline. A change takes longer than the lock."""
+        return max(self.lock_seconds, 30.0)
+
     def until(self, answer: Callable[[], T], seconds: float) -> T:
         """Call `answer` until it is true or `seconds` have passed, and return the last value."""
         deadline = self.clock() + seconds

@@ -104,7 +104,7 @@ def test_each_has_lock_and_watchdog_of_its_own(places, triton, client):
     watchdogs = [Watchdog(site=place.settings) for place in places]
     client.unload(SHOP)
     with click.settings.open_repository().locked():
-        with pytest.raises(TemporaryError, match=f"is running in model repository .*/{MODEL_NAME}"):
+        with pytest.raises(TemporaryError, match=f"is at work in model repository .*/{MODEL_NAME}"):
             click.release(2)
         found = [[watchdog.look() for watchdog in watchdogs] for _ in range(2)]
         assert shop.release(12).version == 2
@@ -130,7 +130,7 @@ def test_watchdog_waits_for_first_release_of_registry_without_recommender(places
     shop.settings.store.mkdir(parents=True)
     watchdog = Watchdog(site=shop.settings)
     assert watchdog.look() == {}
-    assert steps.step(steps.CanarySettings(site=shop.settings)).action == serving_canary.NONE
+    assert steps.step(steps.CanarySettings(site=shop.settings)).action == steps.NONE
     with pytest.raises(ContractError, match="has no release and no recommender"):
         shop.settings.open_repository()
     shop.release(11)
