@@ -15,8 +15,8 @@ breach rolls back to the previous version and blocks the model. After that only 
 the model again. Without a breach the version becomes `baked` after the required time and rows.
 
 All state is in the journal, the findings and `baking/counters.json`, so a lost round does no harm:
-the next round catches up. Two controllers may run at once. A controller rolls back or ends the
-baking only under the deployment's lock, and only if the version is still live and baking.
+the next round catches up. A controller rolls back by a request, like a person. It ends the baking
+only under the repository's lock, and only if the version is still live and baking.
 """
 
 import json
@@ -38,7 +38,10 @@ from controller.canary.evidence import (
     read_buckets,
     read_p99,
 )
+from controller.protocol import END_BAKING, next_move
+from controller.reconcile import observe
 from controller.rollback import rollback
+from controller.site import SiteSettings, opened
 from evergreen.config.release import RolloutSettings
 from evergreen.contracts.baking import BAD, UNUSABLE_REQUESTS, WELL, Findings
 from evergreen.contracts.checks import AT_MOST, FAIL, INCONCLUSIVE, PASS, Check, decide, headline
@@ -58,9 +61,7 @@ from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, Refused, TemporaryError, expect
 from evergreen.serving.canary_policy import STEADY_MEAN, ArmCounts, CanaryPolicy
-from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.servers import addresses
-from evergreen.serving.site import SiteSettings
 from evergreen.statistics.metrics import sequential_binomial
 
 logger = logging.getLogger(__name__)
@@ -177,15 +178,16 @@ class Baking:
         return BakingStep(action=TAKEN_BACK, reason=reason, version=line.version)
 
     def _end(self, line: Promotion, reason: str) -> BakingStep:
-        repository: ModelRepository = self.site.open_repository()
-        with repository.locked():
-            if baking(self.site.store) != line or promotion_journal.interrupted(self.site.store):
+        with opened(self.site) as site:
+            desired, observed, _ = observe(site)
+            if (
+                baking(site.store) != line
+                or next_move(replace(desired, is_baked=True), observed) != END_BAKING
+            ):
                 return BakingStep(
-                    action=NONE, reason="a deployment ran meanwhile", version=line.version
+                    action=NONE, reason="a change is in progress", version=line.version
                 )
-            promotion_journal.append_promotion(
-                self.site.store, line.baked(self.site.now(), self.site.who, reason)
-            )
+            site.append(line.baked(site.now(), self.site.who, reason))
         logger.info("version %d is baked: %s", line.version, reason)
         return BakingStep(action=BAKED, reason=reason, version=line.version)
 

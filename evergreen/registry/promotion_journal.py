@@ -11,6 +11,9 @@ was killed. The next deployment first rolls back a killed deployment.
 The journal also shows whether a version is baking (`evergreen.contracts.baking`). The monitor may
 not change what is served. It only writes its findings on each version to a file in the registry
 (`findings_path`), and the release controller reads these files.
+
+Requests to the controller and its answers are lines of the same file (`registry.requests`). The
+order of all lines is therefore known.
 """
 
 import json
@@ -19,8 +22,10 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, TypeVar
 
 from evergreen.contracts.baking import Findings
+from evergreen.contracts.requests import REQUEST_ACTIONS, REQUESTED, Answer, Request
 from evergreen.runtime.durable import append_record, read_records, write_whole
 from evergreen.runtime.errors import ContractError
 
@@ -80,7 +85,11 @@ class Promotion:
     unless a person overrides the block."""
     config: str | None = None
     """Text of Triton's configuration before an `intent`. It is restored if the deployment is
-    interrupted. None if there was no configuration, or another line follows."""
+    interrupted. None if there was no configuration, or another promotion follows."""
+    request: str | None = None
+    """Id of the request that led to the line. None if the controller's own evidence led to it."""
+    lease: int | None = None
+    """Number of the controller's lease. None in lines of older releases."""
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
         """Return the line that ends the baking of this line's version."""
@@ -89,15 +98,29 @@ class Promotion:
         )
 
 
+Line = Promotion | Request | Answer
+"""One line of the journal."""
+Entry = TypeVar("Entry", Promotion, Request, Answer)
+
+
 def read_entries(store: Path) -> list[Promotion]:
+    """Return every promotion of the journal, oldest first.
+
+    Raises the errors of `read_lines`.
+    """
+    return [line for line in read_lines(store) if isinstance(line, Promotion)]
+
+
+def read_lines(store: Path) -> tuple[Line, ...]:
     """Return every line of the journal, oldest first.
 
-    Returns an empty list if there is no journal. A last line without its newline is an incomplete
+    Returns an empty tuple if there is no journal. A last line without its newline is an incomplete
     append and is ignored.
 
     Raises:
-        ContractError: the file cannot be read, a complete line is not a promotion, or a line
-            differs from its checksum. The message names the file and the line.
+        ContractError: the file cannot be read, a complete line is neither a promotion nor a request
+            nor an answer, or a line differs from its checksum. The message names the file and the
+            line.
     """
     path = store / JOURNAL_FILE
     try:
@@ -105,36 +128,47 @@ def read_entries(store: Path) -> list[Promotion]:
         with open(path, "rb") as file:
             known = os.fstat(file.fileno())
     except FileNotFoundError:
-        return []
+        return ()
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-    return list(_parsed_lines(path, (known.st_ino, known.st_size, known.st_mtime_ns)))
+    return _parsed_lines(path, (known.st_ino, known.st_size, known.st_mtime_ns))
+
+
+def _line(**fields: Any) -> Line:
+    action = fields.get("action")
+    if action == REQUESTED:
+        return Request(**fields)
+    return Answer(**fields) if action in REQUEST_ACTIONS else Promotion(**fields)
 
 
 @lru_cache(maxsize=4)
-def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Promotion, ...]:
+def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ...]:
     """Return the lines of a journal file with the given inode, size and modification time.
 
     The result is cached, because parsing the lines of a year takes a second and servers read them
     often.
     """
-    entries = read_records(path, Promotion, name="a promotion")
-    for number, entry in enumerate(entries, start=1):
+    lines = read_records(path, _line, name="a promotion")
+    for number, entry in enumerate(lines, start=1):
         try:
             moment_of(entry.time)
         except (ValueError, TypeError, AttributeError) as error:
             raise ContractError(f"{path} line {number} is not a promotion: {error}") from error
-        if type(entry.version) is not int or entry.action not in ACTIONS:
+        if isinstance(entry, Promotion) and (
+            type(entry.version) is not int or entry.action not in ACTIONS
+        ):
             raise ContractError(
                 f"{path} line {number} is {entry.action!r} of version {entry.version!r}, expected "
                 f"one of {', '.join(ACTIONS)} of a number"
             )
-    # Only the configuration in the last line is ever restored. The configurations in other lines
-    # would take most of the memory.
-    return (
-        *(replace(entry, config=None) if entry.config else entry for entry in entries[:-1]),
-        *entries[-1:],
-    )
+    # Only the configuration in the last promotion is ever restored. The configurations in other
+    # promotions would take most of the memory.
+    at = [number for number, line in enumerate(lines) if isinstance(line, Promotion)]
+    for number in at[:-1]:
+        entry = lines[number]
+        if isinstance(entry, Promotion) and entry.config:
+            lines[number] = replace(entry, config=None)
+    return tuple(lines)
 
 
 def read_standing(store: Path) -> list[Promotion]:
@@ -165,16 +199,21 @@ def read_journal(store: Path) -> list[Promotion]:
 
 
 def append_promotion(store: Path, promotion: Promotion) -> Promotion:
+    """Append one promotion by `append_entry`."""
+    return append_entry(store, promotion)
+
+
+def append_entry(store: Path, entry: Entry) -> Entry:
     """Append one line, flush it to disk, and return the line as written.
 
     If the line's time is before that of the last line because the clock was set back, the line gets
     the time of the last line.
     """
-    entries = read_entries(store)
-    if entries and moment_of(promotion.time) < moment_of(entries[-1].time):
-        promotion = replace(promotion, time=entries[-1].time)
-    append_record(store / JOURNAL_FILE, promotion)
-    return promotion
+    lines = read_lines(store)
+    if lines and moment_of(entry.time) < moment_of(lines[-1].time):
+        entry = replace(entry, time=lines[-1].time)
+    append_record(store / JOURNAL_FILE, entry)
+    return entry
 
 
 def current(store: Path) -> Promotion | None:
@@ -198,7 +237,7 @@ def blocked_models(store: Path) -> dict[str, Promotion]:
 
 
 def interrupted(store: Path) -> Promotion | None:
-    """Return the intent in the last line, or None if the last line is not an intent.
+    """Return the intent in the last promotion, or None if the last promotion is not an intent.
 
     The deployment that wrote the intent is active or was killed.
     """

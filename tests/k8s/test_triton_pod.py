@@ -23,10 +23,10 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from controller.release import ReleaseSettings, release
 from demo.stack import LOOPBACK
 from demo.triton import DEFAULT_VENV, prepare
 from evergreen.config.release import QUEUE_MICROSECONDS
-from evergreen.serving.release import ReleaseSettings, release
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from inference_client.scoring import ClientSettings, ScoringClient

@@ -169,13 +169,10 @@ def test_step_that_follows_job_leaves_its_needs_to_jobs_pods(compile_with):
 
 
 def test_folders_and_servers_are_placements_in_every_step_that_has_them(everything, compile_with):
-    urls = "dns:///triton-headless.evergreen.svc.cluster.local:8001"
     chosen = {
         "lake": "gs://lake/clicks",
         "store": "/shop/store",
         "work": "/shop/work",
-        "repository": "gs://bucket/repository",
-        "triton_urls": urls,
         "server": "python",
         "device": "gpu",
         "served": "gs://lake/served",
@@ -187,8 +184,8 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
         found = {name: given[name]["runtimeValue"]["constant"] for name in chosen if name in given}
         assert found == {name: chosen[name] for name in found}
         assert "store" in found
-    defaults = {name: f"/mnt/loop/{name}" for name in ("lake", "store", "work", "repository")}
-    others = {"triton_urls": "", "server": "onnxruntime", "device": "cpu", "served": ""}
+    defaults = {name: f"/mnt/loop/{name}" for name in ("lake", "store", "work")}
+    others = {"server": "onnxruntime", "device": "cpu", "served": ""}
     assert everything.places == defaults | others
 
 

@@ -5,10 +5,10 @@ import subprocess
 import grpc
 import pytest
 
+from controller.site import add_site_flags, site_of
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.runtime.flags import CommandParser
 from evergreen.serving.servers import Triton, TritonAccess
-from evergreen.serving.site import add_site_flags, site_of
 from tests.support.odd_triton import odd_triton
 from tests.support.served_names import MODEL_NAME
 
