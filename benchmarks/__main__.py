@@ -1,10 +1,10 @@
 """Run every benchmark in turn, unattended.
 
-`make benchmarks` runs all of them. `python -m benchmarks training serving` runs only the benchmarks
-named there. Each benchmark runs as a process in its environment, writes build/benchmarks/NAME.json,
-and prints to NAME.log there. A benchmark with a document of the current commit is skipped, so that
-a second call resumes an interrupted one. A failure or a timeout does not stop the others. `make
-performance` then writes the page.
+`make benchmarks` runs all benchmarks. `python -m benchmarks training serving` runs only the
+benchmarks named there. Each benchmark runs as a process in its environment, writes
+build/benchmarks/NAME.json, and prints to NAME.log there. A benchmark with a document of the current
+commit is skipped, so that a second call resumes an interrupted one. A benchmark that fails or times
+out does not stop the later benchmarks. `make performance` then writes the page.
 """
 
 import argparse
@@ -101,7 +101,8 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
             return f"ended after its {minutes} minutes, see {log.name}"
         finally:
             if process.poll() is None:
-                # On SIGINT a benchmark stops its servers. Kill it if it does not react.
+                # On SIGINT a benchmark stops its servers. If the benchmark does not react to
+                # SIGINT, kill it.
                 os.killpg(process.pid, signal.SIGINT)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(60)
@@ -114,7 +115,7 @@ def run(name: str, *, is_quick: bool, is_shown: bool) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the requested benchmarks.
 
-    Returns 1 if any of these benchmarks has no figures, else 0.
+    Returns 1 if any requested benchmark has no figures, else 0.
     """
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     minutes_of = ", ".join(f"{name} ({plan.quick}, {plan.full})" for name, plan in PLANS.items())
@@ -137,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no benchmark is named {sorted(unknown)}, expected {', '.join(PLANS)}")
     os.chdir(REPOSITORY)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the running benchmark
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores SIGINT
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore SIGINT
     MEASURED.mkdir(parents=True, exist_ok=True)
     names, commit, has_failed = flags.names or PLANS, machine.facts()["revision"], False
     minutes = sum(PLANS[name].quick if flags.quick else PLANS[name].full for name in names)

@@ -51,7 +51,7 @@ def measure(rows: int) -> dict[str, Any]:
     The result has wall-clock seconds, processor seconds, peak bytes and the number of rows.
 
     Raises:
-        RuntimeError: the monitor ended. The message has its output.
+        RuntimeError: the monitor ended. The message contains the monitor's output.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

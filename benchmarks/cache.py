@@ -1,8 +1,8 @@
 """Measure when Triton's response cache saves time, for `make benchmark-cache`.
 
-The result depends on the cost of the model and on the hit rate. The comparison is that of the post
-"How to build a distributed inference cache with NVIDIA Triton and Redis", here without a cache and
-with the local cache. The laptop's server has no Redis.
+The result depends on the cost of the model and on the hit rate. The design follows the post "How to
+build a distributed inference cache with NVIDIA Triton and Redis". The benchmark compares Triton
+without a cache and Triton with its local cache. The laptop's server has no Redis.
 
 One server serves each network twice, with and without the cache. Every request is sent to both, one
 directly after the other in alternating order, so that a slow moment of the machine affects both.
@@ -11,7 +11,7 @@ of the requests are planted hits, which the server's own counters must confirm. 
 another one, so the saved time at another hit rate follows from the saving of a hit and the cost of
 a miss.
 
-Prints a table, and writes all figures as JSON. `cache_model` has the requests and models.
+Prints a table, and writes all figures as JSON. `cache_model` creates the requests and models.
 """
 
 import sys
@@ -48,13 +48,13 @@ from evergreen.runtime.exit_codes import exits_with_code
 HIT_RATES = (0, 10, 25, 50, 75, 90, 100)
 """Hit rates in per cent."""
 CASES = (("demo", 1), ("demo", 64), ("sample", 1), ("sample", 64), ("demo", 1024))
-"""Network, and rows of a request."""
+"""Name of the network, and number of rows per request."""
 _QUICK_CASES = CASES[:4]
 _ROUNDS, _QUICK_ROUNDS = 5, 2
 _REQUESTS, _QUICK_REQUESTS = 1000, 200
 """Requests per round, half of them hits."""
 _WARM = 20
-"""Requests that are cached before a round. The hits of the round repeat them."""
+"""Requests that are cached before a round. The cache hits of the round repeat these requests."""
 _WARM_UP = 30
 """Requests to each model before the measurement."""
 _TRAFFIC_ROWS = 100_000
@@ -62,7 +62,7 @@ _TRAFFIC_ROWS = 100_000
 
 
 class Pair(NamedTuple):
-    """Durations in seconds of one request with and without the cache."""
+    """Durations of the same request with and without the cache, in seconds."""
 
     is_hit: bool
     """Whether the request is a repetition."""
@@ -71,11 +71,14 @@ class Pair(NamedTuple):
 
 
 class Unplanted(PermanentError):
-    """The server's hits differ from the planted hits, so the figures are invalid."""
+    """The server's cache hits differ from the planted cache hits, so no figure is valid."""
 
 
 class RoundMedians(NamedTuple):
-    """Medians of one round in milliseconds. Means would depend on the slowest moments."""
+    """Medians of one round in milliseconds.
+
+    Medians are used because a mean would depend on the slowest requests.
+    """
 
     plain: float
     """Duration of a request without the cache."""
@@ -87,7 +90,7 @@ class RoundMedians(NamedTuple):
     def saved(self, hit_rate: float) -> float:
         """Return the share of a request's time that the cache saves at a hit rate in [0, 1].
 
-        A negative share is a cost.
+        A negative share means that the cache costs time.
         """
         return (hit_rate * self.hit_saving - (1 - hit_rate) * self.miss_cost) / self.plain
 
@@ -98,7 +101,7 @@ def measure(
     """Return the figures of one network and request size.
 
     Raises:
-        Unplanted: the server's hits differ from the planted hits.
+        Unplanted: the server counted another number of cache hits than expected.
     """
     requests, random = RequestStream(world, num_rows), np.random.default_rng(0)
     names = {kind: f"{network}_{kind}" for kind in (PLAIN, CACHED)}
@@ -169,7 +172,7 @@ def medians_of(pairs: Sequence[Pair]) -> RoundMedians:
 def break_even(miss_cost: float, hit_saving: float) -> float | None:
     """Return the hit rate at which the cost of misses equals the saving of hits.
 
-    Returns 0 if misses cost nothing, and None if hits save nothing.
+    Returns 0 if a miss costs nothing, and None if a hit saves nothing.
 
     >>> break_even(0.1, 0.3), break_even(-0.02, 0.3), break_even(0.1, -0.2)
     (0.25, 0.0, None)
@@ -180,7 +183,7 @@ def break_even(miss_cost: float, hit_saving: float) -> float | None:
 
 
 def print_case(result: dict[str, Any]) -> None:
-    """Print the table of one case."""
+    """Print the results of one case as a table."""
     plain, compute = result["plain_ms"].shown(".3f"), result["compute_us"]
     print(
         f"\n{result['case']}: {plain} ms without the cache, of which the model computes "

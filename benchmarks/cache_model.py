@@ -82,7 +82,7 @@ def _workflow(world: World) -> FeatureWorkflow:
 class RequestStream:
     """Prepared requests of `num_rows` simulated rows.
 
-    A number in the first value makes each unique.
+    The first value contains a counter, so each request is unique.
     """
 
     def __init__(self, world: World, num_rows: int) -> None:
@@ -108,7 +108,7 @@ class RequestStream:
 def repeating_share(world: World, num_rows: int) -> float:
     """Return the share of repeated requests in the demo's traffic, with one row per request.
 
-    The share is the hit rate of that traffic.
+    This share is the hit rate that the traffic would have.
     """
     rows = drawn_features(world, num_rows, seed=1)
     whole = np.concatenate([rows.dense.view(np.uint8), rows.categorical.view(np.uint8)], axis=1)

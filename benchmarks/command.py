@@ -51,7 +51,7 @@ def documented(flags: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield a document for figures, and write it to `flags.output` if the block succeeds.
 
     Prints the machine's facts first. At the end it prints the figures, and a warning if other work
-    on the machine makes them doubtful. A `Spread` becomes a JSON object.
+    on the machine makes them doubtful. A `Spread` is written as a JSON object.
     """
     facts, limits = machine.facts(), machine.limits()
     other_work, began = machine.OtherWork(), time.monotonic()
@@ -81,7 +81,7 @@ def run_to_end(command: Sequence[str]) -> str:
     """Run a command in the repository's root, and return its output.
 
     Raises:
-        RuntimeError: the command failed. The message has the end of its output.
+        RuntimeError: the command failed. The message contains the end of the command's output.
     """
     done = subprocess.run(
         command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, capture_output=True, text=True
@@ -111,7 +111,7 @@ class Run(NamedTuple):
 
 
 def measure(command: list[str]) -> Run:
-    """Run a command in the repository's root, and measure it with all its child processes.
+    """Run a command in the repository's root, and measure the command and its child processes.
 
     Raises:
         StepProcessFailed: the command failed.

@@ -1,8 +1,8 @@
 """Generate files like Criteo 1TB: gzipped TSV without header.
 
 Integers are log-normal and rounded down, with the medians and missing shares of real rows.
-Categories are 8 hex digits. Their ranks are log-uniform (Zipf's exponent 1), so that a few values
-occur in most rows. The same seed gives the same file.
+Categories are 8 hex digits. The ranks of the categories are log-uniform (Zipf's exponent 1), so
+that a few values occur in most rows. The same seed gives the same file.
 """
 
 import gzip

@@ -1,7 +1,7 @@
 """Measure the duration of the demo and its stages, for `make benchmark-demo`.
 
-It runs `make demo` from an empty folder, and reads the demo's `summary.json`. There is no smaller
-demo, so `--quick` changes nothing.
+The benchmark runs `make demo` from an empty folder, and reads the demo's `summary.json`. There is
+no smaller demo, so `--quick` changes nothing.
 """
 
 import json
@@ -28,7 +28,7 @@ STAGES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo once, and return the exit code."""
+    """Run the demo once, and return its exit code."""
     flags = benchmark_parser("demo", __doc__, quick="the same").parse_args(argv)
     with documented(flags) as document:
         shutil.rmtree(FOLDER, ignore_errors=True)

@@ -1,10 +1,10 @@
 """Generate encoded rows with a planted click logit, for tables of a given size.
 
-The table of 1,221,286 rows is that of NVIDIA's DCN sample. Its 26 slot sizes come from one day of
-Criteo 1TB after NVTabular. Ids have a probability of about 1 / (id + 1), Zipf with exponent 1, as
-in click logs after Categorify's order by frequency. The true logit is the sum of one weight per id
-and of the weighted dense values. A list adds the pooled weights of its elements. It has any number
-of elements up to its maximum, and none of them is id 0, the padding.
+The table of 1,221,286 rows is that of NVIDIA's DCN sample. The 26 slot sizes of this table come
+from one day of Criteo 1TB after NVTabular. Ids have a probability of about 1 / (id + 1), Zipf with
+exponent 1, as in click logs after Categorify's order by frequency. The true logit is the sum of one
+weight per id and of the weighted dense values. A list adds the pooled weights of its elements. A
+list has any number of elements up to its maximum. Id 0 is the padding, so it is never an element.
 """
 
 import numpy as np
@@ -44,18 +44,18 @@ SAMPLE_SLOT_SIZES = [
     34,
 ]
 _LARGE_SLOT = 10_000
-"""Slot size above which a longer log adds categories. Smaller slots have all their categories
-already."""
+"""Slot size above which a longer log adds categories. In smaller slots, the sample already has all
+categories."""
 _BIAS = -1.2
 _WEIGHT_OF_ID, _WEIGHT_OF_DENSE = 0.3, 0.2
-"""Standard deviations of the weights. With 26 slots and 13 values the best possible AUC is about
+"""Standard deviations of the weights. With 26 slots and 13 values, the Bayes-optimal AUC is about
 0.83."""
 
 
 def slot_sizes_for(table_rows: int) -> list[int]:
     """Return the sample's slot sizes with about `table_rows` rows in total.
 
-    Only the large slots are scaled.
+    Only slots above `_LARGE_SLOT` ids are scaled.
     """
     large = sum(size for size in SAMPLE_SLOT_SIZES if size > _LARGE_SLOT)
     factor = (table_rows - (sum(SAMPLE_SLOT_SIZES) - large)) / large
@@ -83,7 +83,7 @@ class PlantedLogit:
         ids = np.empty((num_rows, len(self._places.slots)), np.int32)
         logits = dense @ self._by_dense + np.float32(_BIAS)
         for slot, (size, weights) in enumerate(zip(self.slot_sizes, self._by_id)):
-            # This inverts the distribution function log(1 + id) / log(1 + size).
+            # The formula inverts the distribution function log(1 + id) / log(1 + size).
             drawn = np.expm1(random.random(num_rows) * np.log1p(size)).astype(np.int32)
             ids[:, slot] = np.minimum(drawn, size - 1)
             logits += weights[ids[:, slot]]

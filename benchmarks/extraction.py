@@ -1,10 +1,11 @@
-"""Compare our conversion of Criteo 1TB's TSV.gz to Parquet with two ways of pyarrow.
+"""Compare our conversion of Criteo 1TB's TSV.gz to Parquet with two pyarrow programs.
 
-Run by `make benchmark-extraction`. Each way runs in its own process (`--way`) on all cores. Rounds
-change the order, and a ratio divides two rates of the same round. The target applies to the faster
-way of pyarrow in each round: the complete file in memory by read_csv, or block by block by
-open_csv. The outputs are compared: the number of rows, and every value of the first and last rows.
-Our peak memory is also measured on a file with several times the rows.
+Run by `make benchmark-extraction`. Each way runs in its own process (`--way`) on all cores. The
+order of the ways changes each round, and each ratio divides two rates of the same round. The target
+applies to the faster of two pyarrow variants in each round: the complete file in memory by
+read_csv, or block by block by open_csv. The benchmark checks that the outputs agree: the number of
+rows, and all values of the first and last rows. Our peak memory is also measured on a file with
+several times the rows.
 
 Prints tables, and writes all figures as JSON.
 """
@@ -31,8 +32,8 @@ DENSE, CATEGORICAL = [f"I{i}" for i in range(1, 14)], [f"C{i}" for i in range(1,
 NAMES = ["label", *DENSE, *CATEGORICAL]
 
 Way = Callable[[Path, Path], Callable[[], int]]
-"""Function that imports its libraries and returns the worker. The worker reads a file, writes to a
-folder, and returns the number of rows."""
+"""Function that imports its libraries and returns the worker. The worker reads the file, writes to
+the folder, and returns the number of rows."""
 
 
 def ours(file: Path, folder: Path) -> Callable[[], int]:
@@ -58,7 +59,7 @@ def ours(file: Path, folder: Path) -> Callable[[], int]:
 def pyarrow_whole(file: Path, folder: Path) -> Callable[[], int]:
     """Use pyarrow.csv.read_csv with types and threads, then parquet.write_table.
 
-    It checks the number of fields, that the label is an integer, and that the other fields are
+    pyarrow checks the number of fields, that the label is an integer, and that the other fields are
     numbers. `0x1f`, `nan`, `1.5` and ` 1` count as numbers. Categories stay strings without a
     check.
     """
@@ -74,7 +75,7 @@ def pyarrow_whole(file: Path, folder: Path) -> Callable[[], int]:
 def pyarrow_stream(file: Path, folder: Path) -> Callable[[], int]:
     """Use pyarrow.csv.open_csv in blocks of 8 MiB, and a ParquetWriter.
 
-    The checks are those of `pyarrow_whole`.
+    `pyarrow_whole` explains which values pyarrow checks.
     """
 
     def work() -> int:
@@ -108,7 +109,7 @@ WAYS: dict[str, Way] = {each.__name__: each for each in (ours, pyarrow_whole, py
 
 
 def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
-    """Run one way in this process, and return its resources.
+    """Run one conversion in this process, and return its resources.
 
     The resources are seconds without imports, processor seconds, rows and peak bytes of memory.
     """
@@ -128,8 +129,8 @@ def run_here(way: str, file: Path, folder: Path) -> dict[str, float]:
 OURS = "ours"
 PYARROW = ("pyarrow_whole", "pyarrow_stream")
 RATIO_TARGET, MEMORY_TARGET, GROWTH_TARGET = 0.5, 10**9, 1.1
-"""Targets: our rate relative to the faster way of pyarrow, peak memory in bytes, and peak memory of
-the large file relative to the small one. The last target allows a tenth for noise."""
+"""Targets: our rate relative to the faster pyarrow variant, our peak memory in bytes, and our peak
+memory with the large file relative to the small file. The growth target allows 10 % for noise."""
 _ROWS, _QUICK_ROWS, _ROUNDS, _QUICK_ROUNDS = 1_500_000, 200_000, 5, 3
 _LARGER = 4
 _COMPARED_ROWS = 500
@@ -140,7 +141,7 @@ class Unequal(Exception):
 
 
 def run(way: str, file: Path, folder: Path) -> dict[str, Any]:
-    """Run one way in its own process, and return the result of `run_here`."""
+    """Run one conversion in a new process, and return the result of `run_here`."""
     command = [sys.executable, "-m", "benchmarks.extraction", "--way", way, str(file), str(folder)]
     told: dict[str, Any] = json.loads(run_to_end(command).splitlines()[-1])
     return told
@@ -170,10 +171,10 @@ def rows_of(folder: Path) -> list[tuple[Any, ...]]:
 def measure(
     file: Path, num_rows: int, ways: Sequence[str], *, rounds: int, scratch: Path
 ) -> list[dict[str, Any]]:
-    """Return the results of each way in each round.
+    """Return the results of each conversion in each round.
 
     Raises:
-        Unequal: a way lost or changed rows.
+        Unequal: a conversion lost or changed rows.
     """
     taken = []
     for number in range(rounds):
@@ -256,7 +257,7 @@ def figures_of(result: dict[str, Any]) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all ways, and return 0."""
+    """Run every conversion, and return 0."""
     parser = benchmark_parser(
         "extraction", __doc__, quick="a minute: fewer rounds and rows, wider spreads"
     )
@@ -282,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure_all(num_rows: int, *, rounds: int, scratch: Path) -> dict[str, Any]:
-    """Return the figures of every way, and our peak memory on a larger file."""
+    """Return the figures of each way to convert the file, and our peak memory on a larger file."""
     file, large = scratch / "day_0.gz", scratch / "day_1.gz"
     write_tsv_gz(file, num_rows)
     taken = measure(file, num_rows, [OURS, *PYARROW], rounds=rounds, scratch=scratch)

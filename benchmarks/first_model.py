@@ -1,7 +1,8 @@
 """Train a first model like the steps do, in this process and without manifests.
 
 Vocabularies come from preprocessing's functions, files from `contracts`, and the fit from training.
-NumPy counts the categories in place of NVTabular. There is no hold-out and no evaluation.
+NumPy counts the categories, as in the step without NVTabular. There is no hold-out and no
+evaluation.
 """
 
 from dataclasses import replace
@@ -32,7 +33,7 @@ _BACKEND = "pytorch"
 
 
 class FirstModel:
-    """A model that was trained on the rows of one window."""
+    """Model that was trained on the rows of one window."""
 
     def __init__(self, rows: WorldRows, folder: Path, recommender: Recommender) -> None:
         """Train on the rows with the recommender's features and settings.

@@ -1,20 +1,21 @@
 """Measure the gain and the cost of fresh models under drift, for `make benchmark-freshness`.
 
 Simulated traffic continues for a day after a first model. The retraining policies differ only in
-their cadence and parent. Every run executes the real steps with their defaults: extraction,
-preprocessing, training, the gate, and a release or a canary (`benchmarks.model_line`). The output
-has the AUC of the served scores, the outcomes of the runs and their cost, next to published gains
-and savings. docs/freshness.md explains the choices, and `benchmarks.slow_drift` is the simulator.
+their cadence and parent. Every run executes the real steps with their defaults. The steps are
+extraction, preprocessing, training, the gate, and a release or a canary (`benchmarks.model_line`).
+The output has the AUC of the served scores, the outcomes of the runs and their cost, next to
+published gains and savings. docs/freshness.md explains the choices, and `benchmarks.slow_drift` is
+the simulator.
 
-Events have the same order as in production. The live model scores the rows of a quarter of an hour,
-which then enter the lake. A canary is evaluated. After a policy's interval, a run trains on the
-lake so far, and its release scores the following rows.
+Events have the same order as in production. Every quarter of an hour, the live model scores new
+rows, which then enter the lake. Then an active canary is evaluated. After a policy's interval, a
+run trains on the lake so far, and its release scores the following rows.
 
-Gains are in AUC points, where 1 point is 0.01 of AUC. A gain is a mean over hours. It averages the
-difference within each hour, because different models scored different hours. The interval of a gain
-is DeLong's: different hours have different rows, so the variances of their paired differences add
-up. The interval covers the uncertainty from the rows, for these models and this simulator. Another
-seed gives another simulator.
+Gains are in AUC points, where 1 point is 0.01 of AUC. A gain is the mean of hourly differences. The
+difference is computed within each hour, because different models scored different hours. The
+interval of a gain is DeLong's: different hours have different rows, so the variances of their
+paired differences add up. The interval covers the uncertainty from the rows, for these models and
+this simulator. Another seed gives another simulator.
 """
 
 import math
@@ -55,8 +56,8 @@ CONTROL = "every 5 h"
 rows."""
 BEST = "best possible"
 EXACT = "exact truth of hour 0"
-"""The true probabilities at the time when the first model was trained. Their AUC on later rows
-falls only because of drift."""
+"""The true probabilities at the time when the first model was trained. The AUC of these
+probabilities falls on later rows only because of drift."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Cadence:
     """Interval and parent of retraining."""
 
     hours: float
-    """Hours between two runs, a multiple of the simulator's steps. Infinite means never."""
+    """Hours between two runs, a multiple of the simulator's steps. An infinite value means that no
+    run follows."""
     parent: str = CURRENT
     """The run's parameter `parent`: the live model, or none."""
 
@@ -78,12 +80,12 @@ POLICIES = {
     "every 30 min": Cadence(0.5),
 }
 PUBLISHED = {"every 5 h": 0.24, "every 1 h": 0.34, "every 30 min": 0.37}
-"""Published gains in AUC points by interval: Monolith (Liu et al. 2022, arXiv 2209.07663), table 2.
-Each gain is the mean AUC of DeepFM on Criteo's rows with parameters synchronised at this interval,
-minus that of batch training alone."""
+"""Published gains in AUC points by interval: See Monolith (Liu et al. 2022, arXiv 2209.07663),
+table 2. Each gain is the mean AUC of DeepFM on Criteo's rows with parameters synchronised at this
+interval, minus that of batch training alone."""
 PUBLISHED_SAVING = 45
-"""Published factor by which incremental training is cheaper than stateless batch training: Grubhub
-(Egg 2021, arXiv 2107.07106)."""
+"""Published factor by which incremental training is cheaper than stateless batch training: See
+Grubhub (Egg 2021, arXiv 2107.07106)."""
 OUTCOMES = (RELEASED, CANARY, GAVE_WAY, REFUSED)
 COLORS = {
     FROZEN: "#dc2626",
@@ -122,7 +124,7 @@ class Scores:
     first: LineRound
     """The run of the first model."""
     lines: dict[str, ModelLine]
-    """Lineage of each policy."""
+    """The lineage of models per policy."""
 
 
 def drifting_world(seed: int, *, is_still: bool = False) -> DriftingWorld:
@@ -172,7 +174,7 @@ def run_days(world: DriftingWorld, days: Days, folder: Path) -> Scores:
             traffic.write(lake)
             for name, line in lines.items():
                 line.step_canary()
-                # A run at the very end would score no rows.
+                # A run in the last hour would release a model that scores no rows.
                 if hour % days.policies[name].hours == 0 and hour < days.hours:
                     line.run_round(parent=days.policies[name].parent)
             if hour % 6 == 0:
@@ -346,7 +348,7 @@ def chart(result: dict[str, Any]) -> str:
         if name not in hourly:
             continue
         points = 100.0 * (np.array(hourly[name]) - np.array(hourly[BEST]))
-        # The first and last hours have fewer neighbours.
+        # At the edges, the average covers fewer hours.
         sums, counts = (
             np.convolve(each, np.ones(SMOOTHED_HOURS), "same")
             for each in (points, np.ones(len(points)))

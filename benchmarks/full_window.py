@@ -2,8 +2,8 @@
 
 `python -m benchmarks.full_window [--rows N] [--days D]` writes a simulated lake. One day is drawn,
 and the other days repeat its rows at other times and in other requests. Extraction then reads a
-quarter of the days, and all of them, each time in its own process. If memory grew with the window,
-the second process would show it.
+quarter of the days, and all of them, each time in its own process. If memory depended on the number
+of days, the second process would use more.
 """
 
 import argparse

@@ -41,8 +41,7 @@ ROUND_ROWS, ROUND_RATE, HOLDOUT_FRACTION, DAY_ROUNDS = 20_000, 0.03, 0.1, 24
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the study.
 
-    Returns 0 if it is within the bounds, or 1 if candidates that are worse by the margin went live
-    more often than stated.
+    Returns 1 if bad candidates went live more often than the documentation states, else 0.
     """
     parser = benchmark_parser(
         "gate", __doc__, quick="a twentieth of the repeats, no hold-outs of a million rows"
@@ -72,9 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def figures(
     document: Mapping[str, Any], repeats: Mapping[int, int], *, num_canaries: int
 ) -> list[Figure]:
-    """Return shares with their 95 % intervals for all stated bounds and all canaries.
+    """Return the measured shares with their 95 % intervals, for all stated bounds and all canaries.
 
-    `repeats` is the number of repetitions for each size of the hold-out, in rows.
+    `repeats` maps the number of hold-out rows to the number of repetitions.
     """
 
     def share(name: str, value: float, *, count: int, target: float | None) -> Figure:
@@ -101,7 +100,7 @@ def _traffic(case: Mapping[str, Any]) -> str:
 
 
 def holdouts(rate: float, repeats: dict[int, int], *, seed: int) -> list[dict[str, Any]]:
-    """Return the shares of the gate's decisions by hold-out size, requests and candidate."""
+    """Return the shares of the gate's decisions, by hold-out size, request size and candidate."""
     found = []
     for rows, count in repeats.items():
         for rows_per_request in REQUEST_ROWS:
@@ -140,9 +139,9 @@ def gate_decision(rows: PlantedRows) -> str:
 
 
 def rounds(repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """Return the shares released within a day, by lineage.
+    """Return the share of candidates that were released within a day, by lineage.
 
-    All candidates of a lineage are worse by the same amount.
+    In each lineage, every candidate is worse by the same amount.
     """
     found = []
     for rows_per_request in REQUEST_ROWS:
@@ -179,9 +178,9 @@ def round_that_passes(random: Generator, rows_per_request: int, loss: float) -> 
 
 
 def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
-    """Return the shares of canaries that the shipped policy grows and rolls back.
+    """Return the shares of canaries that the shipped policy gives more traffic or rolls back.
 
-    The result also has the number of pairs until growth.
+    The result also contains the number of row pairs until the increase.
     """
     policy, found = CanaryPolicy(), []
     for rows_per_request in REQUEST_ROWS:
@@ -213,7 +212,7 @@ def canaries(rate: float, repeats: int, *, seed: int) -> list[dict[str, Any]]:
 
 
 def canary_end(rows: PlantedRows, policy: CanaryPolicy) -> tuple[str, int]:
-    """Return the policy's first decision, and the number of pairs before it."""
+    """Return the policy's first decision to grow or abort, and the number of row pairs before."""
     pairs = Pairs(
         labels=rows.labels, stable=rows.champion, canary=rows.candidate, groups=rows.requests
     )
@@ -229,8 +228,8 @@ def slices(rows: int, rate: float, repeats: int, *, seed: int) -> list[dict[str,
 
     Either every slice is worse by the largest allowed amount, or one slice is worse by more. The
     slices are those of 26 columns with Zipf's frequencies, half of them constant within a request.
-    Two slices are harmed, with a twentieth and a quarter of the rows. A common factor changes the
-    odds of their rows.
+    Two slices are harmed, with a twentieth and a quarter of the rows. The odds of a click in the
+    rows of a harmed slice are multiplied by a common factor.
     """
     settings, found = GateSettings(min_auc=0.0, max_auc_loss=1.0), []
     allowed = settings.max_slice_loss

@@ -1,11 +1,12 @@
 """Run all measurements that need a GPU, in steps of minutes, unattended.
 
-Use `make gpu` or `python -m benchmarks.gpu`. It needs torch with its CUDA wheel and the other
-packages of the training environment, and downloads nothing. Each step is a process that writes
-build/benchmarks/gpu/STEP.json. A step with a document of the current commit is skipped, so that a
-second call resumes the first. `--minutes` stops before a step that may not fit, with exit code 3.
-Packages that are absent, and measurements that lack a GPU, are skipped and reported. The complete
-documents become gpu.json, which `make performance` puts on the page. `gpu_steps` defines the steps.
+Use `make gpu` or `python -m benchmarks.gpu`. The benchmark needs torch with its CUDA wheel and the
+other packages of the training environment, and downloads nothing. Each step is a process that
+writes build/benchmarks/gpu/STEP.json. A step with a document of the current commit is skipped, so
+that a second call resumes the first. With `--minutes`, the program exits with code 3 before a step
+that may exceed the limit. Packages that are absent, and measurements that lack a GPU, are skipped
+and reported. The complete documents become gpu.json, which `make performance` puts on the page.
+`gpu_steps` defines the steps.
 """
 
 import argparse
@@ -35,7 +36,7 @@ STEPS = (
     "memory",
     "serving",
 )
-"""All steps, the most important first in case the time runs out."""
+"""All steps, in order of importance, because the time may run out."""
 
 
 def is_done(path: Path, commit: str | None, *, is_quick: bool) -> bool:
@@ -75,7 +76,7 @@ def run_step(name: str, output: Path, *, is_quick: bool, minutes: float) -> str:
 
 
 def measure(flags: argparse.Namespace) -> None:
-    """Run one step in this process."""
+    """Run one GPU step in this process."""
     from benchmarks import gpu_steps
 
     flags.benchmark = "gpu"
@@ -119,7 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.step:
         measure(flags)
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # also ends the running step
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # SystemExit also ends the running step
     flags.folder.mkdir(parents=True, exist_ok=True)
     commit, began, has_failed = machine.facts()["revision"], time.monotonic(), False
     for name in STEPS:

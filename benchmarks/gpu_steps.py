@@ -58,7 +58,7 @@ RATE = 0.001
 
 @dataclass
 class StepFigures:
-    """Results of a step."""
+    """Figures that one step measured."""
 
     figures: list[Figure] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ def gpu_facts() -> dict[str, Any]:
 
 
 class GpuSizes(NamedTuple):
-    """Sizes of a step."""
+    """Number and size of the inputs of a step."""
 
     batch: int
     steps: int
@@ -151,7 +151,7 @@ def limits(name: str, *, is_quick: bool) -> StepFigures:
 def random_rows(is_quick: bool) -> float:
     """Return the GB/s of reading and writing random rows of vectors and moments.
 
-    A training step accesses its table like this.
+    The access pattern equals that of a training step.
     """
     num_rows, taken = (100_000, 10_000) if is_quick else (20_000_000, 1_000_000)
     table = torch.zeros(num_rows, 3, 16, device=DEVICE)
@@ -232,7 +232,7 @@ def equality(name: str, *, is_quick: bool) -> StepFigures:
 
 
 def lookups_here(keys: Tensor) -> Lookups:
-    """Return the lookups of rows of one table [B * P], on the device of `keys`.
+    """Return the lookups for the table rows `keys` [B * P], on the device of `keys`.
 
     The lookups equal those of `engine.assemble`.
     """
@@ -246,7 +246,7 @@ def lookups_here(keys: Tensor) -> Lookups:
 
 
 class SortedOnGpu(PytorchEngine):
-    """Experiment: our engine, but batches are gathered and sorted on the GPU."""
+    """Variant of our engine that gathers and sorts its batches on the GPU."""
 
     def learn(
         self, rows: Rows, order: Any, *, batch_size: int, seed: int, rate: Any = None
@@ -385,7 +385,7 @@ def bytes_of_row(rows: Rows, batch: int) -> float:
 def over_passes(work: Callable[[int], int], sizes: GpuSizes) -> Spread:
     """Return rows per second over the passes after the first.
 
-    `work` takes the number of the pass and returns its rows.
+    `work` takes the number of the pass, and returns the number of rows.
     """
     taken = []
     for number in range(sizes.passes):
@@ -421,8 +421,8 @@ class PeerCase(NamedTuple):
 
 
 Peer = Callable[[PeerCase], Callable[[int], int]]
-"""Function that prepares a peer and returns a function for one pass. That function takes the number
-of the pass and returns the number of its rows."""
+"""Function that prepares a peer and returns a function for one pass. The function for one pass
+takes the number of the pass, and returns the number of rows."""
 
 
 def pinned(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
@@ -529,7 +529,8 @@ PEERS: dict[str, Peer] = {
 def graphs(name: str, *, is_quick: bool) -> StepFigures:
     """Measure the network's forward and backward eagerly, as a CUDA graph, and compiled.
 
-    This is an experiment. The product does not use it.
+    The measurement is an experiment, because the product only trains eagerly. The product does not
+    use CUDA graphs or compilation.
     """
     step, sizes = StepFigures(), GpuSizes.of(is_quick)
     batches = (sizes.batch,) if is_quick else (2048, sizes.batch)
@@ -540,7 +541,7 @@ def graphs(name: str, *, is_quick: bool) -> StepFigures:
                 case = f"{network}, forward and backward of {batch:,} rows, {way}"
                 try:
                     taken = 1e3 * seconds_of(passes_of(config, batch, make), 3 if is_quick else 20)
-                except Exception as error:  # report it, the other variants count
+                except Exception as error:  # report the error, and measure the other variants
                     step.skipped.append(
                         f"{case}: {type(error).__name__}: {str(error).strip()[:100]}"
                     )
@@ -561,7 +562,7 @@ def sample_of(batch: int) -> tuple[Tensor, Tensor]:
 
 
 def passes_of(config: NetworkConfig, batch: int, make: Callable[..., Any]) -> Callable[[], object]:
-    """Measure one forward and backward of a network that `make` has changed."""
+    """Return a function that runs forward and backward of the network after the change `make`."""
     dense, vectors = sample_of(batch)
     model = build_network(config).to(DEVICE)
     parameters = list(model.parameters())
@@ -588,9 +589,9 @@ WAYS: dict[str, Callable[..., Any]] = {
 
 
 def loading(name: str, *, is_quick: bool) -> StepFigures:
-    """Measure how many rows per second reach the GPU.
+    """Measure how many rows per second arrive in GPU memory.
 
-    Our loader is measured by threads, and torch's DataLoader by processes.
+    Our loader runs with several threads, and torch's DataLoader with several processes.
     """
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -646,8 +647,8 @@ def estimate(config: NetworkConfig, table_rows: int, batch: int) -> int:
     """Return an estimate of the bytes that a fit needs.
 
     The fit needs vectors with two moments, dense weights with two moments, and the batch. The batch
-    consists of its gathered and looked-up vectors, their gradients and new values, every activation
-    of the network with its gradient, and three batches ahead.
+    consists of four parts: its gathered and looked-up vectors, their gradients and new values,
+    every activation of the network with its gradient, and three prefetched batches.
     """
     width = config.embedding_dim
     dense = sum(each.numel() for each in build_network(config).parameters())

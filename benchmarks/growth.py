@@ -4,8 +4,8 @@ Run by `make benchmark-growth`. The cost of steps by rows comes from the documen
 `benchmarks.scale`. The cost of a registry by runs comes from the document of `benchmarks.year`.
 This benchmark measures the monitor's processor time by requests per second, with turns of at most a
 second of traffic. The number of replicas for a rate, each with its own partitions, follows from
-this time. A slope of 1 means that twice the work costs twice as much. A last slope above `STEEP`
-misses the target.
+this time. At a slope of 1, twice the work costs twice as much. A last slope above `STEEP` misses
+the target.
 """
 
 import json
@@ -24,7 +24,7 @@ from monitoring.monitor import TICK_PULLS
 from monitoring.settings import RecordSettings
 
 RATES, QUICK_RATES = (1, 10, 100, 1_000, 10_000), (10, 100, 1_000)
-"""Requests per second, of `ROWS_PER_REQUEST` rows each."""
+"""Rates of traffic in requests per second. Each request has `ROWS_PER_REQUEST` rows."""
 ROWS_PER_REQUEST, LEAST_ROWS = 10, 100_000
 MOST_A_TURN = TICK_PULLS * RecordSettings.pull_messages // 2
 """Maximum requests of a turn: half of the messages that a turn pulls, to leave room for the
@@ -32,7 +32,7 @@ clicks."""
 BUSY = 0.7
 """Share of a core that a replica may use, so that it can catch up after a pause."""
 STEEP = 1.05
-"""Slope above which a cost grows faster than the work. Smaller excesses are noise."""
+"""Slope above which a cost grows faster than the work. A smaller excess over 1 is noise."""
 Curve = Sequence[tuple[float, float]]
 """Pairs of work and cost, ascending."""
 
@@ -40,8 +40,9 @@ Curve = Sequence[tuple[float, float]]
 def last_slope(curve: Curve) -> float:
     """Return the slope up to the largest size on logarithmic axes.
 
-    1 is proportional, and 2 quadratic. The slope is between the last size and the largest size that
-    is at most a third of it. Between closer sizes, noise dominates.
+    A slope of 1 means proportional cost, and 2 means quadratic cost. The slope is computed between
+    the last point and the largest point of at most a third of its size. Noise would dominate the
+    slope between closer points.
 
     >>> last_slope([(10, 1), (100, 2), (900, 170), (1_000, 200)])
     2.0
@@ -52,7 +53,7 @@ def last_slope(curve: Curve) -> float:
 
 
 def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
-    """Return the share of a core by requests per second."""
+    """Measure one monitor, and return points of (requests per second, share of a core)."""
     curve = []
     for rate in rates:
         rows = (
@@ -60,7 +61,7 @@ def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
             if rate >= 100
             else rate * ROWS_PER_REQUEST * 100
         )
-        turns = -(-rate // MOST_A_TURN)  # per second of traffic
+        turns = -(-rate // MOST_A_TURN)  # number of turns for one second of traffic
         run = measure(
             rows,
             rows_per_message=ROWS_PER_REQUEST,
@@ -75,7 +76,7 @@ def monitor_curve(rates: Sequence[int], least_rows: int) -> Curve:
 def scale_curves(document: Mapping[str, Any]) -> dict[str, dict[str, Curve]]:
     """Return curves over rows, by resource and step.
 
-    Resources are processor seconds, bytes of memory and bytes on disk.
+    The resources are processor seconds, bytes of memory and bytes on disk.
     """
     kinds = {"seconds": "processor_seconds", "memory": "peak", "disk": "disk"}
     return {
@@ -99,7 +100,7 @@ def store_curves(document: Mapping[str, Any]) -> dict[str, Curve]:
 
 
 def slopes(what: str, curves: Mapping[str, Curve]) -> list[Figure]:
-    """Return a figure for each curve."""
+    """Return a figure with the last slope of each curve."""
     found = []
     for name, curve in curves.items():
         if len(curve) < 2:

@@ -1,7 +1,7 @@
 """Write a model with initial weights for benchmarks of serving.
 
 The speed of serving does not depend on training. Training's own code creates weights and graph in
-training's environment, which has torch. The caller needs no torch.
+training's environment, which has torch. The process that calls this module needs no torch.
 """
 
 import json

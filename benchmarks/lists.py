@@ -1,10 +1,10 @@
 """Compare the cost of a list in the served graph with the cost of as many flat columns.
 
-Run by `make benchmark-lists`. ONNX Runtime runs three graphs in turn, without a server. The first
-graph has 26 columns. The second graph adds a list of up to 20 elements of the first column, pooled
-by mean. The third graph adds 20 flat columns with their own vocabularies. The list adds one vector
-to the network's input, and the flat columns add 20. Prints the time of a response, and writes all
-figures as JSON.
+Run by `make benchmark-lists`. ONNX Runtime runs three graphs one after the other, without a server.
+The first graph has 26 columns. The second graph adds a list of up to 20 elements of the first
+column, pooled by mean. The third graph adds 20 flat columns with their own vocabularies. The list
+adds one vector to the network's input, and the flat columns add 20. Prints the time of a response,
+and writes all figures as JSON.
 """
 
 import sys
@@ -55,8 +55,8 @@ class TimedGraph:
     def __init__(self, features: Features, folder: Path, *, provider: str | None = None) -> None:
         """Write and open the graph with random weights, which do not change its speed.
 
-        `provider` is an execution provider of ONNX Runtime. None means the CPU, as the product uses
-        it.
+        `provider` is an execution provider of ONNX Runtime. None selects the CPU provider, which
+        production uses.
         """
         random = np.random.default_rng(7)
         workflow = FeatureWorkflow(

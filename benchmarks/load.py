@@ -2,8 +2,8 @@
 
 In an open loop, requests come at a fixed rate that does not depend on the server, like the requests
 of users. Latency counts from the scheduled time of a request, so that the wait behind a slow
-request counts too (no coordinated omission). In a closed loop, each of several callers waits for
-its response before the next request.
+request counts too (no coordinated omission). In a closed loop, each caller waits for its response
+before it sends the next request.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ async def closed_loop(
 ) -> Answers:
     """Run `concurrency` callers for `seconds`.
 
-    Each caller sends its next request after the response to the previous request. `ask` sends the
-    request with a number, counted from 0. Errors of the three error classes are counted, and other
-    errors are raised.
+    Each caller sends its next request after the response to the previous request. The argument of
+    `ask` is the number of the request, counted from 0. Errors of the three error classes are
+    counted, and other errors are raised.
     """
     timer = (timing or Timing()).timer
     notes = _Notes(ask, timer)
@@ -77,11 +77,12 @@ async def open_loop(
     """Send requests at the times of a Poisson process, without waiting for responses.
 
     Args:
-        ask: Sends the request with a number, counted from 0.
+        ask: Function that sends a request. The argument of the function is the number of the
+            request, counted from 0.
         rate: Requests per second.
-        seconds: Length of the load.
+        seconds: Duration of the loop in seconds.
         seed: Seed of the times.
-        until: Event that ends the load early.
+        until: Event that ends the loop before `seconds` have passed.
         timing: Clock and sleep.
     """
     timing, random = timing or Timing(), np.random.default_rng(seed)
@@ -101,7 +102,7 @@ async def open_loop(
 
 
 class _Notes:
-    """Sender of requests that collects the content of `Answers`."""
+    """Sends requests, and collects the content of `Answers`."""
 
     def __init__(self, ask: Callable[[int], Awaitable[object]], timer: Callable[[], float]) -> None:
         self._ask, self._timer = ask, timer
@@ -162,7 +163,7 @@ def run_precisely(main: Coroutine[Any, Any, T]) -> T:
     loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
     task = loop.create_task(main)
     try:
-        # Ctrl-C cancels `main`, which ends in order, because interrupted calls could crash the
+        # Ctrl-C cancels `main`, which then lets its calls end. Interrupted calls could crash the
         # server. Only the main thread handles signals.
         with suppress(ValueError, RuntimeError):
             loop.add_signal_handler(signal.SIGINT, task.cancel)

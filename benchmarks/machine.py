@@ -90,7 +90,7 @@ class OtherWork:
         return min(1.0, max(0.0, busy - own) / all_seconds)
 
     def warning(self) -> str | None:
-        """Return a warning if others used so much time that the figures are doubtful."""
+        """Return a warning if other processes used so much time that the figures are doubtful."""
         share = self.share()
         if share < _BUSY_SHARE:
             return None

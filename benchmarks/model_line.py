@@ -2,8 +2,8 @@
 
 A run executes extraction, preprocessing, training, evaluation and deployment with their defaults.
 Each step runs in its environment, forked from a process with its libraries
-(`tests.crossings.warm_steps`). Validation runs only in the first run. All runs use the report of
-that validation, because training only stores it.
+(`tests.crossings.warm_steps`). Validation runs only in the first run. Later runs use the validation
+report of the first run, because training only stores it.
 
 The released graphs score traffic by the traffic plan. One arm scores each request for users, and
 the other arm scores it as shadow traffic. `controller.canary` evaluates the canary over the rows
@@ -44,8 +44,8 @@ from tests.support.controllers import answering
 from tests.support.recommenders import accept_into
 
 FIRST_DAY = date(2040, 1, 1)
-"""First day of the traffic. It is in the future, because a canary counts rows after the wall-clock
-time of its start."""
+"""First day of the traffic. The day is in the future, because a canary counts rows after the
+wall-clock time of its start."""
 ROWS_PER_REQUEST = 10
 RELEASED, CANARY, REFUSED, GAVE_WAY = "released", "canary", "refused", "gave way"
 """Outcomes of a run: its model serves at once, it becomes a canary, the gate refuses it, or the
@@ -65,7 +65,7 @@ finally:
 
 
 class CanaryEnd(NamedTuple):
-    """End of a canary that its evidence decided."""
+    """How a canary ended, according to its evidence."""
 
     is_released: bool
     rows: int
@@ -84,7 +84,7 @@ class LineRound(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimedRows:
-    """The n rows of some minutes, with their requests and times."""
+    """Rows of some minutes of traffic, with their requests and times."""
 
     rows: WorldRows
     requests: list[str]
@@ -92,11 +92,11 @@ class TimedRows:
     places: NDArray[np.int32]
     """[n]: position within the request."""
     times: NDArray[np.float64]
-    """[n]: seconds since the epoch, ascending."""
+    """Event times, shape [n], seconds since the epoch, ascending."""
 
     @classmethod
     def of(cls, rows: WorldRows, *, start: float, end: float) -> "TimedRows":
-        """Return the rows spread evenly over an interval.
+        """Return the rows with times at equal distances over an interval.
 
         `start` and `end` are in hours from the beginning of `FIRST_DAY`.
         """
@@ -115,12 +115,15 @@ class TimedRows:
 
     @property
     def file(self) -> str:
-        """Name of its file in a lake or an archive. All rows are of one day."""
+        """File name of these rows in a lake or an archive. All rows are of one day."""
         first = datetime.fromtimestamp(self.times[0], timezone.utc)
         return f"{raw_rows.DAY_PARTITION.format(day=first.date())}/{first:%H%M%S}.parquet"
 
     def write(self, folder: Path, **more: Any) -> None:
-        """Write the rows to a lake. `more` replaces empty columns of the raw schema, by name."""
+        """Write the rows to a lake.
+
+        `more` maps names of columns of the raw schema to their values.
+        """
         table = raw_table(self.rows, request_ids=self.requests, row=self.places, times=self.times)
         for name, values in more.items():
             place = table.schema.get_field_index(name)
@@ -153,7 +156,7 @@ class ModelLine:
     def branched(self, root: Path) -> "ModelLine":
         """Return a copy of the lineage in `root` that continues from its current state.
 
-        The copy has no runs of its own yet.
+        The copy starts without runs.
         """
         for name in ("store", "repository"):
             shutil.copytree(self._root / name, root / name)
@@ -178,7 +181,7 @@ class ModelLine:
     def run_round(self, *, parent: str = "current") -> LineRound:
         """Run the pipeline over all rows of the lake that the parent was not trained on.
 
-        With the parent `none` it uses all rows.
+        With the parent `none`, the run uses all rows.
 
         Raises:
             RuntimeError: a step failed. The message has the end of its output.
@@ -247,7 +250,7 @@ class ModelLine:
         return code == 0, float(said.split()[-1])
 
     def _tidy(self) -> None:
-        """Remove files that no later run reads, because a study has hundreds of runs."""
+        """Remove files that no later run reads. A study has hundreds of runs."""
         shutil.rmtree(self._root / "work")
         (self._root / "work").mkdir()
         store = self._root / "store"
@@ -319,7 +322,7 @@ class ModelLine:
                 shutil.rmtree(day)
 
     def _metrics_text(self, _: str) -> str:
-        """Return the metrics that a server would have."""
+        """Return metrics in the text format of a server."""
         lines = []
         for (name, version), requests in self._counts.items():
             of = f'{{model="{name}",version="{version}"}}'

@@ -1,22 +1,23 @@
 """Measure the complete monitor process: rows per second of one core, and its memory.
 
-Run by `make benchmark-monitor`. Only `Monitor.tick` is measured, on one core. It pulls, decodes,
-stores with fsync, sketches the features for drift, joins clicks, matures, measures, decides, and
-archives as Parquet with fsync. Messages are generated between the turns, outside the clock. 3.2 %
-of the rows are clicked, as their scores predict, so that no policy raises an alarm. Clicks come a
-simulated second after their predictions. A message has the clicks of 100 requests. The log is
-either a list of encoded messages, as the lower bound of a backend, or the SQLite log, whose pulls
-and acknowledgements then count too. A row counts when it is in a complete archive file. The first
-quarter of all rows does not count. After this quarter, the number of rows that wait for their
-window or file is the same at the beginning and at the end.
+Run by `make benchmark-monitor`. Only `Monitor.tick` is measured, and it runs on one core. A tick
+pulls and decodes messages, stores them with fsync, and counts the features for drift. A tick also
+joins clicks, matures rows, measures, decides, and archives as Parquet with fsync. Messages are
+generated between the turns, outside the clock. 3.2 % of the rows are clicked, as their scores
+predict, so that no policy raises an alarm. Each click arrives one simulated second after its
+prediction. A message has the clicks of 100 requests. The log is either a list of encoded messages,
+as the lower bound of a backend, or the SQLite log, whose pulls and acknowledgements then count too.
+A row counts when it is in a complete archive file. The first quarter of all rows does not count.
+After this quarter, the number of rows that wait for their window or file is the same at the
+beginning and at the end.
 
 The clock advances with each turn as it would at the given rate. Work that is done every ten seconds
 of event time, such as decisions, therefore has its real share per row.
 
 The last part has a log in 1, 2 and 4 partitions with equally many rows in each. Requests go to the
 partition that the client would choose. Each partition has its own monitor, and the monitors take
-turns on one core. Partitions scale if the work per row stays the same. In production each monitor
-needs its own core.
+turns on one core. If the processor time per row is equal for all numbers of partitions, partitions
+scale. In production each monitor needs its own core.
 """
 
 import itertools
@@ -66,9 +67,9 @@ _CLICK_BATCH = 100
 
 
 class MemoryLog:
-    """A subscriber over a list, whose deliveries cost nothing.
+    """Subscriber that returns messages from a list at no cost.
 
-    It has only the methods that the monitor calls in its turns.
+    The class implements only the methods that the monitor calls.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class MemoryLog:
         return None if self._waiting else self.time
 
     def problem(self) -> str | None:
-        """Return None."""
+        """Return None, because a list always delivers."""
         return None
 
     def backlog(self) -> int:
@@ -195,7 +196,8 @@ def measure(
 ) -> dict[str, Any]:
     """Run one monitor in this process until `rows` rows are archived, and return the figures.
 
-    A turn pulls `TICK_PULLS` times. With more records per turn the backlog would grow without end.
+    Each turn of the monitor pulls `TICK_PULLS` times. If a turn got more records than it pulls, the
+    backlog would grow without end.
     """
     clock = {"time": START}
     traffic, (messages_a_tick, tick_seconds) = (
@@ -230,13 +232,13 @@ def measure(
             turns.append((int(store.counters.get("archived", 0)), len(turns), cpu, wall))
             resident.append((turns[-1][0], own_memory("RssAnon")))
             for path in settings.archive.glob("day=*/*.parquet"):
-                path.unlink()  # like an uploader; 10 million rows take 2 GB
+                path.unlink()  # as the uploader does; 10 million rows take 2 GB
         archived, clicks = int(store.counters["archived"]), int(store.counters["matured_click"])
         buckets = int(store.counters.get("drift_bucket", 0))
         database = (settings.state / "monitor.db").stat().st_size
         store.close()
         sqlite.close()
-    # If a few rows are all archived at once, all of them count.
+    # If a small number of rows is archived at once, all rows count.
     start = next((turn for turn in turns[:-1] if turn[0] >= rows / 4), turns[0])
     counted, num_turns, cpu, wall = (after - before for after, before in zip(turns[-1], start))
     return {
@@ -332,7 +334,7 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
 def _memory(resident: list[tuple[int, int]]) -> dict[str, int]:
     """Return the anonymous memory after a tenth, after half and at the end, and its maximum.
 
-    The maximum excludes the first tenth.
+    The maximum does not include the first tenth of the run.
     """
     total = resident[-1][0]
     later = [size for archived, size in resident if archived >= total / 10]
@@ -382,7 +384,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ),
                 Figure(f"{name}, anonymous memory at most", highest, "MiB"),
             ]
-        # Alternate, so that a busy moment does not affect only one number of partitions.
+        # Alternate the numbers of partitions, so that a busy moment affects all of them.
         partitioned = document["partitions"] = []
         rows_of_each = 250_000 if flags.quick else 500_000
         for _, number in itertools.product(range(1 if flags.quick else 3), (1, 2, 4)):

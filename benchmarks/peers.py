@@ -1,19 +1,19 @@
 """Train the same network with our engine, with plain PyTorch, and with DeepCTR-Torch.
 
 Each library trains on the given rows in one pass of shuffled batches with Adam at 0.001, and scores
-other rows. The rows are converted to the library's own form beforehand, outside the clock. `speed`
-measures time and quality.
+other rows. The rows are converted to the library's own form before the measured time begins.
+`speed` measures time and quality.
 
 Plain PyTorch has 26 `nn.Embedding` with dense gradients, an `nn.EmbeddingBag` for each list, the
 cross layers one by one, `torch.optim.Adam`, and a `DataLoader` over a Dataset of arrays. On two
-cores this Dataset delivers 201,000 rows/s, and a TensorDataset 107,000. Two workers would deliver
-238,000 but take a core from the step, so there are no workers. Networks other than DCN are our own
-networks with an `nn.EmbeddingBag` for each column.
+cores this Dataset delivers 201,000 rows/s, and a TensorDataset delivers 107,000. Two workers would
+deliver 238,000 but take a core from the step, so there are no workers. Networks other than DCN are
+our own networks with an `nn.EmbeddingBag` for each column.
 
-DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. It has no DLRM. Parts that our
-network lacks are disabled, because they would slow DeepCTR-Torch down: the linear part (except
-DeepFM's) and the L2 penalties on whole tables. Lists are `VarLenSparseFeat` columns. A list shares
-another column's vectors if the recommender says so.
+DeepCTR-Torch trains its DCN or DeepFM with its own `fit`, unchanged. DeepCTR-Torch has no DLRM.
+Parts that our network lacks are disabled, because they would slow DeepCTR-Torch down: the linear
+part (except DeepFM's) and the L2 penalties on whole tables. Lists are `VarLenSparseFeat` columns. A
+list uses the vectors of another column if the recommender says so.
 """
 
 import contextlib
@@ -191,7 +191,7 @@ class ArrayRows(Dataset[Any]):
         self._dense, self._ids, self._labels = rows.dense, rows.ids.astype(np.int64), rows.labels
 
     def __len__(self) -> int:
-        """Return the number of rows."""
+        """Return the number of rows of the dataset."""
         return len(self._labels)
 
     def __getitem__(self, row: int) -> tuple[Any, Any, Any]:
@@ -200,7 +200,7 @@ class ArrayRows(Dataset[Any]):
 
 
 class PlainPytorch:
-    """Plain PyTorch, as the module describes."""
+    """Plain PyTorch as a peer (see the module's docstring)."""
 
     name = "plain PyTorch"
 
@@ -250,9 +250,9 @@ class PlainPytorch:
 
 
 class DeepCtr:
-    """DeepCTR-Torch, as the module describes.
+    """DeepCTR-Torch as a peer (see the module's docstring).
 
-    It starts from its own initial weights: normal, with standard deviation 0.0001.
+    DeepCTR-Torch starts from its own initial weights: normal, with standard deviation 0.0001.
     """
 
     name = "DeepCTR-Torch"
@@ -267,7 +267,8 @@ class DeepCtr:
     ) -> None:
         """Create the model with its own initial weights."""
         self._features = features
-        # On import a thread checks PyPI for newer versions. It must not run during the measurement.
+        # On import a thread checks PyPI for newer versions. The thread must not run during the
+        # measurement.
         others = threading.enumerate()
         with contextlib.redirect_stdout(io.StringIO()):
             from deepctr_torch.inputs import DenseFeat, SparseFeat, VarLenSparseFeat
@@ -276,8 +277,8 @@ class DeepCtr:
             for thread in set(threading.enumerate()) - set(others):
                 thread.join()
         sizes = dict(zip(features.slots, slot_sizes))
-        # The first number of a DeepFM vector of ours is the first-order weight, which theirs stores
-        # separately.
+        # In our DeepFM, the first number of a vector is the first-order weight, which DeepCTR-Torch
+        # stores separately.
         width = config.embedding_dim - isinstance(config, DeepFmConfig)
         columns = [SparseFeat(name, sizes[name], width) for name in features.categorical]
         for name in features.lists:

@@ -1,11 +1,11 @@
 """Measure false alarms and delays of the monitor's policies on planted streams.
 
 Run by `make benchmark-policies`. Stationary streams have an AUC of .80, so that every retrain
-request is a false alarm. In other streams the AUC falls to .70. Both kinds have three click rates.
-In further streams, several rows share their user, with one bet per row or one per request. The last
-part is hours of traffic under continuous retraining, with a release every 0.2, 1 and 5 attribution
-windows. `tests.support.click_streams` and `release_streams` generate the streams, and the policies
-are the monitor's own.
+request is a false alarm. In other streams the AUC falls to .70. Streams with and without a fall
+have three click rates. In further streams, several rows have the same user, and the test bets once
+per row or once per request. The last part is hours of traffic under continuous retraining, with a
+release every 0.2, 1 and 5 attribution windows. `tests.support.click_streams` and `release_streams`
+generate the streams, and the policies are the monitor's own.
 """
 
 import math
@@ -39,12 +39,12 @@ THRESHOLD = 0.74
 """AUC threshold of the policies with one threshold for all versions."""
 WINDOW_ROWS = 20_000
 EDGE_ALPHA = 0.05
-"""Alpha of the test at the edge of its claim, where the bound is exhausted. It is large enough to
-count false alarms in 1,000 streams."""
+"""Alpha of the test at the edge of its claim, where the bound is exhausted. This alpha is large
+enough to count false alarms in 1,000 streams."""
 REFERENCE_ROWS = 200
 REFERENCE_STRIDE = 10
-"""Stride of the reference's checks in records. The reference checks every record, but every tenth
-shows its false alarms too."""
+"""Stride of the reference's checks in records. The reference would check after every record, but
+every tenth record is enough to show its false alarms."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class PolicyCase:
 
     traffic: ClickTraffic
     window_step: int
-    """Rows between two checks of a window of 20,000. The window changes slowly, and a check takes
-    milliseconds."""
+    """Rows between two checks of a window of 20,000. The window changes slowly and a check takes
+    milliseconds, so not every row is checked."""
     stationary: int
     """Rows of a stationary stream."""
     before: int
-    """Rows before the fall."""
+    """Number of rows before the AUC falls."""
     fallen: int
-    """Rows after the fall."""
+    """Number of rows after the AUC falls."""
 
 
 CASES = {
@@ -85,8 +85,8 @@ RELEASE_WINDOWS = (0.2, 1.0, 5.0)
 GATE_HALF_WIDTH = 0.005
 """Half-width of the gate's interval for a policy with default settings."""
 PARTITIONS = 4
-"""Number of partitions of a log. The monitor of the first one decides from its own requests, a
-sample by the hash of their ids."""
+"""Number of partitions of the event log. Only the monitor of the first partition decides. The
+requests of a partition are a sample by the hash of their ids."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -151,8 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 FirstRun = Callable[[MaturedRows, Windows, int], "int | None"]
-"""Function from a stream, its windows and the first row that counts, to the row of the first
-retrain request."""
+"""Function that returns the row of the first retrain request. The arguments of the function are a
+stream, its windows, and the first row that counts."""
 
 
 def contestants(case: PolicyCase) -> dict[str, tuple[float | None, FirstRun]]:
@@ -194,13 +194,13 @@ def _sequential(alpha: float, tolerance: float) -> SequentialPolicy:
 
 
 def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
-    """Return the row at which the reference requests a run.
+    """Return the row at which the reference policy requests a run.
 
-    The reference requests a run as soon as the AUC of the last 200 rows is below the threshold,
-    even with few clicks.
+    The reference policy requests a run as soon as the AUC of the last 200 rows is below the
+    threshold, even with few clicks.
     """
     ends = np.arange(max(after + 1, REFERENCE_ROWS), len(stream.labels) + 1, REFERENCE_STRIDE)
-    for some in np.split(ends, range(250, len(ends), 250)):  # the first part mostly has the request
+    for some in np.split(ends, range(250, len(ends), 250)):  # often found in the first part
         rows = some[:, None] - REFERENCE_ROWS + np.arange(REFERENCE_ROWS)
         order = np.argsort(stream.scores[rows], axis=1)
         clicks = np.take_along_axis(stream.labels[rows], order, axis=1).astype(np.int64)
@@ -239,7 +239,7 @@ def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str,
 
 
 def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> float:
-    """Return the AUC over all pairs of such traffic, as the gate measures it.
+    """Return the AUC over all pairs of rows of `traffic`, as the gate measures it.
 
     The AUC is exact without users, and otherwise estimated from a sample.
     """
@@ -252,9 +252,10 @@ def _pooled_auc(traffic: ClickTraffic, auc: float, *, rows: int = 4_000_000) -> 
 
 
 def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
-    """Return false alarms of the test with one bet per request, and with one per row.
+    """Return the test's false alarms with one bet per request, and with one bet per row.
 
-    Both run at the edge of the test's claim. The gate measured the pooled AUC.
+    Both tests use `EDGE_ALPHA` and no tolerance, where the bound is exhausted. The gate's AUC is
+    that of all pairs of rows.
     """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)
@@ -276,7 +277,7 @@ def study_users(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, 
 def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[str, Any]:
     """Return false alarms of the test on one partition's requests.
 
-    The result also counts windows whose interval misses the AUC of all rows.
+    The result also counts the windows whose interval does not contain the AUC of all rows.
     """
     gate = _pooled_auc(traffic, GOOD)
     policy = _sequential(EDGE_ALPHA, 0.0)
@@ -300,12 +301,12 @@ def study_partition(traffic: ClickTraffic, *, streams: int, seed: int) -> dict[s
 
 
 def study_releases(windows: float, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
-    """Return false alarms and delays of the sequential test at one distance of releases.
+    """Return the sequential test's false alarms and delays for one interval between releases.
 
     The monitor's own code decides. A request before the change is a false alarm. After the change,
     a request is a false alarm if its version was trained on rows from after the change. All
-    versions of a stream share one alpha. The delay is in seconds of event time from the change to
-    the newest row of the alarm. The change is midway between two releases.
+    versions of a stream share one alpha. The delay is the event time in seconds from the change to
+    the newest row that the alarm needed. The change is midway between two releases.
     """
     steady = replace(RELEASES, every=windows * RELEASES.window)
     middle = (FALL_AFTER // steady.every + 0.5) * steady.every
@@ -378,7 +379,7 @@ def _is_late_alarm(point: DecisionPoint, releases: Releases) -> bool:
 
 
 def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str, Any]:
-    """Return the number of streams with a false alarm, and whether the bound holds.
+    """Return the number of streams with a false alarm, and whether it is within the bound.
 
     The result also has the 95 % interval of their share (Wilson).
     """
@@ -398,7 +399,7 @@ def false_alarms(alarms: Sequence[int | None], bound: float | None) -> dict[str,
 def delay(found: Sequence[int | None], before: int) -> dict[str, Any]:
     """Return the median rows from the fall to the request, or None if most streams have none.
 
-    Requests before the fall do not count.
+    Requests before the AUC falls do not count.
     """
     rows = [
         math.inf if each is None else each - before

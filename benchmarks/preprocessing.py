@@ -5,17 +5,17 @@ Run by `make benchmark-preprocessing`.
 1. A first run: fit, transform, verification and publishing, against the script's fit, transform and
    to_parquet. Both outputs must agree (`same_encoding`), else the figures would compare different
    work.
-2. An incremental run: vocabularies are extended without a new fit. The script cannot extend them,
-   so it fits again. Parts 1 and 2 are measured with 200,000 rows and with a million rows, and the
-   other parts only with a million.
+2. An incremental run: vocabularies are extended without a new fit. The script cannot extend
+   vocabularies, so it fits again. Parts 1 and 2 are measured with 200,000 rows and with a million
+   rows, and the other parts only with a million.
 3. Fixed cost: an incremental run of few rows, including interpreter and imports.
 4. Both engines: seconds, processor time and memory of the runs in parts 1 to 3.
-5. Memory at two sizes of the window: the proportional share of anonymous memory (Linux `Pss_Anon`),
-   summed over the process and its children.
+5. Memory for two window sizes: the process and its children, by the proportional share of anonymous
+   memory (Linux `Pss_Anon`).
 
-All figures are of whole processes. The processes run in turn, in another order every round. A ratio
-divides two figures of one round. A missed target is printed, and the exit code stays 0. All figures
-are written as JSON.
+All figures are of whole processes. The processes run in turn, in another order every round. Each
+ratio divides two figures of the same round. A missed target is printed, and the exit code stays 0.
+All figures are written as JSON.
 """
 
 import shutil
@@ -193,7 +193,7 @@ def engines(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
 def memory(bench: PreprocessingBench, rounds: int) -> dict[str, Any]:
     """Measure the peak memory for the rows and for four times as many.
 
-    Partitions have the same size.
+    The partitions have the same size in both measurements.
     """
     larger = raw_windows.write_window(
         bench.folder / "larger", 4 * bench.num_rows, seed=4, is_later=True
@@ -239,7 +239,7 @@ def _figures(title: str, result: dict[str, Any]) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all parts, and return 0."""
+    """Measure all parts, and return 0."""
     quick = "two minutes: 200,000 rows and one round, so start-up weighs more"
     parser = benchmark_parser("preprocessing", __doc__, quick=quick)
     flags = parser.parse_args(argv)

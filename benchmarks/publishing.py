@@ -1,10 +1,10 @@
 """Measure what publishing 10,000 requests per second costs the scoring process.
 
 Run by `make benchmark-publishing`. One process adds records at a steady rate, as if responses
-ended, and adds the clicks. Meanwhile it publishes them to an SQLite log with fsync, in one or in
-four partitions. The figures are the durations of `add` and `add_outcome`, and how late the event
-loop reaches its next millisecond. A request would wait that long. For comparison, the same is
-measured in turn with a publisher that drops its records.
+ended, and adds the clicks. In the background, the process publishes the records to an SQLite log
+with fsync, in one or in four partitions. The figures are the durations of `add` and `add_outcome`,
+and how late the event loop reaches its next millisecond. A request would wait for this time. For
+comparison, the same is measured in turn with a publisher that drops its records.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ CLICKED_EACH = 30
 
 
 class Nothing:
-    """Publisher that drops its records."""
+    """Publisher that publishes nothing."""
 
     def add(self, prediction: PredictionBatch) -> bool:
-        """Drop the record."""
+        """Accept the record without publishing it."""
         return True
 
     def add_outcome(self, outcome: Outcome) -> bool:
@@ -79,7 +79,7 @@ def _percentiles(values: Sequence[float], scale: float) -> dict[str, float]:
 
 
 async def measure(rows: int, *, partitions: int, seconds: float) -> dict[str, Any]:
-    """Return the figures of one run. 0 `partitions` means no publishing."""
+    """Return the figures of one run. If `partitions` is 0, nothing is published."""
     records = RecordTraffic(rows).records
     if not partitions:
         return {"rows": rows, "partitions": 0, **await hand_over(Nothing(), records, seconds)}

@@ -3,16 +3,16 @@
 Run by `make benchmark-quality`. Windows have 2,000, 5,000 and 20,000 rows of the demo's simulator,
 of a long-tailed simulator, of the shop in `examples/shop` (strings, user ids, lists), and with
 `--data` of real Criteo rows. Our training step with its defaults, DeepCTR-Torch's DCN and LightGBM
-train on each window. The same other rows evaluate all three. Our step uses preprocessing's
-vocabularies, and `fit` with the settings of the recommender's file. Figures are means over seeds,
-which draw new rows and initial weights, with minimum and maximum. The Bayes-optimal AUC is that of
-the true probabilities.
+train on each window. All three models are evaluated on the same other rows. Our step uses
+preprocessing's vocabularies, and `fit` with the settings of the recommender's file. Figures are
+means over seeds, which draw new rows and initial weights, with minimum and maximum. The
+Bayes-optimal AUC is that of the true probabilities.
 
-Both peers are favoured. DeepCTR-Torch runs one, two and three passes, in batches as small as ours.
-LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each peer, only the
-variant with the lowest log loss on the evaluation rows counts, with only the seconds of that
-variant. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers with their gaps, the ids
-as categories, and for each list the counts of its ids.
+The choice of variants favours both peers. DeepCTR-Torch runs one, two and three passes, in batches
+as small as ours. LightGBM builds 25, 50, 100 and 200 trees, otherwise with its defaults. For each
+peer, only the variant with the lowest log loss on the evaluation rows counts, with only the seconds
+of that variant. DeepCTR-Torch gets the encoded rows. LightGBM gets the raw numbers with their gaps,
+the ids as categories, and for each list the counts of its ids.
 """
 
 import sys
@@ -71,7 +71,7 @@ class Split(NamedTuple):
 
 
 class TrainedScores(NamedTuple):
-    """A model's scores of the evaluation rows, and the cost of its training."""
+    """A model's scores of the evaluation rows, and the cost of training it."""
 
     scores: NDArray[np.float64]
     seconds: float
@@ -198,7 +198,7 @@ def _deepctr(
 
 
 def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: list[int]) -> Any:
-    """Return numbers, categories, and for each id of a list a column with its count."""
+    """Return a table with the numbers, the categories, and the count of each list id."""
     from scipy.sparse import csr_matrix, hstack
 
     plain = np.hstack([raw.dense, rows.ids[:, : len(features.categorical)]])
@@ -285,8 +285,8 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) 
 def _interval(found: list[tuple[float, float]]) -> dict[str, float]:
     """Return the mean of differences with standard errors, and its 95 % interval.
 
-    There is a standard error from the evaluation rows and another one between seeds. The larger of
-    the two is used.
+    There is a standard error from the evaluation rows and another one between seeds. The interval
+    uses the larger standard error.
     """
     differences, errors = np.array(found).T
     by_rows = float(np.sqrt((errors**2).sum())) / len(errors)

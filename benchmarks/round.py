@@ -2,13 +2,13 @@
 
 Run by `make benchmark-round`. A first model trains on a day's first rows, and is released to a real
 Triton. Then incremental runs of every size follow in turn, each over the next rows of that day. A
-run is started like the monitor's local trigger does: `evergreen run` as a process, with every step
-in the environment of its image. The trigger is the start of that process. The version serves when
-the journal records it as live, after Triton has loaded it and returned the expected scores. The
-notes of the steps give the seconds of the steps and the gaps between them.
+run is started like the monitor's local trigger does: `evergreen run` starts as a process, and runs
+every step in the environment of its image. The trigger is the start of that process. The version
+serves when the journal records it as live, after Triton has loaded it and returned the expected
+scores. The notes of the steps give the seconds of the steps and the gaps between them.
 
-The fixed cost is that of a run of `EMPTY_ROWS` rows. The gate accepts every model here, so that
-every run is complete.
+The fixed cost is that of a run of `EMPTY_ROWS` rows. The gate accepts every model here, so every
+run ends with a release.
 """
 
 import sys
@@ -37,21 +37,20 @@ from evergreen.runtime.flags import whoami
 from evergreen.storage.uris import local_path
 
 EMPTY_ROWS = 1_000
-"""Rows of a run that counts as empty."""
+"""Number of rows of a run whose time counts as the fixed cost."""
 TARGETS = {EMPTY_ROWS: 25.0, 100_000: 25.0}
 """Target seconds from trigger to serving, by rows of the run."""
 STARTS = "processes and KFP"
-"""Name of the time outside the steps' notes: the start of the run, KFP, and each step's
-interpreter."""
+"""Name of the time that no step reports: the start of the run, KFP, and each step's interpreter."""
 
 
 class RoundSeconds(NamedTuple):
     """Seconds of one run."""
 
     rows: int
-    """Rows of its window, for training and held out."""
+    """Number of training and held-out rows in the run's window."""
     serving: float
-    """Seconds from the trigger until the new version was live."""
+    """Seconds from the trigger until the new version served."""
     steps: dict[str, float]
     """Seconds of each step before `serving`, and the remaining seconds as `STARTS`."""
 
@@ -121,7 +120,7 @@ ACCEPT_ALL = {
 
 
 class Bench:
-    """One lake, one registry and one Triton, with runs over them."""
+    """A lake, a registry and a Triton, and the runs that use them."""
 
     def __init__(self, folder: Path, server: TritonServer, times: Any) -> None:
         """Compile the pipeline, and accept a recommender whose gate passes every model.

@@ -1,10 +1,10 @@
 """Compare two folders of encoded rows, the second by a stock NVTabular script.
 
-Stock ids follow frequency, and categories of equal frequency have the order of an unstable sort.
-Therefore ids agree if each column has one mapping from the stock ids of all rows to our ids. The
-mapping must be one to one, map missing and out-of-vocabulary to themselves, and move no id out of
-its group of equal frequency. Dense values agree within 1e-6 of the larger of 1 and the value,
-because the stock logarithm has the precision of float32.
+Stock ids are ordered by frequency. Categories of equal frequency are in the order of an unstable
+sort. Therefore ids agree if each column has one mapping from the stock ids of all rows to our ids.
+The mapping must be one to one, and must map missing and out-of-vocabulary values to themselves. An
+id must stay in its group of equal frequency. Dense values agree within 1e-6 of the larger of 1 and
+the value, because the stock logarithm has the precision of float32.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ TOLERANCE = 1e-6
 
 
 class Different(Exception):
-    """The encodings differ. The message has the position."""
+    """The encodings differ. The message names the part or the column."""
 
 
 def expect_same(stock: Path, ours: Path) -> int:

@@ -1,7 +1,7 @@
 """Measure each step's resources by window size, and the cost of a vocabulary's key.
 
-`python -m benchmarks.scale` writes lakes of 100,000 to 20 million rows. It runs extraction,
-validation, preprocessing and the training of a first model on each as processes. The figures are
+`python -m benchmarks.scale` writes lakes of 100,000 to 20 million rows. On each lake, extraction,
+validation, preprocessing and the training of a first model run as processes. The figures are
 processor seconds, peak anonymous memory of the step and its children, and bytes left on disk
 (docs/scale.md). The rows are narrow: two numbers and three categories, and `user` has a key per 20
 rows. A line through the two largest windows extrapolates to a billion rows.
@@ -66,7 +66,7 @@ class StepNeeds(NamedTuple):
 
 
 class FittedLine(NamedTuple):
-    """A straight line."""
+    """A straight line through two points."""
 
     start: float
     slope: float
@@ -167,7 +167,7 @@ def measure_steps(
 
 
 def count_keys(keys: int) -> None:
-    """Merge two processes' counts of the same keys of one column, and admit all of them."""
+    """Merge the counts of two processes for equal categories of one column, and admit them all."""
     from components.preprocessing.vocabularies import next_column, unseen_column
     from components.preprocessing.window_statistics import merged
     from evergreen.config.preprocessing import PreprocessingSettings

@@ -4,10 +4,10 @@
 engine. Each engine trains on the same encoded rows from the same Parquet files, with one thread per
 process. Step times at two batch sizes give the cost per step and per row. The additional cost of
 two processes is the exchange, with a part per step and a part per byte. Bytes are computed from the
-plan. If a network namespace can be created, the kernel also counts them on its loopback.
+plan. If a network namespace can be created, the bytes are also counted by the kernel.
 
-This model is extrapolated to GPUs with stated assumptions. No GPU was measured. Finally, TorchRec's
-planner shards a table of a billion rows without allocating it.
+This model is extrapolated to GPUs with stated assumptions. No figure was measured on a GPU.
+Finally, TorchRec's planner shards a table of a billion rows without allocating it.
 """
 
 import json
@@ -230,7 +230,7 @@ def work(asked: str) -> int:
 def billion_row_plan(workers: int = 64) -> dict[str, Any]:
     """Return TorchRec's plan of a table of a billion rows and the sample's tables.
 
-    The plan is for GPUs of 80 GB. No memory is allocated for the tables.
+    The plan assumes GPUs of 80 GB. No memory is allocated for the tables.
     """
     from torchrec.distributed.planner import Topology
     from torchrec.distributed.types import ShardingType

@@ -46,8 +46,8 @@ def measure(address: str, model: str, *, seconds: float) -> list[dict[str, Any]]
         seconds: Duration of the measurement per number of rows.
 
     Raises:
-        TemporaryError: the model has other callers, whose requests cannot be separated, or the
-            server does not count requests.
+        TemporaryError: the model has other callers at the same time, or the server does not count
+            requests.
     """
     measured, world = [], World.create(WORLD_SEED)
     with closing(

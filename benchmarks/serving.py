@@ -7,8 +7,8 @@ bytes. `floor` is a model that computes nothing, in our server. Before the measu
 the floor must give the same scores. Client, servers and peers share the machine.
 
 Prints latencies, rows per second, the parts of a request's time, cold starts and releases under
-load, and writes all figures as JSON. A missed target is printed, and the exit code stays 0.
-Different scores are an error.
+load, and writes all figures as JSON. A missed target is printed, and the exit code stays 0. If
+servers give different scores, the benchmark fails.
 
 `serving_model` has the model, `serving_contestants` the servers, and `serving_runs` the
 measurements.
@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_closed(results: dict[str, Any]) -> None:
-    """Print the closed loops."""
+    """Print the results of the closed loops."""
     for batch, of_batch in results.items():
         print(
             f"\nclosed loop, {batch} rows per request: milliseconds (median over rounds, least to "

@@ -2,7 +2,7 @@
 
 Deployment's command releases our model onto the bundled tritonserver. The floor is loaded into the
 same server. The reference runs in a second server of the same binary, whose models import from
-`serving-peers`. A web server has our graph.
+`serving-peers`. The web server runs our graph.
 
 Requests are built beforehand, because only the server is measured: a call sends bytes and reads the
 bytes of the response. gRPC uses grpc.aio, and HTTP/1.1 uses asyncio's streams with persistent
@@ -54,17 +54,18 @@ PEERS = Path(__file__).with_name("serving_peers")
 
 
 _CONNECTIONS = 128
-"""Maximum connections to a web server. Further requests wait, and their wait counts."""
+"""Maximum connections to a web server. If all connections are in use, a request waits, and the wait
+counts."""
 
 Scores = NDArray[np.float32]
 
 
 class Unanswered(PermanentError):
-    """A request failed. The message has the reason."""
+    """A request failed. The message contains the reason."""
 
 
 class GrpcCaller:
-    """Caller of the model `name` of a Triton, with `batch` rows per request."""
+    """Sends requests of `batch` rows to the model `name` of a Triton server."""
 
     def __init__(self, url: str, name: str, rows: FeatureRows, *, batch: int) -> None:
         self._requests = [_infer_request(name, part) for part in _request_rows(rows, batch)]
@@ -80,7 +81,7 @@ class GrpcCaller:
         return np.frombuffer(answer.raw_output_contents[0], np.float32)
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the channel."""
         await self._channel.close()
 
 

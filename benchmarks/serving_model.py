@@ -43,7 +43,7 @@ NUM_ASKED = 8_192
 def drawn_features(world: World, num_rows: int, seed: int) -> FeatureRows:
     """Return features of `num_rows` random rows, the same for the same seed.
 
-    Some have categories that are in no fitted row.
+    Some rows have categories that are in no fitted row.
     """
     drawn = world.draw(num_rows, np.random.default_rng(seed))
     return FeatureRows(dense=drawn.dense, categorical=drawn.categorical)
@@ -53,7 +53,7 @@ class Models:
     """One fitted workflow, and any number of models with it.
 
     Args:
-        folder: Folder of all files. The model registry is in its `store`.
+        folder: Folder for all files of the benchmark. The model registry is in its `store`.
         peers_python: Interpreter with NVTabular.
     """
 

@@ -1,9 +1,10 @@
 """Run the measurements of serving: parity, closed loops, open loops, cold starts, releases.
 
-All servers run all the time, and only one server gets requests at a time. Rounds are interleaved.
-ONNX Runtime without a server, in this process, is measured in turn with the servers. A percentile
-is computed within a round, and its figure is the median over rounds with minimum and maximum. A
-ratio divides figures of the same round, so that a slow moment of the machine affects both.
+All servers run all the time, and only one server gets requests at a time. The servers take turns
+within each round. ONNX Runtime without a server, in this process, is measured in turn with the
+servers. A percentile is computed within a round, and its figure is the median over rounds with
+minimum and maximum. A ratio divides figures of the same round, so that a slow moment of the machine
+affects both.
 """
 
 import asyncio
@@ -71,18 +72,19 @@ QUICK = Sizes(
 )
 BATCHES = (1, 64, 1024)
 _HEADROOM = 1.2
-"""Minimum ratio of capacity to rate. Below it an open loop only measures the growth of a queue."""
+"""Minimum ratio of capacity to rate. Below this ratio, an open loop would only measure a growing
+queue."""
 
 
 class Disagreement(Refused):
-    """Servers give different scores, so their speeds are not comparable."""
+    """The servers give different scores, so that their speeds cannot be compared."""
 
 
 async def check_parity(contestants: dict[str, MeasuredServer], models: Models) -> dict[str, float]:
     """Return each server's largest difference from the expected scores, except the floor's.
 
     Raises:
-        Disagreement: a difference is above `PARITY`.
+        Disagreement: a server's difference is above `PARITY`.
     """
     expected = models.expected(models.asked, seed=0)
     found = {}
@@ -147,8 +149,8 @@ async def closed(
     """Return the summaries of all rounds per batch size, concurrency and server.
 
     ONNX Runtime alone has as many threads as the server can use: one per caller, but at most one
-    per instance. With one caller it also runs with a rest before each batch (`WOKEN`), because a
-    core is slower after a rest.
+    per instance. For one caller, there is a second measurement with a rest before each batch
+    (`WOKEN`), because a core is slower after a rest.
     """
     results: dict[str, Any] = {}
     for _ in range(sizes.rounds):
@@ -179,9 +181,9 @@ async def half_load(
     sizes: Sizes,
     capacities: dict[int, dict[str, float]],
 ) -> dict[str, Any]:
-    """Return open loops at half of our capacity per batch size, with the server's parts.
+    """Run open loops at half of our capacity, and return their results per batch size.
 
-    All servers get the same rate, except those whose capacity is too low.
+    All servers get the same rate, unless their capacity is too low.
     """
     results: dict[str, Any] = {}
     for turn in range(sizes.open_rounds):
@@ -240,7 +242,7 @@ async def release_under_load(
 ) -> dict[str, Any]:
     """Release a model during an open loop.
 
-    Returns how requests fared in the window from staging to the switch.
+    Returns the latencies and failures of requests between staging and the switch.
     """
     command, manifest = ours.command(seed)
     caller = contestant.connect(rows, batch)
@@ -276,7 +278,7 @@ async def release_under_load(
 def _window(ours: Released, version: int) -> tuple[float, float]:
     """Return when the journal announced the version, and when it recorded it as live.
 
-    Times are those of `time.monotonic`.
+    Both times are values of `time.monotonic`.
     """
     times = {line.action: line.time for line in read_entries(ours.store) if line.version == version}
     since = time.time() - time.monotonic()
@@ -305,7 +307,7 @@ def summary(answers: Answers, batch: int) -> dict[str, Any]:
 
 
 def over_rounds(rounds: Sequence[dict[str, Any]], figure: str) -> Spread:
-    """Return the spread of one figure of `summary` over the rounds that have it."""
+    """Return the spread of one value of `summary` over all rounds with this value."""
     return spread([one[figure] for one in rounds if one[figure] is not None])
 
 
@@ -315,9 +317,9 @@ def ratios(ours: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], fig
 
 
 def least_ms(rounds: dict[str, list[dict[str, Any]]]) -> list[float]:
-    """Return the lower bound of the p50 of a server that runs the graph, per round.
+    """Return a lower bound of the p50 of any server that runs the graph, per round.
 
-    It is the sum of the floor's p50 and of ONNX Runtime's p50 on a rested core.
+    The bound is the sum of the floor's p50 and of ONNX Runtime's p50 after a rest of the core.
     """
     return [floor["p50_ms"] + woken["p50_ms"] for floor, woken in zip(rounds[FLOOR], rounds[WOKEN])]
 
@@ -327,7 +329,7 @@ def beyond_compute(
     compute: Sequence[dict[str, Any]],
     floor: Sequence[dict[str, Any]],
 ) -> Spread:
-    """Return our p99 minus the model's own, as a multiple of the floor's p99, per round."""
+    """Return (our p99 - the model's p99) / the floor's p99, per round."""
     return spread(
         [(a["p99_ms"] - b["p99_ms"]) / c["p99_ms"] for a, b, c in zip(ours, compute, floor)]
     )
@@ -343,8 +345,8 @@ def server_split(
 ) -> dict[str, float] | None:
     """Return the parts of a request's mean time in milliseconds, from two reads of the counters.
 
-    `client and network` is the rest of `mean_ms`, the client's mean. Returns None without requests
-    between the reads.
+    `client and network` is `mean_ms`, the mean at the client, minus the parts of the server.
+    Returns None without requests between the reads.
     """
     moved = increase(before, after)
     if not moved["requests"]:
@@ -366,8 +368,8 @@ def release_figures(
     The window is from the release's announcement to its record.
 
     Args:
-        answers: Results of a continuous load. All times are on its clock.
-        window: Times before the first staged byte, and after every server has switched.
+        answers: Results of a continuous load. All times are values of the same clock.
+        window: Time before the first staged byte, and time after every server has switched.
         began: Start of the release's process, which builds and checks the graph before the window.
         batch: Rows per request.
     """

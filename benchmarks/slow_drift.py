@@ -4,9 +4,10 @@
 which draws rows with their true click probability. These properties change:
 
 - Planted weights of some columns: a fixed part plus a part that follows a stationary
-  Ornstein-Uhlenbeck process with a given half-life. Its autocorrelation after a hours is 2^(-a /
-  half-life).
-- Popularity of their categories: the logarithm of the frequency follows such a process as well.
+  Ornstein-Uhlenbeck process with a given half-life. The autocorrelation of this part after a hours
+  is 2^(-a / half-life).
+- Popularity of their categories: the logarithm of the frequency follows another Ornstein-Uhlenbeck
+  process.
 - Categories: new ones appear at a rate, are most popular when they are new, and fade.
 
 Bias and strength are adjusted so that the click rate and the spread of the logit stay constant. A
@@ -40,20 +41,22 @@ class SlowDrift:
 
     seed: int
     columns: tuple[str, ...] = DRIFT_COLUMNS
-    """Categorical columns whose planted weights and popularities change."""
+    """Categorical columns that drift: their planted weights and the frequencies of their categories
+    change."""
     half_life_hours: float = 12.0
     """Hours after which the autocorrelation of weights and popularities is one half."""
     moving_share: float = 0.07
-    """Share of these columns' planted variance that changes, in [0, 1]. The rest is constant. With
-    the other defaults, the AUC of the true probabilities of one moment falls by one point (0.01)
-    within a day, and by 1.2 points within two days."""
+    """Share of these columns' planted variance that changes, in [0, 1]. The other part of the
+    variance is constant. With the other defaults, the AUC of the true probabilities of one moment
+    falls by one point (0.01) within a day, and by 1.2 points within two days."""
     popularity_spread: float = 0.3
     """Standard deviation of the logarithm of a category's frequency about its mean. 0 means
     constant frequencies."""
     new_category_columns: tuple[str, ...] = DRIFT_COLUMNS[:2]
-    """Columns with new categories. None of these columns may take part in an interaction."""
+    """Columns with new categories. Columns with new categories must not be part of an
+    interaction."""
     new_categories_per_hour: float = 1.0
-    """New categories per hour in each of these columns."""
+    """Number of new categories per hour in each column of `new_category_columns`."""
     new_category_share: float = 0.05
     """Share of rows that have a new category in these columns. The older new categories fade."""
     new_category_half_life_hours: float = 12.0
@@ -64,7 +67,7 @@ class SlowDrift:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSnapshot:
-    """The simulator at one time."""
+    """The simulator at one hour."""
 
     hours: float
     """Start of the requested step in hours."""
@@ -83,8 +86,8 @@ class WorldSnapshot:
     ) -> NDArray[np.float64]:
         """Return the click probabilities [n] that rows of any time would have at this time.
 
-        A snapshot is therefore also the best model of its time. If its AUC falls on later rows,
-        drift is the only cause.
+        A snapshot is therefore also the best model of its time. If the AUC of a snapshot falls on
+        later rows, drift is the only cause.
         """
         return sigmoid(self.strength * effects_of(self.tables, dense, categorical) + self.bias)
 
@@ -100,7 +103,7 @@ class DriftingWorld:
     def at(self, hours: float) -> WorldSnapshot:
         """Return the snapshot at `hours` (0 or more) after the start.
 
-        At hour 0 the drift is already in its stationary state.
+        The drift is stationary from hour 0 on.
         """
         tables = self.tables_at(hours)
         effects = tables.draw(_CALIBRATION_ROWS, self._calibration()).effects.astype(np.float64)
@@ -115,20 +118,21 @@ class DriftingWorld:
         )
 
     def tables_at(self, hours: float) -> Tables:
-        """Return the columns of that time without strength and bias.
+        """Return the tables of all columns at that time, without strength and bias.
 
         The calibration of strength and bias takes nine tenths of the time of `at`.
         """
         return replace(self.world.tables, categories=self._categories(self._step_at(hours)))
 
     def _step_at(self, hours: float) -> int:
-        # A rounding error must not move a time of n / 4 hours into the previous step.
+        # Times are multiples of a quarter of an hour. A rounding error must not move such a time
+        # into the previous step.
         return math.floor(hours * 60.0 / self.drift.step_minutes + 1e-9)
 
     def _calibration(self) -> Generator:
-        """Return the same random numbers for every time.
+        """Return a generator with the same random numbers at every time.
 
-        Bias and strength then follow the simulator and not the sample.
+        Equal random numbers make bias and strength independent of the sample.
         """
         return np.random.default_rng([self.world.seed, 5])
 
@@ -177,8 +181,8 @@ class DriftingWorld:
         if drift.new_category_share == 0.0 or drift.new_categories_per_hour == 0.0:
             return table
         life, rate = drift.new_category_half_life_hours, drift.new_categories_per_hour
-        # Category number k appears in the k-th interval of 1 / rate hours. The first categories
-        # appear long before hour 0.
+        # Category number k appears in the k-th interval of 1 / rate hours. The first of these
+        # categories appear long before hour 0.
         numbers = range(math.floor(hours * rate), math.floor((hours + _LIVES * life) * rate) + 1)
         drawn = [np.random.default_rng([drift.seed, 13, number, k]) for k in numbers]
         ages = np.array(
@@ -211,8 +215,8 @@ def ornstein_uhlenbeck(
     """Return `count` independent stationary processes [count] at `step`, counted from 0.
 
     The processes have mean 0 and variance 1. x_0 is standard normal, and x_k = decay x_(k-1) +
-    sqrt(1 - decay^2) e_k with standard normal e_k. This is an Ornstein-Uhlenbeck process at equal
-    steps, whose autocorrelation at lag k is decay^k.
+    sqrt(1 - decay^2) e_k with standard normal e_k. Such a process is an Ornstein-Uhlenbeck process
+    at equal steps. Its autocorrelation at lag k is decay^k.
     """
     random = np.random.default_rng(seed)
     # Draw in the order of steps, so that a later step starts with the same numbers.

@@ -2,8 +2,8 @@
 
 In a round, our engine and each peer train on the same rows, one after another, in an order that
 changes per round. A ratio compares two measurements of the same round, so that a busy moment of the
-machine affects both. The first round is a warm-up and does not count. At the end all have trained
-on the same rows with the same batch size, and score the same held-out rows.
+machine affects both. The first round warms up and does not count. At the end all engines have
+trained on the same rows with the same batch size, and score the same held-out rows.
 """
 
 import gc
@@ -29,17 +29,17 @@ PRECISIONS = ("float32", "bfloat16")
 _HELD_OUT_ROWS = 100_000
 _CLICK_RATE = 0.25
 _MOST_DIFFERENCE = 2.5e-6
-"""Maximum difference of probabilities with the same weights. At the steepest point of the sigmoid,
-it corresponds to a difference of 1e-5 between logits."""
+"""Maximum difference between two probabilities of networks with the same weights. At the steepest
+point of the sigmoid, this is a difference of 1e-5 between logits."""
 
 
 class NetworksDiffer(Exception):
-    """A peer computes another function than our network, so that a ratio is meaningless."""
+    """A peer's scores differ from our network's with equal weights, so a ratio is meaningless."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A network on a table."""
+    """A network and the table that it looks up."""
 
     name: str
     config: NetworkConfig

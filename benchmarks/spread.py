@@ -49,7 +49,7 @@ def share_interval(hits: int, count: int) -> tuple[float, float]:
 
 
 def named(value: Any) -> Any:
-    """Return `value` with each spread as an object, because JSON would make a list of it."""
+    """Convert each spread in `value` to an object, because JSON would write a list."""
     if hasattr(value, "_asdict"):
         return named(value._asdict())
     if isinstance(value, dict):
@@ -58,7 +58,7 @@ def named(value: Any) -> Any:
 
 
 INTERVAL = "[95 %]"
-"""Ending of a unit for shares, whose minimum and maximum are the 95 % interval."""
+"""Suffix of the unit of a share. The minimum and maximum of such a figure are its 95 % interval."""
 
 
 class Figure(NamedTuple):
@@ -67,12 +67,12 @@ class Figure(NamedTuple):
     name: str
     value: Spread
     unit: str = "times"
-    """Unit of the value. `times` is a ratio to `peer`."""
+    """Unit of the value. The unit `times` is a ratio to `peer`."""
     peer: str | None = None
     """Peer that was measured in the same run."""
     target: float | None = None
     is_least: bool = False
-    """Whether `target` is a minimum. Otherwise it is a maximum."""
+    """Whether `target` is a minimum. If False, `target` is a maximum."""
     limit: str | None = None
     """Limit of the machine, measured in the same run."""
 
@@ -121,7 +121,7 @@ def figure_of(row: dict[str, Any]) -> Figure:
 
 
 def short(value: float) -> str:
-    """Return a number with three significant digits and separators for thousands.
+    """Return a number as text with three significant digits and separators for thousands.
 
     >>> short(215_432), short(6.027), short(0.04)
     ('215,000', '6.03', '0.04')

@@ -1,9 +1,9 @@
 """Run a stock NVTabular script as in its documentation, the peer of the preprocessing step.
 
-It uses the default reader, operators, scheduler and files, with one fit, and one transform and
-to_parquet per part. Only the output types are set, because HugeCTR would misread others. `python -m
-benchmarks.stock_nvtabular RAW OUT` fits on `RAW/train`, and encodes it and `RAW/holdout` below
-`OUT`.
+The script uses the default reader, operators, scheduler and files. The script has one fit, and one
+transform and to_parquet per part. Only the output types are set, because HugeCTR would misread
+others. `python -m benchmarks.stock_nvtabular RAW OUT` fits on `RAW/train`, and encodes it and
+`RAW/holdout` below `OUT`.
 """
 
 import sys

@@ -11,7 +11,7 @@ MINUTES_TARGET = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the suite once, and raise an error if a test fails."""
+    """Run the test suite once, and raise an error if a test fails."""
     flags = benchmark_parser("suite", __doc__, quick="only the tests of contracts").parse_args(argv)
     with documented(flags) as document:
         began = time.monotonic()

@@ -1,11 +1,11 @@
 """Measure what served tables in float16 and int8 save and cost.
 
 Run by `make benchmark-tables` after `make demo`. Quality: each model of the demo is exported in
-each number type. Its graph scores the raw held-out rows of its run like a server. The figures are
-AUC and log loss, and the difference from float32 with its interval over requests. Speed: a table of
-10 million vectors of width 16 in each number type, with uniformly random requests, so that nearly
-every vector misses the processor's caches. ONNX Runtime in this process and the laptop's Triton
-serve it in turn. Prints all figures, and writes them as JSON.
+each number type. The graph of each model scores the raw held-out rows of its run, like a server.
+The figures are AUC and log loss, and the difference from float32 with its interval over requests.
+Speed: a table of 10 million vectors of width 16 in each number type, with uniformly random
+requests, so that nearly every vector misses the processor's caches. ONNX Runtime in this process
+and the laptop's Triton serve it in turn. Prints all figures, and writes them as JSON.
 """
 
 import sys
@@ -98,7 +98,8 @@ def quality(demo: Path, scratch: Path) -> Iterator[dict[str, Any]]:
 def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
     """Write models with a table of `num_rows` random vectors in each number type.
 
-    The models are served from `repository`. Returns rows for requests.
+    The models are written to `repository`, from which a server loads them. Returns rows with which
+    requests can be made.
     """
     random, size = np.random.default_rng(7), num_rows // len(CRITEO.categorical)
     workflow = FeatureWorkflow(
@@ -126,7 +127,7 @@ def write_large(demo: Path, repository: Path, num_rows: int) -> FeatureRows:
 
 
 def speed(repository: Path, rows: FeatureRows, log: Path) -> dict[str, Any]:
-    """Return the summaries of all rounds by server, batch size and number type."""
+    """Return the summaries of all rounds, by server, batch size and number type."""
     sizes: dict[str, Any] = {}
     alone = {}
     for numbers in TABLE_TYPES:

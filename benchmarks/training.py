@@ -35,9 +35,10 @@ _TABLES = {"1.2M": sum(SAMPLE_SLOT_SIZES), "10M": 10_000_000}
 CASES = tuple(f"{network}-{table}" for table in _TABLES for network in _NETWORKS)
 _ROUNDS_AND_STEPS = {"1.2M": (6, 40), "10M": (5, 16)}
 _QUICK_ROUNDS_AND_STEPS = {"1.2M": (4, 5), "10M": (3, 3)}
-"""Rounds and steps of a quick run. Its AUCs mean nothing, because 15 steps hardly train a model."""
+"""Number of rounds and of steps in a quick run. The AUCs of a quick run are meaningless, because 15
+steps hardly train a model."""
 _BATCH_SIZE = 2048
-"""Rows per optimizer step, equal for all engines."""
+"""Rows per optimizer step. All engines use the same number."""
 _RATIO_TARGETS = {"1.2M": 5, "10M": 20}
 _AUC_TARGET = 0.002
 
@@ -83,8 +84,8 @@ def print_case(result: dict[str, Any]) -> None:
 def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
     """Return the figures of one case.
 
-    The figures are our ratio to the faster peer, rows per second, and the AUC, which speed must not
-    reduce.
+    The figures are our ratio to the faster peer, rows per second, and the AUC. The AUC must not
+    fall for speed.
     """
     rows = []
     for name in result["ours"]:
@@ -135,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def values_read(results: dict[str, Any], table: str) -> Figure:
     """Return the rate of values in rows with lists relative to that with Criteo's columns alone.
 
-    A list counts with all its elements.
+    Each element of a list counts as one value.
     """
     ours = "evergreen float32"
     rates = [

@@ -1,11 +1,11 @@
-"""Compare power and false alarms of validation with TFDV's, for `make benchmark-validation`.
+"""Compare the power and false alarms of validation and TFDV, for `make benchmark-validation`.
 
 One part has pairs of windows of a stationary simulator, and counts the pairs with any alarm. The
-target is at most the given `false_discovery_rate`. The other part has windows with a planted shift,
-and counts the windows whose shifted feature is named. The target is 95 %. Both methods get the same
-files. The methods are the validation step, called like in a run, and TFDV's drift comparator, with
-the thresholds of its guide and of BigQuery. `benchmarks.validation_study` defines windows and
-shifts.
+target is at most the given `false_discovery_rate`. The other part plants a shift in the second
+window, and counts the windows whose shifted feature is named. The target is 95 %. Both methods read
+the same files. The methods are the validation step, called like in a run, and TFDV's drift
+comparator, with the thresholds of its guide and of BigQuery. `benchmarks.validation_study` defines
+windows and shifts.
 
 Prints tables, and writes all figures as JSON.
 """
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_study(*, is_quick: bool) -> Counts:
-    """Run every method on every case, and print and return the counts."""
+    """Run every method on every case, print the counts, and return them."""
     began = time.monotonic()
     pairs, windows = (6, 2) if is_quick else (200, 16)
     world, counts = World.create(WORLD_SEED), Counts()

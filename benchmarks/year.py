@@ -2,9 +2,9 @@
 
 Run by `make benchmark-year`. The runs are not executed. Each run is a copy of the demo's last run
 (after `make demo`) with its own names and times, and with the journal lines of the deployment.
-`evergreen collect` runs every fifth night. Large files are hard links, whose sizes count in full.
-At the end of a day, a month and a year, the real readers of the registry are timed in CPU seconds
-of this process. `benchmarks.round` measures the cost of a run itself.
+Every fifth night, `evergreen collect` removes old files. Large files are hard links, whose sizes
+count in full. At the end of a day, a month and a year, the real readers of the registry are timed
+in CPU seconds of this process. The cost of a run itself is measured by `benchmarks.round`.
 
 Then the vocabulary of one column is updated by as many runs under the shipped rules, with and
 without a time to live.
@@ -44,14 +44,14 @@ from monitoring.web.store_status import RunCounter
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 HOURS = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
 TIMES = ("time", "created_at", "published_at", "ended_at", "started_at")
-"""Fields with the time of an action, which decide what may be collected."""
+"""Fields with the time of an action. `evergreen collect` decides by these fields what to remove."""
 NEW_ITEMS, ROWS, SHELF_DAYS = 20, 2_000, 14
 """Properties of the column: new items per hour, rows per hour, and days for which an item is
 shown."""
 
 
 class Year:
-    """A copy of `source`, to which hours are added."""
+    """Copy of the demo's folder, to which hourly runs are added."""
 
     def __init__(self, source: Path, store: Path) -> None:
         """Copy the registry. The last release of the registry is the template of every further run.
@@ -61,7 +61,7 @@ class Year:
         """
         shutil.copytree(source, store)
         self.store = store
-        self._source = source  # none of it is collected
+        self._source = source  # `collect` never removes these files
         self._last = promotion_journal.read_journal(store)[-1]
         outcomes = [
             path

@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from controller.protocol import (
+    ADOPT,
     CONFIGURE,
     DISCARD,
     END_CANARY,
@@ -265,6 +266,11 @@ def _remove_files(site: Site) -> None:
     site.repository.withdraw(_intent(site).version)
 
 
+def _adopt(site: Site) -> None:
+    site.append(_intent(site))
+    site.checkpoint("intent adopted")
+
+
 def _withdraw_intent(site: Site) -> None:
     intent, attempt = _intent(site), site.attempt
     error = attempt.error
@@ -318,6 +324,7 @@ BODIES: Mapping[str, Callable[[Site], None]] = {
     DISCARD: _discard,
     REMOVE_FILES: _remove_files,
     WITHDRAW_INTENT: _withdraw_intent,
+    ADOPT: _adopt,
     UNLOAD_CANARY: _unload_canary,
     END_CANARY: _end_canary,
 }

@@ -8,7 +8,7 @@ an observation too, so there is no second path for recovery.
 
 Each move is one durable write, or one idempotent action on the servers:
 
-- Entries of the journal: `ACCEPT`, `WITHDRAW`, `ANNOUNCE`, `RECORD`, `WITHDRAW_INTENT`, `ANSWER`,
+- Entries of the journal: `ACCEPT`, `WITHDRAW`, `ANNOUNCE`, `ADOPT`, `RECORD`, `WITHDRAW_INTENT`, `ANSWER`,
   `REFUSE`, `RECORD_SHARE`, `END_CANARY` and `END_BAKING`.
 - Writes of the repository: `STAGE`, `PUBLISH`, `DISCARD`, `REMOVE_FILES`, `PLACE_CANARY`,
   `CONFIGURE` and `RESTORE_CONFIG`.
@@ -31,7 +31,10 @@ the entries decides: a request is accepted only if no withdrawal of it precedes 
 withdrawn only if no acceptance precedes the withdrawal.
 
 A lease gives each controller a number that grows. Before each write of the repository the number is
-compared with the newest number there, and the write is refused if a newer number exists.
+compared with the newest number there, and the write is refused if a newer number exists. An append
+to the journal cannot be conditional, so its readers ignore an entry whose lease is older than that
+of an entry before it. A controller that finds the intent of another one therefore announces it
+again before it undoes it. From then on the other controller cannot record it.
 """
 
 from collections.abc import Callable, Iterable
@@ -88,6 +91,9 @@ class Intent:
     is_canary: bool = False
     was_known: bool = False
     """Whether the version was live or a canary before, so that its files must stay."""
+    lease: int | None = None
+    """Number of the lease of the controller that announced it last. None in lines of older
+    releases."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +167,7 @@ ACCEPT = "accept request"
 WITHDRAW = "withdraw request"
 ANNOUNCE = "announce intent"
 STAGE = "stage files"
+ADOPT = "announce intent again"
 REHEARSE = "rehearse on servers"
 PUBLISH = "publish files"
 CONFIGURE = "write configuration"
@@ -188,7 +195,7 @@ MOVES = (
     *(ACCEPT, WITHDRAW, ANNOUNCE, STAGE, REHEARSE, PUBLISH, CONFIGURE, SERVE, PLACE_CANARY),
     *(LOAD_CANARY, SHOW_CANARY, RECORD, RESET_PLAN, RESTORE_CONFIG, RESTORE_SERVERS, DISCARD),
     *(REMOVE_FILES, WITHDRAW_INTENT, ANSWER, REFUSE, RECORD_SHARE, UNLOAD_CANARY, END_CANARY),
-    *(HEAL, GROW, END_BAKING),
+    *(HEAL, GROW, END_BAKING, ADOPT),
 )
 
 Condition = Callable[[Desired, Observed], bool]
@@ -421,6 +428,19 @@ TABLE: tuple[Rule, ...] = (
     ),
     # An intent that failed, or that a crash left, is undone.
     Rule(
+        state="undoing",
+        condition="a controller with an older lease announced the intent",
+        holds=lambda d, o: (
+            _undo(d, o)
+            and o.attempt == NONE
+            and d.intent is not None
+            and d.intent.lease is not None
+            and d.intent.lease < o.lease
+        ),
+        move=ADOPT,
+        then=("undoing", "undone"),
+    ),
+    Rule(
         state="undo blocked",
         condition="the attempt failed, and undoing it failed too",
         holds=lambda d, o: _undo(d, o) and _failed(d, o) and o.is_blocked,
@@ -467,6 +487,8 @@ TABLE: tuple[Rule, ...] = (
             _undo(d, o)
             and d.intent is not None
             and not d.intent.was_known
+            # A record whose writing failed may be in the journal until it is withdrawn.
+            and d.live != _version(d)
             and _version(d) in o.versions
         ),
         move=REMOVE_FILES,

@@ -177,6 +177,7 @@ def _intent(site: Site, intent: Promotion) -> Intent:
             entry.version == intent.version and entry.action in served
             for entry in entries[: marks[-1] if marks else 0]
         ),
+        lease=intent.lease,
     )
 
 

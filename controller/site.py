@@ -110,7 +110,8 @@ class SiteSettings:
         holder = f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
         # Triton runs as another user, so the files must be readable for everyone.
         objects = open_objects(self.repository, readable=True)
-        return ModelRepository(objects, ServedNames(name), holder=holder)
+        newest = promotion_journal.newest_lease(self.store)
+        return ModelRepository(objects, ServedNames(name), holder=holder, min_lease=newest)
 
     def serving(self: Settings, model: Model) -> Settings:
         """Return the settings for a deployment of `model`, with its recommender's name.

@@ -1,10 +1,11 @@
 """Run the complete loop once on this machine, for `make demo`.
 
 The stages are: lake, pipeline (first model), Triton with monitor, uploader and traffic, and then
-drift. The monitor finds the drift and requests a run. An incremental model is released under
-traffic, and the AUC recovers. A bad release is rolled back automatically. Finally all processes
-stop, every logged score is recomputed, and summary and report are written. This module only orders
-the stages. `plan` has sizes and command lines, `stack` the processes, and `summary` the numbers.
+drift. The monitor detects the drift and requests a run of the pipeline. An incremental model is
+released under traffic, and the AUC recovers. A bad release is rolled back automatically. Finally
+all processes stop, every logged score is recomputed, and summary and report are written. This
+module only orders the stages. `plan` has sizes and command lines, `stack` the processes, and
+`summary` the numbers.
 """
 
 import contextlib
@@ -92,7 +93,7 @@ _MARKER = ".evergreen-demo"
 
 
 class Screen:
-    """Lines about the progress, each with the time since the start.
+    """Progress messages on the terminal, each with the time since the start.
 
     A terminal also shows the current stage.
     """
@@ -108,7 +109,7 @@ class Screen:
     def print(self, text: str, style: str = "") -> None:
         """Print one line with the time since the start. Brackets in `text` are not markup."""
         elapsed = time.monotonic() - self._started
-        # Do not wrap lines. A log file has no width, and a terminal wraps by itself.
+        # Do not wrap lines. A log file has no line width, and a terminal wraps long lines itself.
         self.console.print(
             f"[dim]{elapsed:6.1f} s[/dim]  {escape(text)}", style=style or None, soft_wrap=True
         )
@@ -184,7 +185,7 @@ class Demo:
         """Print all events since the last call.
 
         Raises:
-            PermanentError: Triton has ended.
+            PermanentError: The Triton server has ended.
         """
         if not self.triton.alive():
             log = self.folders.logs / "triton.log"
@@ -201,7 +202,7 @@ class Demo:
                 self.screen.print(f"  {describe_step(note)}")
 
     def newest_window(self, version: int) -> dict[str, Any] | None:
-        """Return the monitor's newest numbers of a version's window, or None."""
+        """Return the monitor's latest metrics of one version, or None."""
         return next(
             (line for line in reversed(self.timeline.lines) if line["version"] == version), None
         )
@@ -245,8 +246,8 @@ class Demo:
     def settled(self, last_published: float) -> bool:
         """Return whether the monitor has read all records and no label is open.
 
-        The last record was published before `last_published`, in seconds since the epoch. The
-        watermark is compared too, because Pub/Sub does not report its backlog.
+        The last record was published before `last_published`, in seconds since the epoch. The log's
+        watermark must also reach this time, because Pub/Sub does not report its backlog.
         """
         status = self.monitor_status()
         read_up_to = status["log_read_up_to"]
@@ -289,7 +290,7 @@ def _run_in(settings: DemoSettings) -> int:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    """End the demo once.
+    """Ignore further signals and raise KeyboardInterrupt.
 
     A second Ctrl-C must not interrupt the clean-up that the first one started.
     """
@@ -360,8 +361,8 @@ def _run_stages(
 def _complete_loop(demo: Demo) -> list[LiveChange]:
     """Start the drift and go through the rest of the loop as far as the rows allow.
 
-    A stage is announced only after its event has begun. Returns the bad release and its rollback,
-    or an empty list if the demo did not get so far.
+    Each stage is printed only after its event has happened. Returns the bad release and its
+    rollback, or an empty list if the demo ended earlier.
     """
     screen = demo.screen
     if not _start_drift(demo):
@@ -443,8 +444,9 @@ def _alone_in(folder: Path) -> Iterator[None]:
 def open_demo(folder: Path) -> int:
     """Serve a finished demo until Ctrl-C, with its live version and the monitor's page.
 
-    The monitor requests no run. Commands find the server through the registry, as after a release.
-    `addresses.sh` sets variables with all addresses for a shell. Returns 0.
+    The monitor starts no runs, because it has no trigger. Commands find the server through the
+    registry, as after a release. `addresses.sh` sets variables with all addresses for a shell.
+    Returns 0.
 
     Raises:
         ContractError: the folder holds no finished demo, or the demo is open already.
@@ -654,7 +656,7 @@ def _start_services(demo: Demo) -> None:
 
 
 def _wait_for_window(demo: Demo, *, version: int) -> None:
-    """Wait until the window of `version` is full, or all rows were sent."""
+    """Wait until the window of `version` is full, or until all rows were sent."""
 
     def full() -> bool:
         window = demo.newest_window(version) or {"rows": 0, "auc": None}
@@ -672,8 +674,8 @@ def _wait_for_window(demo: Demo, *, version: int) -> None:
 def _start_drift(demo: Demo) -> bool:
     """Start the drift, wait for the monitor's decision, and return whether it requested a run.
 
-    Returns False if the rows ran out first. No drift is started if the monitor has requested a run
-    already or no rows are left.
+    Returns False if the rows ran out first. The drift does not start if the monitor has already
+    requested a run, or if no rows are left.
     """
     title = "drift begins"
     if demo.has_decided():
@@ -697,7 +699,7 @@ def _start_drift(demo: Demo) -> bool:
 
 
 def _request_drift(demo: Demo) -> bool:
-    """Send the replay the command to drift. Return False if the replay has ended."""
+    """Send the replay the command to drift. Returns False if the replay process has ended."""
     try:
         demo.stack.tell("replay", "drift")
     except ProcessDied:
@@ -706,7 +708,7 @@ def _request_drift(demo: Demo) -> bool:
 
 
 def _wait_for_run(demo: Demo) -> bool:
-    """Wait for the end of the triggered run. Return whether it released a version."""
+    """Wait for the end of the triggered run. Return whether the run released a version."""
     demo.stack.wait_until(
         demo.run_has_ended, what="the triggered run's end", seconds=1800, watch=demo.watch
     )
@@ -717,9 +719,9 @@ def _wait_for_run(demo: Demo) -> bool:
 def _stop_and_account(demo: Demo) -> dict[str, Any]:
     """Stop traffic and all processes, and return the summary of the traffic.
 
-    The processes stop after every record is accounted for.
+    The processes stop only after every record is archived or counted.
     """
-    with contextlib.suppress(ProcessDied):  # the rows ran out, and `finish` checks the exit code
+    with contextlib.suppress(ProcessDied):  # it may have ended already
         demo.stack.tell("replay", "stop")
     demo.stack.finish("replay", seconds=60)
     ended_at = time.time()
@@ -730,13 +732,13 @@ def _stop_and_account(demo: Demo) -> dict[str, Any]:
     demo.stack.stop("monitor")
     demo.watch()
     demo.stack.stop("uploader", seconds=60)
-    demo.triton.ask_to_stop()  # Triton takes seconds to stop; meanwhile scores are recomputed
+    demo.triton.ask_to_stop()  # Triton needs seconds to stop
     summary: dict[str, Any] = json.loads((demo.folders.root / "traffic_summary.json").read_text())
     return summary
 
 
 def _wait_until_baked(demo: Demo) -> bool:
-    """Wait until the new version has baked. Return False if the rows ran out before."""
+    """Wait until the new version has baked. Return False if all rows were sent before."""
 
     def has_ended() -> bool:
         return baking(demo.folders.store) is None or demo.rows_ran_out()
@@ -920,6 +922,6 @@ def describe_step(note: StepNote) -> str:
     }
     text = note.reason
     if note.state == "done":
-        with contextlib.suppress(KeyError, ValueError, TypeError):  # a fact is absent or None
+        with contextlib.suppress(KeyError, ValueError, TypeError):  # the step's note lacks a fact
             text = known[note.step].format(**facts)
     return f"{note.step} {note.state} in {note.seconds or 0:.1f} s" + (f": {text}" if text else "")

@@ -1,7 +1,7 @@
 """Locate the virtual environments of the images and of the benchmarks' baselines.
 
-`make environments` builds them from their locks in `requirements/`. The `.in` files list the direct
-dependencies of each lock.
+`make environments` builds the environments from their locks in `requirements/`. Each lock has an
+`.in` file, which lists its direct dependencies.
 """
 
 from pathlib import Path

@@ -3,7 +3,7 @@
 The cluster speaks Kafka's protocol on loopback, and loses all messages when it ends. A topic is
 created when a producer requests it. This process requests the topic at its start, so that a reader
 can connect before the first writer. The cluster stores 5 MB per partition and drops older messages,
-even unread ones. That is enough only for a demo whose monitor keeps up.
+even unread ones. This size suffices only if the monitor of the demo reads without a backlog.
 """
 
 import signal
@@ -21,7 +21,7 @@ START_SECONDS = 30.0
 def main(argv: list[str] | None = None) -> int:
     """Run the cluster until SIGTERM.
 
-    Writes its brokers as comma-separated host:port once they listen.
+    The program writes the brokers as comma-separated host:port once they listen.
     """
     from confluent_kafka import Producer
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    # The cluster lives as long as this client.
+    # The mock cluster exists as long as this client.
     producer = Producer({"bootstrap.servers": "mock:1", "test.mock.num.brokers": 1})
     brokers = producer.list_topics(arguments.topic, timeout=START_SECONDS).brokers.values()
     write_whole(

@@ -26,7 +26,8 @@ def find_emulator(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the emulator's start script, on PATH or in the Cloud SDK whose gcloud is on PATH.
 
     Raises:
-        ContractError: the emulator or the Java to run it is absent. The message says which.
+        ContractError: the emulator or the Java to run it is absent. The message names the missing
+            program.
     """
     search = environment.get("PATH", "")
     found = shutil.which(_NAME, path=search)

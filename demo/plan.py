@@ -42,12 +42,13 @@ DRAFTED_FORMS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 """Endings of the files in a folder from which a recommender can be drafted."""
 MAX_CHANGED_VALUES, MIN_ROWS_PER_VALUE = 1000, 20
 """Limits for the category columns that the drift permutes: maximum number of categories, and
-minimum rows per category. Within them, the rows of a short window suffice to train each category's
-new meaning."""
+minimum rows per category. Within these limits, the rows of a short window suffice to train the new
+weights of every category."""
 
 SEQUENTIAL, NOTIFY_ONLY = "sequential", "data_drift"
 POLICIES = (SEQUENTIAL, NOTIFY_ONLY)
-"""Policies of the monitor. The first requests runs, and the second only notifies people."""
+"""Policies of the monitor. The first policy requests runs, and the second policy only notifies
+people."""
 
 BAKE_SECONDS = 2.0
 """Time in seconds to watch a new version, short because a demo has no hour for it."""
@@ -55,7 +56,8 @@ BAKE_SECONDS = 2.0
 MAX_REQUEST_RATE = 80.0
 """Requests per second that a laptop can send during a training run."""
 MAX_REQUEST_ROWS = 256
-"""Maximum rows of a request that is replayed as it is. A larger one is sent in parts."""
+"""Maximum rows of a request that is replayed as it is. A request with more rows is sent in
+parts."""
 
 MIN_DATA_ROWS = 1_000
 """Minimum number of a user's rows. With fewer rows, the AUC of the held-out tenth is too
@@ -71,15 +73,15 @@ class DemoSettings:
     data: Path | None = None
     """A user's file or folder of rows, or None for simulated clicks."""
     recommender: Path | None = None
-    """File that describes the data. None means Criteo's for Criteo's rows, and otherwise a draft
-    from the rows."""
+    """File that describes the data. None uses the Criteo recommender for Criteo's rows, and drafts
+    a recommender for other rows."""
     rows: int = 250_000
     """Rows of the simulated lake, or maximum rows read from `data`."""
     seed: int = 7
     log: str = "sqlite"
     """Kind of the event log, one of `log_server.LOG_KINDS`."""
     drift_columns: tuple[str, ...] = ()
-    """Columns of `data` whose values change (`demo.simulation.traffic`). Empty means
+    """Columns of `data` that drift (see `demo.simulation.traffic`). Empty means
     `columns_to_change`."""
 
 
@@ -92,9 +94,9 @@ class DemoPlan:
     rate: float
     """Rows per second of traffic."""
     rows_per_request: int
-    """Rows of a request, or with `keeps_requests` the maximum."""
+    """Number of rows per request. With `keeps_requests`, the maximum number."""
     window_rows: int
-    """Rows in the monitor's window."""
+    """Capacity of the monitor's window, in rows."""
     min_clicks: int
     """Minimum clicks and minimum non-clicks of a window for a decision."""
     min_rows_since_breach: int
@@ -104,7 +106,7 @@ class DemoPlan:
     bake_rows: int
     """Rows after which a version without evidence against it counts as good."""
     label_delay_seconds: float = 0.4
-    """Mean delay of a label in seconds. The maximum is four times the mean."""
+    """Mean delay of a label in seconds. The maximum delay is four times the mean."""
     attribution_window_seconds: float = 2.2
     drift_bucket_seconds: float = 2.0
     """Event time in seconds of a bucket whose features are compared with the training rows."""
@@ -112,7 +114,8 @@ class DemoPlan:
     """Time in seconds that a bucket waits for late predictions. The client publishes every 0.15
     s."""
     drift_min_rows: int = 2_000
-    """Minimum rows of a bucket for a comparison. A smaller bucket is merged with the next one."""
+    """Minimum rows of a bucket for a comparison. A smaller bucket is merged with the next
+    bucket."""
     drift_columns: tuple[str, ...] = ()
     keeps_requests: bool = False
     """Whether the replay groups the rows by their original requests."""
@@ -186,13 +189,13 @@ def plan_for_data(
 ) -> DemoPlan:
     """Return sizes for a user's rows. The replay lasts at most two minutes for any number of rows.
 
-    Rows are sent in their original requests, or each as its own request if they have none. If that
-    makes more requests per second than a laptop can send, several are sent together.
+    Rows are sent in their original requests, or each as its own request if they have none. If this
+    gives more requests per second than a laptop can send, several requests are sent together.
 
     A sixth of the rows fills the baseline's window, a quarter passes until the decision, and
-    another sixth fills the new version's window. The rest must last while the run trains, which
-    takes 45 s at this rate. Few rows give small windows. Gate and monitor then report how uncertain
-    they are.
+    another sixth fills the new version's window. The remaining rows must last for the duration of
+    the training run, which takes 45 s at this rate. Few rows give small windows. Gate and monitor
+    then report how uncertain they are.
 
     Args:
         settings: Settings of the user.
@@ -261,8 +264,9 @@ class DescribedData(NamedTuple):
 def describe_data(data: Path, draft_to: Path) -> DescribedData:
     """Describe a user's rows for which no recommender is given.
 
-    Rows with Criteo's columns, or in Criteo's format without a header, get Criteo's recommender.
-    Otherwise a recommender is drafted from the first file of a folder and written to `draft_to`.
+    Rows with Criteo's columns get Criteo's recommender. Text rows in Criteo's format without a
+    header also get Criteo's recommender. Otherwise a recommender is drafted from the first file of
+    a folder and written to `draft_to`.
 
     Raises:
         ContractError: no recommender can be drafted from the rows, or no column can be the label or
@@ -326,7 +330,7 @@ def _files(data: Path) -> list[Path]:
 def _drafted_files(data: Path) -> list[Path]:
     """Return the files from which a recommender may be drafted.
 
-    A single file qualifies under any name.
+    If the path is a single file, its name does not matter.
     """
     return (
         [path for path in _files(data) if path.name.endswith(DRAFTED_FORMS)]
@@ -357,7 +361,8 @@ def _is_criteos_text(path: Path) -> bool:
 
 
 _MAX_LINE_BYTES = 10_000
-"""Maximum length of the first line in bytes. Criteo's lines have about 300 bytes."""
+"""Maximum length in bytes of a first line that can be a row of Criteo. Criteo's lines have about
+300 bytes."""
 
 
 def columns_to_change(replay: Path, features: Features) -> tuple[str, ...]:
@@ -425,7 +430,7 @@ class Services:
         """Return the command that runs the pipeline for the first model.
 
         No model is live yet. A model with too few rows for a decision of the gate is therefore
-        released too. The verdict reports this.
+        released too. The gate's verdict reports the missing evidence.
         """
         command = [
             *self.run_command(),
@@ -444,8 +449,8 @@ class Services:
     def monitor_command(self) -> list[str]:
         """Return the command of the monitor.
 
-        It requests a run when the AUC falls below the gate's, and notifies people about drifting
-        features.
+        The monitor requests a run when the AUC falls below the gate's AUC, and notifies people
+        about drifting features.
         """
         plan = self.plan
         flags = {

@@ -1,7 +1,7 @@
 """Write the demo's one-page report.
 
-It shows the AUC over time with all events, the versions, the gate's checks, the findings and the
-latency. `summary` computes the numbers, and `evergreen.reports` draws the page.
+The report shows the AUC over time with all events, the versions, the gate's checks, the findings
+and the latency. `summary` computes the numbers, and `evergreen.reports` draws the page.
 """
 
 import shlex

@@ -1,15 +1,15 @@
 """Run a compiled pipeline on this machine, with an environment in place of each image.
 
-KFP 2.17's SubprocessRunner runs every task in the driver's own interpreter. Its dispatcher looks up
-the task handler by attribute at each task. This module replaces that attribute during a run, so
-that each task's unchanged command line runs in the environment of its image. KFP has no extension
-point for this purpose, because `local.init` rejects custom runners. A test fails if KFP stops
-calling the handler.
+KFP 2.17's SubprocessRunner runs every task in the driver's own interpreter. For each task, KFP's
+dispatcher looks up the task handler as an attribute of a module. This module replaces the attribute
+during a run, so that each task's unchanged command line runs in the environment of its image. KFP
+has no extension point for this purpose, because `local.init` rejects custom runners. A test fails
+if KFP stops calling the handler.
 
-The monitor's local trigger starts a run as a process and reads its exit code. People call
-`evergreen run`. The output of each task goes to its own log file. The run's notes name the step
-that failed, and the reason. Steps run at low priority, so that they do not slow down a server on
-the same machine (`yielding`).
+The monitor's local trigger starts a run as a process and reads its exit code. A person starts a run
+with `evergreen run`. The output of each task goes to its own log file. The run's notes name the
+step that failed, and the reason. Steps run at low priority, so that they do not slow down a server
+on the same machine (`yielding`).
 """
 
 import contextlib
@@ -41,11 +41,11 @@ logger = logging.getLogger(__name__)
 REFUSED_EXIT_CODE = 2
 """Exit code of a step that no retry can help: wrong flags, or invalid input."""
 STEP_NICENESS = 10
-"""Niceness of a step. A server on the same machine has 0."""
+"""Niceness of a step. A server on the same machine runs at niceness 0."""
 TORCH_THREADS = "1"
-"""Threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. At low priority, threads that
-wait for each other also wait for every other process. Next to a server, a training step took 25 s
-with two threads and 9 s with one."""
+"""Threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. Threads of a low-priority
+step wait for each other, and each of them also waits for all other processes. Beside a running
+server, a training step took 25 s with two threads and 9 s with one."""
 STOP_SECONDS = 5.0
 """Time in seconds in which an interrupted step may end by itself."""
 _YIELD = (
@@ -55,7 +55,10 @@ _YIELD = (
 
 
 class PipelineFailed(PermanentError):
-    """A task of the pipeline failed. The run's notes and the task's log have the reason."""
+    """A task of the pipeline failed, so the run ended.
+
+    The run's notes and the task's log have the reason.
+    """
 
 
 def run_pipeline(
@@ -82,7 +85,7 @@ def run_pipeline(
         source: Folder of our packages, for PYTHONPATH.
 
     Raises:
-        PipelineFailed: a task failed after its retries, or refused its input.
+        PipelineFailed: a task refused its input, or failed in every retry.
     """
     from kfp import components as kfp_components
     from kfp import dsl, local
@@ -101,8 +104,8 @@ def run_pipeline(
         )
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root=str(root))
         text = with_places(package, places)
-        # KFP's local runner does not know the workflow's name, and its run id is random. The run's
-        # own name is unique, because `run_once` refuses a used one.
+        # KFP's local runner does not know the workflow's name, and its run id is random. The name
+        # of the run is unique, because `run_once` refuses a name that exists.
         for placeholder in (
             dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
             dsl.PIPELINE_JOB_ID_PLACEHOLDER,
@@ -154,7 +157,10 @@ def _task_handler(
             self._variables = env_vars or {}
 
         def run(self) -> Any:
-            """Run the task and return its status. Its output is appended to the step's log."""
+            """Run the task, and return its status in KFP's terms.
+
+            The task's output is appended to the log of its step.
+            """
             if self._step in refused:
                 return status.Status.FAILURE
             interpreter = pythons[ENVIRONMENT_OF_STEP[self._step]]
@@ -184,8 +190,9 @@ def _task_handler(
 def yielding(command: Sequence[str]) -> list[str]:
     """Return the command line that runs `command` at low priority.
 
-    Start it in its own session. If Linux shares processor time among sessions first (autogroup),
-    niceness only counts within a session. The session therefore gets the same niceness.
+    The caller must start the command in a session of its own. If Linux shares processor time among
+    sessions first (autogroup), niceness only counts within a session. The session therefore gets
+    the same niceness.
     """
     return ["sh", "-c", _YIELD, "sh", str(STEP_NICENESS), *command]
 
@@ -197,14 +204,14 @@ def _run_step(command: list[str], environment: Mapping[str, str], log: Any) -> i
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
-        # KFP's command is a shell around the step. In a process group of their own, shell and step
-        # can both be ended. `yielding` needs the session.
+        # KFP starts the step in a shell. With a process group of their own, both the shell and the
+        # step can be ended. `yielding` needs a session for the command.
         start_new_session=True,
     )
     try:
         return process.wait()
     finally:
-        if process.returncode is None:  # Ctrl-C or SIGTERM interrupted this process
+        if process.returncode is None:  # Ctrl-C or SIGTERM interrupted this function
             _end_group(process)
 
 
@@ -214,7 +221,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGTERM)
         process.wait(STOP_SECONDS)
         deadline = time.monotonic() + STOP_SECONDS
-        while time.monotonic() < deadline:  # the shell ends before the step
+        while time.monotonic() < deadline:  # the shell can end before the step
             os.killpg(process.pid, 0)
             time.sleep(0.02)
     except (ProcessLookupError, subprocess.TimeoutExpired):
@@ -249,7 +256,7 @@ EXIT_CODES = {"released": 0, "canary": 0, "evaluated": 0, "refused": 1, "failed"
 
 
 class LocalFolders:
-    """Folders of a laptop, in place of a cluster's shared volume."""
+    """Folders on one machine that replace the cluster's shared volume."""
 
     def __init__(self, *, root: Path) -> None:
         self.root = root
@@ -258,19 +265,19 @@ class LocalFolders:
         self.store = root / "store"
         """Model registry: models, releases, promotion journal, notes of runs."""
         self.work = root / "work"
-        """Intermediate files of the runs."""
+        """Folder for intermediate files of the runs."""
         self.repository = root / "repository"
         """Triton's model repository."""
         self.artifacts = root / "artifacts"
-        """KFP's artifacts."""
+        """Folder of the artifacts that KFP stores."""
         self.logs = root / "logs"
-        """Log files, one per task and per process."""
+        """Folder of the log files, one file per task and per process."""
 
     def places(self) -> dict[str, str]:
         """Create the folders, and return the places that replace those of a compiled pipeline.
 
         Raises:
-            ContractError: a folder cannot be created.
+            ContractError: one of the folders cannot be created.
         """
         for folder in (self.lake, self.store, self.work, self.repository):
             try:
@@ -324,7 +331,7 @@ def run_once(
             )
     asked = {**parameters, **(request.pipeline_arguments() if request else {})}
     name = asked.get("trigger_id") or new_run_name("manual")
-    read_places(package)  # fails for a file without places, which would use its defaults
+    read_places(package)  # fails for a file without places
     places = {**folders.places(), **places}
     if find_outcome(folders.store, name):
         raise ContractError(f"run {name} has ended in {folders.store}, expected another trigger_id")
@@ -391,7 +398,7 @@ def _is_controlled(folders: LocalFolders) -> bool:
 
 
 def _stop_run(signum: int, _frame: Any) -> None:
-    """Exit, which also ends the running task.
+    """Raise SystemExit, which also ends the running task.
 
     A second signal does not interrupt the exit.
     """

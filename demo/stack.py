@@ -44,8 +44,8 @@ def answers(url: str) -> bool:
         return False
 
 
-# The child sets PR_SET_PDEATHSIG (1) and then becomes the command. It exits if the parent is gone
-# already.
+# The child sets PR_SET_PDEATHSIG (1) and then becomes the command. The child exits if its parent
+# has already ended.
 _LAUNCHER = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, int(sys.argv[2]))
@@ -58,8 +58,8 @@ os.execvp(sys.argv[3], sys.argv[3:])
 def tethered(command: Sequence[str], death_signal: signal.Signals = signal.SIGTERM) -> list[str]:
     """Return a command line that runs `command` and signals it when this process is gone.
 
-    Start it from a thread that lives as long as the command should, because Linux sends
-    `death_signal` when the starting thread ends.
+    Call this function from a thread that lives as long as the command should. Linux sends
+    `death_signal` when the thread that started the command ends.
     """
     return [
         sys.executable,
@@ -113,18 +113,19 @@ KILL_SECONDS = 10.0
 
 
 class ProcessDied(PermanentError):
-    """A process of the stack ended unexpectedly."""
+    """A process of the demo ended unexpectedly."""
 
 
 class Stack:
-    """Named processes of one demo. On exit, the context manager ends all of them."""
+    """Named processes of one demo. On exit, the context manager ends all processes."""
 
     def __init__(self, *, logs: Path, variables: Mapping[str, str]) -> None:
         """Create an empty stack.
 
         Args:
             logs: Folder of the log files `<name>.log`.
-            variables: Environment variables in addition to those of this process.
+            variables: Environment variables that all processes get in addition to the current
+                environment.
         """
         self._logs = logs
         self._tag = uuid4().hex
@@ -135,7 +136,7 @@ class Stack:
 
     @property
     def tag_variables(self) -> dict[str, str]:
-        """The variable that adds any process with it to this stack."""
+        """Environment variable that marks a process as part of this stack."""
         return {TAG_VARIABLE: self._tag}
 
     def start(
@@ -152,8 +153,8 @@ class Stack:
         Args:
             name: Name of the process and its log.
             command: The command line.
-            stdin: Whether `tell` can send lines to it.
-            may_end: Whether it may end with code 0 while other processes are awaited.
+            stdin: Whether the process reads its standard input, to which `tell` sends lines.
+            may_end: Whether the process may end with code 0 while other processes are awaited.
             variables: Environment variables of this process, in addition to the stack's.
         """
         with open(self._logs / f"{name}.log", "ab") as log:
@@ -163,7 +164,7 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**self._variables, **(variables or {})},
-                start_new_session=True,  # Ctrl-C reaches only the demo, which ends them in order
+                start_new_session=True,  # Ctrl-C must reach only the demo
                 text=True,
             )
         self._processes[name] = process
@@ -172,10 +173,10 @@ class Stack:
         return process
 
     def tell(self, name: str, line: str) -> None:
-        """Send one line to a process.
+        """Write one line to the standard input of a process.
 
         Raises:
-            ProcessDied: the process is gone.
+            ProcessDied: the process has ended.
         """
         stream = self._processes[name].stdin
         assert stream is not None
@@ -189,7 +190,8 @@ class Stack:
         """Check that all processes are running.
 
         Raises:
-            ProcessDied: a process ended unexpectedly. The message has the last line of its log.
+            ProcessDied: a process ended unexpectedly. The exception's message has the last line of
+                the process's log.
         """
         for name, process in self._processes.items():
             code = process.poll()
@@ -208,10 +210,10 @@ class Stack:
         """Poll until `condition` holds, and check that every process is running.
 
         Args:
-            condition: The condition.
+            condition: Function that returns whether the wait is over.
             what: Name of the condition for the error.
             seconds: Maximum time to wait.
-            watch: Called at each poll.
+            watch: Function that is called at each poll.
             every: Seconds between two polls.
 
         Raises:
@@ -251,9 +253,9 @@ class Stack:
         """Wait for a process to end with one of `codes`, and return its log.
 
         Raises:
-            ContractError: it ended with code 2, because its input is invalid. The message has its
-                reason.
-            PermanentError: it ended with another code, or not within `seconds`.
+            ContractError: it ended with code 2, because its input is invalid. The message contains
+                the reason.
+            PermanentError: the process ended with another code, or did not end within `seconds`.
         """
         code, log = self.wait_for_exit(name, seconds=seconds), self._logs / f"{name}.log"
         if code in codes:

@@ -57,8 +57,8 @@ class LiveChange:
     why: str
     """Reason in the journal."""
     answered_at: float | None = None
-    """End of the first second in which only this version served requests. None if there was no such
-    second, or the demo did not wait for it."""
+    """End of the first second in which only this version served requests. None if this version
+    never served alone for a second, or if the demo did not wait for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,8 @@ class ReplayedDecisions:
     """Whether all decisions equal those of the monitor."""
     digest: str
     late_requests: int = 0
-    """Number of requests that reached the monitor after their decision point. Such requests are in
-    the lake but were not used in the decision."""
+    """Number of requests that reached the monitor after their decision point. Requests that are too
+    late are in the lake but were not used in the decision."""
     late_rows: int = 0
     """Number of rows that reached the monitor after the end of their feature bucket."""
 
@@ -148,7 +148,7 @@ class VersionNumbers:
     trained_until: str
     """Time of the newest training row of the version."""
     evaluation_rows: int
-    """Number of evaluation rows, which are all newer than the training rows."""
+    """Number of evaluation rows. All of them are newer than the training rows."""
     parent: str | None
     gate: str
     reason: str
@@ -163,7 +163,7 @@ class TrafficDuring:
     requests_failed: int
     p99_ms: float | None
     """99th percentile of a second, as the maximum over all seconds. With a few dozen requests per
-    second, this is about the slowest request."""
+    second, the percentile is about the slowest request of the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ class ReleaseNumbers:
 
 @dataclass(frozen=True, kw_only=True)
 class BadReleaseNumbers:
-    """A planted bad release, its rollback, and the requests until the end of the rollback."""
+    """Numbers about the planted bad release, its rollback, and the requests in between."""
 
     made: LiveChange
     rolled_back: LiveChange
@@ -242,7 +242,7 @@ class DemoSummary:
     trigger: TriggerNumbers
     policies: dict[str, float | None]
     """Seconds from the drift to the last row that each policy needed for its alarm. None means no
-    alarm. A negative number means a false alarm."""
+    alarm. A negative number means a false alarm before the drift."""
     feature_drift: FeatureDriftNumbers
     decisions: ReplayedDecisions | None
     seconds: dict[str, float | None]
@@ -255,7 +255,8 @@ class DemoSummary:
     warnings: list[str] = field(default_factory=list)
     """The gate's warnings, one sentence each."""
     to_turn: list[str] = field(default_factory=list)
-    """Changes that would complete the loop, one sentence each. Empty if it was completed."""
+    """Changes that would complete the loop, one sentence each. The list is empty if the loop was
+    completed."""
 
     @property
     def alarm_came_first(self) -> bool:
@@ -353,7 +354,7 @@ def _threshold_of_first(decisions: Lines) -> float | None:
 
 
 def retrain_decision(events: Lines) -> Mapping[str, Any] | None:
-    """Return the event of the first decision that requested a run, or None.
+    """Return the event of the first decision that requested a run, or None if there is none.
 
     A decision that only notified people has no request id.
     """
@@ -361,7 +362,7 @@ def retrain_decision(events: Lines) -> Mapping[str, Any] | None:
 
 
 def first_alarms(decisions: Lines, drift_time: float | None) -> dict[str, float | None]:
-    """Return the seconds of event time from the drift to each policy's first alarm, by policy."""
+    """Return the seconds of event time from the drift to each policy's first alarm."""
     found: dict[str, float | None] = {}
     for line in decisions:
         for each in line["decisions"]:
@@ -506,7 +507,7 @@ def ways_to_turn(
     Yields nothing if a new version was released and measured.
 
     Args:
-        observed: Observations of the demo.
+        observed: What the demo recorded while it ran.
         summary: Numbers of the demo.
         verdicts: Verdicts of the gate, oldest first.
     """
@@ -556,7 +557,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
         and each["numbers"].get("evidence") is not None
     ]
     if not judged:
-        return  # no threshold, and the gate's advice says how to get one
+        return  # no threshold, as the gate's advice explains
     evidence, needed, since = (
         judged[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach")
     )
@@ -568,7 +569,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
             f"and only {since:,} came"
         )
     elif evidence > 1:
-        # The logarithm of the evidence grows in proportion to the rows.
+        # The logarithm of the evidence is proportional to the number of rows.
         factor = math.log(needed) / math.log(evidence)
         yield (
             f"more rows: {sent:,} rows after the drift gave evidence {evidence:.3g} of {needed:g}, "
@@ -653,7 +654,7 @@ def ingested_sentences(
 
 
 def decision_sentences(summary: DemoSummary) -> Iterator[str]:
-    """Yield sentences on the decisions, one per number."""
+    """Yield sentences about the decisions, each with one number."""
     known = {name: seconds for name, seconds in summary.policies.items() if seconds is not None}
     if sure := [f"{name} {seconds:.1f} s" for name, seconds in known.items() if seconds >= 0]:
         yield f"from the drift to the alarm of each policy: {', '.join(sure)}"
@@ -691,7 +692,7 @@ def decision_sentences(summary: DemoSummary) -> Iterator[str]:
 
 
 def serving_sentences(summary: DemoSummary) -> Iterator[str]:
-    """Yield sentences on serving, one per number."""
+    """Yield sentences about serving, each with one number."""
     if (release := summary.release) is not None:
         p99 = (release.p99_ms_before, release.during.p99_ms, release.p99_ms_after)
         yield (
@@ -719,9 +720,9 @@ def serving_sentences(summary: DemoSummary) -> Iterator[str]:
 def failed_promises(summary: DemoSummary, *, simulated: bool) -> list[str]:
     """Return the promises of the demo that this run broke, one sentence each.
 
-    A stage that did not run promises nothing. On a user's own rows, the monitor may rightly raise
-    no alarm, and the AUC may rightly not recover. Therefore only promises that hold for any data
-    are checked there.
+    Promises of stages that did not run are not checked. On a user's own rows, the monitor may
+    rightly raise no alarm, and the AUC may rightly not recover. Therefore, for a user's rows, only
+    promises that hold for any data are checked.
     """
     promises = [*_loop_promises(summary, simulated=simulated), *_serving_promises(summary)]
     if (found := summary.decisions) is not None:
@@ -830,7 +831,7 @@ def _run_numbers(store: Path) -> list[RunNumbers]:
 def _event_spans(
     events: Lines, drift_time: float | None, decision: Mapping[str, Any] | None
 ) -> dict[str, float | None]:
-    """Return the seconds from drift to decision, and from there to the new version's response."""
+    """Return the seconds from drift to decision, and from decision to the first new answer."""
     decided_at = decision["time"] if decision else None
     served_at = next(
         (e["time"] for e in events if e["kind"] == "version_seen" and e["version"] == 2), None

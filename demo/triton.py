@@ -1,5 +1,6 @@
 """Run a real tritonserver on this machine, from the wheel of the serving environment.
 
+<<<<<<< HEAD
 The demo, development and tests use it. The server gets free ports, and must be ready before a
 deadline. It ends with its owner: by its process id, at exit, or by the kernel if the owner is
 killed. The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but not
@@ -8,6 +9,14 @@ at the path where the server looks. Therefore stub and backend are copied into a
 This Triton (2.51) lacks the security fixes of later releases. The server therefore listens only on
 loopback, has no HTTP endpoint except the metrics, and refuses clients' shared memory and changes of
 its logs and traces (docs/threat-model.md).
+=======
+The demo, benchmarks and tests use this server. The server gets free ports, and must be ready before
+a deadline. The server ends with its owner process: at exit, or by the kernel if the owner is
+killed. The next server then removes its shared memory, whose name contains the owner's process id.
+The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but not at the
+path where the server looks. Therefore stub and backend are copied into a runtime folder. The server
+listens only on loopback, because this Triton (2.51) lacks later security fixes.
+>>>>>>> w-serve
 """
 
 import atexit
@@ -40,7 +49,7 @@ from evergreen.runtime.onnx_runtime import SILENT
 def models_to_load(repository: Path) -> list[str]:
     """Return the models that a server loads at its start.
 
-    All models with a configuration are loaded, except candidates that are only rehearsed.
+    The server loads every model that has a configuration, except the candidates of a rehearsal.
     """
     names = sorted(path.parent.name for path in repository.glob(f"*/{CONFIG_FILE}"))
     return [name for name in names if not name.endswith(CANDIDATE_SUFFIX)]
@@ -78,7 +87,7 @@ class PreparedWheel:
     """Paths and variables to start the server."""
 
     binary: Path
-    """Path of tritonserver in the environment."""
+    """Path of the executable tritonserver."""
     backends: Path
     """Folder for `--backend-directory`."""
     caches: Path
@@ -111,12 +120,13 @@ def prepare(venv: Path, runtime: Path) -> PreparedWheel:
     backend.mkdir(parents=True, exist_ok=True)
     for source in (*(wheel / "backends" / "python").glob("*.*"), stub):
         target = backend / source.name
-        if not target.exists():  # a running server may use it
+        if not target.exists():  # a running server may use the existing copy
             aside = target.with_name(f".{target.name}.{os.getpid()}")
             shutil.copy2(source, aside)
             os.replace(aside, target)
     variables = {
-        # The first python3 on PATH interprets model.py. PYTHONPATH would not reach it.
+        # The first python3 on PATH interprets model.py. PYTHONPATH would not change this
+        # interpreter.
         "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         # Without this path the stub loads another libpython, or lacks libcudart and hangs the
         # server.
@@ -164,29 +174,30 @@ class TritonSettings:
     """Maximum time from start to ready. A model whose code cannot run would hang Triton's start
     forever."""
     stop_seconds: float = 10.0
-    """Time from SIGTERM to SIGKILL. An idle server takes 1.5 to 3.5 s."""
+    """Time from SIGTERM to SIGKILL. An idle server needs 1.5 to 3.5 s to stop."""
     cache_bytes: int | None = None
     """Size of the response cache, or None for no cache. A cache only pays off if requests repeat
-    byte by byte (`benchmarks.cache`). Click features do not repeat, so every request would be
-    hashed in vain."""
+    byte by byte (`benchmarks.cache`). Click features rarely repeat, so the cache would only cost
+    the time to hash each request."""
 
 
 class TritonServer:
     """One tritonserver that runs between `start` and `stop`, or inside a `with`.
 
-    It loads the models of the repository at its start, and later models only on request. The
-    configurations in the repository name the versions. A server that was killed during a release
-    therefore restarts with the versions published last.
+    At its start the server loads the models of the repository, and later models only on request.
+    The configurations in the repository name the versions. A server that restarts after a kill
+    during a release therefore loads the latest published versions.
 
-    Start it from a thread that outlives it, because the kernel treats the end of that thread as the
-    end of the owner. Paths may contain spaces.
+    Call `start` from a thread that lives longer than the server. The kernel treats the end of that
+    thread as the end of the owner. Paths may contain spaces.
 
     Args:
         repository: Model repository, which is created if it is absent.
         log: Log file, to which the server appends.
         runtime: Writable folder for the prepared backend. Default: `triton-runtime` next to the
             log.
-        variables: Environment variables that override those of this process and of the wheel.
+        variables: Environment variables of the server. The variables take precedence over the
+            current environment and the wheel's variables.
         settings: Settings of start and stop.
     """
 
@@ -203,7 +214,7 @@ class TritonServer:
         self.log_path = log
         self.settings = settings or TritonSettings()
         self.start_seconds: float | None = None
-        """Seconds from start to ready, or None before."""
+        """Seconds from the start until the server was ready, or None before that."""
         self._runtime = runtime or log.parent / "triton-runtime"
         self._variables = dict(variables or {})
         self._process: subprocess.Popen[bytes] | None = None
@@ -244,13 +255,17 @@ class TritonServer:
 
     @property
     def returncode(self) -> int | None:
-        """Exit status of the server, or None while it runs. A negative status is a signal."""
+        """Exit status of the server, or None while it runs.
+
+        A negative status is the number of the signal that ended the server.
+        """
         return self._process.poll() if self._process else None
 
     def alive(self) -> bool:
         """Return whether the process runs.
 
-        A running process may still serve wrong answers. Only an inference shows that a model works.
+        A running process may still serve wrong answers. Only a successful inference shows that a
+        model works.
         """
         return self._process is not None and self._process.poll() is None
 
@@ -261,7 +276,7 @@ class TritonServer:
 
         Raises:
             ContractError: the repository or the serving environment lacks a file.
-            PermanentError: the server ended at once. The message quotes its log.
+            PermanentError: the server ended at once. The message quotes the server's log.
             TemporaryError: the server was not ready in time and was stopped.
         """
         assert not self.alive(), "the server runs already"
@@ -291,14 +306,14 @@ class TritonServer:
         return self
 
     def ask_to_stop(self) -> None:
-        """Send SIGTERM without waiting. `stop` waits."""
+        """Send SIGTERM without waiting. `stop` also waits for the end."""
         if self._process is not None:
             self._process.terminate()  # does nothing after the end of the process
 
     def stop(self) -> int | None:
-        """End the server and remove what it left.
+        """Stop the server, and remove its remaining processes and files.
 
-        Returns its exit status, or None if it never ran.
+        Returns the server's exit status, or None if the server never ran.
         """
         process = self._process
         if process is None or self._is_swept:
@@ -315,7 +330,7 @@ class TritonServer:
             )
             process.kill()
             process.wait()
-        # A stub can outlive its crashed server and ignore SIGTERM. All stubs are in the process
+        # A stub can outlive its crashed server and ignore SIGTERM. All stubs run in the process
         # group of the server.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -327,7 +342,10 @@ class TritonServer:
         return process.returncode
 
     def kill(self) -> None:
-        """Kill the server at once, as a crash would. `stop` still removes what it left."""
+        """Kill the server at once, as a crash would.
+
+        `stop` must still be called to remove the server's files.
+        """
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -364,8 +382,8 @@ class TritonServer:
             "--metrics-config=summary_latencies=true",
             "--pinned-memory-pool-byte-size=0",
             "--model-control-mode=explicit",
-            # config.pbtxt is complete. With Triton's auto-completion, every stub would start twice
-            # (1.5 s instead of 0.3 s).
+            # The written config.pbtxt needs no completion. With Triton's auto-completion, every
+            # stub would start twice (1.5 s instead of 0.3 s).
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={max(1, int(self.settings.stop_seconds) - 2)}",
         ]
@@ -390,7 +408,7 @@ class TritonServer:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # In its own process group, the server does not receive a Ctrl-C of the terminal.
-                # The owner stops it in order.
+                # The owner process stops the server.
                 start_new_session=True,
             )
         atexit.register(self.stop)
@@ -437,12 +455,25 @@ class TritonServer:
         from tritonclient.utils import InferenceServerException
 
         try:
+<<<<<<< HEAD
             with InferenceServerClient(self.grpc_url, channel_args=[*GRPC_OPTIONS]) as client:
                 # Another Triton may have taken the port before this one. Only the name
                 # distinguishes the two servers.
                 named = client.get_server_metadata().name == self._name
                 return bool(named and client.is_server_ready() and self.alive())
         except InferenceServerException:
+=======
+            # Another Triton may have taken the port before this one. The server's name shows which
+            # of the two servers answered.
+            with DIRECT.open(f"{self.http_url}/v2", timeout=1) as answer:
+                named = json.load(answer)["name"] == self._name
+            with DIRECT.open(f"{self.http_url}/v2/health/ready", timeout=1) as answer:
+                ready = answer.status == 200
+            # Triton opens the metrics port last. If Triton cannot open the metrics port, it exits.
+            with DIRECT.open(self.metrics_url, timeout=1):
+                return bool(named and ready and self.alive())
+        except (OSError, HTTPException, ValueError, KeyError, TypeError):
+>>>>>>> w-serve
             return False
 
     def _complaint(self, log_start: int) -> str:

@@ -1,1 +1,4 @@
-"""The core: what every program of Evergreen shares. `runtime` lies lowest, `serving` highest."""
+"""The core: what every program of Evergreen shares.
+
+Packages are ordered in layers, from `runtime` at the bottom to `serving` at the top.
+"""

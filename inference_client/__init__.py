@@ -9,13 +9,13 @@ These names are public:
 - `Unpublished`, which closing raises if the event log stays unavailable.
 - `metrics_text` for Prometheus.
 - `ContractError` (correct the input), `TemporaryError` (retry) and `PermanentError` (stop). The
-  caller decides by these base errors, and `inference_client.errors` has their subclasses.
+  caller decides by these base classes. `inference_client.errors` has their subclasses.
 
-Everything else may change.
+All other names may change in any version.
 
-Rows are given by column name, every answer is logged, and leaving the block publishes what is still
-queued. An application passes the server's address, `host:port`, and the location of its
-recommender's description. This example uses a local server and description instead:
+The caller gives rows by column name. The client logs every answer, and publishes what is still
+queued when the `with` block ends. An application passes the server's address, `host:port`, and the
+location of its recommender's description. This example uses a local server and description instead:
 
     >>> import asyncio, tempfile
     >>> import numpy as np
@@ -98,7 +98,7 @@ _MODULE_OF = {
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use.
 
-    gRPC and NumPy take half a second to import, which `--help` does not need.
+    gRPC and NumPy take half a second to import, and `--help` does not need them.
     """
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Options for TLS and for a token that is sent with each call.
+"""Options for TLS, and for a token that the client sends with each call.
 
 The files have the form that Kubernetes mounts: CA certificates, a client certificate, and a token
 that is renewed.
@@ -26,7 +26,7 @@ class ServerAccess:
     """Connection options of the server.
 
     Raises:
-        ContractError: an option has no effect without another option.
+        ContractError: an option is set without another option that it needs.
     """
 
     tls: bool = False
@@ -35,12 +35,13 @@ class ServerAccess:
     """PEM file of the CA certificates that sign the server's certificate. None = gRPC's default
     CAs."""
     certificate_file: Path | None = None
-    """PEM file of the client's certificate, for mutual TLS. `key_file` is required too."""
+    """PEM file of the client's certificate, for mutual TLS. `key_file` must be given too."""
     key_file: Path | None = None
     """PEM file of the client certificate's private key."""
     token_file: Path | None = None
-    """File with the token that is sent as `authorization: Bearer TOKEN`. The file is read again
-    every 30 s. `tls` is required, because the token would otherwise be readable on the network."""
+    """File with the token that is sent as `authorization: Bearer TOKEN`. The client reads the file
+    again every 30 s. `tls` is required, because the token would otherwise be readable on the
+    network."""
 
     def __post_init__(self) -> None:
         for name in ("ca_file", "certificate_file", "key_file", "token_file"):
@@ -73,7 +74,7 @@ class ServerAccess:
 
 
 class Token:
-    """Token that is read again from its file when it is old."""
+    """Token from a file, which is read again when the token is old."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the token.

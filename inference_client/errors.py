@@ -1,6 +1,6 @@
-"""Errors between client and server, with base classes that say what the caller must do next.
+"""Errors between client and server. Their base classes say what the caller must do next.
 
-Only `translated` knows Triton's status codes and messages.
+Only the function `translated` depends on Triton's status codes and messages.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from evergreen.runtime.errors import ContractError, PermanentError, TemporaryErr
 
 
 class ServerUnavailable(TemporaryError):
-    """The server does not answer, its queue is full, or it is switching versions."""
+    """The server does not answer, has a full queue, or is switching versions."""
 
 
 class DeadlineExpired(TemporaryError):
@@ -19,7 +19,7 @@ class DeadlineExpired(TemporaryError):
 
 
 class Overloaded(TemporaryError):
-    """Too many requests are waiting for the server.
+    """Too many requests are already waiting for the server.
 
     Nothing was sent. Send fewer requests, or retry later.
     """
@@ -48,10 +48,10 @@ class BadReply(PermanentError):
 class UnusableScores(BadReply):
     """The model returned values that are not probabilities.
 
-    Invalid values are NaN in `scores` [n] float32.
+    `scores` [n] float32 has NaN in place of invalid values.
 
-    `model_version` is the version that returned them. The request is logged although it fails, so
-    that the monitor detects the bad version.
+    `model_version` is the version that returned the values. The request is logged although it
+    fails, so that the monitor detects the bad version.
     """
 
     def __init__(self, message: str, *, scores: NDArray[np.float32], model_version: int) -> None:
@@ -61,7 +61,7 @@ class UnusableScores(BadReply):
 
 
 class BadRequest(ContractError):
-    """The rows do not match the model's input. Either the server or this client rejected them."""
+    """The rows do not match the model's input. The server or this client has rejected the rows."""
 
 
 _SWITCHING = ("not at ready state", "no available versions")
@@ -74,7 +74,7 @@ def translated(
 ) -> Exception:
     """Return our error for a Triton error. The message names the server."""
     status = str(error.status() or "").rpartition(".")[2]
-    # Keep only the first line, because a server-side traceback contains paths.
+    # Only the first line is used, because a traceback from the server contains paths.
     text = (error.message() or "").strip().partition("\n")[0] or status
     if status == "DEADLINE_EXCEEDED":
         return DeadlineExpired(f"server {server} did not answer within {deadline_seconds:g} s")

@@ -1,7 +1,7 @@
 """Encode and publish the records of one flush, and set aside records that cannot be published.
 
-A record is set aside with its error if it is too large for the event log or cannot be encoded. The
-other records are published. `publisher` decides when to flush and retry.
+A record is set aside, with its error, if it cannot be encoded or is too large for the event log.
+All other records of the flush are published. `publisher` decides when to flush and retry.
 """
 
 import time
@@ -15,11 +15,11 @@ from evergreen.events.event_log import Publisher
 from evergreen.runtime.errors import ContractError
 
 RECORDS_PER_TURN = 16
-"""Number of records that are encoded without a pause. Encoding them takes half a millisecond."""
+"""Number of records that are encoded without a pause. 16 records take half a millisecond."""
 
 
 class Message(NamedTuple):
-    """Encoded record with its message id."""
+    """Encoded record and its message id."""
 
     record: Record
     name: str
@@ -35,9 +35,9 @@ class Flush:
     num_rows: int
     num_outcomes: int
     num_bytes: int
-    """Memory in bytes that is freed after publishing."""
+    """Memory in bytes that publishing this flush will free."""
     refused: list[tuple[Record, Exception]] = field(default_factory=list)
-    """Records that cannot be published, with their errors. These records are not retried."""
+    """Records that cannot be published, with their errors. Such records are not retried."""
 
     @cached_property
     def messages(self) -> list[Message]:
@@ -46,7 +46,7 @@ class Flush:
         for number, record in enumerate(self.records):
             try:
                 encoded.append(self._encoded(record))
-            except Exception as error:  # a retry would fail in the same way
+            except Exception as error:  # another attempt would fail in the same way
                 self.refused.append((record, error))
             if number % RECORDS_PER_TURN == 0:
                 # Release the interpreter's lock, because otherwise each wake-up of the event loop
@@ -58,9 +58,9 @@ class Flush:
         return Message(record, record_id(record), self.form.encode(record))
 
     def publish(self, log: Publisher) -> None:
-        """Publish all messages together.
+        """Publish all messages of the flush together.
 
-        If the event log rejects a message, publish them in smaller groups.
+        If the event log rejects a message, the messages are published in smaller groups.
         """
         self._publish(log, list(self.messages))
 
@@ -95,7 +95,10 @@ class Flush:
 
 
 def _part(batch: OutcomeBatch, part: slice) -> OutcomeBatch:
-    """Return a part of a batch that is too large for the event log. The part has its own id."""
+    """Return a part of a batch, as its own batch.
+
+    A batch may be too large for the event log. The part has its own batch id.
+    """
     return replace(
         batch,
         batch_id=f"{batch.batch_id}/{part.start or 0}-{part.stop or len(batch)}",

@@ -1,13 +1,14 @@
 """Publish predictions and their outcomes to the event log, at least once, through any outage.
 
-Adding a record only appends it to a queue. Another thread encodes and publishes the records in few
-commits. Outcomes wait until they are due, and an outcome is never published before its prediction.
-A failed flush is repeated with the same ids, so that readers recognize duplicates.
+Adding a record only appends it to a queue. A separate thread encodes the queued records and
+publishes them in few commits. Outcomes wait until they are due, and an outcome is never published
+before its prediction. A failed flush is repeated with the same ids, so that readers recognize
+duplicates.
 
-While the event log is unavailable, records wait in memory up to a limit. When the limit is reached,
-the newest records are dropped and counted. Older records may already be half published, and
-dropping the newest records leaves one gap in the log instead of many. Every change of state is
-logged in one line.
+While the event log is unavailable, records wait in memory up to a limit. At this limit the newest
+records are dropped and counted. Older records are not dropped, because they may already be half
+published, and because one gap in the log is better than many. Every change of state is logged in
+one line.
 """
 
 import asyncio
@@ -42,21 +43,22 @@ from inference_client.timing import Timing
 logger = logging.getLogger(__name__)
 
 MAX_OUTCOMES_PER_MESSAGE = 2048
-"""Maximum outcomes per message. After an outage all waiting outcomes are due at once, and each
-outcome takes up to 300 bytes of the 1 MB limit."""
+"""Maximum outcomes per message. After an outage all waiting outcomes are due at once. Each outcome
+takes up to 300 bytes of the 1 MB limit for a message."""
 MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
-"""Limits of one flush. An unlimited flush after an outage could exceed the log's timeout again and
-again."""
+"""Limits of one flush. Without a limit, the flush after an outage could exceed the log's timeout
+again and again."""
 MAX_OUTCOMES_PER_FLUSH = 10_000
 """Maximum outcomes per flush. Removing them from the queue blocks the event loop for 30 ms."""
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
-"""First and longest wait in seconds between failed flushes. The wait doubles after each failure."""
+"""First and longest wait in seconds between failed flushes. Each further failure doubles the
+wait."""
 MAX_AHEAD_SECONDS = 86_400.0
 """Maximum seconds between now and an outcome's time. A later time is an error, for example a time
 in milliseconds."""
 _RECORD_BYTES, _ARRAY_BYTES, _OUTCOME_BYTES = 975, 125, 325
-"""Bytes of the Python objects for a record with three arrays, for each further array, and for an
-outcome in the queue."""
+"""Bytes of Python objects in the queue, for a record with three arrays, for each further array, and
+for an outcome."""
 _ROWS_SHARE = 0.75
 
 
@@ -66,12 +68,13 @@ class Outcome:
 
     time: float = 0.0
     """Time of the event in seconds since the epoch. 0 = now. A datetime or pandas Timestamp with a
-    time zone, and a NumPy datetime64 in UTC, are converted to seconds. The outcome is published
-    when its time has come, which may be in the future for simulated users."""
+    time zone, and a NumPy datetime64 in UTC, are converted to seconds. The outcome is published at
+    this time. For simulated users the time can be in the future."""
     request_id: str
-    """Id of the request that scored the row."""
+    """Id of the request that contains the row."""
     row: int = 0
-    """Row of the request, counted from 0. For a ranked list it is the position minus 1."""
+    """Number of the row in its request, counted from 0. For a ranked list it is the position minus
+    1."""
     event: str = CLICK
     """`click` or `conversion`."""
 
@@ -91,12 +94,12 @@ def _seconds_of(time: object) -> float:
     """Return the seconds since the epoch of an outcome's time.
 
     Raises:
-        ContractError: it is neither a number nor a time with a known zone.
+        ContractError: the time is not a number, and not a time with a known zone.
     """
     if not is_missing(time):
         if isinstance(time, np.datetime64) and not np.isnat(time):
             return float(time.astype("datetime64[us]").astype(np.int64)) / 1e6
-        # The meaning of a time without a zone would depend on the zone of the machine.
+        # A time without a zone would mean different moments on machines in different zones.
         if isinstance(time, datetime) and time.utcoffset() is not None:
             return time.timestamp()
     if isinstance(time, int | float | np.integer | np.floating) and not isinstance(time, bool):
@@ -130,18 +133,18 @@ class PublishingCounts:
     """Rows of predictions that are in the event log."""
     published_outcomes: int = 0
     queued_rows: int = 0
-    """Rows that wait in the queue. The number grows while the event log is unavailable."""
+    """Rows that wait in the queue. The queue grows while the event log is unavailable."""
     queued_outcomes: int = 0
-    """Outcomes that wait in the queue, including those that are not due yet."""
+    """Outcomes that wait in the queue. Some of these outcomes are not due yet."""
     dropped_rows: int = 0
     """Number of lost rows. Rows are lost if the queue is full, the event log rejects the message,
     or the client closes."""
     dropped_outcomes: int = 0
     problem: str | None = None
-    """Why the event log is unavailable, or None while it accepts records."""
+    """Reason why the event log is unavailable. None while it accepts records."""
     refused: bool = False
-    """Whether the event log rejects records permanently (no topic, no permission) instead of being
-    unreachable."""
+    """Whether the event log rejects records permanently, for example without a topic or permission.
+    False if it is only unreachable."""
 
 
 _METRICS = (
@@ -152,7 +155,8 @@ _METRICS = (
     ("queued_rows", "", "Rows of predictions that wait for the event log."),
     ("queued_outcomes", "", "Outcomes that wait for their time or for the event log."),
 )
-"""Entries of a field of `PublishingCounts`, the suffix of its metric's name, and the help text."""
+"""Entries of three values: a field of `PublishingCounts`, the suffix of the metric's name, and the
+help text."""
 
 
 def metrics_text(counts: Mapping[str, PublishingCounts]) -> str:
@@ -200,24 +204,24 @@ class PublisherSettings:
     """Flush interval and limits of the queue."""
 
     interval_seconds: float = 0.15
-    """Seconds between flushes, each of which is one commit. With a shorter interval records are
-    published sooner, and a longer interval costs less."""
+    """Seconds between two flushes. Each flush is one commit. A shorter interval publishes records
+    sooner, and a longer interval costs less."""
     close_seconds: float = 30.0
     """Seconds that closing waits for an unavailable event log before it drops the queue."""
     max_queued: int = 500_000
     """Maximum number of queued rows, and of queued outcomes."""
     max_queued_bytes: int = 250_000_000
     """Maximum memory of the queue in bytes, including its Python objects. Rows may use three
-    quarters of it, and the rest is for their outcomes. With 39 columns this is enough for 150,000
-    requests of one row, or for all `max_queued` rows in requests of 64. During a flush the client
-    needs about 40 MB more."""
+    quarters of this memory, and outcomes may use the rest. With 39 columns this is enough for
+    150,000 requests of one row, or for all `max_queued` rows in requests of 64. During a flush the
+    client needs about 40 MB more."""
 
     def __post_init__(self) -> None:
         names = ("interval_seconds", "close_seconds", "max_queued", "max_queued_bytes")
         expect(self, "more than 0", lambda value: value > 0, *names)
 
     def share(self, count: int) -> "PublisherSettings":
-        """Return the settings of one of `count` publishers that share these limits."""
+        """Return the settings of one publisher if `count` publishers share these limits."""
         queued, num_bytes = max(self.max_queued // count, 1), max(self.max_queued_bytes // count, 1)
         return replace(self, max_queued=queued, max_queued_bytes=num_bytes)
 
@@ -255,11 +259,11 @@ class RecordPublisher:
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
         self._outcomes: list[tuple[float, int, Outcome]] = []
-        """Heap of time, number and outcome. Comparing the numbers is 7 times faster than comparing
-        outcomes."""
+        """Heap of outcomes, each with its time and a number. The number makes comparisons 7 times
+        faster, because outcomes are not compared."""
         self._numbers = itertools.count()
         self._pending: Flush | None = None
-        """Flush that is running, or a failed flush that is repeated first."""
+        """Flush that is running. If it fails, it is repeated before any other flush."""
         self._flushing = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1)
         """Separate thread, so that an unavailable event log does not occupy the executor of the
@@ -279,7 +283,8 @@ class RecordPublisher:
     def add(self, prediction: PredictionBatch, outcomes: Sequence[Outcome] = ()) -> bool:
         """Queue a prediction with its known outcomes, without waiting.
 
-        Returns False if the queue is full. Then the prediction and its outcomes are dropped.
+        Returns False if the queue is full. In this case the prediction and its outcomes are
+        dropped.
         """
         queued, num_bytes = self._counts.queued_rows, _memory_bytes(prediction)
         has_room = queued + len(prediction) <= self._settings.max_queued and (
@@ -298,7 +303,7 @@ class RecordPublisher:
     def add_outcome(self, outcome: Outcome) -> bool:
         """Queue an outcome of a request, without waiting.
 
-        The request's prediction may have been published by any publisher of this event log. Returns
+        Any publisher of this event log may have published the prediction of the request. Returns
         False if the queue is full.
 
         Raises:
@@ -324,7 +329,7 @@ class RecordPublisher:
         return True
 
     async def flush(self) -> None:
-        """Publish queued predictions, then the outcomes that are due, in one commit.
+        """Publish the queued predictions, and then the outcomes that are due, in one commit.
 
         If the last flush failed, its messages are repeated first, without other messages. A flush
         contains at most `MAX_ROWS_PER_FLUSH` rows and `MAX_BYTES_PER_FLUSH` bytes from the start of
@@ -352,14 +357,14 @@ class RecordPublisher:
             await self._timing.sleep(await self._flush_or_backoff())
 
     async def drain(self) -> None:
-        """Publish everything that is queued, and end `run`.
+        """Publish everything that is queued, and let `run` end.
 
         Outcomes that are due within `close_seconds` are published at their time. Later outcomes are
         published at once.
 
         Raises:
             Unpublished: the event log rejected the records, or was unavailable for `close_seconds`.
-                The queue is dropped.
+                The records in the queue are dropped.
         """
         self._stopping = True
         latest = self._timing.clock() + self._settings.close_seconds
@@ -403,8 +408,8 @@ class RecordPublisher:
         try:
             await self.flush()
         except Exception as error:
-            # Libraries raise various errors. The records wait for the next attempt, and
-            # `_record_failure` has logged the error.
+            # Event log libraries raise many kinds of errors. The records stay queued for the next
+            # attempt. The method `_record_failure` has already logged the error.
             logger.debug("flush %d in a row failed: %s", self._failures, error)
             return min(
                 FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 30), MAX_BACKOFF_SECONDS
@@ -427,7 +432,8 @@ class RecordPublisher:
     def _next_flush(self) -> Flush | None:
         """Take the next flush from the queues, or return None if nothing is due.
 
-        A flush contains at most `_max_flushed_rows` rows, or a single larger prediction.
+        A flush contains at most `_max_flushed_rows` rows. A prediction with more rows is flushed
+        alone.
         """
         num_rows, taken = 0, 0
         for prediction in self._predictions:
@@ -440,8 +446,8 @@ class RecordPublisher:
         self._predictions = self._predictions[taken:]
         due: dict[str, list[Outcome]] = {}
         now, left = self._timing.clock(), MAX_OUTCOMES_PER_FLUSH
-        # While predictions are queued, no outcome is published, because an outcome may belong to a
-        # queued prediction.
+        # An outcome may belong to a queued prediction. Outcomes are therefore not published while
+        # predictions are queued.
         while not self._predictions and self._outcomes and self._outcomes[0][0] <= now and left:
             *_, outcome = heapq.heappop(self._outcomes)
             due.setdefault(outcome.event, []).append(outcome)
@@ -519,7 +525,10 @@ class RecordPublisher:
             )
 
     def _drop_refused(self, refused: Sequence[tuple[Record, Exception]]) -> tuple[int, int]:
-        """Count and log rejected records, and return the numbers of their rows and outcomes."""
+        """Count and log the rejected records.
+
+        Returns the number of their rows and of their outcomes.
+        """
         num_rows = num_outcomes = 0
         for record, error in refused:
             is_prediction = isinstance(record, PredictionBatch)
@@ -535,7 +544,9 @@ class RecordPublisher:
 
 
 class PartitionedPublisher:
-    """Publisher to a partitioned event log. `partition_of` maps a request to its partition.
+    """Publisher to a partitioned event log.
+
+    The function `partition_of` returns the partition of a request.
 
     Each partition has its own `RecordPublisher` with the same methods. If one partition is
     unavailable, the other partitions continue.
@@ -551,7 +562,10 @@ class PartitionedPublisher:
 
     @property
     def counts(self) -> PublishingCounts:
-        """Sums over the partitions. The problem is that of the first partition with a problem."""
+        """Sums over the partitions.
+
+        The reported problem is that of the first partition with a problem.
+        """
         first, *others = (partition.counts for partition in self._partitions)
         for counts in others:
             for name, *_ in _METRICS:

@@ -1,9 +1,9 @@
 """Score rows or rank candidates, log the predictions, and report the outcomes.
 
 `RecommenderClient` is for services with an event loop. `SyncRecommenderClient` offers the same
-methods to code without an event loop. Prediction records are built only here. Requests never wait
-for the event log: a record is queued after the answer, and the publisher writes it in another
-thread. `scoring` and `routing` score the rows, and `publisher` publishes the records.
+methods to code without an event loop. Only this module builds prediction records. A request does
+not wait for the event log: its record is queued after the answer, and another thread writes the
+record. `scoring` and `routing` score the rows, and `publisher` publishes the records.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 SHADOW_WAIT_SECONDS = 2.0
 """Seconds that a record waits for its shadow scores. After this time the record is logged without
-them. The caller does not wait."""
+shadow scores. The caller of `score` or `rank` does not wait for shadow scores."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,25 +67,26 @@ class ScoredRows:
     """Time of the answer in seconds since the epoch."""
     logged: bool
     """Whether the prediction is logged or queued. False with `log=False`, without an event log, or
-    if the queue was full."""
+    with a full queue."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranking:
-    """Best candidates in display order.
+    """Candidates with the highest scores, in display order.
 
     The best candidate is first, but exploration may swap two neighbours.
     """
 
     request_id: str
-    """Request id of the outcomes. Row i is the candidate at position i + 1."""
+    """Request id of the outcomes. In an outcome, row i is the candidate at position i + 1 of the
+    ranking."""
     candidates: NDArray[np.int64]
     """[k] position of each candidate in the given candidates."""
     scores: NDArray[np.float32]
     """[k] click probabilities."""
     propensities: NDArray[np.float64]
-    """[k] probability that each candidate is at its position (`contracts.exploration`). It is 1
-    without exploration."""
+    """[k] probability that each candidate is at its position (`contracts.exploration`). Without
+    exploration each probability is 1."""
     model_version: int
     canary: bool
     logged: bool
@@ -104,7 +105,7 @@ def positions_of(count: int) -> NDArray[np.int32]:
 def _check_key(key: object) -> None:
     """Check that a key is a text.
 
-    A traffic plan requires a text, so the check is made even if there is no plan yet.
+    A traffic plan needs the key as text, so the type is checked even before there is a plan.
     """
     if key is not None and not isinstance(key, str):
         raise ContractError(f"key is {key!r}, expected a text, or None")
@@ -127,12 +128,13 @@ def _candidate_rows(
 
 
 class RecommenderClient:
-    """Client that scores and logs.
+    """Client that scores rows and logs the predictions.
 
-    Enter the client before use, in one event loop. Leaving it publishes the queue.
+    Enter the client before use, in one event loop. Leaving the client publishes the queue.
 
     An unavailable event log never makes a request fail. Records wait in memory up to a limit
-    (`PublisherSettings`). At the limit the newest records are dropped and counted (`log_counts`).
+    (`PublisherSettings`). When this limit is reached, the newest records are dropped and counted
+    (`log_counts`).
     """
 
     def __init__(
@@ -160,8 +162,8 @@ class RecommenderClient:
                 recommender's one model.
             settings: See `ClientSettings`.
             publishing: See `PublisherSettings`.
-            source: Name of this client in the ids of outcome records. A random part is added at
-                each opening.
+            source: Name of this client in the ids of outcome records. Each opening of the client
+                appends a random part.
             timing: Clocks and waits.
 
         Raises:
@@ -199,7 +201,7 @@ class RecommenderClient:
             TemporaryError, PermanentError: the event log cannot be opened.
         """
         async with AsyncExitStack() as resources:
-            # Open the event log first, because a client that cannot log must not answer.
+            # The event log is opened first, because a client that cannot log must not answer.
             if self._log is not None:
                 logs = [self._log] if not isinstance(self._log, str) else []
                 for url in partition_urls(self._log) if isinstance(self._log, str) else ():
@@ -237,7 +239,10 @@ class RecommenderClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the client. If another exception ends the block, lost records are only logged."""
+        """Close the client.
+
+        If the block already ends with another exception, lost records are only logged.
+        """
         try:
             await self.close()
         except Unpublished as loss:
@@ -247,7 +252,10 @@ class RecommenderClient:
 
     @property
     def log_counts(self) -> PublishingCounts:
-        """Counts of everything that was logged so far. Zeros without an event log."""
+        """Number of records that were published, queued and dropped until now.
+
+        Zeros without an event log.
+        """
         return PublishingCounts() if self._publisher is None else self._publisher.counts
 
     async def score(
@@ -258,21 +266,21 @@ class RecommenderClient:
         key: str | None = None,
         log: bool = True,
     ) -> ScoredRows:
-        """Score and log the rows. All click probabilities are from one model version.
+        """Score and log the rows. All returned click probabilities are from one model version.
 
         Args:
             rows: Dict of columns, list of dicts, Arrow table, or `FeatureRows`.
-            request_id: Unique id of the request in the event log. None = random. Do not pass an id
-                that several requests share, such as a session's.
+            request_id: Unique id of the request in the event log. None = random. Do
+                not pass an id that several requests share, such as a session's.
             key: User for whom the rows are scored. A traffic plan routes the same key to the same
                 model.
             log: Whether to log the request. Pass False for rows that are shown to nobody, such as a
                 warm-up's.
 
         Raises:
-            ContractError: a row is invalid, or a logged request has more than `MAX_ROWS_PER_RECORD`
-                rows, or fewer if they are wide. Or one of the last `REMEMBERED_IDS` logged requests
-                has the same id.
+            ContractError: a row is invalid, or a logged request has too many rows
+                (`MAX_ROWS_PER_RECORD`, or fewer if rows are wide). The error is also raised if one
+                of the last `REMEMBERED_IDS` logged requests has the same id.
             TemporaryError, PermanentError: the rows were not scored, see `ScoringClient.score`. A
                 failing event log never raises.
         """
@@ -304,13 +312,13 @@ class RecommenderClient:
         """Return and log the `k` candidates with the highest click probability.
 
         Candidates with equal scores stay in the given order. Only the k displayed rows are logged,
-        with their positions, because no other row can be clicked.
+        with their positions, because users can click no other row.
 
         Args:
-            candidates: n rows, n >= 1. Columns that the context has may be absent.
+            candidates: n rows, n >= 1. Columns that are present in the context may be absent here.
             k: Maximum number of results. If there are fewer candidates, all are returned.
-            context: One row, such as the user's features. Its values fill missing values of each
-                candidate.
+            context: One row, such as the user's features. The values of this row replace missing
+                values of each candidate.
             request_id: Unique id of the list in the event log. None = random.
             key: User of the list. A traffic plan routes the same key to the same model.
             log: Whether to log the list. Pass False for lists that are shown to nobody.
@@ -319,9 +327,10 @@ class RecommenderClient:
                 orders.
 
         Raises:
-            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD` or exceeds a message of the event
-                log. Or `explore` is outside [0, 0.5), the context is not one row, there are no
-                candidates, a row is invalid, or the request id is not new.
+            ContractError: k is outside 1..`MAX_ROWS_PER_RECORD`, or too large for one message of
+                the event log. The error is also raised if `explore` is outside [0, 0.5), the
+                context is not one row, there are no candidates, a row is invalid, or the request id
+                is not new.
             TemporaryError, PermanentError: as in `score`.
         """
         if not 1 <= k <= MAX_ROWS_PER_RECORD:
@@ -354,14 +363,14 @@ class RecommenderClient:
     def tell(self, outcome: Outcome) -> bool:
         """Log an outcome of a row, without waiting.
 
-        The row may have been scored by any client of the same event log.
+        Any client of the same event log may have scored the row.
 
         Returns:
-            Whether the outcome is logged or queued. False if the queue is full.
+            Whether the outcome was accepted for logging. False if the queue is full.
 
         Raises:
-            ContractError: this client has no event log or is closed, or the outcome's time is too
-                far in the future.
+            ContractError: the client has no event log or is closed, or the time of the outcome is
+                too far in the future.
         """
         if self._publisher is None or not self._is_open:
             raise ContractError(
@@ -375,7 +384,7 @@ class RecommenderClient:
     async def close(self) -> None:
         """Wait for requests in flight, publish the queue and close the connections.
 
-        The call also waits for outcomes that are not due yet.
+        The call waits for outcomes until they are due.
 
         Raises:
             Unpublished: the event log rejected the records, or was unavailable for
@@ -418,7 +427,7 @@ class RecommenderClient:
     ) -> Scored:
         """Score the rows. If some scores are unusable, the request is logged and fails.
 
-        The id of a logged request is reserved. The id is released again if no record was logged.
+        The id of a logged request is reserved. If no record was logged, the id is released again.
         """
         if self._scorer is None or not self._is_open:
             raise ContractError(
@@ -459,8 +468,8 @@ class RecommenderClient:
     ) -> bool:
         """Queue the record of the displayed rows, and return whether it was queued.
 
-        `ranked` has the positions of the displayed rows among the scored rows. If the shadow scores
-        of a record are pending, the record and its outcomes wait for them in the background.
+        `ranked` contains the position of each displayed row among the scored rows. If the shadow
+        scores of a record are pending, the record and its outcomes wait for them in the background.
         """
         assert self._publisher is not None
         publisher, selection = self._publisher, slice(None) if ranked is None else ranked
@@ -489,7 +498,7 @@ class RecommenderClient:
                     complete = replace(record, shadow_version=version, shadow_scores=scores)
             except (
                 Exception
-            ) as error:  # served scores are logged, even if the shadow request raises an error
+            ) as error:  # served scores are logged even if the shadow request raises an error
                 logger.warning("request %s is logged without shadow scores: %r", request_id, error)
             publisher.add(complete, self._awaiting_shadow.pop(request_id))
 
@@ -502,11 +511,12 @@ class RecommenderClient:
 class SyncRecommenderClient:
     """`RecommenderClient` for code without an event loop.
 
-    Its arguments and methods are the same. They can be used from any thread.
+    The arguments and methods are the same as in `RecommenderClient`. The methods can be called from
+    any thread.
 
     The asynchronous client runs on an event loop in a separate thread, so that records are also
-    published between calls. The asynchronous client has the shorter name, because it is the right
-    client for services that score for many users.
+    published between calls. `RecommenderClient` has the shorter name because it suits services that
+    score for many users.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Manage the replicas behind a server's name: addresses, connections, and which replicas answer.
+"""Manage the replicas behind a server's name: their addresses, connections and states.
 
 A replica is stalled if calls are waiting and nothing arrives, because the replica hangs or its
-connection is half open. A stalled replica gets a new connection, but no caller's request while
-another replica answers. From time to time the client sends it a copy of a request, and nobody waits
-for the answer to the copy. After its first answer the replica is used again. `transport`
-distributes the calls.
+connection is half open. A stalled replica gets a new connection. It gets no request of a caller
+while another replica answers. From time to time the client sends a copy of a request to the stalled
+replica. No caller waits for the answer to such a request. When the replica has answered once, it is
+used again. The module `transport` distributes the calls.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ DOWN_SECONDS = 1.0
 """Seconds during which a replica that refused its connection gets no caller's request, if there is
 another replica."""
 CALLS_PER_SLOT = 4
-"""Maximum calls on one connection per slot, including calls whose callers have given up."""
+"""Maximum calls on one connection for each slot, including calls whose callers stopped waiting."""
 _LISTED = re.compile(r"(ipv4|ipv6):(.+)")
 
 SendCall = Callable[[InferenceServerClient], Awaitable[Any]]
@@ -39,11 +39,11 @@ class Connection:
     def __init__(self, triton: InferenceServerClient, clock: Callable[[], float]) -> None:
         self.triton, self._clock = triton, clock
         self.calls: dict[asyncio.Future[Any], float] = {}
-        """Calls on the wire with their start times, oldest first."""
+        """Calls that were sent and not answered, with their start times, oldest first."""
         self.num_waiting = 0
-        """Number of calls whose callers wait."""
+        """Number of calls with a waiting caller."""
         self.slowest = 0.0
-        """Seconds of the slowest recent answer. The value decays with each answer."""
+        """Seconds of the slowest recent answer. Every new answer lowers the value a little."""
         self._last_end = clock()
 
     def start(self, send_call: SendCall) -> asyncio.Future[Any]:
@@ -84,15 +84,15 @@ class Replica:
         self._connect, self._clock = connect, clock
         self.connection = Connection(connect(address), clock)
         self.is_out = False
-        """Whether callers' requests go to other replicas, if there are any."""
+        """Whether requests of callers go to other replicas, if other replicas exist."""
         self._out_until = 0.0
         self._stalls = 0
-        """Number of consecutive stalls."""
+        """Number of stalls in a row."""
 
     def seconds_to_stall(self) -> float:
-        """Return the seconds until the connection counts as stalled.
+        """Return the number of seconds after which the connection counts as stalled.
 
-        If the result is 0 or less, it is stalled already.
+        A result of 0 or less means that the connection is already stalled.
         """
         allowed = min(STALL_SECONDS * 2.0**self._stalls, MAX_STALL_SECONDS)
         return max(allowed, 3 * self.connection.slowest) - self.connection.silent_seconds()
@@ -100,7 +100,7 @@ class Replica:
     def replace_connection(self) -> Connection:
         """Replace the connection of a stalled replica, and return the old connection.
 
-        Callers' requests go to other replicas until this one answers again.
+        Requests of callers go to other replicas until this replica answers again.
         """
         stalled, self.connection = (
             self.connection,
@@ -136,7 +136,9 @@ class Replica:
 
 
 def listed_addresses(server: str) -> list[str] | None:
-    """Return the addresses in a server's name in gRPC's form, or None if the name needs DNS.
+    """Return the addresses that a server's name contains, in gRPC's form.
+
+    Returns None if the name needs DNS.
 
     >>> listed_addresses("127.0.0.1:8001"), listed_addresses("dns:///triton:8001")
     (['ipv4:127.0.0.1:8001'], None)

@@ -1,4 +1,4 @@
-"""Reject request ids that this client has logged recently.
+"""Registry that rejects request ids which this client logged recently.
 
 The event log joins clicks to rows by request id. If a session's id were used for two requests, a
 click on the second request would be attributed to the first request.
@@ -9,19 +9,20 @@ from collections import OrderedDict
 from evergreen.runtime.errors import ContractError
 
 REMEMBERED_IDS = 100_000
-"""Number of newest request ids that a client remembers. They take about 25 MB. The monitor detects
-later duplicates and duplicates of other clients (`records_total{outcome="reused_id"}`)."""
+"""Number of newest request ids that a client remembers. The ids take about 25 MB of memory. The
+monitor detects later duplicates and duplicates of other clients
+(`records_total{outcome="reused_id"}`)."""
 
 
 class RequestIds:
-    """Registry of used request ids. Use it in one event loop."""
+    """Request ids that this client has used recently. Use it in one event loop."""
 
     def __init__(self, remembered: int = REMEMBERED_IDS) -> None:
         self._remembered = remembered
         self._taken: OrderedDict[str, None] = OrderedDict()
 
     def take(self, request_id: str) -> None:
-        """Reserve the id for a request that will be logged.
+        """Reserve the id of a request that will be logged.
 
         Raises:
             ContractError: a recent request has the same id.
@@ -37,5 +38,5 @@ class RequestIds:
             self._taken.popitem(last=False)
 
     def give_back(self, request_id: str) -> None:
-        """Release the id of a request that failed and was not logged."""
+        """Release the id of a request that has failed without being logged."""
         self._taken.pop(request_id, None)

@@ -1,11 +1,11 @@
-"""Route requests by the traffic plan: served requests to one arm, shadow requests to the other.
+"""Routing of requests by the traffic plan: one arm answers, the other may get a shadow request.
 
-The plan never makes a request fail. Without a plan the stable model answers. If the plan cannot be
-read, the last good plan is used. If the canary does not answer, the stable arm answers within the
-same deadline. A shadow request starts after the served answer, uses a separate connection and is
-not retried. A shadow request is dropped and counted if too many shadow requests are running, or if
-served requests are waiting. `registry.traffic_plan` defines the plan, and deployment evaluates the
-shadow scores.
+A problem with the plan never makes a request fail. Without a plan the stable model answers. If the
+plan cannot be read, the last good plan is used. If the canary does not answer, the stable arm
+answers within the same deadline. A shadow request starts after the served answer, uses a separate
+connection and is not retried. A shadow request is dropped and counted if too many shadow requests
+are running, or if served requests are waiting. `registry.traffic_plan` defines the plan, and
+deployment evaluates the shadow scores.
 """
 
 import asyncio
@@ -35,10 +35,11 @@ logger = logging.getLogger(__name__)
 MAX_SHADOWS = 4
 """Maximum number of concurrent shadow requests."""
 SHADOW_SECONDS = 5.0
-"""Maximum deadline of a shadow request. A shorter deadline of served requests applies too."""
+"""Maximum deadline of a shadow request. The deadline of served requests applies instead if it is
+shorter."""
 FIRST_READ_SECONDS = 5.0
-"""Maximum seconds that opening a client waits for the plan. The stable model answers until the plan
-has been read."""
+"""Maximum time that opening a client waits for the plan, in seconds. The stable model answers until
+the plan has been read."""
 
 
 def open_scorer(
@@ -78,31 +79,31 @@ class PlanFollower:
     def __init__(
         self, objects: Objects, model_name: str, *, interval_seconds: float = PLAN_POLL_SECONDS
     ) -> None:
-        """Create the poller without reading.
+        """Store the parameters without reading the plan.
 
         Args:
             objects: Model repository.
-            model_name: Name of the model, from which `traffic_file` derives the plan's name.
+            model_name: Name of the model. `traffic_file` derives the name of the plan from it.
             interval_seconds: Seconds between two reads.
         """
         self.objects, self.model_name, self._interval = objects, model_name, interval_seconds
         self.name = traffic_file(model_name)
         self.source = f"{objects.uri}/{self.name}"
         self.current: TrafficPlan | None = None
-        """Last good plan. None = there is no plan, or none was read yet, so the stable model
+        """Last good plan. None if there is no plan, or if none was read yet. The stable model then
         answers."""
         self.problem: str | None = None
-        """Error of the last read. If a read failed, `current` may be out of date. None = the last
-        read succeeded."""
+        """Error of the last read of the plan. After a failed read, `current` may be outdated. None
+        = the last read of the plan succeeded."""
         self._stopped = threading.Event()
 
     async def start(self) -> None:
-        """Start polling. Returns after the first read, or after `FIRST_READ_SECONDS`."""
+        """Start polling. The call returns after the first read, or after `FIRST_READ_SECONDS`."""
         loop, is_read = asyncio.get_running_loop(), asyncio.Event()
 
         def follow() -> None:
             self.refresh()
-            # RuntimeError means that the event loop has ended.
+            # A RuntimeError here means that the event loop has ended.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(is_read.set)
             while not self._stopped.wait(self._interval):
@@ -123,13 +124,13 @@ class PlanFollower:
         self._stopped.set()
 
     def refresh(self) -> None:
-        """Read the plan once. A failed read sets `problem` and raises nothing."""
+        """Read the plan once. If the read fails, `problem` is set and no error is raised."""
         try:
             stored = self.objects.read(self.name)
             plan = None if stored is None else TrafficPlan.loads(stored.content, source=self.source)
         except Exception as error:
-            # Libraries raise various errors. The last good plan stays, and the next read may
-            # succeed.
+            # Storage libraries raise many kinds of errors. The last good plan remains in use, and
+            # the next read may succeed.
             if self.problem != str(error):
                 logger.warning(
                     "the traffic plan stays as it is (%s): %s", _describe(self.current), error
@@ -154,7 +155,7 @@ def _describe(plan: TrafficPlan | None) -> str:
 
 
 class PlannedClient:
-    """`KeyedScorer` that follows a traffic plan. Enter it before use, in one event loop."""
+    """`KeyedScorer` that follows a traffic plan. Enter the client before use, in one event loop."""
 
     def __init__(
         self,
@@ -171,9 +172,10 @@ class PlannedClient:
         Args:
             server: Address, see `ScoringClient`.
             plan: Poller of the plan.
-            settings: Deadlines and limits.
+            settings: Deadlines and limits of requests.
             columns: Expected columns, see `ScoringClient`.
-            max_shadows: Maximum concurrent shadow requests. Further ones are dropped.
+            max_shadows: Maximum number of shadow requests at the same time. Any further shadow
+                request is dropped.
             timer: Monotonic clock in seconds, for the deadline over both arms.
         """
         self._settings = settings or ClientSettings()
@@ -193,10 +195,10 @@ class PlannedClient:
         )
         self._shadows: set[asyncio.Task[Scored | None]] = set()
         self.fallbacks: Counter[str] = Counter()
-        """Requests of the canary that the stable arm answered instead, by error."""
+        """Number of requests for the canary that the stable arm answered instead, by error."""
         self.shadow_counts: Counter[str] = Counter()
-        """Shadow requests that were `answered`, `dropped` (never sent) or failed, by result or
-        error."""
+        """Number of shadow requests by result. The result is `answered`, `dropped` (never sent), or
+        the name of an error."""
 
     async def __aenter__(self) -> "PlannedClient":
         await self.plan.start()
@@ -208,7 +210,7 @@ class PlannedClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for requests in flight, including shadow requests, and close."""
+        """Wait for all requests in flight, including shadow requests, and close the connections."""
         self.plan.stop()
         if self._shadows:
             await asyncio.wait(set(self._shadows))
@@ -227,10 +229,10 @@ class PlannedClient:
 
         Args:
             dense: Dense features [n, d].
-            categorical: Categories [n, positions].
-            request_id: Id that decides whether the request gets a shadow request. None = random.
-            key: User of the request. The same key is always routed to the same arm. None = the
-                request's id.
+            categorical: Categories [n, positions of the categorical axis].
+            request_id: Id that determines whether a shadow request is sent too. None = random.
+            key: User for whom the rows are scored. The same key is always routed to the same arm.
+                None = the request's id.
         """
         plan = self.plan.current
         if plan is None:
@@ -263,9 +265,9 @@ class PlannedClient:
         dense: NDArray[np.float32],
         categorical: NDArray[np.int64],
     ) -> tuple[Scored, Arm]:
-        """Call the canary. If it fails, call the stable arm.
+        """Call the canary. If the canary fails, call the stable arm.
 
-        Returns the answer and the arm that gave it.
+        Returns the scores, and the arm that computed them.
         """
         give_up_at = self._timer() + self._settings.deadline_seconds
         try:
@@ -274,12 +276,11 @@ class PlannedClient:
             )
             return scored._replace(canary=True), canary
         except (DeadlineExpired, Overloaded):
-            # A call of the stable arm would not help, because the time is up or the client has no
-            # free slot.
+            # The stable arm is not tried, because the time is up or the client has no free slot.
             raise
         except (TemporaryError, PermanentError, ContractError) as error:
-            # A canary's failure must not reach the user. An invalid request fails on the stable arm
-            # too.
+            # An error of the canary must not reach the user. An invalid request will also fail on
+            # the stable arm.
             self.fallbacks[type(error).__name__] += 1
             logger.debug("the canary did not answer, calling %s: %s", plan.stable.model_name, error)
         left = max(0.001, give_up_at - self._timer())

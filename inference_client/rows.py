@@ -1,7 +1,7 @@
 """Convert rows from named columns to the model's input matrices.
 
-The names are those of the recommender's features. Error messages contain column, row and value.
-`contracts.serving` defines the server's tensors.
+The column names are the names of the recommender's features. Error messages contain column, row and
+value. `contracts.serving` defines the server's tensors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -47,9 +47,9 @@ class FeatureRows:
         return FeatureRows(dense=self.dense[selection], categorical=self.categorical[selection])
 
     def filled_from(self, context: "FeatureRows", features: Features) -> "FeatureRows":
-        """Return these rows with missing values replaced by those of the single row `context`.
+        """Return these rows with missing values taken from the single row `context`.
 
-        A list is replaced as one value.
+        A list counts as one value, and is replaced as a whole.
         """
         lacking = self.categorical == MISSING_CATEGORY
         for start, stop, _ in features.places.lists:
@@ -82,15 +82,15 @@ def feature_rows(
     """Convert rows to new matrices, which later changes of the caller's arrays do not affect.
 
     A numeric value is a number. A category is a whole number, a whole number as text, or a boolean.
-    A feature with string categories accepts any text. None, NaN, pandas' NA and some texts, such as
-    the empty text, are missing values (`contracts.values`). A list is a list or an array of
+    A feature with string categories accepts any text. Missing values are None, NaN, pandas' NA, and
+    some texts such as the empty text (`contracts.values`). A list is a list or an array of
     categories, and None is an empty list.
 
     Args:
-        rows: Rows by column name. `FeatureRows` are copied unchanged.
+        rows: Rows by column name. An object of type `FeatureRows` is copied unchanged.
         features: Features of the recommender.
-        may_lack_columns: Whether absent columns count as missing in every row. Columns with a fixed
-            served value may always be absent.
+        may_lack_columns: Whether absent columns count as missing in every row. A column of a
+            feature that is served with a fixed value may always be absent.
 
     Raises:
         ContractError: a column is unknown or absent, columns differ in length, or a value is
@@ -177,7 +177,7 @@ def categories(
     Args:
         name: Name of the column, for errors.
         values: List or array.
-        holds_words: Whether the column has string categories.
+        holds_words: Whether the categories of the column are strings.
         exact_below: See `contracts.values.EXACT_BELOW`. None = derived from the type of `values`.
 
     Raises:
@@ -288,11 +288,11 @@ def _columns_by_name(rows: Any) -> Mapping[str, Any]:
 
 
 _NO_COLUMNS = (str, bytes, bytearray, Mapping, set, frozenset)
-"""Types that have a length, but do not have one value per row in a fixed order."""
+"""Types that have a length, but cannot be a column of values in a fixed order."""
 
 
 def _type_name(values: Any) -> str:
-    """Return the type name of an array's values, or an empty text for other objects."""
+    """Return the name of the type of an array's values, or an empty text for other objects."""
     if not _is_arrow(values):
         return str(getattr(values, "dtype", ""))
     return str(

@@ -1,14 +1,15 @@
 """Score feature matrices on a Triton server: one connection, a queue of callers, and retries.
 
-A request that is too large is split. If a version switch made different versions answer its parts,
-the parts of the older version are scored again until one version has answered all parts. A
-version's configuration lists its columns, and the rows are sent with those columns.
+A request that is too large is split. If versions are switched meanwhile, different versions may
+answer the parts of one request. The parts of the older version are then scored again until one
+version has answered all parts. The configuration of a version lists the version's columns, and the
+rows are sent with these columns.
 
 Scoring has no side effects, so a request may be repeated. These temporary failures are retried: an
-unreachable server, a full queue, a version switch (`ServerUnavailable`), and a model that answered
-earlier and is being loaded again. All other failures and an expired deadline are raised at once,
-because a retry would not help. `transport` makes the calls, `routing` chooses between models, and
-`recommender` logs the answers.
+unreachable server, a full queue, a version switch (`ServerUnavailable`), and a known model that is
+being loaded again. All other failures and an expired deadline are raised at once, because a retry
+would not help. `transport` makes the calls, `routing` chooses between models, and `recommender`
+logs the answers.
 """
 
 import asyncio
@@ -50,7 +51,8 @@ logger = logging.getLogger(__name__)
 
 _SERVER = re.compile(r"(dns:///)?[^/\s]+:\d+")
 _MAX_COLUMNS = 3
-"""Maximum number of versions with different columns that one attempt tries while servers switch."""
+"""Maximum number of versions with different columns that one attempt tries during a version
+switch."""
 _OUTPUTS = [InferRequestedOutput(PROBABILITY_OUTPUT.name)]
 
 
@@ -60,12 +62,13 @@ class Scored(NamedTuple):
     scores: NDArray[np.float32]
     """[n] probabilities in [0, 1], in the order of the requested rows."""
     model_version: int
-    """Version in the server's reply."""
+    """Version that the server's reply names."""
     canary: bool = False
     """Whether the traffic plan's canary answered."""
     shadow: "asyncio.Future[Scored | None] | None" = None
-    """Future with the other arm's scores of the same rows, which are only logged. Its result is
-    None if the shadow request failed. The future never raises an error and need not be awaited."""
+    """Future of the scores that the other arm gives to the same rows. The future's scores are only
+    logged. The future's result is None if the shadow request failed. The future never raises an
+    error and need not be awaited."""
 
 
 class KeyedScorer(Protocol):
@@ -94,8 +97,8 @@ async def shadow_of(scored: Scored, seconds: float) -> Scored | None:
     answer = (
         scored.shadow.result() if scored.shadow.done() and not scored.shadow.cancelled() else None
     )
-    # During a promotion both arms can have the same version. Its scores must not be compared with
-    # themselves.
+    # During a promotion both arms can have the same version. A version's scores must not be
+    # compared with themselves.
     return None if answer is None or answer.model_version == scored.model_version else answer
 
 
@@ -105,15 +108,16 @@ class ClientSettings:
 
     deadline_seconds: float = 30.0
     """Seconds for one request, including all attempts and waits. Within this time the caller gets
-    an answer or an error. A call that was already sent continues (`transport`)."""
+    an answer or an error. After this time, a call that was sent continues in the background
+    (`transport`)."""
     max_attempts: int = 8
     first_backoff_seconds: float = 0.05
     max_backoff_seconds: float = 1.0
-    """Longest wait in seconds between attempts. Each wait is twice as long as the wait before, up
-    to this value. With the defaults the waits sum to 3.55 s, before jitter shortens them."""
+    """Longest wait in seconds between attempts. Each wait is twice as long as the previous one, up
+    to this value. With the defaults, the waits have a sum of 3.55 s before jitter shortens them."""
     max_in_flight: int = 16
-    """Maximum concurrent requests to each replica whose callers wait. Up to four times as many
-    calls may be on the wire, including those whose callers got `DeadlineExpired`."""
+    """Maximum number of concurrent requests with a waiting caller, for each replica. Up to four
+    times as many calls may be unanswered, including those of callers that got `DeadlineExpired`."""
     max_waiting: int = 4096
     """Maximum number of callers that wait for a free slot. Further callers get `Overloaded` at
     once."""
@@ -169,8 +173,8 @@ class ScoringClient:
             model_name: Name of the served model, which is the recommender's name.
             settings: See `ClientSettings`.
             columns: Columns of the rows (`Features.columns`). If a version has other columns, the
-                rows are rearranged by column name, and absent columns are missing values. None =
-                the rows are sent unchanged to every version.
+                client rearranges the rows by column name, and fills absent columns with missing
+                values. None = the client sends the rows unchanged to every version.
             timing: Clocks and waits.
 
         Raises:
@@ -188,14 +192,14 @@ class ScoringClient:
         )
         self._callers = 0
         self._answered: set[str] = set()
-        """Models that have answered before. If one of these models is absent now, it is being
+        """Names of models that have answered before. If a known model is absent now, it is being
         loaded again."""
         self._own_columns = columns
         self._columns: dict[tuple[str, int], ColumnMap] = {}
-        """Columns of each known version of a model."""
+        """Columns of each version that is known, by model and version number."""
         self._newest: dict[str, ColumnMap] = {}
-        """Columns of one version of each model. It is the version that answered last, or whose
-        configuration was read since."""
+        """Columns of each model's most recent version. The most recent version is the one that
+        answered last, or whose configuration was read since then."""
 
     async def __aenter__(self) -> "ScoringClient":
         return self
@@ -215,7 +219,7 @@ class ScoringClient:
 
     @property
     def is_full(self) -> bool:
-        """Whether another caller would have to wait."""
+        """Whether the next caller would have to wait."""
         return self._callers >= self.transport.num_slots
 
     async def close(self) -> None:
@@ -240,14 +244,14 @@ class ScoringClient:
             categorical: [n, c] int64, the model's categorical features, -1 = missing.
             request_id: Ignored, part of `KeyedScorer`.
             key: Ignored, part of `KeyedScorer`.
-            model_name: Name of another model than the client's own.
-            max_attempts: Maximum attempts, instead of the settings'.
-            deadline_seconds: Deadline, instead of the settings'.
+            model_name: Name of the model, if it is not the client's own model.
+            max_attempts: Maximum number of attempts, in place of the setting.
+            deadline_seconds: Deadline in seconds, in place of the setting.
 
         Raises:
             BadRequest: a shape or dtype is wrong, or the server rejected the rows.
-            ServerUnavailable: the server was unavailable in every attempt, or no time is left for
-                another.
+            ServerUnavailable: the server was unavailable in every attempt, or there is no time for
+                another attempt.
             Overloaded: too many callers are waiting, or no slot was free before the deadline.
                 Nothing was sent.
             DeadlineExpired: no answer in time.
@@ -283,8 +287,8 @@ class ScoringClient:
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
         parts: dict[int, Scored] = {}
-        """Answered parts by first row, in the order of their answers. After a rollback the newest
-        version does not have the highest number."""
+        """Answered parts, keyed by their first row, in the order of the answers. After a rollback
+        the newest version does not have the highest number."""
         stale = list(range(0, len(dense), MAX_BATCH_ROWS))
         backoff = self._settings.first_backoff_seconds
 
@@ -299,8 +303,8 @@ class ScoringClient:
                 )
                 backoff = min(2 * backoff, self._settings.max_backoff_seconds)
             parts = {start: part for start, part in parts.items() if start not in stale}
-            # Wait for every part before the first error is raised. Otherwise a part would continue
-            # without a caller.
+            # Wait for every part before the first error is raised. Without the wait, a part
+            # would continue without a caller.
             for outcome in await asyncio.gather(*map(score_part, stale), return_exceptions=True):
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -319,9 +323,9 @@ class ScoringClient:
     async def _score_part(
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Scored:
-        """Return the first answer.
+        """Return the first valid answer to one part of a request.
 
-        If the server is unavailable, it is called again after growing waits.
+        If the server is unavailable, the part is sent again after increasing waits.
         """
         backoff = self._settings.first_backoff_seconds
         for attempt in range(1, request.max_attempts + 1):
@@ -343,7 +347,7 @@ class ScoringClient:
     async def _call_version(
         self, request: _Request, dense: NDArray[np.float32], categorical: NDArray[np.int64]
     ) -> Any:
-        """Return the reply of a version that got its own columns."""
+        """Return the reply of a version to rows in that version's own columns."""
         if self._own_columns is None:
             return await self._call_server(request, _input_tensors(dense, categorical))
         for _ in range(_MAX_COLUMNS):
@@ -370,7 +374,7 @@ class ScoringClient:
         )
 
     async def _read_columns(self, request: _Request) -> ColumnMap:
-        """Read the columns of the model that is loaded now."""
+        """Read the columns of the loaded model from its configuration."""
         assert self._own_columns is not None
         config = await self.transport.config(
             request.model, seconds=self._seconds_left(request), deadline_seconds=request.seconds
@@ -466,7 +470,7 @@ def _read_reply(reply: Any, num_rows: int, server: str) -> Scored:
             f"expected float32 {[num_rows, PROBABILITY_OUTPUT.width]}"
         )
     flat = scores[:, 0]
-    # NaN fails both comparisons.
+    # Both comparisons are False for NaN.
     is_usable = (flat >= 0) & (flat <= 1)
     if len(bad := flat[~is_usable]):
         raise UnusableScores(

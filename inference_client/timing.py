@@ -18,10 +18,10 @@ class Timing(NamedTuple):
     clock: Callable[[], float] = time.time
     """Seconds since the epoch, for records."""
     timer: Callable[[], float] = time.monotonic
-    """Seconds from an arbitrary start, for deadlines, schedules and latencies."""
+    """Clock in seconds from an arbitrary start, for deadlines, schedules and latencies."""
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
     jitter: Callable[[float], float] = shortened
-    """Function that returns the wait for a backoff."""
+    """Function that returns the actual wait for a backoff in seconds."""
     chance: Callable[[], float] = random.random
     """Function that returns a uniform number in [0, 1), for exploration. Unlike NumPy's generator,
     Python's generator is reseeded after a fork."""

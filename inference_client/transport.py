@@ -2,14 +2,14 @@
 
 Triton before 2.68 (26.04) can crash when a gRPC call is cancelled or its deadline expires on the
 wire. Version 2.51, which runs on a laptop, crashed in 7 of 7 load tests with short deadlines
-(upstream fixes 7840, 8078, 8220, 8708). If a caller stops waiting, its call therefore continues
-until it ends. The deadline on the wire is `WIRE_SECONDS`, which ends calls to a machine that is
-gone. An abandoned call frees its caller's slot, but a connection carries at most `CALLS_PER_SLOT`
-calls per slot. This limit protects a server that does not answer.
+(upstream fixes 7840, 8078, 8220, 8708). Calls are therefore never cancelled: if a caller stops
+waiting, its call continues until it ends. The deadline on the wire is `WIRE_SECONDS`, which ends
+calls to a machine that is gone. An abandoned call frees its caller's slot, but a connection carries
+at most `CALLS_PER_SLOT` calls per slot. The limit protects a server that does not answer.
 
-A call goes to the replica with the fewest calls on the wire. If the replica refuses the connection
-or stalls, the call is repeated on another replica or on a new connection. Repeating a call is safe,
-because scoring has no side effects. `replicas` defines replicas and stalls.
+A call goes to the replica with the fewest calls on the wire. If a replica refuses the connection or
+stalls, the call is repeated on another replica or connection. Repeating a call is safe, because
+scoring has no side effects. The module `replicas` defines replicas and stalls.
 """
 
 import asyncio
@@ -38,26 +38,25 @@ from inference_client.replicas import (
 logger = logging.getLogger(__name__)
 
 WIRE_SECONDS = 300.0
-"""Deadline in seconds that is sent to the server, unless the caller's deadline is longer."""
+"""Deadline in seconds that the server gets with a call, unless the caller's deadline is longer."""
 RESOLVE_SECONDS = 5.0
 """Seconds after which a name is resolved again. Calls continue meanwhile."""
 _CHECK_SECONDS = 0.25
-"""Seconds between two checks whether a connection was replaced, made by a caller that waits for a
-slot."""
+"""Interval in seconds at which a waiting caller checks whether a connection was replaced."""
 
 CHANNEL_OPTIONS = [
     *GRPC_OPTIONS,
-    # gRPC's default waits up to two minutes before it reconnects to a restarted server.
+    # By default gRPC waits up to two minutes before it reconnects to a restarted server.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # Pings end the calls on a connection to a machine that is gone. A shorter interval is not
-    # possible, because Triton treats frequent pings without data as abuse. Stalled connections are
-    # replaced much earlier.
+    # Pings end the calls on a connection whose machine is gone. A shorter interval is not possible,
+    # because Triton treats frequent pings without data as abuse. A stalled connection is replaced
+    # much earlier.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # Otherwise a new channel would reuse the half-open connection of the channel it replaces.
+    # Without this option, a new channel would reuse the half-open connection of the old channel.
     ("grpc.use_local_subchannel_pool", 1),
 ]
 
@@ -76,8 +75,8 @@ class GrpcTransport:
         """Prepare the connections, which are opened at the first calls.
 
         Args:
-            server: host:port or `dns:///name:port`. Both mean all addresses of the name.
-            max_in_flight: Maximum calls per address whose callers wait.
+            server: host:port or `dns:///name:port`. Both forms mean all addresses of the name.
+            max_in_flight: Maximum number of calls per address with a waiting caller.
             access: TLS and token options.
             clock: Monotonic clock in seconds.
 
@@ -90,25 +89,25 @@ class GrpcTransport:
         self._max_in_flight, self._clock = max_in_flight, clock
         self._replicas: dict[str, Replica] = {}
         self._retired: dict[Connection, asyncio.Task[None]] = {}
-        """Connections without new calls, which close when their last call ends."""
+        """Connections that get no new calls. Each connection closes when its last call ends."""
         self._resolving: asyncio.Task[None] | None = None
         self._resolved_at = clock()
         self._problem: OSError | None = None
-        """Error of the last failed name resolution."""
+        """Error of the last name resolution, if it failed."""
         self._line = asyncio.Lock()
-        """Lock of the first caller that waits for a slot. The other callers wait for the lock in
-        order."""
+        """Lock that the first caller in the line holds while it waits for a slot. All other callers
+        wait for the lock in order."""
         self._freed = asyncio.Event()
         self._turn = 0
 
     @property
     def num_slots(self) -> int:
-        """Maximum number of calls whose callers wait."""
+        """Maximum number of calls with a waiting caller, over all replicas."""
         return self._max_in_flight * max(len(self._replicas), 1)
 
     @property
     def num_calls(self) -> int:
-        """Number of calls on the wire."""
+        """Number of calls that were sent and not answered."""
         connections = [*(each.connection for each in self._replicas.values()), *self._retired]
         return sum(len(each.calls) for each in connections)
 
@@ -127,7 +126,8 @@ class GrpcTransport:
             model: Name of the model.
             inputs: Input tensors.
             outputs: Requested outputs.
-            seconds: Time that the caller waits. It may be the remaining part of `deadline_seconds`.
+            seconds: Time that the caller waits. The caller may already have used a part of
+                `deadline_seconds`.
             deadline_seconds: Total deadline, for error messages.
 
         Raises:
@@ -152,7 +152,10 @@ class GrpcTransport:
         )
 
     async def config(self, model: str, *, seconds: float, deadline_seconds: float) -> Any:
-        """Return the loaded model's configuration. Arguments and errors are those of `infer`."""
+        """Return the loaded model's configuration.
+
+        Arguments and errors are the same as for `infer`.
+        """
         wire_seconds = max(WIRE_SECONDS, deadline_seconds)
 
         def send_call(triton: InferenceServerClient) -> Awaitable[Any]:
@@ -168,7 +171,7 @@ class GrpcTransport:
     async def _call(
         self, send_call: SendCall, model: str, *, seconds: float, deadline_seconds: float
     ) -> Any:
-        """Send a call on a free slot, and return the first answer of its copies."""
+        """Send a call when a slot is free, and return the first answer to any of its copies."""
         end = self._clock() + seconds
         await self._find_addresses(end)
         copies = _Copies(self, send_call)
@@ -226,7 +229,7 @@ class GrpcTransport:
         try:
             self._set_addresses(listed_addresses(self.server) or await resolve(self.server))
         except OSError as error:
-            # The old addresses may still be right.
+            # The addresses that are already known may still be right.
             self._problem = error
         self._resolved_at = self._clock()
 
@@ -259,7 +262,7 @@ class GrpcTransport:
     # Slots
 
     async def _take_slot(self, send_call: SendCall, end: float, deadline_seconds: float) -> Replica:
-        """Wait for a replica with a free slot."""
+        """Wait until a replica has a free slot, and return this replica."""
         if not self._line.locked() and (free := self.pick(send_call)) is not None:
             return free
         full = Overloaded(
@@ -286,8 +289,8 @@ class GrpcTransport:
     def pick(self, send_call: SendCall, *, avoid: Container[str] = ()) -> Replica | None:
         """Return the replica with the fewest calls that has a free slot, or None.
 
-        Replicas that answer are preferred. If a failing replica is due for a new attempt, it gets a
-        copy of this call.
+        A replica that answers is preferred to a replica that does not answer. If a failing replica
+        is due for a new attempt, it gets a copy of this call.
         """
         self._replace_stalled()
         here = [each for each in self._replicas.values() if each.address not in avoid]
@@ -322,7 +325,7 @@ class GrpcTransport:
         return call
 
     def free_slot(self, connection: Connection) -> None:
-        """Release the slot of a caller."""
+        """Release the slot that a caller has used."""
         connection.num_waiting -= 1
         self._freed.set()
 
@@ -332,7 +335,8 @@ class GrpcTransport:
         self._freed.set()
         if call.cancelled():
             return
-        # Retrieve the exception of abandoned calls too, because otherwise asyncio would log it.
+        # Retrieve the exception of an abandoned call too. Without this callback, asyncio would log
+        # the error.
         if (error := call.exception()) is not None:
             logger.debug("call to server %s ended with: %s", replica.address, error)
         if connection is not replica.connection:
@@ -344,13 +348,16 @@ class GrpcTransport:
 
 
 class _Copies:
-    """Copies of one caller's call. A second copy is sent if a replica is down or stalled."""
+    """All copies of the call of one caller.
+
+    A second copy is sent if a replica is down or stalled.
+    """
 
     def __init__(self, transport: GrpcTransport, send_call: SendCall) -> None:
         self._transport, self._send_call = transport, send_call
         self._calls: dict[asyncio.Future[Any], tuple[Replica, Connection]] = {}
         self._down: set[str] = set()
-        """Addresses that refused the call."""
+        """Addresses of replicas that refused this call."""
         self._is_repeated = False
 
     def send(self, replica: Replica) -> None:
@@ -362,7 +369,7 @@ class _Copies:
         """Return the first answer.
 
         Raises:
-            InferenceServerException: every copy failed. The last error is raised.
+            InferenceServerException: every copy failed. The error of the last copy is raised.
             TimeoutError: no answer came before `end`.
         """
         clock = self._transport._clock
@@ -389,20 +396,20 @@ class _Copies:
                 self._is_repeated = self._send_elsewhere()
 
     def _seconds_to_check(self) -> float:
-        """Return the seconds until a copy may have stalled."""
+        """Return the number of seconds after which a copy could have stalled."""
         here = [
             replica
             for replica, connection in self._calls.values()
             if connection is replica.connection
         ]
         if len(here) < len(self._calls) and not self._is_repeated:
-            return _CHECK_SECONDS  # check for a slot on another connection
+            return _CHECK_SECONDS  # check whether another connection has a free slot
         return min((each.seconds_to_stall() for each in here), default=float("inf"))
 
     def _send_elsewhere(self) -> bool:
-        """Send another copy if a connection without a copy has a free slot.
+        """Send another copy of the call, if a connection without a copy has a free slot.
 
-        Returns whether the copy was sent.
+        Returns True if a copy was sent.
         """
         replica = self._transport.pick(self._send_call, avoid=self._down)
         if replica is None or any(replica.connection is each for _, each in self._calls.values()):
@@ -416,7 +423,7 @@ class _Copies:
         return replica
 
     def give_up(self) -> None:
-        """Abandon the calls on the wire, which end by themselves."""
+        """Abandon the copies that were not answered. Abandoned calls end on their own."""
         for call in list(self._calls):
             self._drop(call)
 

@@ -1,7 +1,8 @@
 """Run the monitor: `python -m monitoring --log URL --state DIR --archive DIR --store DIR`.
 
 This module reads the settings (flags, else `EVERGREEN_MONITOR_*`) and the rules of the registry's
-recommender. It opens the log and the state, and runs `monitoring.monitor` until SIGTERM or SIGINT.
+recommender. The module opens the log and the state, and runs `monitoring.monitor` until SIGTERM or
+SIGINT.
 """
 
 import logging
@@ -63,7 +64,7 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
 
     Args:
         settings: Settings of the installation.
-        stop: Ends the loop.
+        stop: Event that ends the loop.
         umask: Umask of the runs that the monitor starts locally. -1 keeps the process's own.
 
     Raises:

@@ -1,11 +1,11 @@
 """Append to the monitor's journal files: `timeline.jsonl`, `events.jsonl`, `decisions.jsonl`.
 
-People, the report and the backtest read them. Each line in the state folder is one JSON object,
-appended and flushed to disk. An event is written before its step is recorded in the state. After a
-crash an event can therefore appear twice, but it is never missing. While the disk is full, points
-and events wait in memory. Decisions do not wait, because nothing may act on an unwritten decision.
-A full file is renamed to `<name>.1`, which replaces the previous one. `monitoring.web.metrics`
-exports the Prometheus metrics.
+The files are read by people, by the page and by backtests. Each line in the state folder is one
+JSON object, appended and flushed to disk. An event is written before its step is recorded in the
+state. After a crash an event can therefore appear twice, but it is never missing. While the disk is
+full, points and events wait in memory. Decisions are never buffered, because an action must not
+follow from an unwritten decision. A full file is renamed to `<name>.1`, which replaces the previous
+one. `monitoring.web.metrics` exports the Prometheus metrics.
 """
 
 import json
@@ -26,7 +26,7 @@ TIMELINE_FILE = "timeline.jsonl"
 EVENTS_FILE = "events.jsonl"
 DECISIONS_FILE = "decisions.jsonl"
 MAX_FILE_BYTES = 64 * 2**20
-"""Size of a full file, in bytes. A timeline of that size covers about two days, with a point of 400
+"""Size of a full file, in bytes. A timeline of this size covers about two days, with a point of 400
 bytes every second. A file of decisions covers ten days, with a line of 750 bytes every 10 s, as the
 threshold policy writes them. Other policies write longer lines. The previous file stays beside the
 current one, so that an incident of that length can be recorded."""
@@ -83,7 +83,8 @@ class Journal:
         once.
 
         Raises:
-            TemporaryError: A line cannot be written. Append this line and all later lines again.
+            TemporaryError: A line cannot be written. After the error, the caller must append the
+                failed line and all later lines again.
         """
         for time, line in lines.items():
             if self._decided_until is None or time > self._decided_until:

@@ -87,13 +87,14 @@ class StoredEvaluator:
         )
         self._newest: DecisionPoint | None = None
         self._unwritten: list[DecisionPoint] = []
-        """Decision points that could not be written yet. Nothing acts on them."""
+        """Decision points that could not be written yet. No run is started from these decisions."""
 
     def restore(self, requests: MaturedRequests | None) -> None:
         """Restore the stored matured requests and the predictions after the last decision point.
 
-        The newest requests matured after the state was last written. These requests are observed as
-        new requests, so that a request that was too late for its decision point stays excluded.
+        The newest requests matured after the state was last written. The evaluator treats these
+        requests as new. Requests that were too late for their decision point therefore stay
+        excluded.
         """
         if requests is not None:
             num_new = 0 if self._cursor is None else self._store.num_matured_after(self._cursor)
@@ -111,7 +112,8 @@ class StoredEvaluator:
         Nothing acts on a decision before it is stored.
 
         Raises:
-            TemporaryError: The decisions cannot be stored. The next call stores them first.
+            TemporaryError: The decisions cannot be stored. The next call stores the decisions
+                first.
         """
         before = self.evaluator.decided_until
         self._unwritten += self.evaluator.decide_up_to(matured_until)
@@ -129,8 +131,8 @@ class StoredEvaluator:
         """Append the decisions that are not in the journal yet.
 
         Raises:
-            TemporaryError: The decisions cannot be written. The evaluator's state is ahead of them
-                and must not be stored then.
+            TemporaryError: The decisions cannot be written. The evaluator's state includes the
+                unwritten decisions, so it must not be stored.
         """
         if points := self._unwritten:
             self._journal.append_decisions({point.time: point.line() for point in points})
@@ -142,7 +144,7 @@ class StoredEvaluator:
         return {**self.evaluator.memory(), "cursor": self._store.matured_cursor()}
 
     def take_newest(self) -> DecisionPoint | None:
-        """Return the newest decision point once, or None.
+        """Return the newest decision point, or None if it was already returned.
 
         Earlier decision points of the same iteration trigger nothing. A drift that lasts is
         detected again at later decision points.
@@ -193,7 +195,7 @@ class Measurements:
     def measure(self, versions: Iterable[int], *, read_up_to: float | None) -> list[Kpis]:
         """Compute the KPIs of those `versions` that have rows.
 
-        `read_up_to` is the watermark of the log. Without it there is no conversion rate.
+        `read_up_to` is the watermark of the log. If it is None, the KPIs have no conversion rate.
         """
         measured, conversion_rates = [], dict[int, float]()
         if read_up_to is not None and (seconds := self._conversion_window_seconds):
@@ -215,7 +217,7 @@ class Measurements:
     def estimate_open(self, read_up_to: float | None) -> None:
         """Estimate the labels of open rows, at most every `decide_seconds`.
 
-        `read_up_to` is the watermark of the log. Nothing happens without it.
+        `read_up_to` is the watermark of the log. None skips the estimate.
         """
         now = self._clock()
         # The upper bound also covers a clock that was set back.
@@ -262,15 +264,16 @@ FILE_PARTS = 8
 """Minimum number of parts in a full archive file. Rows of one part are written together."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
-"""Seconds after its window for which an outcome waits for its unknown request. After that the
-outcome is archived as late."""
+"""Seconds after its window for which an outcome waits for its unknown request. After this time the
+outcome is archived as a late outcome."""
 _LAST_MOMENT = 2e-6
 """Tolerance in seconds, above the rounding error of times that are compared in microseconds."""
 MAX_VERSIONS_SEEN = 1000
 """Number of highest model versions whose first prediction is remembered, so that it is reported
 once."""
 MAX_REASON_CHARACTERS = 400
-"""Maximum length of a dead letter's reason. The message itself is stored beside it."""
+"""Maximum length of a dead letter's reason. The message of the dead letter is stored beside its
+reason."""
 TICK_PULLS = 20
 """Maximum number of full pulls in one iteration, so that the loop measures even under a flood of
 records."""
@@ -289,11 +292,12 @@ class Monitor:
         settings: Settings of the process and its rules.
         subscriber: Reader of the log.
         store: The monitor's state.
-        trigger: Starts runs. None only notifies people.
+        trigger: Starts runs. With None, the monitor only notifies people.
         recommender: Rows of another recommender become dead letters.
         exposition: State for the HTTP pages.
         clock: Returns seconds since the epoch.
-        checkpoint: Called with the name of each step that a crash may follow. Tests crash there.
+        checkpoint: Called with the name of each step that a crash may follow. Tests simulate a
+            crash in this function.
     """
 
     def __init__(
@@ -434,8 +438,8 @@ class Monitor:
         """Version of the newest non-canary prediction, or None before the first prediction.
 
         Matured rows do not show the serving version, because rows of an old version mature for a
-        whole attribution window after a release. The highest version number does not show it
-        either, because a rollback serves a lower version.
+        whole attribution window after a release. The highest version number would also be wrong,
+        because a rollback serves a lower version.
         """
         return self._newest[1] if self._newest else None
 
@@ -443,8 +447,8 @@ class Monitor:
         """Run one iteration of the loop.
 
         Raises:
-            TemporaryError: The log is busy, or the disk is full. The next iteration repeats what is
-                missing.
+            TemporaryError: The log is busy, or the disk is full. The next iteration repeats the
+                steps that failed.
         """
         self._write_what_waits()
         self._forget_times_ahead(self._clock())
@@ -511,7 +515,7 @@ class Monitor:
         self.journal.write_waiting()
         self._evaluation.write_decisions()
 
-    # -- intake
+    # -- receive and store records
 
     def _drain(self, num_messages: float) -> None:
         """Store and acknowledge at most about `num_messages` messages of the log."""
@@ -525,8 +529,8 @@ class Monitor:
             num_messages -= len(deliveries)
             if num_messages <= 0 or is_short(deliveries, self._records.pull_messages):
                 break
-        # The watermark also moves back when a clock that was ahead is corrected. Otherwise every
-        # later window would close at once.
+        # The watermark also moves back when a clock that was ahead is corrected. An old watermark
+        # would close every later window at once.
         if (read_up_to := self._subscriber.read_up_to()) is not None:
             self._read_up_to = read_up_to
 
@@ -536,7 +540,7 @@ class Monitor:
             deliveries = self._store_part(deliveries, now)
 
     def _store_part(self, deliveries: Sequence[Delivery], now: float) -> Sequence[Delivery]:
-        """Process as many messages as fit into memory at once, and return the others."""
+        """Process the first messages that fit into memory, and return the remaining messages."""
         received = deliveries
         intake = read_records([delivery.payload for delivery in deliveries], self._rules, now=now)
         bad = [
@@ -749,7 +753,7 @@ class Monitor:
     def _set_apart_ahead(self, now: float) -> None:
         """Set apart the rows whose times are too far in the future.
 
-        Such rows were accepted while the monitor's clock was wrong.
+        Rows with future times were accepted while the monitor's clock was wrong.
         """
         ahead = now + MAX_FUTURE_SECONDS
         while (
@@ -775,8 +779,8 @@ class Monitor:
     def _forget_times_ahead(self, now: float) -> None:
         """Forget the newest prediction if its time is in the future.
 
-        Such a time comes from a clock that was ahead. Otherwise no other prediction would count as
-        the newest until then.
+        A time in the future comes from a clock that was ahead. Until it is forgotten, no prediction
+        with an earlier time counts as the newest.
         """
         if (
             self._last_record_time is not None
@@ -788,7 +792,8 @@ class Monitor:
 
     def _snapshot(self) -> Snapshot:
         now = self._clock()
-        store_status = self._store_watcher.look(now)  # before the counters, because it adds to them
+        # Call the watcher before reading the counters, because the watcher adds to them.
+        store_status = self._store_watcher.look(now)
         return Snapshot(
             recommender=self._recommender.name,
             time=now,

@@ -33,11 +33,14 @@ class MaturedRequests(Waiting):
     """1 if the row was clicked within the attribution window, else 0. Shape [n]."""
     click_delays: NDArray[np.float32]
     """Seconds from the prediction to the click, shape [n]. Negative if two clocks differ. NaN
-    without a click or its time."""
+    without a click, or if the time of the click is unknown."""
 
 
 class LateOutcome(NamedTuple):
-    """An outcome that changes no label in the monitor. Extraction joins it from a separate file."""
+    """An outcome that changes no label in the monitor.
+
+    Extraction reads late outcomes from separate files and joins them to their rows.
+    """
 
     request_id: str
     row: int

@@ -3,11 +3,12 @@
 Input is `<archive>/day=*/part-*.parquet` and `<archive>/outcomes/day=*/part-*.parquet`, which
 `monitoring.state` renames into place when they are complete. Output is files of the same names in
 the lake, a folder or a `gs://` bucket, and a marker `<archive>/uploaded/<name>.json` for each. A
-retrain request waits for the markers. `evergreen.storage` stores the bytes and verifies them.
+retrain request waits until its files have markers. `evergreen.storage` stores the bytes and
+verifies them.
 
-The order of steps survives a kill. The file is stored in the lake and compared with the local one,
-then the marker is written, then the local file is removed. The next pass of any uploader repeats or
-skips each step.
+A kill between any two steps loses no file. The file is stored in the lake and compared with the
+local one, then the marker is written, then the local file is removed. The next pass of any uploader
+repeats or skips each step.
 """
 
 import json
@@ -52,13 +53,13 @@ class UploaderSettings:
     archive: Path
     """Archive folder of the monitor."""
     lake: str
-    """Destination of sealed files: a folder, or gs://bucket/prefix. Files go to `day=YYYY-MM-DD/`
-    in it."""
+    """Destination of sealed files: a folder, or gs://bucket/prefix. The files are written to
+    subfolders `day=YYYY-MM-DD/`."""
     interval_seconds: float = 5.0
     """Pause between two passes over the archive, in seconds. The pause grows to 5 minutes while the
     lake is unreachable."""
     once: bool = False
-    """Move the sealed files once and exit, for example in a CronJob. Otherwise run until
+    """Move the sealed files once and exit, for example in a CronJob. Without the flag, run until
     SIGTERM."""
     log_format: str = TEXT
     """Format of log lines on standard error: `text` for people, `json` for a log collector."""
@@ -123,24 +124,26 @@ class Uploader:
             self._lake.root.mkdir(parents=True, exist_ok=True)
         self._failed: set[str] = set()
         self.refused: dict[str, str] = {}
-        """Files that exist in the lake with other bytes, with the message. These files stay in the
-        archive and are not tried again."""
+        """Files that exist in the lake with other bytes, with the message. The refused files stay
+        in the archive and are not tried again."""
 
     def run_once(self) -> list[str]:
         """Move the files that are sealed now, and return their names.
 
         Rows come before outcomes, older days before newer days, and files that were sealed earlier
         before files that were sealed later. A pipeline run that reads the lake meanwhile continues
-        after the newest row that it found. The run trains on older rows that arrive later only
-        within `late_days` days. Files that failed in an earlier pass come last, so that one bad
-        file does not block the others.
+        after the newest row that it found. Rows that arrive later than newer rows are used for
+        training only within `late_days` days. Files that failed in an earlier pass come last, so
+        that one bad file does not block the others.
 
         Raises:
             TemporaryError: A file could not be moved now, and the files after it wait for the next
-                pass. Or all other files were moved, and some cannot be read.
+                pass. This error is also raised if all other files were moved and some cannot be
+                read.
             PermanentError: No file can be moved until somebody fixes a permission, the disk space
-                or the bucket. All files that were not moved stay. Or all other files were moved,
-                and some exist in the lake with other bytes (`Differs`, see `refused`).
+                or the bucket. All files that were not moved stay. This error is also raised if all
+                other files were moved and some exist in the lake with other bytes (`Differs`, see
+                `refused`).
         """
         moved: list[str] = []
         differing: list[Differs] = []
@@ -262,7 +265,7 @@ def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.
     logger.info("moving %s to %s", settings.archive, settings.lake)
     if settings.once:
         stop.set()
-    with suppress(Differs):  # reported below with all refused files
+    with suppress(Differs):  # `Differs` is reported below for all refused files
         run(uploader, stop, settings.interval_seconds)
     if uploader.refused:
         raise Refused(

@@ -15,12 +15,13 @@ ENVIRONMENT_OF_STEP = {
     "deployment": "driver",
     "run_outcome": "driver",
 }
-"""Environment of each step. The step's image installs the lock of this environment. Validation's
-image installs `validation-trixie` instead. On a laptop the step runs in `.venvs/<environment>`."""
+"""Environment of each step. The image of a step installs the lock file of this environment.
+Validation's image installs the lock `validation-trixie` instead. On a laptop the step runs in
+`.venvs/<environment>`."""
 
 TRAINING_IMAGES = {"pytorch": "training", "torchrec": "training", "hugectr": "training_hugectr"}
-"""Image of each training backend. `components/training/Dockerfile.hugectr` adds our code to
-NVIDIA's image, without a lock or a local environment."""
+"""Image of the training step for each training backend. `components/training/Dockerfile.hugectr`
+adds the project's code to NVIDIA's image. This image has no lock and no local environment."""
 
 DOCKERFILES = {
     **{step: f"components/{step}/Dockerfile" for step in ENVIRONMENT_OF_STEP},
@@ -29,7 +30,7 @@ DOCKERFILES = {
     "inference_client": "demo/simulation/Dockerfile",
     "monitoring": "monitoring/Dockerfile",
 }
-"""Path of the Dockerfile of each image, relative to the repository. All images are built from the
+"""Path of each image's Dockerfile, relative to the repository. All images are built from the
 repository's root."""
 
 STEP_OF_VARIANT = {"training_hugectr": "training", "preprocessing_gpu": "preprocessing"}
@@ -41,7 +42,7 @@ _PREFIX = "evergreen-"
 def image_name(step: str) -> str:
     """Return the name of an image without registry and tag.
 
-    Components carry this name until the pipeline is compiled.
+    Until the pipeline is compiled, components have this name as their image.
 
     Args:
         step: A step, or another key of `DOCKERFILES`.
@@ -58,8 +59,8 @@ def image_reference(step: str, *, registry: str, tag: str) -> str:
     Args:
         step: A step, or another key of `DOCKERFILES`.
         registry: Prefix of the images, or "" for local names.
-        tag: Immutable tag, such as a git revision. KFP's cache key holds the reference but not the
-            code in the image.
+        tag: Immutable tag, such as a git revision. KFP's cache key contains this reference but not
+            the code of the image.
 
     >>> image_reference("training", registry="europe-docker.pkg.dev/p/r", tag="3f2a9c1")
     'europe-docker.pkg.dev/p/r/evergreen-training:3f2a9c1'

@@ -27,7 +27,7 @@ def compile_pipeline(path: Path, placement: "Placement") -> None:
     from pipelines.retraining import retraining_pipeline
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The compiler does not write atomically, and requires the ending `.yaml`.
+    # The compiler cannot write atomically, and requires a file name that ends in `.yaml`.
     aside = path.with_name(f".{path.stem}.{os.getpid()}.yaml")
     try:
         compiler.Compiler().compile(retraining_pipeline(placement), str(aside))
@@ -37,19 +37,19 @@ def compile_pipeline(path: Path, placement: "Placement") -> None:
 
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's loader, if PyYAML was built with it. This loader parses the file in 0.02 s instead of
-0.14 s, and a run parses the file twice."""
+"""Loader of libyaml, if PyYAML was built with libyaml. This loader parses the file in 0.02 s
+instead of 0.14 s, and a run parses the file twice."""
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml's dumper, if PyYAML was built with it."""
+"""Dumper of libyaml, if PyYAML was built with libyaml."""
 
 
 def read_parameters(
     package: Path, pairs: Sequence[str], settings: Sequence[str] = (), *, from_scratch: bool = False
 ) -> dict[str, str]:
-    """Return pipeline parameters by name. All values are strings and are not interpreted.
+    """Return pipeline parameters by name. The values stay strings and are not interpreted.
 
     Args:
-        package: The compiled pipeline.
+        package: File of the compiled pipeline.
         pairs: Parameters as NAME=VALUE.
         settings: Settings as SECTION.NAME=VALUE, appended to the parameter `settings`.
         from_scratch: Whether to train without a parent and to compare with no champion.
@@ -129,7 +129,7 @@ def image_tag(package: Path) -> str:
 
 
 def read_places(package: Path) -> dict[str, str]:
-    """Return the folders and servers that the compiled pipeline names, by `places.PLACES`.
+    """Return the folders and servers in a compiled pipeline, by name (`places.PLACES`).
 
     Raises:
         ContractError: the file is absent or not a compiled pipeline, or an older revision compiled
@@ -146,7 +146,7 @@ def read_places(package: Path) -> dict[str, str]:
 
 
 def with_places(package: Path, places: Mapping[str, str]) -> str:
-    """Return the text of the compiled pipeline with other folders and servers.
+    """Return the text of the compiled pipeline after replacing folders and servers.
 
     Raises:
         ContractError: the file is absent or not a compiled pipeline.

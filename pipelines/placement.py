@@ -1,9 +1,9 @@
 """Define where and how each step runs: image, nodes, GPU, volume, memory, variables, and retries.
 
-A cluster's placement may be a YAML file with the fields of `Placement`. In this file `${NAME}` is
-replaced by the value from `cluster.env` in the same folder. The cluster's manifests are rendered
-from the same values. The runner on a laptop uses the same compiled file, and ignores volumes, GPUs
-and limits. `pipelines.retraining` defines the steps and their data flow.
+The placement for a cluster can be a YAML file with the fields of `Placement`. In this file
+`${NAME}` is replaced by the value from `cluster.env` in the same folder. The cluster's manifests
+are rendered from the same values. The runner on a laptop uses the same compiled file, and ignores
+volumes, GPUs and limits. `pipelines.retraining` defines the steps and their data flow.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from pipelines.places import PLACES
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Resources that one step requests."""
+    """Resources that a step requests."""
 
     cpu: str
     memory: str
@@ -39,8 +39,8 @@ class Needs:
 TRAINING_RUNTIME = "evergreen-torch"
 """Name of the training runtime of the Kustomize component `kubeflow-trainer`."""
 MAX_WAIT_SECONDS = 600
-"""Maximum wait in seconds between two tries, including the time until a node and the image are
-ready."""
+"""Maximum wait between two tries in seconds. The wait includes the time until a node and the image
+are ready."""
 
 NO_REPOSITORY = "no-repository"
 """Name of the empty volume that covers Triton's model repository in every pod of the pipeline."""
@@ -60,7 +60,7 @@ images."""
 
 @dataclass(frozen=True, kw_only=True)
 class NeedsChange:
-    """Changes to the `NEEDS` of one step. None leaves a value unchanged."""
+    """Changes to the resources (`NEEDS`) of one step. A value of None keeps the default."""
 
     cpu: str | None = None
     memory: str | None = None
@@ -69,11 +69,11 @@ class NeedsChange:
 
 @dataclass(frozen=True, kw_only=True)
 class Toleration:
-    """One taint that the pods tolerate."""
+    """Toleration for one taint of nodes."""
 
     key: str
     operator: typing.Literal["Exists", "Equal"] = "Exists"
-    """`Exists` tolerates any value of the taint. `Equal` tolerates only `value`."""
+    """`Exists` tolerates any value of the taint. `Equal` tolerates only the value in `value`."""
     value: str = ""
     effect: typing.Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
 
@@ -91,15 +91,15 @@ class Nodes:
 class Variables:
     """Environment variables from a Secret of the pipeline's namespace.
 
-    The Secret is optional. Without it the pod starts without these variables.
+    The Secret is optional. If it does not exist, the pod starts without these variables.
     """
 
     name: str
     """Name of the Secret."""
     keys: Mapping[str, str]
-    """Names of the variables by key of the Secret."""
+    """Name of the environment variable for each key of the Secret."""
     steps: tuple[str, ...] = ()
-    """Steps that get the variables. Empty means all."""
+    """Steps whose pods get the variables. Empty means all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,69 +107,72 @@ class Placement:
     """Properties of the cluster, fixed when the pipeline is compiled."""
 
     registry: str = ""
-    """Prefix of the images, such as `europe-docker.pkg.dev/project/repository`. Empty means local
-    names."""
+    """Prefix of the images, such as `europe-docker.pkg.dev/project/repository`. An empty text means
+    local image names."""
     tag: str = "dev"
     """Tag of the images. On a cluster it is the git revision, never `latest`."""
     image_pull_secrets: tuple[str, ...] = ()
-    """Secrets with the registry's credentials, needed if the nodes' own credentials do not
-    suffice."""
+    """Names of Secrets with credentials for the image registry, if the nodes' own credentials are
+    not sufficient."""
     volume: str = "evergreen"
-    """Name of the ReadWriteMany volume claim that holds work files and model registry, and the lake
-    unless it is in a bucket."""
+    """Name of a ReadWriteMany volume claim for the work files and the model registry. The lake is
+    on it too, unless it is in a bucket."""
     mount_path: str = "/evergreen"
     accelerator: str = "nvidia.com/gpu"
     """Extended resource that training requests. Empty means no GPU. On GKE a MIG slice is also
     called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. NVIDIA's
     device plugin in its mixed strategy calls it for example `nvidia.com/mig-1g.5gb`."""
     gpu_nodes: Nodes = Nodes(tolerations=(Toleration(key="nvidia.com/gpu"),))
-    """Nodes for the steps that request the accelerator. Ignored without an accelerator."""
+    """Nodes for steps that request an accelerator. The setting has no effect without an
+    accelerator."""
     cpu_nodes: Nodes = Nodes()
     """Nodes for all other steps."""
     shared_memory: str = "8Gi"
-    """Size of /dev/shm in the steps with a GPU. It counts as memory of the step."""
+    """Size of /dev/shm in the steps with a GPU. This size counts as memory of the step."""
     needs: Mapping[str, NeedsChange] = field(default_factory=dict)
-    """Changes to `NEEDS` by step."""
+    """Changed resources of steps, by the name of the step."""
     run_as_user: int | None = None
-    """User id of the steps' containers, which then cannot run as root. If it is None, the image's
-    own user is used, and root is not refused. The user of our images is 10001."""
+    """User id for the steps' containers. If it is set, the containers cannot run as root. If it is
+    None, the image's own user is used, and root is not refused. The images of this project use the
+    user id 10001."""
     security_context: typing.Literal["set", "omit"] = "set"
-    """Whether the pods get `run_as_user`. Set `omit` for Kubeflow Pipelines before 2.16, which
-    refuses pods with it."""
+    """Whether the pods get the settings of `run_as_user`. Set `omit` for Kubeflow Pipelines before
+    2.16, which refuses pods with a security context."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Additional labels of the pods, such as a cost centre."""
+    """Additional labels of the steps' pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()
     lake: str = ""
     """Folder or gs://bucket/prefix of the click logs, with day=YYYY-MM-DD partitions of Parquet.
     Empty means `lake` on the volume."""
     store: str = ""
-    """Folder of the model registry: models, releases, promotion journal, notes of runs. Empty means
-    `store` on the volume."""
+    """Folder of the model registry: models, releases, promotion journal, notes of runs. An empty
+    text means `store` on the volume."""
     work: str = ""
     """Folder for the runs' intermediate files. Empty means `work` on the volume."""
     server: typing.Literal["onnxruntime", "python"] = "onnxruntime"
-    """The serving runtime: `onnxruntime` in NGC's Triton images, or `python` in the server bundled
-    for laptops."""
+    """Serving runtime. `onnxruntime` is in NGC's Triton images, and `python` is in the server that
+    is bundled for laptops."""
     device: typing.Literal["cpu", "gpu"] = "cpu"
     """Device on which onnxruntime runs. A MIG slice is a GPU."""
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
     """Trainer of the training step, which also decides its image."""
     training_gpus: int = 1
-    """Number of GPUs of the training step, which share each batch. More than one only for `hugectr`
-    and `torchrec`."""
+    """Number of GPUs of the training step, which share each batch. Only `hugectr` and `torchrec`
+    support more than one GPU."""
     training_processes: int = 1
-    """Number of processes of the training step, which share each batch. More than one only for
-    `torchrec`. With an accelerator there must be as many as GPUs."""
+    """Number of processes of the training step, which share each batch. Only `torchrec` supports
+    more than one process. With an accelerator, the number of processes must equal the number of
+    GPUs."""
     trainer: typing.Literal["step", "kubeflow"] = "step"
     """Place of training: the step's own pod, or a TrainJob of Kubeflow Trainer that the step
     creates and follows. The TrainJob uses the runtimes of the Kustomize component
     `kubeflow-trainer`."""
     training_nodes: int = 1
-    """Number of pods of the TrainJob, each with `training_gpus`. More than one only for
-    `torchrec`."""
+    """Number of pods of the TrainJob, each with `training_gpus`. Only `torchrec` supports more than
+    one pod."""
     served: str = ""
-    """Folder or gs://bucket/prefix of the archive of served rows with which training rows are
-    compared. Empty means no comparison."""
+    """Folder or gs://bucket/prefix of the archive of served rows. Validation compares the training
+    rows with these rows. An empty text means no comparison."""
     extraction_dask_scheduler: str = ""
     """Address of a running Dask scheduler whose workers have extraction's image. Empty means
     processes in the step's pod."""
@@ -178,15 +181,17 @@ class Placement:
     processes in the step's pod."""
     beam_options: str = ""
     """Beam pipeline options for statistics of very large windows, such as
-    `--runner=DataflowRunner`. Empty means the step's own process."""
+    `--runner=DataflowRunner`. If it is empty, the statistics are computed in the step's own
+    process."""
     num_retries: int = 2
     """Number of retries of a step, whatever its exit code. Steps replace their own partial output.
-    A pod that vanished with its node has no exit code. KFP retries such a pod only if its API
-    server is configured with `retryPolicy: Always` (docs/pipeline.md)."""
+    If a pod vanishes together with its node, it has no exit code. KFP retries such a pod only if
+    its API server is configured with `retryPolicy: Always` (docs/pipeline.md)."""
     training_retries: int = 4
-    """Number of retries of training, the longest step. It resumes from its checkpoint, so that the
-    loss of a node costs minutes. Set more for preemptible nodes. Retry n, counted from 0, delays
-    the report of a permanent error by 10 s * 3^n. Four retries delay it by 7 minutes."""
+    """Number of retries of training, the longest step. A retry resumes from the checkpoint, so that
+    the loss of a node costs only minutes. Preemptible nodes need a larger number. Retry n, counted
+    from 0, delays the report of a permanent error by 10 s * 3^n. The four default retries delay it
+    by 7 minutes."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "training_gpus", "training_processes")
@@ -252,7 +257,7 @@ class Placement:
 
 
 def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.PipelineTask:
-    """Apply the placement of `step` to its task, and return the task."""
+    """Configure the task of `step` according to the placement, and return the task."""
     needs, follows = (
         placement.needs_of(step),
         step == "training" and placement.trainer == "kubeflow",
@@ -273,8 +278,9 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
     task.set_caching_options(False)
     num_retries = placement.training_retries if step == "training" else placement.num_retries
     if num_retries:
-        # Argo measures this limit from the start of the first try. The limit must cover all tries
-        # at their longest. Otherwise Argo would end or skip a retry.
+        # Argo measures the timeout from the start of the first try. The limit must be long enough
+        # for all tries, each with its maximum time. With a lower limit, Argo would end or skip a
+        # retry.
         longest = (num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
         task.set_retry(
             num_retries,
@@ -294,8 +300,8 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
             task, key=each.key, operator=each.operator, value=each.value or None, effect=each.effect
         )
     if uses_gpu:
-        # NCCL exchanges gradients between GPUs over shared memory. Kubernetes' default of 64 MB is
-        # too small for this.
+        # NCCL exchanges gradients between GPUs over shared memory. The default size of 64 MB on
+        # Kubernetes is too small for this exchange.
         kubernetes.empty_dir_mount(
             task,
             volume_name="shared-memory",
@@ -340,7 +346,7 @@ def _set_access(task: dsl.PipelineTask, step: str, placement: Placement) -> None
 
 
 def train_job_spec(placement: Placement) -> str:
-    """Return the spec of training's TrainJob as JSON, without the workers' flags.
+    """Return the specification of the training's TrainJob as JSON, without the workers' flags.
 
     Returns "" if training runs in the step's own pod.
     """
@@ -389,7 +395,7 @@ def train_job_spec(placement: Placement) -> str:
 
 
 def _pods_patch(placement: Placement, needs: Needs) -> dict[str, Any]:
-    """Return the patch that changes the pods of a TrainJob's runtime."""
+    """Return the patch for the pods that a TrainJob's runtime creates."""
     nodes = placement.nodes_of(needs)
     tolerations = [
         {name: of for name, of in dataclasses.asdict(each).items() if of}
@@ -461,7 +467,7 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
 def read_values(path: Path) -> dict[str, str]:
     """Return the NAME=VALUE lines of an env file, as kustomize reads them.
 
-    A line that starts with `#` is a comment, and quotes are part of the value.
+    A line that starts with `#` is a comment. Quotes are part of the value.
 
     Raises:
         ContractError: the file cannot be read, or a line has no `=`.
@@ -482,9 +488,9 @@ def read_values(path: Path) -> dict[str, str]:
 
 
 def _with_values(value: Any, source: Path) -> Any:
-    """Return `value` with each `${NAME}` replaced, at any depth.
+    """Return a copy of `value` in which each `${NAME}` is replaced, at any depth.
 
-    `source` is read only if there is a `${NAME}`.
+    The file `source` is read only if a `${NAME}` occurs.
     """
     if isinstance(value, dict):
         return {key: _with_values(each, source) for key, each in value.items()}

@@ -19,14 +19,15 @@ def places_of(document: Any) -> dict[str, str]:
         document: The pipeline's IR, parsed.
 
     Raises:
-        KeyError: The pipeline lacks a place. Older revisions compiled places as parameters.
+        KeyError: A folder or server is missing in the pipeline. Older revisions compiled folders
+            and servers as parameters.
     """
     found = {name: given["runtimeValue"]["constant"] for name, given in _given(document)}
     return {name: str(found[name]) for name in PLACES}
 
 
 def describe_places(places: Mapping[str, str]) -> str:
-    """Return one line that describes the places for people.
+    """Return a line of text that describes the folders and servers.
 
     >>> folders = {name: f"/evergreen/{name}" for name in ("lake", "store", "work")}
     >>> places = {**folders, "server": "onnxruntime", "device": "cpu", "served": ""}
@@ -39,14 +40,14 @@ def describe_places(places: Mapping[str, str]) -> str:
 
 
 def replace_places(document: Any, places: Mapping[str, str]) -> None:
-    """Replace places in a compiled pipeline."""
+    """Replace the folders and servers in a compiled pipeline."""
     for name, given in _given(document):
         if name in places:
             given["runtimeValue"]["constant"] = places[name]
 
 
 def _given(document: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and value of each place among the arguments of each task."""
+    """Yield the name and the value of each folder and server among the arguments of tasks."""
     for group in (document["root"], *document["components"].values()):
         for task in group.get("dag", {}).get("tasks", {}).values():
             parameters = task.get("inputs", {}).get("parameters", {})

@@ -1,10 +1,10 @@
 """The retraining pipeline, which only orders its steps.
 
 Extraction -> validation -> (unless blocked) preprocessing -> training -> evaluation -> (if
-accepted) deployment. All steps are inside an exit handler that records how the run ended. A step
-receives the manifest of the step before it. It finds earlier manifests by the references in that
-one. `pipelines.placement` defines images, folders, servers, resources and retries. The components
-define what the steps do.
+accepted) deployment. All steps are inside an exit handler that records how the run ended. Each step
+receives the manifest of the previous step. Through the references in this manifest, it finds all
+earlier manifests. `pipelines.placement` defines images, folders, servers, resources and retries.
+The components define what the steps do.
 """
 
 from collections.abc import Callable
@@ -27,13 +27,13 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
     """Return the pipeline, placed for one cluster.
 
     Conditions test plain bools, because kfp 2.17 silently skips an If on a NamedTuple field without
-    an Else (kubeflow/pipelines pull request 13313). Each condition costs a pod. The condition
-    before deployment stays nevertheless. Otherwise a deployment that releases nothing would be
-    shown as successful on Kubeflow's page.
+    an Else (kubeflow/pipelines pull request 13313). Each condition costs an additional pod. The
+    condition before deployment is nevertheless needed. Without this condition, a deployment that
+    releases nothing would be shown as successful on Kubeflow's page.
     """
     places = placement.places
     # Kubeflow replaces a constant that equals one of these placeholders, but not one inside a
-    # longer string. The first is empty in the run of a schedule.
+    # longer string. The first placeholder is empty if a schedule starts the run.
     noted = {
         "run": dsl.PIPELINE_JOB_NAME_PLACEHOLDER,
         "run_resource": dsl.PIPELINE_JOB_RESOURCE_NAME_PLACEHOLDER,
@@ -59,10 +59,11 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
         """Retrain the click model on the newest click logs, and release it if the gate accepts it.
 
         Args:
-            trigger_id: Id of the monitor's retrain request. Empty for a run that a person started.
+            trigger_id: Id of the monitor's retrain request. Empty if a person started the run.
             trigger_reason: Reason for the run.
-            window_start: First event time to train on, ISO 8601 in UTC. Empty means after the last
-                training row of the parent, or without a parent the first row.
+            window_start: First event time to train on, ISO 8601 in UTC. If it is empty, the window
+                starts after the last training row of the parent. Without a parent it starts at the
+                first row.
             window_end: Exclusive end of the window, ISO 8601 in UTC. Empty means after the newest
                 row.
             parent: Model to continue: current (the live one, if any), none (from scratch), or a
@@ -71,10 +72,10 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
             recommender: Accepted recommender of the run: current (the newest), its number or its
                 digest.
             settings: Settings of this run that override the recommender's, such as training.seed=7
-                model.tower=[64,32]. They are stored with the model.
+                model.tower=[64,32]. The settings are stored with the model.
         """
         record = step(run_outcome, **noted, trigger_id=trigger_id, trigger_reason=trigger_reason)
-        # Kubeflow's page shows only 16 letters of these names.
+        # Kubeflow's page shows only the first 16 letters of names such as "retraining".
         with dsl.ExitHandler(record, name="retraining"):
             extracted = step(
                 extraction,

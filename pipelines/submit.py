@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """Definition of a run, or of each run of a schedule."""
+    """Parameters and options of a run, or of all runs of a schedule."""
 
     source: Path | PipelineVersion
-    """A compiled file, or an uploaded version."""
+    """Path of a compiled file, or an uploaded version."""
     parameters: Mapping[str, Any]
-    """Pipeline parameters that differ from their defaults."""
+    """Values of pipeline parameters that differ from the defaults."""
     experiment: str = EXPERIMENT
     """Name of the experiment, which is created if it is absent."""
     service_account: str = SERVICE_ACCOUNT
-    """Kubernetes service account of the pods. Empty means the server's own choice."""
+    """Kubernetes service account of the pods. If it is empty, the server chooses the account."""
 
 
 def upload(
@@ -56,11 +56,11 @@ def upload(
     monitor runs the version that was uploaded last.
 
     Args:
-        server: Kubeflow Pipelines server.
+        server: Connection to a Kubeflow Pipelines server.
         package: The compiled pipeline.
         version: Name of the version.
         pipeline: Name of the pipeline.
-        about: Text of the version's page after the file's hash.
+        about: Text for the version's page. The text follows the hash of the file.
 
     Raises:
         PermanentError: the name belongs to another file.
@@ -89,11 +89,11 @@ def start(server: KubeflowServer, run: RunRequest, *, name: str) -> str:
     """Start one run under this name, and return its id.
 
     The run's description has the reason and the recommender from its parameters. If the server's
-    response is lost, the server may still have created the run. If a new run with this name exists,
-    it is therefore treated as the created run.
+    response is lost, the server may still have created the run. A new run with this name is
+    therefore assumed to be the one that was created.
 
     Raises:
-        TemporaryError: the server does not respond, and there is no such run yet.
+        TemporaryError: the server does not respond, and no run with this name has appeared.
     """
     reason = run.parameters.get("trigger_reason") or "no reason given"
     recommender = run.parameters.get("recommender", CURRENT)
@@ -125,7 +125,8 @@ def _created_late(
     """Return the id of a run whose creation request got no response.
 
     Raises:
-        TemporaryError: there is no such run yet. The message extends that of `error`.
+        TemporaryError: no run with this name has appeared yet. The error message extends the
+            message of `error`.
     """
     try:
         made = [str(each.run_id) for each in server.find_runs(experiment_id, name=name)]
@@ -146,9 +147,9 @@ def schedule(
 ) -> str:
     """Schedule runs by `cron` (UTC, seconds first), and return the schedule's id.
 
-    An earlier schedule of the same name is replaced. If a run is due while another run is active,
-    it waits for that run's end. If several runs were missed, only the last of them is started
-    afterwards.
+    An earlier schedule of the same name is replaced. A run that becomes due while another run is
+    active waits for the end of that run. If several runs were missed in the meantime, only the last
+    one is started.
 
     Raises:
         ContractError: `cron` does not have six fields.
@@ -167,8 +168,8 @@ def schedule(
             service_account=run.service_account or None,
             **source_arguments(run.source),
         )
-        # Delete the old schedules last. An error before this point leaves only the old schedule. An
-        # error at this point leaves both schedules until the next call.
+        # Delete the old schedules last. If an error occurs before this point, only the old schedule
+        # exists. If an error occurs here, both schedules exist until the next call.
         for each in known:
             server.client.delete_recurring_run(each.recurring_run_id)
             logger.info("the previous schedule %s was deleted", name)
@@ -179,7 +180,7 @@ def check_cron(cron: str) -> str:
     """Return the cron line with single spaces.
 
     The server also accepts five fields, but reads them as seconds to months. For example, `0 3 * *
-    *` means daily at three elsewhere, but the server would run it every hour.
+    *` usually means daily at three o'clock, but the server would start a run every hour.
 
     Raises:
         ContractError: the line does not have six fields.

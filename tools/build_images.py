@@ -1,7 +1,8 @@
 """Build and push the project's images with the installed container engine, for `make images`.
 
-`pipelines.images` lists the images, and their Dockerfiles define their content. Building needs git,
-docker or podman, but no package, because a build machine has no environment of ours.
+`pipelines.images` lists the images. The content of each image is defined by its Dockerfile.
+Building needs git, and docker or podman. No Python package is needed, because a build machine has
+none of the project's environments.
 """
 
 import argparse
@@ -21,11 +22,11 @@ from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_reference
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DIGESTS = REPOSITORY / "build" / "images.txt"
-"""File with one line per pushed image, by digest. Signatures use digests, because a tag may
-move."""
+"""File that lists the digest of each pushed image, one per line. Signatures use digests, because a
+tag may move."""
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
-"""Variables of pip for other indexes. Only images with our own locks get them. NVIDIA's images
-install only one package."""
+"""Variables that direct pip to other package indexes. Only the images that install the project's
+own lock files get these indexes. NVIDIA's images install a single package."""
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Build and push the requested images, and print their names.
 
     Raises:
-        ContractError: the flags are wrong, or files are not committed.
+        ContractError: a flag is wrong, or some files are not committed.
         PermanentError: the engine is absent, or a build failed.
     """
     arguments = build_parser().parse_args(argv)
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.push and not arguments.registry:
         raise ContractError("--push is given without --registry, expected the registry to push to")
     engine = arguments.engine
-    # Podman resolves a name without a registry to an image of any registry, and would tag that
+    # Podman would resolve a name without a registry to an image in any registry, and tag that
     # image.
     registry = arguments.registry or ("localhost" if engine == "podman" else "")
     references = {name: image_reference(name, registry=registry, tag=tag) for name in names}
@@ -109,8 +110,8 @@ def build_command(
     """Return the engine's command that builds image `name` in the repository's root.
 
     If the environment names another package index (`INDEXES`), wheels come from there. The engine
-    reads the value of a `--build-arg` without a value from the environment, so that the address is
-    in no file and no log of ours.
+    reads the value of a `--build-arg` without a value from the environment. The address of the
+    index is therefore in no file and no log of this program.
     """
     facts = {"VERSION": tag, "REVISION": revision, "SOURCE": source}
     command = [engine, "build", "--file", DOCKERFILES[name], "--tag", reference]
@@ -124,7 +125,7 @@ def build_command(
 def push_command(engine: str, name: str, reference: str) -> list[str]:
     """Return the engine's command that pushes image `name`.
 
-    Podman writes the registry's digest to `_digest_file`.
+    Podman writes the digest that the registry computed to `_digest_file`.
     """
     noting = ["--digestfile", str(_digest_file(name))] if engine == "podman" else []
     return [engine, "push", *noting, reference]
@@ -133,7 +134,8 @@ def push_command(engine: str, name: str, reference: str) -> list[str]:
 def git_revision(dirty: bool) -> str:
     """Return the full SHA of the checked-out commit.
 
-    It ends with `-dirty` if files differ from the commit and `dirty` allows that.
+    The revision ends with `-dirty` if files differ from the commit and the argument `dirty` allows
+    such files.
 
     Raises:
         ContractError: there is no git checkout, or files differ from the commit.
@@ -150,10 +152,10 @@ def git_revision(dirty: bool) -> str:
 
 
 def write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
-    """Write the registry's digest of each pushed image, one `repository@sha256:...` per line.
+    """Write the digest of each pushed image, one `repository@sha256:...` per line.
 
     Podman compresses an image again for a push, so its `RepoDigests` are those of the local image.
-    Its push command has written the registry's digest.
+    Podman's push command has written the registry's digest.
 
     Raises:
         PermanentError: the engine has no digest of an image, so the image was not pushed.

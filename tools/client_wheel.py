@@ -1,6 +1,6 @@
 """Build the inference client as a separate wheel, for `make client-wheel`.
 
-Services that install no other part of Evergreen use this wheel. The wheel contains
+The wheel is for services that install no other part of Evergreen. The wheel contains
 `inference_client` and the modules of `evergreen` that it imports, unchanged. Building needs the
 driver's environment and no network.
 """
@@ -25,17 +25,17 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 NAME = "evergreen-client"
 ENTRY, CORE = "inference_client", "evergreen"
 DEPENDENCIES = ("msgspec", "numpy", "tritonclient[grpc]")
-"""Packages that the client always imports. The last package brings matching versions of gRPC and
+"""Packages that the client always imports. tritonclient also brings matching versions of gRPC and
 Protobuf."""
 EXTRAS = {
     "gcs": "google-cloud-storage",
     "kafka": "confluent-kafka",
     "pubsub": "google-cloud-pubsub",
 }
-"""Packages for a traffic plan in a bucket, or for a log."""
+"""Optional packages, for a traffic plan in a bucket or for an event log."""
 LOCKS = ("driver.lock", "serving.lock")
 """Locks that define the minimum version of each dependency: the oldest version in any lock. Tests
-run the wheel with both locks."""
+run the wheel with the versions of both locks."""
 _PROJECT = """\
 [build-system]
 requires = ["setuptools"]
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Build the wheel, and print its path.
 
     Raises:
-        PermanentError: pip could not build it.
+        PermanentError: pip could not build the wheel.
     """
     output: Path = build_parser().parse_args(argv).output.resolve()
     with TemporaryDirectory() as folder:
@@ -123,7 +123,7 @@ def lay_out(folder: Path) -> None:
 def client_modules() -> dict[str, Path]:
     """Return the files of the client's package and of all modules that it imports, by name.
 
-    Late imports are included.
+    Imports inside functions are included.
     """
     found: dict[str, Path] = {}
     waiting = [ENTRY]
@@ -149,7 +149,7 @@ def _file_of(module: str) -> Path | None:
 def _imported(path: Path) -> Iterator[str]:
     """Yield the names that a file imports from the packages of the wheel.
 
-    The names are those of modules and of their members.
+    The names include modules and members of modules.
     """
     for node in ast.walk(ast.parse(path.read_text())):
         if (
@@ -162,7 +162,7 @@ def _imported(path: Path) -> Iterator[str]:
 
 
 def _requirement(needed: str) -> str:
-    """Return `needed` with the oldest version of the locks as its minimum."""
+    """Return the requirement `needed` with the oldest version in the locks as its minimum."""
     name = needed.partition("[")[0]
     texts = [(REPOSITORY / "requirements" / lock).read_text() for lock in LOCKS]
     versions = [

@@ -1,4 +1,4 @@
-"""The floor for Triton's python backend: a model with the served tensors that computes nothing."""
+"""Serve a model that computes nothing, as the floor for Triton's python backend."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import triton_python_backend_utils as pb_utils
 
 
 class TritonPythonModel:
-    """The class that the python backend calls."""
+    """Class that Triton's python backend calls. The model computes nothing."""
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Return the first dense column of each request."""

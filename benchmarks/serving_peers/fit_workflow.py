@@ -2,7 +2,7 @@
 
 `python -m benchmarks.serving_peers.fit_workflow RAW_FOLDER NUM_ROWS OUTPUT` writes
 `OUTPUT/features`, from which our graph is built, and `OUTPUT/nvtabular`, the NVTabular workflow of
-the reference. Both forms encode equally.
+the reference. Both forms give equal encodings.
 """
 
 import sys

@@ -1,7 +1,8 @@
-"""The reference's second half for Triton's python backend: the network on encoded rows.
+"""Run the network on encoded rows, as the second half of the reference for Triton's python backend.
 
-It runs on one thread. It looks up the embeddings itself, and the network is training's own export.
-It shares no part with deployment's graph, so that equal scores confirm both.
+The model runs on one thread. The embeddings are looked up in this module, and the network is the
+export of training. The code is independent of deployment's graph, so that equal scores confirm
+both.
 """
 
 from pathlib import Path

@@ -1,10 +1,11 @@
 """The reference's first half for Triton's python backend: an NVTabular workflow.
 
-It encodes the raw rows of each request like merlin-systems' `WorkflowRunner`: the tensors become a
-data frame, the workflow's operators run on it, and its columns become tensors again. It is faster
-than the reference in two ways: rows arrive as two tensors instead of one per column, and only
-features are encoded. Its vocabularies stay in memory. Four fifths of its time are 26 merges of
-pandas frames, one per column, which take as long for one row as for a thousand.
+This model encodes the raw rows of each request like merlin-systems' `WorkflowRunner`. The tensors
+become a data frame, the workflow's operators run on it, and its columns become tensors again. The
+model is faster than merlin-systems in two ways: rows arrive as two tensors instead of one per
+column, and only features are encoded. The model's vocabularies stay in memory. Four fifths of the
+model's time are 26 merges of pandas frames, one per column. A merge takes as long for one row as
+for a thousand.
 """
 
 import json
@@ -37,7 +38,7 @@ class TritonPythonModel:
         )
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Return the encoded rows of each request."""
+        """Return one response with the encoded rows for each request."""
         return [pb_utils.InferenceResponse(self._encode(request)) for request in requests]
 
     def _encode(self, request: Any) -> list[Any]:

@@ -1,1 +1,1 @@
-"""Windows of a stationary simulator, planted shifts, and the methods that find them."""
+"""Draw windows of a stationary simulator, plant shifts, and find them with several methods."""

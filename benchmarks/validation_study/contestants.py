@@ -4,14 +4,15 @@ The input is two folders of raw Parquet files. There are two methods:
 
 - `ours`: `validate`, called like in a run, with default settings and rules. The earlier window is
   validated like the rows of a first run, whose model folder is then the champion. Every finding
-  above a note, by any rule, is an alarm of its feature.
+  that is more severe than a note is an alarm of its feature.
 - `TFDV`: its drift comparator, used as in its guide, with statistics of two frames and one
   threshold for all features. The guide ("Get started", Checking data skew and drift) sets an
   L-infinity of 0.01 for categories. For numbers the guide names the Jensen-Shannon divergence
-  without a threshold, so 0.01 is used as well. The other setting, 0.3, is the documented default of
-  BigQuery's ML.VALIDATE_DATA_SKEW for both, which calls TFDV.
+  without a threshold, so 0.01 is used as well. The other threshold is 0.3 for numbers and
+  categories. This value is the documented default of BigQuery's ML.VALIDATE_DATA_SKEW, which calls
+  TFDV.
 
-TFDV is imported at the first use, so that the study's plan can be read without it.
+TFDV is imported at its first use, so that the plan can be read without TFDV.
 """
 
 from collections.abc import Callable
@@ -68,7 +69,7 @@ def _champion_of(rows: Path) -> Path:
 def alarms_by_tfdv(before: Path, now: Path) -> dict[str, list[str]]:
     """Return the features whose distance is above each of `THRESHOLDS`.
 
-    A feature without values has no distance.
+    A feature without values has no distance, and raises no alarm.
     """
     import tensorflow_data_validation as tfdv
     from tensorflow_metadata.proto.v0 import schema_pb2

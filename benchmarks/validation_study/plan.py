@@ -1,8 +1,8 @@
-"""Define the pairs of windows of the study: stationary pairs, and pairs with a shift.
+"""Define the pairs of windows of the study, with and without a shift.
 
-Pairs are drawn independently, each from its own number. All shifts of a pair are planted into the
-same second window, so that the first window is read once. TFDV gets only the first pairs.
-`contestants` describes the methods, and `benchmarks.validation` counts the alarms.
+Each pair has its own random numbers. All shifts of a pair are planted into the same second window,
+so that the first window is read once. TFDV gets only the first pairs. `contestants` describes the
+methods, and `benchmarks.validation` counts the alarms.
 """
 
 import shutil
@@ -33,7 +33,8 @@ class StudyCase:
 
     name: str
     pairs: Mapping[str, int]
-    """Number of pairs for each method by name. A method gets the first pairs of the series."""
+    """Number of pairs for each method by name. A method with fewer pairs gets the first pairs of
+    the series."""
     shift: Shift | None = None
     """The planted shift, or None for stationary pairs."""
 
@@ -50,7 +51,7 @@ class PairSeries:
 
 
 def make_plan(*, pairs: int, windows: int, quick: bool) -> list[PairSeries]:
-    """Return the study's series.
+    """Return the specifications of the study's series.
 
     Args:
         pairs: Number of stationary pairs of windows with 20,000 rows.
@@ -113,7 +114,7 @@ def show(
     """Yield the features with an alarm for each case and pair of `series`, by method and setting.
 
     Args:
-        series: The pairs.
+        series: Pairs of windows of one kind.
         number: Number that separates the random numbers of different series.
         world: Simulator of the rows.
         methods: Methods by name.

@@ -1,10 +1,10 @@
-"""Draw windows of a stationary simulator with realistic requests, and plant shifts.
+"""Draw windows of a stationary simulator in requests like those of a log, and plant shifts.
 
-The simulator's own rows are independent, but those of a log are not. The rows of a request share
-the user's columns, so that 20,000 rows have as much information about these columns as 313
-independent rows. Each shift changes only what its name says. In a user's column it changes complete
-requests, and in an item's column single rows, so that the rows of a request stay equally alike.
-`contestants` finds the shifts.
+The simulator draws independent rows, but the rows of a real log depend on each other. The rows of a
+request share the user's columns, so that 20,000 rows have as much information about these columns
+as 313 independent rows. Each shift changes only the property in its name. In a user's column a
+shift changes complete requests, and in an item's column single rows. Therefore the rows of a
+request stay equally alike. `contestants` finds the shifts.
 """
 
 from collections.abc import Callable
@@ -48,12 +48,12 @@ def draw_window(
         world: Simulator of the rows.
         rows: Number of rows.
         random: Generator. Equal generators give equal windows.
-        requests: `EQUAL`, `UNEQUAL` or `INDEPENDENT`.
+        requests: How rows form requests: `EQUAL`, `UNEQUAL` or `INDEPENDENT`.
     """
     drawn = world.draw(rows, random)
     if requests == INDEPENDENT:
         return DrawnWindow(drawn, np.arange(rows))
-    # As many requests as rows are enough for requests of any size.
+    # `rows` requests are always enough, because each request has at least one row.
     sizes = (
         random.geometric(1 / ROWS_PER_REQUEST, rows)
         if requests == UNEQUAL
@@ -82,7 +82,7 @@ def column_of(window: DrawnWindow, name: str) -> NDArray[np.float32] | NDArray[n
 def with_columns(
     window: DrawnWindow, columns: dict[str, NDArray[np.float32] | NDArray[np.int64]]
 ) -> DrawnWindow:
-    """Return a copy of the window with some features replaced. Clicks stay unchanged."""
+    """Return a copy of the window with some features replaced. The clicks do not change."""
     dense, categorical = window.rows.dense.copy(), window.rows.categorical.copy()
     for name, values in columns.items():
         if name in DENSE:
@@ -95,7 +95,7 @@ def with_columns(
 def write_window(window: DrawnWindow, folder: Path, *, name: str) -> None:
     """Write one Parquet file in the raw schema into the new folder `folder`.
 
-    `name` makes its request ids unique.
+    The request ids begin with `name`, so they are unique.
     """
     folder.mkdir(parents=True)
     number = np.arange(len(window.rows.label))
@@ -112,7 +112,8 @@ def write_window(window: DrawnWindow, folder: Path, *, name: str) -> None:
 
 NULL_SHARE, MEAN_SHIFT, UNIT = 0.1, 0.2, np.float32(1000.0)
 MAX_SHARE = 0.3
-"""Maximum share of the category that doubles. The most frequent one below it is chosen."""
+"""Maximum share of the category that `double_category` doubles. The most frequent category with a
+smaller share is chosen."""
 
 
 class Shift(NamedTuple):
@@ -120,7 +121,7 @@ class Shift(NamedTuple):
 
     kind: str
     columns: tuple[str, ...]
-    """Features that a method must name, all of them."""
+    """Features with a shift. A method must name all of these features."""
 
     def plant(self, window: DrawnWindow, random: Generator) -> DrawnWindow:
         """Return the window after the shift."""
@@ -135,9 +136,9 @@ class Shift(NamedTuple):
 def double_category(
     window: DrawnWindow, columns: tuple[str, ...], random: Generator
 ) -> DrawnWindow:
-    """Double the chosen category's share of the rows with a value.
+    """Double the share of one category among the rows with a value.
 
-    The category replaces all other categories equally.
+    All other categories lose rows in the same proportion.
     """
     values = column_of(window, columns[0]).copy()
     present = values != MISSING_CATEGORY
@@ -167,7 +168,7 @@ def lose_values(window: DrawnWindow, columns: tuple[str, ...], random: Generator
 
 
 def raise_mean(window: DrawnWindow, columns: tuple[str, ...], random: Generator) -> DrawnWindow:
-    """Raise the mean by a fifth of the standard deviation. The values stay integers."""
+    """Raise a column's mean by a fifth of its standard deviation. Values remain integers."""
     values = column_of(window, columns[0]).astype(np.float64)
     raised = _between(
         values + MEAN_SHIFT * np.nanstd(values), lambda numbers: numbers, window, random=random
@@ -211,7 +212,7 @@ def _between(
 ) -> NDArray[np.float32]:
     """Round each value to the integer below or above, at random.
 
-    The mean on `scale` stays that of the values. Rows of a request are rounded equally.
+    The rounding keeps the mean on `scale`. Rows of a request are rounded equally.
     """
     low = np.floor(values)
     up = (scale(values) - scale(low)) / (scale(low + 1) - scale(low))
@@ -270,7 +271,7 @@ ITEM_SHIFTS = _shifts(
     ("I8", "I10", "I13", "C17", "C25"),
     swaps=(("I7", "I9"), ("I8", "I11"), ("I10", "I12"), ("C14", "C17"), ("C18", "C15")),
 )
-"""Shifts of columns that are drawn per row."""
+"""Shifts for columns with one value per row, such as properties of an item."""
 USER_SHIFTS = _shifts(
     _USER_CATEGORIES, _USER_NUMBERS, ("I2", "C10"), swaps=(("I2", "I5"), ("C2", "C10"))
 )

@@ -72,7 +72,8 @@ def evaluate(
         raw: The rows.
         training_set: The same rows, encoded with the candidate's workflow.
         model: The candidate.
-        champion: The release to compare with. None = only floor and calibration are checked.
+        champion: The release to compare with. None skips the comparison with a champion, so that
+            only the floor and the calibration are checked.
         champion_reference: How the run chose the champion. This choice is written to the verdict.
         settings: The limits.
         final: Folder for the scores. A folder of an earlier try is replaced.

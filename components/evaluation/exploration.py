@@ -15,13 +15,14 @@ of the list is not estimated either.
 A list of k rows that was explored with probability s adds a term X. If a pair was swapped, X is the
 excess of that pair if it is disputed, else 0. If no pair was swapped, X = -s / ((1 - s)(k - 1))
 times the sum of the disputed pairs' excess. A pair's excess is its clicks minus its expected
-clicks. The expected clicks are the sum of the pair's two served scores, calibrated by the earlier
-lists. The expected clicks do not depend on the order of the pair. The expectation of X is therefore
-s / (k - 1) times the sum of the gains of the list's disputed pairs. The sum of X is divided by the
-expected number of swaps of disputed pairs, which is the sum of s (disputed pairs) / (k - 1). The
-result is unbiased. The method is inverse propensity weighting of both orders, with each list
-weighted by its s. Subtracting the expected clicks removes the variance of the number of swaps, as
-self-normalized weights do (Swaminathan and Joachims 2015, NeurIPS), and adds no bias.
+clicks. The expected clicks of a pair are the sum of its two served scores, times the ratio of
+clicks to expected clicks in the earlier lists. The expected clicks do not depend on the order of
+the pair. The expectation of X is therefore s / (k - 1) times the sum of the gains of the list's
+disputed pairs. The sum of X is divided by the expected number of swaps of disputed pairs, which is
+the sum of s (disputed pairs) / (k - 1). The result is unbiased. The method is inverse propensity
+weighting of both orders, with each list weighted by its s. Subtracting the expected clicks removes
+the variance of the number of swaps, as self-normalized weights do (Swaminathan and Joachims 2015,
+NeurIPS), and adds no bias.
 
 The interval uses |X| <= 2 and psi(lambda) = -log(1 - lambda) - lambda. For each lambda in (0, 1),
 exp((lambda / 2) sum(X - E X) - psi(lambda) sum (X / 2)^2) is a nonnegative supermartingale of mean
@@ -49,7 +50,8 @@ ALPHA = 0.05
 MIN_SWAPS = 30
 """Minimum number of swaps of disputed pairs for an estimate."""
 _LAMBDAS = 0.8 / 2.0 ** np.arange(7)
-"""Values of lambda. Large values suit few swaps, and small values suit a million swaps."""
+"""Values of lambda. Large lambdas give narrow intervals for few swaps, and small lambdas for a
+million swaps."""
 _LARGEST = 2.0
 """Upper bound of |X|, because a pair has at most two clicks."""
 

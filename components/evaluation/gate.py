@@ -1,18 +1,19 @@
 """The gate: checks from labels and scores whether the candidate may be released.
 
 Two checks compare a 95 % interval with a limit. The floor check compares the candidate's AUC with a
-floor. The champion check compares the paired difference to the champion's AUC with the allowed
-degradation (non-inferiority). The intervals are DeLong's. Rows of one user count as dependent, or
-rows of one request if the user is unknown. Such a check passes if the whole interval is on the good
-side of the limit, and fails if the whole interval is on the bad side. Otherwise the check is
-inconclusive. A canary can go on comparing an inconclusive model.
+floor. The champion check compares the AUC difference between candidate and champion with the
+allowed degradation (non-inferiority). The intervals are DeLong's. Rows of one user count as
+dependent, or rows of one request if the user is unknown. An interval check passes if the whole
+interval is on the good side of the limit, and fails if the whole interval is on the bad side. If
+the limit is within the interval, the check is inconclusive. If the result is inconclusive, a canary
+can collect more evidence.
 
 Two other checks either pass or fail, and fail only on significant evidence. The slice check tests
 for each slice of the rows whether its log loss increases by more than is allowed (one-sided tests,
 Holm's correction over all slices). The calibration check tests whether expected clicks are off by
-more than a factor. docs/evaluation.md shows the power of each check. These two checks use sample
-weights, because both depend on the click rate. An AUC does not depend on it, and counts rows alike.
-Scores are computed elsewhere.
+more than a factor. docs/evaluation.md shows the power of each check. The slice check and the
+calibration check use sample weights, because both depend on the click rate. An AUC does not depend
+on the click rate, and its rows count equally. Other modules of this package compute the scores.
 
 A candidate can be weak in a slice although it is good overall. Slices are all rows, rows by the age
 of their categories and items, hours of the day, positions in ranked lists, and frequent values of
@@ -71,7 +72,8 @@ allowed."""
 TOP_VALUES = 5
 MAX_POSITION = 10
 MAX_SHOWN = 40
-"""Number of slices whose metrics are on the card. These slices have the smallest p-values."""
+"""Number of slices whose metrics are on the card. The card shows the slices with the smallest
+p-values."""
 _HOUR_SECONDS = 3_600
 _NOTHING = MISSING_CATEGORY - 1
 """Marker of a slot without a value to count: a repeated value of its row, or an empty slot beside
@@ -146,7 +148,7 @@ def decide(
     Args:
         labels: 0 or 1 of each row, [n].
         candidate: The candidate's scores, [n].
-        champion: The champion's scores, [n]. Without them only floor and calibration are checked.
+        champion: The champion's scores, [n]. None skips the champion check and the slice check.
         groups: User or request of each row, [n]. The rows of one group are not independent.
         weights: Sample weight of each row, [n]. None = all rows count alike.
         slices: Whether each row belongs to a slice, [n], by the slice's name. Slices may overlap.
@@ -173,7 +175,7 @@ def decide(
 
 
 def _check_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> Check | None:
-    """Return the check of the rarer class, or None if both classes have enough requests."""
+    """Return an inconclusive check if one class has too few requests, else None."""
     rarer, requests = _fewest_requests(click, group)
     if requests >= MIN_CLASS_REQUESTS:
         return None
@@ -235,7 +237,10 @@ def _check_interval(
     *,
     if_failed: str,
 ) -> Check:
-    """Return the check with its value, and a result if the interval is on one side of the limit."""
+    """Return the check with its measured value.
+
+    The check passes or fails only if the whole interval is on one side of the limit.
+    """
     limit = check.limit
     assert limit is not None
     if found is None:
@@ -289,7 +294,7 @@ def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
     click, weights, factor = evidence.click, evidence.weights, settings.max_calibration_factor
     scores = np.asarray(evidence.candidate, np.float64)
     ratio = calibration(click, scores, weights=weights)
-    assert ratio is not None  # there are clicks
+    assert ratio is not None  # the class check above guarantees clicks
     errors = (scores - factor * click, click / factor - scores)
     p_values = [mean_p_value(row_weighted(each, weights), evidence.group) for each in errors]
     is_off = any(p_value is not None and p_value < SLICE_ALPHA / 2 for p_value in p_values)
@@ -356,7 +361,7 @@ def mean_p_value(values: NDArray[np.float64], group: NDArray[np.int64]) -> float
 def holm(p_values: Mapping[str, float], alpha: float) -> list[str]:
     """Return the names of the hypotheses that Holm (1979) rejects, smallest p-value first.
 
-    A true hypothesis is among them with a probability of at most `alpha`.
+    The probability that the result contains a true hypothesis is at most `alpha`.
 
     >>> holm({"a": 0.2, "b": 0.01, "c": 0.03}, 0.05)
     ['b']
@@ -376,8 +381,9 @@ def cut_slices(
 
     Args:
         scored: The rows.
-        is_first_round: Whether the model has no parent. Then every category is new, so there is no
-            slice of new categories. None = it is not known which categories are new.
+        is_first_round: Whether the model has no parent. In a model without a parent every category
+            is new, so there is no slice of new categories. None = it is not known which categories
+            are new.
         shown: Names of the categories. Columns whose values are hidden are not sliced.
     """
     slices = {"all rows": np.ones(len(scored.labels), dtype=bool)}

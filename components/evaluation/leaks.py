@@ -1,10 +1,10 @@
 """Find the columns that leak the label, if the candidate's AUC is suspiciously high.
 
-A column leaks the label if it is filled after the click or derived from the click. With such a
-column a model ranks the held-out rows almost perfectly, but it is useless in production, where the
-value does not exist yet. Each column is measured alone. A numeric column's AUC is the AUC of its
-values. The AUC of any other column is the AUC of its click rates by value in the training rows. The
-gate only warns, and people decide whether to remove a column.
+A column leaks the label if it is filled after the click or derived from the click. With a leaking
+column a model ranks the held-out rows almost perfectly, but the model is useless in production,
+where the value does not exist yet. Each column is measured alone. A numeric column's AUC is the AUC
+of its values. The AUC of any other column is the AUC of its click rates by value in the training
+rows. The gate only warns, and people decide whether to remove a column.
 """
 
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ class _ClickRates:
 def _held(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Return the row and the value of each entry in `values` [n, slots].
 
-    A row without values gets a missing one.
+    A row without values gets one entry with the missing value.
     """
     is_held = np.ones(values.shape, bool)
     if values.shape[1] > 1:

@@ -106,8 +106,8 @@ def roc_curve(
     """Return points of the ROC curve from (0, 0) to (1, 1), evenly spaced along it.
 
     Every point is on the exact curve. The list is empty unless both classes are present. No row
-    scores above the threshold of the first point. This threshold is 1, the largest probability,
-    because metadata stores reject infinity.
+    scores above the threshold of the first point. The first threshold is 1, the largest
+    probability, because metadata stores reject infinity.
     """
     num_clicks = int(np.count_nonzero(labels))
     num_others = len(labels) - num_clicks
@@ -123,7 +123,7 @@ def roc_curve(
     along = true_rate + false_rate
     wanted = np.searchsorted(along, np.linspace(0.0, 2.0, max_points))
     kept = np.unique(np.r_[0, np.minimum(wanted, len(along) - 1), len(along) - 1])
-    # searchsorted returns the point (0, 0) for 0, so at most max_points + 1 points remain.
+    # np.searchsorted maps 0 to the point (0, 0), so the curve keeps at most max_points + 1 points.
     return [
         RocPoint(*map(float, point))
         for point in zip(false_rate[kept], true_rate[kept], thresholds[kept])

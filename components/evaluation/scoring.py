@@ -83,7 +83,7 @@ ScoreRaw = Callable[[RawBatch], NDArray[np.float32]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoredHoldout:
-    """The held-out rows with scores, each [n] in row order."""
+    """The held-out rows with their scores. Arrays have shape [n], in row order."""
 
     labels: NDArray[np.int8]
     event_seconds: NDArray[np.float64]
@@ -120,7 +120,7 @@ class ScoredHoldout:
         )
 
     def of_rows(self, kept: NDArray[np.bool_]) -> "ScoredHoldout":
-        """Return the rows of a mask [n]."""
+        """Return the rows where the mask `kept` [n] is True."""
         parts: dict[str, Any] = {
             name: of for name, of in vars(self).items() if isinstance(of, np.ndarray)
         }
@@ -210,7 +210,7 @@ def score_holdout(
     Args:
         raw_uri: Folder of the raw rows.
         encoded_uri: Folder of the encoded rows.
-        counts: Number of rows by the two manifests.
+        counts: Number of held-out rows in each of the two manifests.
         features: The recommender's features.
         named: The columns that name user, item and weight.
         score_candidate: See `candidate_scorer`.
@@ -259,7 +259,7 @@ def score_with_both(
         named=named,
         score_champion=lambda batch: np.column_stack([score(batch) for score in scorers]),
     )
-    of_champion, of_candidate = of_raw.pop("champion").reshape(-1, 2).T  # works without batches too
+    of_champion, of_candidate = of_raw.pop("champion").reshape(-1, 2).T  # works for 0 batches too
     nothing = np.zeros(len(of_raw["labels"]), np.bool_)
     return ScoredHoldout(
         **of_raw,
@@ -385,7 +385,8 @@ def _expect_hash(name: str, stated: str | None, found: str) -> None:
 def parquet_files(folder: Path) -> list[Path]:
     """Return the Parquet files of `folder` in row order.
 
-    If there is a file list of HugeCTR, it defines the order. Otherwise files are ordered by name.
+    If there is a file list of HugeCTR, it defines the order. Without a file list, files are ordered
+    by name.
 
     Raises:
         ContractError: There are no files, or the list is wrong.
@@ -402,7 +403,7 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
     """Return the number of held-out rows, if both folders and both manifests agree.
 
     Raises:
-        ContractError: The numbers differ. The message has both numbers.
+        ContractError: The numbers differ. The message contains both numbers.
     """
     num_raw, num_encoded = _num_rows(raw), _num_rows(encoded)
     if num_raw != num_encoded:

@@ -1,4 +1,7 @@
-"""Run the extraction step from the command line. It also adds the recommender to the run."""
+"""Run the extraction step from the command line.
+
+The output manifest contains the recommender.
+"""
 
 import argparse
 import sys
@@ -36,8 +39,8 @@ COUNTS = (
     "quarantined_files",
 )
 TIMES = ("first_event_time", "last_event_time", "last_learned_time")
-"""Fields of a `RawDataset` that the step's note contains: times, and numbers without the prefix
-`num_`."""
+"""Fields of a `RawDataset` in the step's note. The fields in `COUNTS` have the prefix `num_` in a
+`RawDataset`."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -100,9 +103,9 @@ def main(argv: Sequence[str] | None = None, *, clock: Callable[[], float] = time
     """Run the step and return its exit code (`evergreen.runtime.exit_codes`).
 
     Args:
-        argv: The flags. If it is None, the flags of the process are used.
+        argv: The flags. None means the flags of the process.
         clock: Function that returns seconds since the epoch. Rows ahead of the clock are not read.
-            `--lake-until` replaces it.
+            The flag `--lake-until` takes precedence over the clock.
     """
     own_umask()
     arguments = build_parser().parse_args(argv)

@@ -133,8 +133,8 @@ def without_known(table: Any, known: Any, features: Features) -> tuple[Any, Copi
 
     Args:
         table: Rows, each (request id, row) once.
-        known: Training rows of earlier runs, or rows of a correction. These known rows are always
-            kept, even if their copies in `table` are newer.
+        known: Training rows of earlier runs, or rows of a correction. Known rows are always kept,
+            even if their copies in `table` are newer.
         features: Features of both tables.
 
     Returns:

@@ -18,9 +18,9 @@ The folder contains:
 - `ahead.jsonl`: files with rows ahead of the clock, if there are any.
 - `words.json`: counts of string categories, if a column has them.
 
-Unreadable files and files with unsuitable content are left out (see `evergreen.rows.unfit`). One
-pass over the rows finds all such files, and the next pass does not read these files. The result
-therefore equals that of a lake without these files.
+Unreadable files and files with unsuitable content are left out (see `evergreen.rows.unfit`). The
+first pass over the rows finds all files to leave out, and the next pass does not read them. The
+result therefore equals that of a lake without these files.
 """
 
 import hashlib
@@ -103,13 +103,13 @@ def find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None)
     """Return the split that leaves about `num_wanted` newer rows, or None if there is none.
 
     All rows with the time of the split are newer rows, so there can be more than `num_wanted`. If
-    no training row would remain, they are all training rows instead.
+    no training row would remain, all rows become training rows.
 
     Args:
         parts: Files with the window's rows, sorted by time.
         num_wanted: Number of holdout rows.
         learned: Time of the newest training row of the baselines, microseconds since the epoch. All
-            holdout rows are newer. None if there is no baseline.
+            holdout rows are newer than this time. None if there is no baseline.
     """
     num_rows = sum(part.num_rows for part in parts)
     num_learned = 0 if learned is None else rows_until(parts, learned)
@@ -152,7 +152,7 @@ def remove_straddling(holdout: Path, learned: Sequence[Path], workers: Workers) 
                 kept = batch.filter(pc.invert(pc.is_in(batch.column(REQUEST_ID), value_set=shared)))
                 num_removed += batch.num_rows - kept.num_rows
                 writer.write(kept)
-        for part in writer.parts:  # at most one file, because the rows are fewer than before
+        for part in writer.parts:  # one file at most, because rows were only removed
             part.path.rename(path)
         whole.unlink()
     return num_removed
@@ -229,7 +229,7 @@ def extract(
         recommender: Recommender with its settings.
         baselines: Parent and champion of the candidate.
         dask_scheduler: Address of the Dask scheduler whose workers copy the rows. If it is empty,
-            processes on this machine copy them.
+            processes on this machine copy the rows.
 
     Raises:
         ContractError: a setting is wrong, there are too few rows for training or the holdout, or
@@ -360,7 +360,7 @@ class _Written(NamedTuple):
     copied: _CopiedRows
     late: _CopiedRows
     copies: Copies
-    """Counts of the copies that were left out of the window's rows and of the late rows."""
+    """Counts of the duplicate rows that were left out, in the window and among the late rows."""
     malformed: MalformedRows
     num_ahead: int
     num_late_clicks: int
@@ -763,7 +763,7 @@ def _cut(
 def _enough(lake: Lake, learned: int, attribution: int) -> str:
     """Return a phrase for messages that says which end of the window would leave enough rows.
 
-    All of the counted rows are newer than `learned`.
+    Only rows after the time `learned` are counted.
     """
     newer: list[int] = []
     with MalformedRows(Path(os.devnull), max_fraction=1.0, collects_unfit=True) as ignored:

@@ -8,9 +8,9 @@ divided, even if there are many.
 Clicks that arrived after their rows were archived are in `outcomes/day=*/`
 (`evergreen.contracts.raw_rows.OUTCOME_TYPES`). Late clicks are joined to the rows when the rows are
 read. A row with such a click gets label 1 if the click happened within the attribution window that
-the file states. The time of the report does not matter. Labels therefore mean the same as in the
-monitor. A click after the window, other events, outcomes of other rows, and repetitions change
-nothing.
+the file states. The time at which the click was reported does not matter. Labels therefore mean the
+same as in the monitor. A click after the window, other events, outcomes of other rows, and
+repetitions change nothing.
 """
 
 import hashlib
@@ -63,9 +63,9 @@ logger = logging.getLogger(__name__)
 PIECE_ROWS = 250_000
 _SCHEMA = arrow_schema(OUTCOME_TYPES)
 _COUNTS_FROM = "counts_from"
-"""Column with the earliest event time of a row for which the click is in time. The value is the
-click's time minus the attribution window, in microseconds since the epoch as float64, which is
-exact to the year 2255."""
+"""Name of a column. A click counts for a row if the row's event time is at least this value. The
+value is the click's time minus the attribution window, in microseconds since the epoch as float64,
+which is exact to the year 2255."""
 _MICROS = pa.timestamp("us", tz="UTC")
 CLOCKS = timedelta(days=1)
 """Tolerance for clock skew. With skewed clocks, a click can be stored under the day before its
@@ -76,7 +76,7 @@ prediction's day."""
 class LateClicks:
     """The late clicks of one lake.
 
-    Clicks are read back to the day of the oldest row to which they are joined.
+    Clicks are read from the day of the oldest row on.
     """
 
     files: LakeFiles
@@ -94,7 +94,7 @@ class LateClicks:
             UnfitFiles: files of outcomes are corrupt, or lack a column.
         """
         # If the monitor no longer had the prediction, the click is stored under the click's own
-        # day. This day can be any number of days after the prediction's.
+        # day. The click's day can be any number of days after the day of the prediction.
         late = [clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - CLOCKS]
         if not late or not table.num_rows:
             return table
@@ -293,7 +293,7 @@ def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int)
 
     A piece has at most 50 % more rows than `piece_rows`, as estimated from the statistics. The
     estimate assumes that rows are spread evenly over their row group, or over `span` if a group has
-    no statistics. Traffic in bursts is thus divided by its rows and not by the clock.
+    no statistics. Bursts of traffic are therefore divided by rows, and not by time.
 
     Args:
         day: Day of the files.
@@ -374,7 +374,7 @@ class Lake:
     """Time in microseconds since the epoch. Rows at or after this time are ahead of the clock and
     are not read. None reads all rows."""
     late: LateClicks = field(init=False, repr=False)
-    """Clicks that arrived after their rows were written. These clicks are joined to the rows when
+    """Clicks that arrived after their rows were written. Late clicks are joined to the rows when
     the rows are read."""
 
     words: WordCounts = field(init=False, repr=False, default_factory=WordCounts)
@@ -425,7 +425,7 @@ class Lake:
         """Return the number of files that have late rows or may have rows of the window.
 
         Raises:
-            UnfitFiles: footers of such files are corrupt.
+            UnfitFiles: the footer of one of these files is corrupt.
         """
         days = [
             day
@@ -448,7 +448,7 @@ class Lake:
         ]
 
     def files_of(self, day: date) -> dict[str, int]:
-        """Return the day's version 0 files that the lineage has seen after this run.
+        """Return the version 0 files of the day that the lineage will have seen after this run.
 
         The result maps names to sizes in bytes.
         """
@@ -494,7 +494,7 @@ class Lake:
 
     @cached_property
     def _late_files(self) -> dict[date, list[ObjectInfo]]:
-        """Files with late rows by day. Days without any are absent."""
+        """Files with late rows by day. Days without late rows are absent."""
         if self.seen is None:
             return {}
         days = [day for day in self.files.days if day in self.seen.by_day]
@@ -658,7 +658,7 @@ class Lake:
                 yield self.late.join(table, day), copies
 
     def _late_pieces(self, day: date, files: list[ObjectInfo]) -> Iterator[tuple[Piece, bool]]:
-        """Yield the pieces of a day's late rows, and whether each is the first of its files."""
+        """Yield the pieces of a day's late rows, each with whether it is the first of its files."""
         assert self.seen is not None
         for span in dict.fromkeys(self.seen.not_learned(day, file) for file in files):
             own = self.files.paths(
@@ -698,8 +698,8 @@ class Lake:
 
         Args:
             end: Time in microseconds since the epoch.
-            num_days: Number of the newest days with such rows. The earlier hours of the day of
-                `end` count as one of them.
+            num_days: Number of the newest days to read. If `end` is within a day, the hours before
+                it count as a day.
             piece_rows: Approximate rows of a piece.
         """
         found: list[list[Piece]] = []
@@ -718,7 +718,7 @@ class Lake:
     ) -> tuple[Any, Copies]:
         """Return the rows of a piece without copies, and counts of the copies.
 
-        The labels include late clicks. `with_strays` is that of `RawParquet`.
+        The labels include late clicks. See `RawParquet` for `with_strays`.
         """
         table, copies = self._sorted(piece, malformed, with_strays=with_strays)
         return self.late.join(table, piece.day), copies

@@ -385,7 +385,8 @@ class DownloadCache:
     def objects_folder(self) -> Path:
         """Return the folder of complete objects.
 
-        This folder has one folder for each generation, which contains the object under its name.
+        The folder has one subfolder for each generation. The subfolder contains the object under
+        its name.
         """
         return self.folder / "objects"
 
@@ -485,9 +486,9 @@ class LakeFiles:
 
     Args:
         objects: Objects of the lake.
-        cache: Local copies of a bucket's objects. None for a folder.
-        until: Time in seconds since the epoch. Objects that were written after it are ignored. None
-            ignores no object.
+        cache: Local copies of a bucket's objects. None if the lake is a folder.
+        until: Time in seconds since the epoch. Objects with a later time are ignored. None includes
+            all objects.
         pass_over: Objects whose names match one of these patterns are ignored.
 
     Raises:
@@ -637,7 +638,7 @@ def opened_lake(
         **settings: Further arguments of `DownloadCache`.
 
     Raises:
-        ContractError: `uri` is none of these, or does not exist.
+        ContractError: `uri` has none of these forms, or the location does not exist.
         TemporaryError, PermanentError: the bucket cannot be listed.
     """
     if not is_bucket_uri(uri):

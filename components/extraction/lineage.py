@@ -34,7 +34,8 @@ class ModelLineage:
     """The model, its parent, the parent's parent and so on, as far as the registry has them."""
     is_live: bool
     lost: str | None
-    """Id of the first ancestor that is no longer in the registry. None if there is none."""
+    """Id of the first ancestor that is no longer in the registry. None if the registry has all
+    ancestors."""
     learned_later: list[str]
     """See `evergreen.registry.models.learned_later`."""
 
@@ -46,13 +47,13 @@ class ModelLineage:
             versions: Newest version of each day in the lake. None if no lake was named.
 
         Returns:
-            A dictionary. `model_id`, `parent_model_id`, `is_live` and `learned_later` describe the
-            model. Its holdout rows are between `last_learned_time` and `last_event_time`. `days`
-            starts with the days of the model's own run. Each entry has day, version, num_rows,
-            num_late_rows, num_holdout_rows, replay, and the model_id of the model that was trained
-            on it. If `versions` is given, each entry also has its lake_version (None if the lake
-            lacks the day) and whether the rows are outdated. `unknown` lists the ancestors whose
-            days were not recorded.
+            A dictionary with these entries. `model_id`, `parent_model_id`, `is_live` and
+            `learned_later` describe the model. The model's holdout rows are between
+            `last_learned_time` and `last_event_time`. `days` starts with the days of the model's
+            own run. Each entry has day, version, num_rows, num_late_rows, num_holdout_rows, replay,
+            and the model_id of the model that was trained on it. If `versions` is given, each entry
+            also has its lake_version (None if the lake lacks the day) and whether the rows are
+            outdated. `unknown` lists the ancestors whose days were not recorded.
         """
         days = []
         for model, entry in [(each, entry) for each in self.models for entry in each.days]:
@@ -138,7 +139,7 @@ def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> Model
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Build the command's parser. `--help` is its documentation."""
+    """Build the command's parser. The text of `--help` documents the command."""
     parser = CommandParser(
         prog="evergreen lineage",
         description="Lists for each model of a registry which version of which day it learned "

@@ -5,10 +5,10 @@ measures how much a model has forgotten.
 
 Rows are sampled by a hash of their identity and the window. A repeated task therefore draws the
 same rows, and a run with another window draws other rows. Every request belongs to the same side in
-every run, so no run replays a held-out request. (A model may have been trained on the request when
-it was new.) Reading is bounded in two ways. Only one piece is in memory at a time. From long days
-only as many rows are read as the sample needs. The rows come from pieces that are spread evenly
-over the rows before the window.
+every run, so no run replays a held-out request. (An older model may have been trained on the
+request before it was held out.) Reading is bounded in two ways. Only one piece is in memory at a
+time. From long days only as many rows are read as the sample needs. The rows come from pieces that
+are spread evenly over the rows before the window.
 """
 
 import logging
@@ -47,7 +47,7 @@ Without this limit, a run with a long window would read more old rows than new r
 READ_PER_DRAWN = 2
 """Oversampling factor, to make up for malformed rows."""
 MIN_PIECES = 32
-"""Minimum number of pieces that are read, if so many pieces exist. This number gives more than four
+"""Minimum number of pieces that are read, if so many pieces exist. 32 pieces are more than four
 pieces a day over a week, so that the sample of a day does not come from a single hour."""
 FEW_PIECES = 8
 """Minimum number of pieces for small samples, for which 32 pieces would give fewer than
@@ -55,7 +55,7 @@ FEW_PIECES = 8
 1,000 rows, reading 32 pieces took a fifth of the run's time."""
 ROWS_OF_PIECE = 25
 STRETCH_ROWS = BATCH_ROWS // 4
-"""Minimum number of consecutive rows that are read from a piece. So many rows cover several
+"""Minimum number of consecutive rows that are read from a piece. This number of rows covers several
 requests, even if a request has hundreds of rows."""
 
 
@@ -95,7 +95,7 @@ def draw_replay(
         folder: Existing folder for the output.
 
     Raises:
-        ContractError: `num_rows` is positive, and too many files are unfit.
+        ContractError: Too many files are unfit, and `num_rows` is positive.
     """
     wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
     unfit: list[QuarantinedFile] = []
@@ -189,8 +189,8 @@ def _spread(
     """Return the pieces to read, in order, each with a cumulative share of the rows.
 
     The pieces are divided into groups of neighbours. The salt selects one piece of each group, and
-    one chunk of that piece. A fixed step would select the same hour of every day. The share is that
-    of all rows up to the end of the group.
+    one chunk of that piece. A fixed step would select the same hour of every day. The cumulative
+    share counts all rows up to the end of the piece's group.
     """
     if not pieces or not any(wanted.values()):
         return []
@@ -211,9 +211,9 @@ def _spread(
 
 
 def _stretch(piece: Piece, num_rows: float, *, at: float) -> Piece:
-    """Return the piece with a span of about `num_rows` rows, or with its entire span.
+    """Return the piece with a shorter span, which has about `num_rows` rows.
 
-    `at` (0 to 1) is the position of the new span within the free part of the old one.
+    `at` in [0, 1] selects the start: 0 is the earliest possible start, and 1 the latest.
     """
     assert piece.span.start is not None
     assert piece.span.end is not None

@@ -56,7 +56,8 @@ class RowCounts:
     known: int
     """Rows that were left out because the lake has them already."""
     repeated: int
-    """Kept events without an id of their own that equal an earlier event except for the label."""
+    """Kept events that equal an earlier event except for the label. These events have no id of
+    their own."""
 
 
 class Known(NamedTuple):
@@ -67,7 +68,7 @@ class Known(NamedTuple):
     num_others: int
     """Events whose key is in the lake with other features."""
     example: str
-    """Key of one such event, for messages."""
+    """Key of an event that is in the lake with other features, for messages."""
 
 
 class Spool:
@@ -77,8 +78,8 @@ class Spool:
         folder: Existing folder for the rows and for DuckDB's temporary files.
         features: Features of the rows.
         weighted: Whether rows have weights.
-        salt: Part of the ids that are made from content. Rows with the same content get different
-            ids under different salts.
+        salt: Salt of the ids that are computed from a row's content. Rows with the same content get
+            different ids under different salts.
     """
 
     def __init__(self, folder: Path, *, features: Features, weighted: bool, salt: str = "") -> None:
@@ -242,7 +243,7 @@ class Events:
 
         Args:
             files: Files in the lake's schema.
-            with_times: Whether the times must be equal, too.
+            with_times: Whether events must also have equal times.
 
         Returns:
             The number of events that were left out, and the number of events whose key is in the

@@ -9,12 +9,12 @@ the files, and `components.extraction.extract` selects the holdout.
   Without a parent, a run begins with the lake's first row, or `full_days` before its end.
 - Late rows: rows at or before the watermark in a file that the parent's lineage has not seen. The
   parent's manifest names the files of the newest days (`Model.files`). Every row is therefore newer
-  than the watermark, in a seen file, or late. A file belongs to one day. Either all of its rows up
-  to the watermark are late, or none. Back-filled versions are not late, because a later window or
-  replay reads them again. Unseen files of days older than `late_days` are counted and named. Such
-  files stay unseen, so that a later run can train on them.
+  than the watermark, in a seen file, or late. A file belongs to one day. If a file was not seen,
+  all of its rows up to the watermark are late. Back-filled versions are not late, because a later
+  window or replay reads them again. Unseen files of days older than `late_days` are counted and
+  named. Unseen files of older days stay unseen, so that a later run can train on them.
 - Clock: rows ahead of the clock by more than a tolerance are in no window and do not move the
-  watermark. A later run reads them when their time has come.
+  watermark. A later run reads these rows once the clock has passed their time.
 - Maturity: a row is mature if it is at least `attribution_hours` old at the requested end of the
   window. A younger row without a click may still get a click. The window therefore ends before the
   younger rows, and the next run reads them.
@@ -50,20 +50,21 @@ class SeenFiles:
     unknown: tuple[date, ...] = ()
     """Days that would be searched for late rows, but whose files were not recorded."""
     record: Mapping[date, Mapping[str, int]] = field(default_factory=dict)
-    """Sizes in bytes by file name, for all recorded days. A day after the first recorded day had no
-    files if it is absent here."""
+    """Sizes in bytes by file name, for all recorded days. If a day after the first recorded day is
+    absent, the day had no files."""
     left_before: int
-    """Time in microseconds since the epoch. This run leaves out rows before it."""
+    """Time in microseconds since the epoch. Rows before this time are left out of this run."""
     learned: Mapping[date, Mapping[str, int | None]] = field(default_factory=dict)
     """Files that the lineage left out as unfit, by day and name. The value is the time of the
     newest row of the file that was used for training, microseconds since the epoch. The value is
     None if no row was used."""
     begins_anew: bool = False
-    """Whether this run starts a new record of seen files, as after an explicit window."""
+    """Whether this run ignores the parent's record of seen files and starts a new record, for
+    example after an explicit window."""
 
     @property
     def read(self) -> TimeSpan:
-        """Times up to the watermark."""
+        """Return the span of all times up to the watermark."""
         return TimeSpan(None, self.watermark + 1)
 
     def not_learned(self, day: date, file: ObjectInfo) -> TimeSpan:
@@ -141,8 +142,8 @@ def seen_files(parent: Model | None, late_days: int, *, start: str = "") -> Seen
         parent: Model that the run continues.
         late_days: Number of days before the watermark's day that are searched for late rows. 0 =
             none.
-        start: Requested start of the window. If it is given, no row is late. Empty = after the
-            watermark.
+        start: Requested start of the window. If the start is given, no row is late. Empty = after
+            the watermark.
 
     Raises:
         ContractError: the model's manifest contains an invalid time or day.
@@ -251,7 +252,7 @@ class Baselines:
 
     @property
     def learned(self) -> int | None:
-        """Return the time of the newest training row of both, microseconds since the epoch.
+        """Return the time of the models' newest training row, in microseconds since the epoch.
 
         Returns None without models.
         """

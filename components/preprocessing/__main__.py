@@ -49,7 +49,7 @@ def _encode_dataset(arguments: argparse.Namespace) -> None:
     store = local_path(arguments.store)
     final = local_path(arguments.work) / arguments.run / "preprocessing"
     with noted(store, arguments.run, "preprocessing") as note, warnings.catch_warnings():
-        # NVTabular warns about every optional library that is absent, such as TensorFlow. These
+        # NVTabular warns about every optional library that is absent, such as TensorFlow. The
         # warnings are of no use to the user.
         warnings.simplefilter("ignore")
         from components.preprocessing.parent import find_parent

@@ -36,8 +36,8 @@ ROW_GROUP_BYTES = 128_000_000
 COMPARED_ROWS = 1024
 """Number of rows compared at the start of each file."""
 TOLERANCE = 1e-6
-"""Maximum relative difference of dense values. On one machine they are equal bit for bit, as the
-tests check."""
+"""Maximum relative difference of dense values. Engines on one machine give equal bits, and tests
+check this."""
 
 
 class Task(NamedTuple):

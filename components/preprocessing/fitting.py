@@ -104,8 +104,8 @@ def next_workflow(
         parent: Workflow of the parent model, or None.
         now: Time of the window's newest row, in microseconds since 1970 (UTC).
         rules: Settings for the admission of categories.
-        excluded: Features that are missing in all rows. The workflow always encodes them as
-            missing.
+        excluded: Features that are missing in all rows. The workflow encodes these features as
+            missing in every row.
     """
     counts, moments = statistics
     before, unseen = parent.columns if parent else {}, unseen_column(np.zeros(0, np.int64))

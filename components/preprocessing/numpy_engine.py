@@ -24,7 +24,10 @@ def unscaler(features: Features, names: tuple[str, ...]) -> Callable[[Any], Colu
 def encoder(
     features: FeatureWorkflow, *, scratch: Path, weighted: bool = False
 ) -> Callable[[Any], Columns]:
-    """Return the function that `engines.EncodingEngine.encoder` describes. It writes no file."""
+    """Return the function that `engines.EncodingEngine.encoder` describes.
+
+    The encoder writes no files.
+    """
     return partial(_encoded, features, weighted)
 
 

@@ -1,15 +1,15 @@
 """NVTabular's engine: one graph computes the input of the fit, and another applies the workflow.
 
-The second graph is built from a `FeatureWorkflow`. This graph uses Categorify with vocabulary files
-in the order of our ids, and `Normalize` with given moments. NVTabular therefore computes exactly
-the numbers of the served graph. `numpy_engine` computes the same encoding.
+The second graph is built from a `FeatureWorkflow`. The second graph uses Categorify with vocabulary
+files in the order of our ids, and `Normalize` with given moments. NVTabular therefore computes
+exactly the numbers of the served graph. `numpy_engine` computes the same encoding.
 
 NVTabular plans, executes and types the graphs, and Categorify looks up every id. The operators in
 this module override methods of NVTabular's operator interface. Each operator has one of three
 reasons, which its docstring states:
 
-- Speed. Categorify gets each distinct value of a column once, because its merge and sort of all
-  rows would take 10 to 20 times as long as everything else.
+- The operator is faster. Categorify gets each distinct value of a column once, because its merge
+  and sort of all rows would take 10 to 20 times as long as everything else.
 - A case in which NVTabular 23.8 fails.
 - A result that must be equal on every machine.
 """
@@ -56,7 +56,7 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
     """Categorify that looks up each distinct value of a column once.
 
     The operator also accepts a partition in which a column has no value at all. NVTabular 23.8
-    raises an error there.
+    raises an error for such a partition.
     """
 
     def __init__(self, vocabularies: dict[str, str], features: Features, *, folder: Path) -> None:
@@ -65,7 +65,8 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
         A missing value becomes padding in a list feature and the id of missing values elsewhere.
 
         Args:
-            vocabularies: Vocabulary file of each slot. `stored_name` names its category column.
+            vocabularies: Vocabulary file of each slot. The category column of each file is named by
+                `stored_name`.
             features: The recommender's features.
             folder: Categorify's output folder.
         """
@@ -101,7 +102,7 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
 class KnownBucketize(ops.Bucketize):  # type: ignore[misc]
     """Bucketize that keeps missing values missing.
 
-    NVTabular 23.8 puts them into the last bucket.
+    NVTabular 23.8 puts missing values into the last bucket.
     """
 
     output_dtype = np.float64
@@ -115,7 +116,7 @@ class KnownBucketize(ops.Bucketize):  # type: ignore[misc]
 class RoundedLogOp(ops.LogOp):  # type: ignore[misc]
     """LogOp that computes in float64 and rounds to float32.
 
-    `FeatureWorkflow.encode_dense` explains why.
+    The docstring of `FeatureWorkflow.encode_dense` gives the reason.
     """
 
     def transform(self, col_selector: Any, df: Any) -> Any:
@@ -284,7 +285,10 @@ def _clipped(part: Any, options: NumericOptions) -> Any:
 
 
 def _input_schema(features: Features, *, weighted: bool) -> Any:
-    """Return the input schema. Without one, NVTabular would read a partition to infer it."""
+    """Return the input schema.
+
+    Without a schema, NVTabular would read a partition to infer the schema.
+    """
     types = read_types(features, weighted=weighted)
     return Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in types.items()])
 
@@ -303,7 +307,7 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
     folder.mkdir(parents=True)
     paths = {}
     for i, (name, values) in enumerate(zip(features.features.slots, features.vocabularies)):
-        # NVTabular fails with an empty vocabulary. This placeholder is a value that does not occur
+        # NVTabular fails with an empty vocabulary. The placeholder is a value that does not occur
         # in raw rows.
         listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
         frame = pd.DataFrame(
@@ -325,7 +329,7 @@ def _without_tombstones(vocabulary: NDArray[np.int64]) -> NDArray[np.int64]:
     """Replace each tombstone of the vocabulary by a different negative value.
 
     An id is a position, so each id needs a value. Negative values do not occur in raw rows. The
-    values differ because NVTabular looks up by a merge: if a negative value ever passed the checks,
-    equal values would duplicate its row.
+    negative values must be different, because NVTabular looks up ids by a merge. If a negative
+    value passed the checks of raw rows, equal values would duplicate its row.
     """
     return np.where(vocabulary == TOMBSTONE, TOMBSTONE - np.arange(len(vocabulary)), vocabulary)

@@ -43,8 +43,8 @@ def save_columns(columns: Sequence[Column], folder: Path) -> None:
         arrays |= {f"{i}": column.last_seen, f"{i}_candidates": known.categories}
         arrays |= {f"{i}_sightings": known.sightings, f"{i}_last_seen": known.last_seen}
     content = io.BytesIO()
-    # All categories of one window have the same time, so compression is effective. A million ids of
-    # 30 windows take 1 MB instead of 8 MB.
+    # All categories of one window have the same time, so compression is effective. The times of a
+    # million ids from 30 windows take 1 MB instead of 8 MB.
     np.savez_compressed(content, **{name: array.astype("<i8") for name, array in arrays.items()})
     write_whole(folder / ADMISSION_FILE, content.getvalue())
 

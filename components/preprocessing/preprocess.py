@@ -1,7 +1,8 @@
 """Write the training set of a run from its raw rows, completely or not at all.
 
-The step fits the workflow, encodes the rows and verifies the files. It compares the files with
-`evergreen.contracts.workflow`, because the served graph is built from this workflow alone.
+The step fits the workflow, encodes the rows and verifies the files. The step compares the encoded
+files with `evergreen.contracts.workflow`, because the served graph is built from this workflow
+alone.
 
 This module also does negative downsampling. Of the training rows without a click, including
 replayed rows, only a share is kept. The choice is the same in every try. Extraction does not
@@ -55,7 +56,7 @@ GROUP_ROWS = 65_536
 THINNED_ROWS = 250_000
 """Approximate number of rows of a downsampled file."""
 FIT_ROWS = 65_536
-"""Maximum rows of a partition while categories are counted. This number equals that of a raw row
+"""Maximum rows of a partition while categories are counted. The number equals the size of a raw row
 group, so that processes get similar numbers of rows."""
 
 TRAIN, HOLDOUT, WORKFLOW = "train", "holdout", "workflow"
@@ -84,9 +85,9 @@ def thin(
 
     Args:
         source: Folder of the raw rows.
-        into: Folder to create. Its files have about `THINNED_ROWS` rows. The folder stays empty if
-            all rows are dropped.
-        negative_rate: Share of the rows without a click to keep.
+        into: Folder to create. The written files have about `THINNED_ROWS` rows each. The folder
+            stays empty if all rows are dropped.
+        negative_rate: Share of the rows without a click that is kept.
         features: The recommender's features.
         expected_rows: Number of rows of `source` according to its manifest.
         weighted: Whether the rows have weights.

@@ -56,7 +56,7 @@ def plan_partitions(
     Args:
         folder: Folder of the raw rows.
         expected_rows: Number of rows according to the manifest.
-        partition_rows: Number of rows of a partition. A larger row group stays whole.
+        partition_rows: Number of rows of a partition. A row group with more rows is not divided.
         features: The recommender's features.
         excluded: Features that are not read and are missing in every row.
         weighted: Whether the rows have weights.

@@ -4,8 +4,8 @@ A category is admitted when its count, summed over the runs, reaches the frequen
 category is evicted if it has not occurred for a given time. Ids never move: an evicted category
 leaves a tombstone. A later run reuses the ids of tombstones before it appends new ids. The result
 depends only on the parent's column and the counts of this run, so a retry has the same result.
-`window_statistics` counts the rows. `parent` defines the file that passes the columns to the next
-run.
+`window_statistics` counts the rows. The module `parent` defines the file with which the next run
+continues the columns.
 """
 
 from dataclasses import dataclass
@@ -62,9 +62,9 @@ def next_column(
 ) -> Column:
     """Return the column after this run.
 
-    New categories are ordered by count, largest first, then by value. The first of them take the
-    ids of the parent's tombstones, lowest id first. The ids of categories that are evicted in this
-    run stay free until the next run.
+    New categories are ordered by count, largest first, then by value. The first new categories
+    reuse the ids of the parent's tombstones, lowest id first. The ids of categories that are
+    evicted in this run stay free until the next run.
 
     Args:
         parent: The column before this run.
@@ -91,8 +91,8 @@ def next_column(
     last_seen[vocabulary == TOMBSTONE] = 0
 
     counted = _add_counts(parent.candidates, seen[~is_live], counts[~is_live], now=now)
-    # If the threshold was lowered, an old count may suffice. A category without a row in this run
-    # could not be trained, so it is not admitted.
+    # If the threshold was lowered, the counts of earlier runs alone may suffice. A category without
+    # a row in this run could not be trained, so it is not admitted.
     is_here = np.isin(counted.categories, seen[~is_live], assume_unique=True)
     enters = is_here & (counted.sightings >= rules.frequency_threshold)
     new = counted.categories[enters][np.argsort(-counted.sightings[enters], kind="stable")]

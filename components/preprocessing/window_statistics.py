@@ -33,8 +33,8 @@ class Moment(NamedTuple):
     """Exact sum of the squares, in multiples of `UNIT` squared."""
     least: float
     largest: float
-    """Largest value. `least` and `largest` are float32 values. Both are infinite if there is no
-    value."""
+    """Largest value. `least` and `largest` are float32 values. The smallest and largest value are
+    infinite if the column has no value."""
 
     def mean_and_std(self) -> tuple[float, float]:
         """Return the mean and the sample standard deviation (n - 1).
@@ -120,8 +120,8 @@ def _moments(values: NDArray[np.float32]) -> Moment:
 def _exact_sums(values: NDArray[np.float32]) -> tuple[int, int]:
     """Return the exact sum and sum of squares of float32 values, for fewer than 2^29 rows.
 
-    The values are added by binary exponent. A mantissa has 24 bits, and its square is added in two
-    halves of 24 bits. `bincount` adds in float64, which is exact up to 2^53.
+    Values with equal binary exponents are added together. A mantissa has 24 bits, and its square is
+    added in two halves of 24 bits. `bincount` adds in float64, which is exact up to 2^53.
     """
     bits = values.view(np.uint32)
     exponents = ((bits >> 23) & 0xFF).astype(np.int64)

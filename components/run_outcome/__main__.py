@@ -37,12 +37,12 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 ADDRESS_VARIABLE = "EVERGREEN_NOTIFY_URL"
-"""Environment variable with the webhook's address, from an optional secret. If it is empty or
-absent, no notification is sent. The address is not a flag or a parameter, because these are visible
-to everyone on the machine or in the UI."""
+"""Environment variable with the webhook's address, from an optional secret. If the variable is
+empty or absent, no notification is sent. The address is not a flag or a parameter, because these
+are visible to everyone on the machine or in the UI."""
 PAUSES_SECONDS = (2.0, 10.0, 30.0)
-"""Pauses between attempts. Together they are far shorter than the exit handler's time limit (600
-s)."""
+"""Pauses between attempts. The sum of the pauses is far below the exit handler's time limit of 600
+s."""
 
 
 def record(*, run: str, store: str, trigger_id: str, trigger_reason: str, kfp_state: str) -> str:

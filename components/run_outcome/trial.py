@@ -25,7 +25,8 @@ from evergreen.runtime.kubeflow import (
 from evergreen.runtime.plain_text import log_as_text
 
 VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
-"""Environment variable with the pipeline's parameters as JSON. Its `trigger_id` names the trial."""
+"""Environment variable with the pipeline's parameters as JSON. The parameter `trigger_id` names the
+trial."""
 EXPERIMENT = "evergreen-search"
 """Experiment of the trials in KFP. This experiment differs from the monitor's, because the monitor
 starts no run while another run of its own experiment is active."""

@@ -1,6 +1,6 @@
 """The training step as a plain command.
 
-It reads a TrainingSet manifest and writes a Model manifest.
+The step reads a TrainingSet manifest and writes a Model manifest.
 """
 
 import argparse

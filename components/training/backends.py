@@ -25,7 +25,7 @@ def require_backend(
     Args:
         backend: Name of the backend.
         config: Configuration of the network.
-        features: The recommender's features. If it is None, list features are not checked.
+        features: The recommender's features. None skips the check of list features.
         weight: Column with sample weights, or None.
 
     Raises:
@@ -83,7 +83,7 @@ def make_engine(
         settings: Settings of the fit.
         scratch: Folder for temporary files. Engines that need no temporary files do not create this
             folder.
-        num_gpus: GPUs of each node that share a batch. PyTorch uses one.
+        num_gpus: GPUs of each node that share a batch. PyTorch uses one GPU.
         features: Features that a row looks up. If it is None, each slot is looked up once.
 
     Raises:

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 
 _PRIOR_DEVIATION = 0.1
 """Standard deviation of the normal prior of the shift, as measured in fits without the correction.
-A few dozen clicks determine the click rate only to about ten percent. The prior prevents them from
-shifting a parent that was calibrated on many more clicks."""
+A few dozen clicks determine the click rate only to about ten percent. The prior prevents a few
+clicks from shifting a parent that was calibrated on many more clicks."""
 _MIN_PROBABILITY = 1e-7
 _NEWEST_PARTS = (1, 3, 10)
 """Parts of the rows that can set the bias: all rows, the newest third, or the newest tenth."""
 _MAX_STANDARD_ERRORS = 3.0
 """Maximum difference between the clicks of the newest tenth and the expected clicks, in standard
-errors. If the difference is larger, fewer rows are used."""
+errors. If the difference is larger, the correction uses a smaller part of the rows."""
 
 
 def newest_bias_shift(
@@ -31,7 +31,7 @@ def newest_bias_shift(
     probabilities: NDArray[np.float32],
     weights: NDArray[np.float32] | None = None,
 ) -> float:
-    """Return the `bias_shift` of the largest part of the rows that still fits the newest rows.
+    """Return the `bias_shift` of the largest part of the rows that agrees with the newest rows.
 
     The parts are all rows, the newest third and the newest tenth. A part fits if its shift explains
     the clicks of the newest tenth to within three standard errors (binomial). If the click rate
@@ -74,7 +74,7 @@ def bias_shift(
 ) -> float:
     """Return the most likely shift of all logits, given a normal prior around 0.
 
-    The shift minimises the sum of the rows' log losses plus shift^2 / (2 * 0.1^2). This sum is
+    The shift minimises the sum of the rows' log losses plus shift^2 / (2 * 0.1^2). The sum is
     convex, and Newton's method finds its minimum. Each row's log loss is multiplied by its
     `_evidence`.
 
@@ -108,9 +108,9 @@ def _evidence(
     """Scale the weights so that they are effective numbers of independent rows of weight 1, [n].
 
     Equal weights become 1. The variance of a weighted sum of errors is estimated by the sum of the
-    squared errors times the squared weights. For independent rows of weight 1, as many as the
-    weights say, it would be the sum of the squared errors times the weights. The scale makes both
-    sums equal.
+    squared errors times the squared weights. If the weights were counts of independent rows of
+    weight 1, the variance would be the sum of the squared errors times the weights. The weights are
+    scaled so that both variances are equal.
     """
     squares = (labels - probabilities.astype(np.float64)) ** 2
     doubled = _total(squares, weights.astype(np.float64) ** 2)

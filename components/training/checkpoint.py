@@ -24,8 +24,8 @@ from evergreen.statistics.metrics import grouped_deviation
 logger = logging.getLogger(__name__)
 
 START = "start"
-"""Folder of the weights at the start of the fit. In an incremental run the caller writes it before
-the fit."""
+"""Folder of the weights at the start of the fit. In an incremental run, the caller writes this
+folder before the fit."""
 FINAL = "final"
 """Folder of the final weights of the fit."""
 _PROGRESS = "progress.json"
@@ -42,8 +42,8 @@ class Position:
     """Progress of a fit, and the folder of its weights."""
 
     trial: int
-    """Number of the trial, which has its own learning rate. After the last trial it is the number
-    of trials."""
+    """Number of the trial, which has its own learning rate. After the last trial, `trial` equals
+    the number of trials."""
     passes: int
     """Completed passes over the rows."""
     batches: int = 0
@@ -62,9 +62,9 @@ class Judgement:
     scores: Mapping[str, float | None]
     """`auc` and `log_loss`, or None where undefined."""
     row_losses: NDArray[np.float64]
-    """Log loss of each row, after the correction of the bias at the end of a fit. If a row has a
-    weight, its loss is multiplied by it. All trials use the same rows. Empty if the trial diverged.
-    """
+    """Log loss of each row, after the correction of the bias at the end of a fit. The loss of a
+    weighted row is multiplied by its weight. All trials use the same rows. Empty if the trial
+    diverged."""
 
 
 DIVERGED = Judgement(scores={"auc": None, "log_loss": None}, row_losses=np.empty(0))
@@ -75,8 +75,8 @@ def best_of(judged: Sequence[Judgement]) -> int:
     """Return the number of the best trial.
 
     A later trial wins only if it is better by more than one standard error. The standard error is
-    computed over `time_blocks`. If it is undefined (see `grouped_deviation`), the earlier trial
-    wins.
+    computed over `time_blocks`. If the standard error is undefined (see `grouped_deviation`), the
+    earlier trial wins.
 
     >>> first, second = (Judgement(scores={}, row_losses=np.full(20, loss)) for loss in (0.5, 0.1))
     >>> best_of([first, second]), best_of([second, first])
@@ -128,7 +128,7 @@ class CheckpointFolder:
     """Writes and reads the checkpoints of one fit below one folder."""
 
     def __init__(self, path: Path) -> None:
-        """Store the path. The first write creates the folder."""
+        """Store the path. The first write creates the folder of the path."""
         self.path = path
         self._losses_on_disk: dict[int, Judgement] = {}
 

@@ -1,10 +1,10 @@
 """Interface between a fit and the engine that computes it.
 
 An `Engine` is one network with its optimizer. `fit` decides which rows are used, in which order,
-how often, when to stop and what to save. These decisions are the same for every engine. The engine
-only computes the steps. Weights are exchanged as a folder (`evergreen.networks.files`). Therefore
-no engine needs another engine's library, and saving needs no second copy of a large table in
-memory.
+how often, when to stop and what to save. The decisions of `fit` are the same for every engine. The
+engine only computes the steps. Weights are exchanged as a folder (`evergreen.networks.files`).
+Therefore no engine needs another engine's library, and saving needs no second copy of a large table
+in memory.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,8 +7,8 @@ run trains on its rows in time order, because the click behaviour can change wit
 An incremental run tries several constant learning rates, each from the parent's weights. A low rate
 preserves what the parent has learned, and a high rate follows a change. The last tenth of the rows
 is scored before it is used for training (progressive validation: Blum, Kalai and Langford 1999).
-These scores choose the rate, so no rows have to be held out. If a later rate scores worse, its
-trial stops there. `benchmarks.quality` has the measurements.
+The scores of the last tenth choose the rate, so no rows have to be held out. If a later rate scores
+worse, the trial of this rate ends early. `benchmarks.quality` has the measurements.
 
 Rows may have sample weights. The weights count in every step, in the choice of the rate and in the
 correction of the bias, but not in an AUC. The model's own weights are not in memory here, but in
@@ -53,11 +53,11 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 _EVALUATED_SHARE = 0.1
-"""Share of a pass that is scored before the network trains on it. These are the last rows of the
-pass."""
+"""Share of a pass that is scored before the network trains on it. The scored rows are the last rows
+of the pass."""
 _DECAYING_SHARE = 0.5
-"""Share of a first model's steps in which its learning rate falls to zero. These are the last
-steps."""
+"""Share of a first model's steps in which its learning rate falls to zero. The decay covers the
+last steps."""
 _MAX_SCORED_ROWS = 1 << 20
 """Maximum number of rows that are scored at a time. If there are more rows, evenly spaced rows are
 scored. A million rows determine a click rate of 3 % to within 0.6 % of its value."""
@@ -92,15 +92,15 @@ class FitResult:
     """Result of one fit."""
 
     weights: Path
-    """Folder of the final weights (`evergreen.networks.files`). Their probabilities hold for all
-    rows, even if the training rows were downsampled."""
+    """Folder of the final weights (`evergreen.networks.files`). The model's probabilities are
+    correct for all rows, even if the training rows were downsampled."""
     optimizer_step: int
     """Optimizer steps taken, including those of earlier runs."""
     progressive: Mapping[str, float | None]
     """`auc` and `log_loss` of a tenth of the rows, scored just before training on them. In an
-    incremental run these are the newest rows. If the training set is downsampled, these rows are
-    downsampled too. The click rate of these rows then differs from that of the held-out rows, and
-    the two log losses are not comparable."""
+    incremental run, the scored tenth is the newest rows. If the training set is downsampled, these
+    rows are downsampled too. The click rate of these rows then differs from that of the held-out
+    rows, and the two log losses are not comparable."""
     learning_rate: float
     """The learning rate that was chosen."""
     rows_per_second: float | None
@@ -124,12 +124,13 @@ def fit(
         engine: New engine for the job's network. The caller closes it.
         emit: Called with the numbers of each pass, and periodically within a pass.
         clock: Time in seconds.
-        should_stop: Called between segments. If it returns True, the fit is saved and ends.
+        should_stop: Called between segments. If the function returns True, the fit is saved and
+            ends.
 
     Raises:
         ContractError: the training set does not match its manifest, or its labels are all equal.
-        PermanentError: a loss or a score is not finite at the first learning rate. At a later rate
-            only the trial of this rate is abandoned.
+        PermanentError: a loss or a score is not finite at the first learning rate. If a later rate
+            diverges, only its trial is abandoned.
         Preempted: `should_stop` returned True. The fit is saved, and the next call continues it.
     """
     return _Fit(job, engine, emit=emit, clock=clock, should_stop=should_stop).run()
@@ -298,7 +299,10 @@ class _Fit:
         self._leave_trial()
 
     def _abandon_trial(self, error: _DivergedError) -> None:
-        """Abandon a diverged trial if an earlier one has ended. Otherwise raise its error."""
+        """Abandon a diverged trial if an earlier one has ended.
+
+        If no earlier trial has ended, raise the error.
+        """
         trial = self._state.now.trial
         if self._state.best is None:
             raise error
@@ -336,7 +340,7 @@ class _Fit:
             add_to_bias(folder, shift + served_shift)
 
         self._folder.keep_weights(FINAL, save)
-        # The position still describes the weights on disk. If the final weights are moved away, a
+        # The last position describes the weights on disk. If the final weights are moved away, a
         # later call needs this position to write them again.
         self._commit(
             replace(self._on_disk, final_step=self._engine.num_steps, served_shift=served_shift)

@@ -4,10 +4,10 @@ Kubernetes sends SIGTERM before it drains a node, and kills the process 30 secon
 progress is saved first. Outside a fit the process ends at once, because its output is complete or
 absent. `evergreen.runtime.exit_codes` has the exit code.
 
-On Kubeflow a retry does not depend on the exit code, because Argo retries after every failure. The
-save may also be cut short there. According to its source, KFP's launcher, which is the parent
-process of the step, does not handle SIGTERM, so the container ends with the launcher. Such a retry
-continues from the last save of `checkpoint_minutes`.
+On Kubeflow a retry does not depend on the exit code, because Argo retries after every failure. On
+Kubeflow the save may also be cut short. According to its source, KFP's launcher, which is the
+parent process of the step, does not handle SIGTERM, so the container ends with the launcher. A
+retry after such an end continues from the last save of `checkpoint_minutes`.
 """
 
 import signal
@@ -55,7 +55,8 @@ class StopRequest:
 def stop_on_sigterm() -> Iterator[StopRequest]:
     """Turn SIGTERM into a request to stop within the body.
 
-    Only the main thread of a process receives signals. In another thread this does nothing.
+    Only the main thread of a process receives signals. In another thread, the context manager does
+    nothing.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

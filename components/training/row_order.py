@@ -1,8 +1,8 @@
 """Order of the training rows within one pass: shuffled, or in time order.
 
 Replayed rows are mixed in evenly. The order depends only on the rows, the share of replayed rows
-and the seed, so a resumed pass continues in the same order. `fit` decides the number of passes and
-which of the two orders they use.
+and the seed, so a resumed pass continues in the same order. `fit` decides the number of passes, and
+whether a pass is shuffled or in time order.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 _RUN_ROWS = 1 << 10
 """Number of adjacent rows that move together in a long pass."""
 _MOST_RUNS = 1 << 10
-"""Maximum number of row groups that are shuffled together in a long pass. These groups have a
-million rows, and their order takes 8 MB."""
+"""Maximum number of row groups that are shuffled together in a long pass. The groups together have
+a million rows, and the order of these rows takes 8 MB."""
 
 
 def derived_seed(*numbers: int) -> int:
@@ -31,7 +31,7 @@ class PassRows:
     """Rows of a pass."""
 
     num_new: int
-    """Rows of the window, numbered from 0. All are in the pass."""
+    """Rows of the window, numbered from 0. A pass contains all of these rows."""
     num_old: int
     """Available replay rows, numbered after the rows of the window."""
     num_replayed: int

@@ -48,7 +48,7 @@ class Rows:
     weights: NDArray[np.float32] | None = None
     """Sample weights, finite and at least 0, [n]. None if all rows count equally."""
     group_starts: NDArray[np.int64] | None = None
-    """Number of each row group's first row among all rows. None for a selection of rows."""
+    """Number of each row group's first row among all rows. None if the rows are a selection."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -103,9 +103,9 @@ def open_rows(
     """Return all rows of the folders, one folder after another, in the order of `_file_list.txt`.
 
     Row groups outside the `share` are zeros, which take no room on disk or in memory. The flat
-    files have no name once they are open. These files disappear with the arrays, however the
-    process ends, so no later process can find them. A later process decodes the rows again, which
-    takes less than a tenth of the time of one pass.
+    files have no name once they are open. The flat files disappear with the arrays, however the
+    process ends. A later process can therefore not find them. A later process decodes the rows
+    again, which takes less than a tenth of the time of one pass.
 
     Args:
         folders: At least one folder. All folders have the same features, and either all or none
@@ -143,9 +143,10 @@ def _map_nameless_files(
 ) -> Rows:
     """Return zeroed arrays for `num_rows` rows, each mapped from a nameless file.
 
-    The arrays have the columns of `alike`. Disk space is allocated for the rows `written` by this
-    process, and for all labels and weights. A full disk is therefore reported as an error here.
-    Otherwise a write to a mapped page would kill the process.
+    The arrays have the same columns as the rows in `alike`. Disk space is allocated for the rows
+    `written` by this process, and for all labels and weights. The allocation reports a full disk as
+    an error. Without the allocation, a write to a mapped page would kill the process on a full
+    disk.
     """
 
     def mapped(dtype: type[Any], *shape: int) -> NDArray[Any]:

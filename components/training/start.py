@@ -11,7 +11,7 @@ large by log(1/r). The ranking of this model is right, but its probabilities are
 log(r) to the bias corrects every logit (King and Zeng 2001, "Logistic Regression in Rare Events
 Data", prior correction).
 
-Weights in the model registry are corrected, and weights during a fit are not. The correction is
+The registry stores corrected weights, and a fit uses uncorrected weights. The correction is
 therefore subtracted when a fit starts from a parent, and added once when the final weights of the
 fit are written.
 """
@@ -128,7 +128,8 @@ def continue_from(
 
     Args:
         parent: The parent model.
-        training_set: Training set of this run. Its workflow continues the parent's.
+        training_set: Training set of this run. The set's workflow must continue the parent's
+            workflow.
         config: Configuration of this run's network.
         into: Folder to write. A folder of an earlier try is replaced.
         seed: Seed of the fresh weights for columns that the parent lacks.

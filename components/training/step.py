@@ -1,7 +1,7 @@
 """Run the training step: fit a network and publish a model to the registry.
 
 A model is published completely or not at all. If the work folder and the registry are on the same
-disk, its weights are moved and not copied, so the engine writes a large table only once. The
+disk, the model's weights are moved and not copied. Then a large table is written only once. The
 network's ONNX graph is exported with the weights, so that deployment does not need torch. The
 evaluation step decides whether the model is good enough.
 """
@@ -56,8 +56,8 @@ def publish(
         store: Folder of the model registry.
         described: Creates the manifest from the model's id, its final folder and the hash of each
             part.
-        weights: Folder of the weights. It is moved away. If a later fit needs it, the fit writes it
-            again.
+        weights: Folder of the weights. The folder is moved into the registry. A later fit that
+            needs this folder writes it again.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
         workflow_path: Folder of the feature workflow.
@@ -75,7 +75,8 @@ def publish(
         logger.info("model %s is already in the registry", model_id)
         return Model.read(final / Model.MANIFEST)
     with whole_directory(final, replace=True) as parts:
-        # The weights are moved last. If another part is absent, the fit then still has its weights.
+        # The weights are moved last. If another part is absent, the weights are still in the fit's
+        # folder.
         _copy_parts(parts, workflow_path, report)
         _move(weights, parts / Model.WEIGHTS)
         sha256 = {name: sha256_tree(parts / name) for name in Model.PARTS if name != Model.WEIGHTS}
@@ -288,7 +289,7 @@ def _engine(request: TrainingRun, training_set: TrainingSet, folder: Path) -> It
 def forget_checkpoint(work: Path, run: str) -> None:
     """Remove the run's checkpoint after its model and manifest are written.
 
-    A new try would fit from the start.
+    Without a checkpoint, a new try fits from the start.
     """
     CheckpointFolder(work / run / "training" / CHECKPOINT).forget()
 

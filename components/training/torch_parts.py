@@ -232,7 +232,7 @@ def require_tables(stored: StoredModel, shapes: Sequence[tuple[int, int]], folde
     """Check the shapes of the tables in `folder`.
 
     Raises:
-        ContractError: they differ from `shapes`.
+        ContractError: the shapes of the tables differ from `shapes`.
     """
     if (found := [each.shape for each in stored.weights.tables]) != shapes:
         raise ContractError(f"tables in {folder} have shapes {found}, expected {shapes}")

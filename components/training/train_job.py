@@ -54,8 +54,8 @@ _MAX_NAME_LENGTH = 45
 class TrainJobs:
     """The TrainJobs of one namespace and their pods.
 
-    Every method raises: TemporaryError: the API server does not answer, reports an internal error,
-    or temporarily rejects the token. PermanentError: it rejected the request.
+    Errors of every method: TemporaryError: the API server does not answer, reports an internal
+    error, or temporarily rejects the token. PermanentError: the API server rejected the request.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ def train_elsewhere(
     Raises:
         ContractError: the workers rejected their input, or another program created a job with this
             name.
-        PermanentError: the job failed. The message has its reason and the workers' note.
+        PermanentError: the job failed. The message contains the job's reason and the workers' note.
         Preempted: SIGTERM arrived and the job was deleted, or its last workers were preempted.
         TemporaryError: somebody deleted the job, or the API server does not answer.
     """
@@ -264,8 +264,8 @@ def _ensure(
 ) -> None:
     """Create the job, unless a job of an earlier try runs or has succeeded.
 
-    If a job has failed or has another spec, it is deleted first. The function waits until it is
-    gone.
+    If a job has failed or has another spec, it is deleted first. The function waits until the
+    deletion is complete.
     """
     job = build_job(name, spec)
     requested = job["metadata"]["annotations"][_SPEC_HASH]

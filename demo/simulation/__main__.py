@@ -1,6 +1,6 @@
 """Replay traffic, simulate a lake, or drift the simulated users.
 
-The module only parses flags and calls functions. `evergreen.runtime.exit_codes` maps errors to exit
+This module contains only the command line. `evergreen.runtime.exit_codes` maps errors to exit
 codes.
 """
 

@@ -1,11 +1,11 @@
 """Replay traffic through `RecommenderClient` at a given rate, and report the clicks later.
 
 The load is open-loop: requests start at their scheduled times and do not wait for earlier answers,
-up to a limit in flight. At the limit the replay falls behind. After a second it skips the missed
-part of the schedule instead of sending a burst. `traffic` provides the rows, and the monitor
-measures the quality of the scores. As a process (`run_replay`) it reads commands from standard
-input, and writes one line per second and a summary. The end of standard input stops the process, so
-it ends with its parent.
+up to a limit in flight. At the limit the replay falls behind. If the replay is more than a second
+late, it skips the missed part of the schedule instead of sending a burst. `traffic` provides the
+rows, and the monitor measures the quality of the scores. In a process of its own (`run_replay`),
+the replay reads commands from standard input, and writes one line per second and a summary. The end
+of standard input stops the process, so it ends with its parent.
 """
 
 import asyncio
@@ -45,11 +45,11 @@ _MAX_BEHIND_SECONDS = 1.0
 _MAX_QUEUED_ROWS = 128_000
 """Number of rows in the queue to the event log at which the replay pauses."""
 _STOP_SECONDS = 0.1
-"""Seconds within which a stop ends a wait."""
+"""Maximum time in seconds after which a waiting replay notices `stop`."""
 _MAX_LATENCIES = 200_000
 _MAX_TRUTH_ROWS = 2_000_000
-"""Maximum rows of each phase for the Bayes-optimal AUC, with 8 bytes per row. A replay may run for
-weeks."""
+"""Maximum rows of each phase for the Bayes-optimal AUC, with 8 bytes per row. The limit bounds
+memory, because a replay may run for weeks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class ReplaySettings:
 
 
 class Replay:
-    """One replay. Send it commands at any time from its event loop."""
+    """Replay of one source of traffic. Commands must be sent from the event loop of the replay."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Replay:
 
         Args:
             client: Client that scores the rows.
-            traffic: Source of the requests.
+            traffic: Source of the requests to replay.
             settings: Rate and limits.
             random: Random numbers for the click delays.
             run: Prefix of the request ids, unique in the event log.
@@ -113,7 +113,7 @@ class Replay:
         """Seconds of the schedule that were skipped because the server or the event log was too
         slow."""
         self.exhausted = False
-        """Whether the traffic has no more rows."""
+        """Whether the source has no more rows."""
         self.failure: str | None = None
         """Why the replay gave up after too many consecutive failures, or None."""
 
@@ -175,7 +175,7 @@ class Replay:
         while self._client.log_counts.queued_rows >= _MAX_QUEUED_ROWS and not self._stopping:
             await self._timing.sleep(_STOP_SECONDS)
         if self._client.log_counts.refused:
-            # Nobody would ever read the outcomes of these requests.
+            # The event log refuses records, so the outcomes of further requests would be lost.
             self.stop()
 
     def _forget_request(self, task: asyncio.Task[None]) -> None:
@@ -250,7 +250,7 @@ class ReplayStatistics:
     def count_answer(
         self, request: Request, phase: str, *, version: int, latency_seconds: float
     ) -> None:
-        """Count one answer. `phase` is the phase in which its rows were drawn."""
+        """Count one answered request. `phase` is the phase in which its rows were drawn."""
         n = len(request.label)
         self.rows += n
         self.clicks += int(request.label.sum())
@@ -271,7 +271,7 @@ class ReplayStatistics:
     def take_second(self, time: float) -> dict[str, Any]:
         """Return the line about the time since the last line.
 
-        Its field `versions` is the number of answered rows by version.
+        The line's field `versions` is the number of answered rows by version.
         """
         counts = {"requests_sent": self.sent, "requests_failed": self.failed, "rows": self.rows}
         line: dict[str, Any] = {
@@ -291,7 +291,7 @@ class ReplayStatistics:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return all counts. A number that is undefined is None.
+        """Return all counts and metrics of the replay. A number that is undefined is None.
 
         Percentiles cover the first 200,000 answers, and `bayes_auc` each phase's first 2,000,000
         rows.
@@ -339,11 +339,11 @@ class ReplayProcess:
     run: str
     """Prefix of the request ids, unique in the event log."""
     plan_uri: str | None = None
-    """Model repository with the traffic plan to follow. None means that all requests use one
+    """Model repository with the traffic plan to follow. None sends all requests to the same
     model."""
     stdin: int = 0
-    """File descriptor from which the commands `drift` and `stop` are read. The end of the file
-    means `stop`."""
+    """File descriptor from which the commands `drift` and `stop` are read. The end of the input has
+    the same effect as `stop`."""
 
 
 async def run_replay(
@@ -358,7 +358,7 @@ async def run_replay(
     Raises:
         ContractError: the event log's URL or its use is invalid.
         PermanentError: too many consecutive requests failed, or records were lost. The summary is
-            written.
+            written before the error is raised.
     """
     client = RecommenderClient(
         process.server,

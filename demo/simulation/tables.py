@@ -33,7 +33,7 @@ RECOMMENDER = CRITEO_RECOMMENDER
 
 @dataclass(frozen=True)
 class WorldDenseColumn:
-    """Heavy-tailed integer column.
+    """Parameters of a heavy-tailed integer column.
 
     The values are floor(exp(mu + sigma z)) + minimum with standard normal z, at most the maximum.
     """
@@ -113,7 +113,8 @@ INTERACTIONS: tuple[tuple[str, str, float], ...] = (
     ("C20", "C22", 0.01),
     ("C1", "C25", 0.01),
 )
-"""Pairs of columns with their share of variance. Each pair of (folded) categories has a weight."""
+"""Pairs of columns with their share of variance. Each pair of categories has a weight. Categories
+are folded into a few buckets."""
 INTERACTION_BUCKETS = 8
 
 DRIFT_COLUMNS = ("C2", "C14", "C17", "C23")
@@ -140,7 +141,7 @@ class DenseTable:
     def build(
         cls, column: WorldDenseColumn, *, slope: float, missing_effect: float
     ) -> "DenseTable":
-        """Build the table of `column`.
+        """Build the table of an integer column.
 
         The effect is linear in log(1 + value - minimum), with variance of about `slope`^2. `slope`
         is signed.
@@ -162,7 +163,7 @@ class DenseTable:
 class Alias(NamedTuple):
     """Walker's alias table for drawing from a discrete distribution.
 
-    A draw takes one index and one uniform number.
+    Each draw needs one random index and one uniform number.
     """
 
     keep: NDArray[np.float32]
@@ -215,7 +216,8 @@ class CategoryTable:
         """Build the table of `column` with weights drawn from `random`."""
         ranks = np.arange(1, column.cardinality, dtype=np.float64)
         rest = ranks**-column.exponent
-        # Zipf-Mandelbrot: flatten the distribution until the stated value is the most frequent one.
+        # Zipf-Mandelbrot distribution: flatten the frequencies until the category with the share
+        # `head` is the most frequent one.
         while (1.0 - column.head) * rest[0] / rest.sum() > column.head:
             ranks += 1.0
             rest = ranks**-column.exponent
@@ -239,7 +241,7 @@ class CategoryTable:
         return np.append(self.frequencies * (1.0 - self.missing), self.missing)
 
     def rotated(self, random: Generator) -> "CategoryTable":
-        """Return the same categories and frequencies with permuted weights.
+        """Return a table with the same categories and frequencies, but with permuted weights.
 
         Of several random permutations the one with the lowest correlation to the old weights is
         used. With few categories, a single permutation may keep half of the relation, or reverse

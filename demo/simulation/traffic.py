@@ -1,10 +1,10 @@
 """Provide replayed rows from a simulator or a file of real rows. Both sources can drift on command.
 
-A source returns rows request by request. `replay` sends them, and `simulation` knows the true
-probabilities. Files are Parquet with the recommender's column names in any order, with or without
-labels. Columns with a fixed served value may be absent. `evergreen ingest` converts other files to
-Parquet and separates malformed rows. Here the first malformed value is an error with its file and
-row.
+A source returns rows request by request. The module `replay` sends the rows, and `simulation` knows
+the true probabilities. Files are Parquet with the recommender's column names in any order, with or
+without labels. Columns with a fixed served value may be absent. `evergreen ingest` converts other
+files to Parquet and separates malformed rows. Here the first malformed value is an error with its
+file and row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ def row_files(path: Path) -> list[Path]:
     """Return the file `path`, or all Parquet files in the folder `path` at any depth.
 
     Raises:
-        ContractError: there are none.
+        ContractError: the path does not exist or contains no Parquet file.
     """
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files or not files[0].exists():
@@ -60,7 +60,7 @@ def read_rows(
 ) -> Iterator[LabelledRows]:
     """Yield the rows of the files in batches, in order.
 
-    The label column has the name in the recommender, or the one of raw rows.
+    The label column has the recommender's name for it, or the name in raw rows.
 
     Raises:
         ContractError: a file is corrupt or not Parquet, lacks a column, or has an invalid value.
@@ -123,13 +123,13 @@ def _labels(name: str, values: pa.Array) -> NDArray[np.int32]:
 
 
 class Request(NamedTuple):
-    """Rows to send in one request, with their labels, which the server must not see."""
+    """Rows of one request with their labels. The labels are not sent to the server."""
 
     features: FeatureRows
     label: NDArray[np.int32]
     """[n] 1 = click."""
     probability: NDArray[np.float64] | None
-    """[n] true click probability, or None for real rows."""
+    """True click probabilities, shape [n], or None for real rows."""
 
 
 class Traffic(Protocol):
@@ -161,7 +161,7 @@ class WorldTraffic:
 
     def take(self, rows: int) -> Request:
         """Draw the next request, see `Traffic.take`. The source is never exhausted."""
-        # Drawing 64 rows takes as long as drawing 1,000, so rows are drawn ahead.
+        # Draw rows in advance, because drawing 64 rows takes as long as drawing 1,000.
         if self._chunk is None or self._at + rows > len(self._chunk.label):
             self._chunk, self._at = self._world.draw(max(rows, _CHUNK_ROWS), self._random), 0
         part = slice(self._at, self._at + rows)
@@ -171,7 +171,10 @@ class WorldTraffic:
         return Request(features, chunk.label[part], chunk.probability[part])
 
     def drift(self) -> None:
-        """Switch to the drifted simulator, see `Traffic.drift`. Rows drawn ahead are discarded."""
+        """Switch to the drifted simulator, see `Traffic.drift`.
+
+        Rows that were drawn in advance are discarded.
+        """
         if self._drifted is None:
             raise ContractError("--drifted-world is absent, expected it for drift")
         self._world, self._chunk = self._drifted, None
@@ -191,7 +194,7 @@ class WorldTraffic:
 
 
 class FileTraffic:
-    """Labelled rows of a file or a folder of files, in order and once.
+    """Labelled rows of a file or of a folder of files. Each row is sent once, in order.
 
     Drift permutes the distinct values of categorical columns, and mirrors numeric columns at their
     median, so that the lowest value becomes the highest. The labels stay with their rows, so the
@@ -313,7 +316,7 @@ def _is_present(values: NDArray[Any]) -> NDArray[np.bool_]:
 def _mirrored(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[Any]:
     """Map each of the ascending `values` to its mirror image at the median.
 
-    The image of a value has as many rows below as the value has above.
+    The number of rows below the image equals the number of rows above the value.
 
     >>> _mirrored(np.array([0.0, 1.0, 5.0]), np.array([1, 1, 1])).tolist()
     [5.0, 1.0, 0.0]

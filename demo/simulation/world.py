@@ -176,8 +176,8 @@ class World:
                 column, spread, np.random.default_rng([self.seed, 2, number])
             )
             for drift in self.drifts:
-                # Each column has its own random stream, so that one more drifting column changes no
-                # other column.
+                # Each column has its own random numbers. A drift of one column therefore does not
+                # change the rows of other columns.
                 random = np.random.default_rng([drift.seed, 3, number])
                 if name in drift.columns:
                     table = table.rotated(random)
@@ -233,7 +233,8 @@ def bias_for(effects: NDArray[np.float64], click_rate: float) -> float:
 def expected_auc(probability: NDArray[np.float64]) -> float:
     """Return the expected AUC of true click probabilities.
 
-    A row with probability p counts as a click with weight p, and as a non-click with weight 1 - p.
+    Each row counts as a click with weight p and as a non-click with weight 1 - p, where p is its
+    probability.
     """
     ordered = np.sort(probability)
     others = 1.0 - ordered
@@ -262,7 +263,7 @@ class LakeReport:
 def write_lake(
     world: World, uri: str, *, rows: int, days: int, last_day: date, seed: int
 ) -> LakeReport:
-    """Write `rows` simulated rows to a folder or a bucket, evenly over days up to `last_day`.
+    """Write simulated rows to a folder or a bucket, in equal numbers per day up to `last_day`.
 
     Each file is complete or absent. A day is complete when its last file exists.
 

@@ -1,8 +1,8 @@
 """Settings: the sections of a recommender's file, and the reader of all settings.
 
-Each section has its module. `spec` represents the complete file, and `sections` checks every
-section. `reader` reads a section from a mapping, flags, environment variables or a URL. The
-settings of an installation are different: a class in the module of the program defines them, and
-the same reader reads them. This package imports few other packages, because programs and the client
-import it first.
+Each section of a recommender's file has its own module. The module `spec` represents the complete
+file, and the module `sections` checks every section. `reader` reads the settings of a section from
+a mapping, flags, environment variables or a URL. The settings of an installation are not in that
+file. The program that needs them defines them as a dataclass, and `reader` reads them too. Programs
+and the client import this package first, so it imports few other packages.
 """

@@ -1,6 +1,7 @@
 """The section `data`: the names of the columns that every row has.
 
-The default names are those of the lake. `evergreen.contracts.raw_rows` has their types.
+The default names are those of the lake. `evergreen.contracts.raw_rows` defines the types of these
+columns.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ OWN_COLUMNS = (
 )
 """Columns of every raw row, whatever its features. No feature may have one of these names."""
 WEIGHT = "sample_weight"
-"""Column of the row's weight, if the recommender's file names one (`ColumnNames.weight`)."""
+"""Column with the sample weight of each row. A lake has this column if the recommender's file names
+a weight column (`ColumnNames.weight`)."""
 TIME_FORMATS = (
     "iso",
     "YYYYMMDD",
@@ -36,7 +38,8 @@ TIME_FORMATS = (
     "microseconds",
     "nanoseconds",
 )
-"""Time formats of files: ISO 8601, the digits of a UTC time, or a count since 1970."""
+"""Accepted formats of event times in users' files: ISO 8601, the digits of a UTC time, or a count
+since 1970."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class ColumnNames:
     A column whose name is not the default must be in the files. A column with its default name may
     be absent, except the label. If the column `row` is absent, the rows of a request are numbered
     in file order. If `request_id` is absent, each row is its own request. If `event_time` is
-    absent, rows have no time until `evergreen ingest` assigns one.
+    absent, rows have no time until `evergreen ingest` assigns a time.
 
     Raises:
         ContractError: a name is empty, or two columns have the same name.
@@ -58,27 +61,31 @@ class ColumnNames:
     label: str = "label"
     """1 if the row was clicked, else 0."""
     weight: str | None = None
-    """Sample weight of the row, a finite number of at least 0. Set it to 10 if, for example, one in
-    ten rows without a click was kept. Rows that the monitor archived have weight 1. Training
-    weights every row. The gate weights the metrics that depend on the click rate. Without this key
-    no row is weighted. Backend hugectr does not support it."""
+    """Sample weight of the row, a finite number of at least 0. For example, the weight is 10 for a
+    row without a click if only one in ten such rows was kept. Rows that the monitor archived have
+    weight 1. Training weights the loss of each row. The gate uses the weights in the metrics that
+    depend on the click rate. Without this key no row is weighted. The backend `hugectr` does not
+    support weights."""
     request_id: str = "request_id"
-    """Identifies the rows that were shown together. Without this column each row is its own
-    request."""
+    """Column with the id of the request. Rows with the same id were shown together. Without this
+    column each row is its own request."""
     row: str = "row"
-    """Number of the row in its request. Without this column rows are numbered in file order."""
+    """Number of the row in its request. Without this column, the rows of a request are numbered in
+    file order."""
     event_time: str = "event_time"
-    """Time when the row was shown. Without this column rows have no time until `evergreen ingest`
-    assigns one."""
+    """Time when the row was shown. Without this column, rows have no time until `evergreen ingest`
+    assigns a time."""
     time_format: str | None = None
-    """Time format of the files, one of `TIME_FORMATS`. Without it the format is inferred from the
-    values. The files are refused if two formats fit, or if times fall outside 1990 to tomorrow."""
+    """Time format of the files, one of `TIME_FORMATS`. If no format is set, the reader detects it
+    from the values. The files are refused if two formats fit, or if times fall outside 1990 to
+    tomorrow."""
     user: str | None = None
-    """Categorical feature that identifies the user. With it the gate treats the rows of a user as
-    correlated, and reports how well each user's rows are ranked."""
+    """Categorical feature that identifies the user. If a user feature is named, the gate treats the
+    rows of a user as correlated, and reports how well each user's rows are ranked."""
     item: str | None = None
-    """Categorical feature that identifies the item shown. With it the gate also compares two
-    slices: rows of items that are new in this run, and rows of items without an id."""
+    """Categorical feature that identifies the item shown. If an item feature is named, the gate
+    also compares two slices: rows of items that are new in this run, and rows of items without an
+    id."""
 
     def __post_init__(self) -> None:
         names = [self.label, self.request_id, self.row, self.event_time]

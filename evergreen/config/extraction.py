@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from evergreen.runtime.errors import ContractError, expect
 
 MAX_LATE_DAYS, MAX_REPLAY_DAYS = 366, 3_660
-"""A model lists every file of these days, so their number is limited."""
+"""A model's manifest lists every file of these days, so the number of days is limited."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractionSettings:
-    """Settings of the dataset that is extracted from a window.
+    """Settings that decide which rows of a window become the dataset.
 
     Raises:
         ContractError: a value is out of its range.
@@ -22,45 +22,47 @@ class ExtractionSettings:
 
     holdout_fraction: float = 0.1
     """Share of the window's rows that is held out from training, in (0, 1). The newest rows are
-    held out. Training and holdout each get at least one row. The holdout is smaller if a baseline
-    was trained on some of its rows."""
+    held out. The training rows and the holdout each contain at least one row. The holdout has fewer
+    rows if a baseline was trained on some of them."""
     max_malformed_fraction: float = 0.01
     """Maximum share of malformed rows in a file, in [0, 1]. A file with a larger share is unfit to
     read. Criteo's own files have no malformed rows. The default tolerates a torn line or a bad
     concatenation, and catches a file whose columns have moved."""
     max_conflicting_fraction: float = 0.01
-    """Maximum share of conflicting rows, in [0, 1]. Rows conflict if they have the same request and
-    row number but different features. The newest of them is used, and the others are left out. The
-    step stops at a larger share, because request and row number then do not identify a row. Copies
-    with equal features do not count."""
+    """Maximum share of conflicting rows, in [0, 1]. Two rows conflict if they have the same request
+    id and row number, but different features. Only the newest row of a conflict is used. The step
+    stops at a larger share, because request and row number then do not identify a row. Copies with
+    equal features are not conflicts."""
     max_quarantined_file_fraction: float = 0.1
-    """Maximum share of unfit files among the files with rows of the window, including late rows, in
-    [0, 1]. A file is unfit if it is corrupt, lacks a column, has a column of another type, or has
-    too many malformed rows. The step leaves an unfit file out and names it. A later run trains on
-    its rows once the file is fixed. The same share applies to the files of late outcomes and to the
-    files of replayed days."""
+    """Maximum share of unfit files, in [0, 1], among all files that have rows of the window or late
+    rows. A file is unfit if it is corrupt, lacks a column, has a column of another type, or has too
+    many malformed rows. The step leaves out an unfit file and names the file. Once an unfit file is
+    repaired, a later run trains on its rows. The same limit applies to late-outcome files and to
+    the files of replayed days."""
     replay_share: float = 0.0
     """Share of older rows among the training rows, in [0, 1). 0 = only rows of the window."""
     replay_days: int = 7
     """Number of days before the window from which older rows are drawn: the newest days that have
-    rows. The rows are used for training, and for measuring what the model still remembers. The
-    number of rows for measuring is that of the holdout, at most 100,000, whatever `replay_share`
-    is. 0 = no older row is read."""
+    rows. Older rows are used for training. Older rows are also used to measure what the model has
+    forgotten. The measurement reads as many older rows as the holdout has, at most 100,000, for any
+    `replay_share`. 0 = no older row is read."""
     full_days: float = 0.0
-    """Length in days of the window of a run without a parent, counted back from its end. It applies
-    if the run does not set `window_start`. 0 = from the first row."""
+    """Length of the window in days if the run has no parent. The window ends at `window_end`, or
+    after the last row. The length applies if the run does not set `window_start`. 0 = from the
+    first row."""
     late_days: int = 1
     """Late rows: those that reached the lake after the parent was trained, and whose time is before
-    the parent's last row. This is their maximum age in days before that last row. It applies if the
-    run does not set `window_start`. 0 = no late rows."""
+    the parent's last row. The value is the maximum age of a late row, in days before the parent's
+    last training row. The limit applies if the run does not set `window_start`. 0 = no late rows.
+    """
     pass_over: tuple[str, ...] = ()
-    """Patterns of file names relative to the lake that are not read, such as `notes/*`. Any other
-    unexpected file stops the step, because its rows would be missing."""
+    """Patterns of file names relative to the lake that are not read, such as `notes/*`. A file that
+    is neither a click log nor in this list stops the step, because its rows would be missing."""
     columns: tuple[str, ...] = ()
     """Features to train on. Empty = all."""
     attribution_hours: float = 0.0
-    """Hours after a row in which its click may still arrive. Younger rows are left for the next
-    run. 0 = labels are final."""
+    """Hours after a row in which its click may still arrive. A run leaves rows younger than this to
+    the next run. 0 = labels are final."""
 
     def __post_init__(self) -> None:
         expect(self, "more than 0 and less than 1", lambda value: 0 < value < 1, "holdout_fraction")
@@ -94,11 +96,11 @@ class ExtractionSettings:
 
     @property
     def attribution(self) -> int:
-        """Return `attribution_hours` in microseconds."""
+        """Return the setting `attribution_hours` in microseconds."""
         return round(self.attribution_hours * 3_600_000_000)
 
     def num_replayed(self, num_train_rows: int) -> int:
-        """Return the number of old rows that make up `replay_share` of all training rows.
+        """Return the number of old rows that make `replay_share` their share of all training rows.
 
         >>> ExtractionSettings(replay_share=0.2).num_replayed(1000)
         250

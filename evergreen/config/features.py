@@ -1,8 +1,8 @@
 """The section `features`: the feature columns of a recommender, their order and their options.
 
-Each recommender names its own features. `contracts.raw_rows` has the other columns of every raw
-row. A missing value is null in files. Tensors and log records have no null: a missing numeric value
-is NaN, and a missing category is `MISSING_CATEGORY`.
+Each recommender names its own features. `contracts.raw_rows` defines the other columns of raw rows.
+A missing value is null in files. Tensors and log records have no null: a missing numeric value is
+NaN, and a missing category is `MISSING_CATEGORY`.
 """
 
 import hashlib
@@ -16,23 +16,25 @@ from typing import Any, Literal, NamedTuple
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError, run_again
 
 MISSING_CATEGORY = -1
-"""Missing category in an int64 tensor. No category has this value."""
+"""Value that represents a missing category in an int64 tensor. Real categories are never
+negative."""
 MAX_CATEGORY = 2**52 - 1
-"""Largest category. NVTabular reads categories as float64, which is exact up to this number."""
+"""Largest category. NVTabular reads categories as float64, which represents whole numbers up to
+`MAX_CATEGORY` exactly."""
 INDICATOR = "{name}/missing"
 """Name of the dense input that indicates whether the feature `name` is missing. No feature's name
 has a slash."""
 PLACE = "{name}/{number}"
-"""Name of one position of the list `name`, counted from 0, where each position is a column."""
+"""Name of the column for one position of the list `name`. Positions are counted from 0."""
 LENGTH = "{name}/length"
-"""Name under which the lengths of the list `name` are counted. Its elements are counted under its
-own name."""
+"""Name under which the lengths of the list `name` are counted. The elements of the list are counted
+under the list's own name."""
 _LOG, _STANDARDIZE, _MINMAX = "log1p", "standardize", "minmax"
 _NUMBER = r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
 _CLIP = re.compile(rf"clip\(({_NUMBER})(?:\.\.({_NUMBER}))?\)")
 _BUCKETS = re.compile(r"quantile_buckets\(([1-9]\d{0,8})\)", re.ASCII)
 MAX_COLUMNS = 4096
-"""Maximum columns of the tensors of one recommender. A list has one column for each position."""
+"""Maximum columns of the tensors of one recommender. Each position in a list becomes one column."""
 MAX_NAME = 200
 """Maximum length of a feature's name in characters."""
 MAX_WIDTH = 4096
@@ -44,11 +46,10 @@ MAX_BUCKETS = 1024
 def category_of(text: str) -> int:
     """Return the category of a text: its number if it is a whole number in range, else a hash.
 
-    A number must be written as Python prints it. A truth value becomes 1 or 0. Its case does not
-    matter, because programs write truth values in different cases (`plain_word`). The hash is the
-    upper 52 bits of the text's BLAKE2b with 8 bytes. Among a million texts, the probability that
-    two have the same category is 1 in 9,000. `contracts.values.word_of` converts a value of any
-    type to its text.
+    A number must be written as Python prints it. `true` and `false`, in any case, become 1 and 0.
+    Programs write truth values in different cases (`plain_word`). The hash is the upper 52 bits of
+    the text's BLAKE2b with 8 bytes. Among a million texts, the probability that two have the same
+    category is 1 in 9,000. `contracts.values.word_of` converts a value of any type to its text.
 
     >>> [category_of(text) for text in ("7", "07", "red", "True", "false")]
     [7, 777266936069733, 244716414365860, 1, 0]
@@ -86,19 +87,21 @@ class CategoricalOptions:
     """
 
     type: Literal["int64", "string"] = "int64"
-    """`int64`: whole numbers of 64 bits, signed or unsigned. `string`: texts, or whole numbers as
-    texts. `true` and `false` in any case are the truth values in both types. A number from 0 to
-    2^52 - 1 is its own category, also as a text. Any other value is hashed to 52 bits."""
+    """`int64`: whole numbers of 64 bits, signed or unsigned. `string`: texts, including texts that
+    are whole numbers. `true` and `false` in any case are the truth values in both types. A number
+    from 0 to 2^52 - 1 is its own category, also as a text. Any other value is hashed to 52 bits."""
     served_as: int | str | None = None
     """Value that the served model uses in every row instead of the row's own, such as 1 for the
-    position of an item in a list. The network learns the effect of the real values. With a fixed
-    position, an item does not rank higher only because it was shown higher before. The gate
-    evaluates the model with this value too, so that the mean score of rows served with it equals
-    their click rate. A request may leave the feature out. A row that is logged without it adds
-    nothing to what is learned about the feature."""
+    position of an item in a list. Training uses the real values, so that the network learns their
+    effect. With a fixed position, the model does not rank an item higher only because the item was
+    shown at a high position before. The gate evaluates the model with this value too, so that the
+    mean score of rows served with it equals their click rate. A request may omit a feature that is
+    served with a fixed value. A logged row without the feature does not help to learn the feature's
+    effect."""
     embed: int | None = None
-    """Length of the categories' vectors, at least 1. null = the model's `embedding_dim`. Only `dcn`
-    supports it, because the other networks multiply vectors with each other and need one length."""
+    """Length of the categories' vectors, at least 1. null = the model's `embedding_dim`. Only the
+    network `dcn` supports different lengths. The other networks multiply vectors with each other
+    and need one length."""
 
     def __post_init__(self) -> None:
         _require_width(self.embed)
@@ -109,29 +112,30 @@ class ListOptions:
     """Options of a list of categories. A row may have an empty list.
 
     Raises:
-        ContractError: `max` or `embed` is below 1 or too large, or a type or `embed` is given
-            together with a table.
+        ContractError: `max` or `embed` is out of range, or `table` is set together with a type or
+            `embed`.
     """
 
     type: Literal["int64", "string"] = "int64"
-    """Type of the elements, as in a categorical feature. With `table` it is the type of that
+    """Type of the elements, as for a categorical feature. With `table` it is the type of that
     feature."""
     max: int = 10
-    """Maximum elements of a row that are used. The others of a longer list are dropped."""
+    """Maximum elements of a row that are used. Elements of a longer list beyond this number are
+    dropped."""
     keep: Literal["newest", "oldest"] = "newest"
     """Which elements of a longer list are used: the last ones (`newest`) or the first ones
     (`oldest`)."""
     pool: Literal["mean", "sum"] = "mean"
     """How the vectors of a row's elements are combined. The vector of an empty list is zero."""
     table: str | None = None
-    """Categorical feature whose categories and vectors the list shares. Without it the list has its
-    own."""
+    """Categorical feature whose vocabulary and embedding vectors the list uses. If no table is
+    named, the list has its own vocabulary and vectors."""
     embed: int | None = None
-    """Length of the elements' vectors, as in a categorical feature. With `table` it is the length
+    """Length of the elements' vectors, as for a categorical feature. With `table` it is the length
     of that feature's vectors."""
     separator: str = "|"
-    """Text between the elements in a text file. A field in brackets is read as a JSON list whatever
-    the separator is."""
+    """Text between the elements in a text file. A field in brackets is read as a JSON list,
+    whatever the separator is."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.max <= MAX_COLUMNS:
@@ -167,23 +171,23 @@ def _require_width(embed: int | None) -> None:
 class PooledPlaces(NamedTuple):
     """Positions of a list on the categorical axis: `start` (included) to `stop` (excluded).
 
-    The vectors at these positions are pooled.
+    The vectors at these positions are pooled into one vector.
     """
 
     start: int
     stop: int
     pool: str
-    """Pooling as in `ListOptions`."""
+    """Name of the pooling function (see `ListOptions.pool`)."""
 
 
 class Places(NamedTuple):
     """Positions on the categorical axis: first the categorical features, then the lists."""
 
     slots: tuple[int, ...]
-    """Slot in whose table each position is looked up."""
+    """Slot of each position. The id at a position is looked up in the table of its slot."""
     lists: tuple[PooledPlaces, ...]
-    """Lists in the order of their pooled vectors. These follow the vectors of the categorical
-    features and precede those of the bucketed features."""
+    """Lists in the order of their pooled vectors. The pooled vectors follow the vectors of the
+    categorical features and precede those of the bucketed features."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,20 +209,21 @@ class NumericOptions:
     indicator: bool = False
     """Whether the network gets one more input, which is 1 if the value is missing and else 0."""
     transform: tuple[str, ...] = ("clip(0)", _LOG, _STANDARDIZE)
-    """Steps in a fixed order, all of them optional. `clip(least)` or `clip(least..largest)` limits
-    the value. `log1p` is the logarithm of 1 + x and needs a `clip` at 0 or more. One scaling may
-    follow: `standardize` (mean 0, standard deviation 1) or `minmax` (0 to 1), with statistics of
-    the first run's rows. If all values are equal, a scaling only subtracts. `quantile_buckets(n)`,
-    alone or after a `clip`, converts the number to one of n buckets of about equally many rows of
-    the first run. Each bucket, and a missing value, has a vector, which replaces the dense input.
-    Equal quantiles are merged, so that there are fewer buckets. Later runs reuse the buckets and
-    the scaling. The quantiles are exact (NumPy's method `higher`), and the first run needs 12 bytes
-    for each distinct value of the column."""
+    """Sequence of steps in a fixed order. Each step of the sequence is optional. `clip(least)` or
+    `clip(least..largest)` limits the value. `log1p` is the logarithm of 1 + x and needs a `clip` at
+    0 or more. At most one scaling may follow: `standardize` (mean 0, standard deviation 1) or
+    `minmax` (0 to 1), with statistics of the first run's rows. If all values of the first run are
+    equal, the scaling only subtracts this value. `quantile_buckets(n)` converts the number to one
+    of n buckets, which have about equally many rows of the first run. `quantile_buckets` is used
+    alone or after a `clip`. Each bucket has an embedding vector, and so has a missing value. The
+    vector replaces the dense input. Equal quantiles are merged, so that there are fewer buckets.
+    Later runs reuse the buckets and the scaling. The quantiles are exact (NumPy's method `higher`),
+    and the first run needs 12 bytes for each distinct value of the column."""
     embed: int | None = None
-    """Length of the buckets' vectors, as in a categorical feature."""
+    """Length of the buckets' vectors, as for a categorical feature."""
 
     def __post_init__(self) -> None:
-        """Check the options and normalize them, so that equal options compare as equal."""
+        """Check the options, and normalize them so that equal options compare as equal."""
         object.__setattr__(self, "fill", _float32(self.fill, "fill"))
         object.__setattr__(
             self, "transform", tuple(_CLIP.sub(_plain, each) for each in self.transform)
@@ -259,7 +264,7 @@ class NumericOptions:
             )
 
     def _expect_buckets(self, kinds: list[str | None]) -> None:
-        """Refuse a wrong number of buckets, and options without effect on buckets."""
+        """Refuse a wrong number of buckets, and options that have no effect on buckets."""
         if kinds not in (["buckets"], ["clip", "buckets"]):
             raise ContractError(
                 f"transform is {list(self.transform)}, expected at most one clip and "
@@ -286,28 +291,28 @@ class NumericOptions:
 
     @property
     def is_logged(self) -> bool:
-        """Return whether the transform takes the logarithm."""
+        """Return whether the transform includes the logarithm."""
         return _LOG in self.transform
 
     @property
     def is_standardized(self) -> bool:
-        """Return whether the last step is `standardize`."""
+        """Return whether the scaling is `standardize`."""
         return _STANDARDIZE in self.transform
 
     @property
     def is_minmax(self) -> bool:
-        """Return whether the last step is `minmax`."""
+        """Return whether the scaling is `minmax`."""
         return _MINMAX in self.transform
 
     @property
     def num_buckets(self) -> int:
-        """Return the maximum number of buckets, or 0 if the feature is a dense input."""
+        """Return the maximum number of buckets, or 0 if the feature has no buckets."""
         match = _BUCKETS.fullmatch(self.transform[-1]) if self.transform else None
         return int(match[1]) if match else 0
 
 
 def _float32(number: float, what: str) -> float:
-    """Return the number after checking that it is a finite float32. -0.0 becomes 0.0."""
+    """Check that the number is a finite float32, and return it. -0.0 becomes 0.0."""
     if not abs(number) <= _LARGEST:
         raise ContractError(f"{what} is {number}, expected a finite float32")
     return number + 0.0
@@ -324,7 +329,7 @@ _LARGEST = (2 - 2**-23) * 2.0**127
 """Largest finite float32."""
 _STEPS = {"clip": _CLIP, _LOG: re.compile(_LOG), "scaling": re.compile(f"{_STANDARDIZE}|{_MINMAX}")}
 _STEPS["buckets"] = _BUCKETS
-"""Steps of a transform in their required order."""
+"""Patterns of the steps of a transform, in their required order."""
 _NUMERIC_DEFAULTS, _CATEGORICAL_DEFAULTS, _LIST_DEFAULTS = (
     NumericOptions(),
     CategoricalOptions(),
@@ -348,21 +353,21 @@ class Features:
     """
 
     numeric: tuple[str, ...]
-    """Columns of numbers: float32 in files. Each is one column of the tensor `dense`, unless it is
-    `bucketed`."""
+    """Columns of numbers: float32 in files. Each column is one column of the tensor `dense`, unless
+    the feature is `bucketed`."""
     categorical: tuple[str, ...]
-    """Columns of categories: int64 from 0 to `MAX_CATEGORY` in files. Each is one column of the
-    tensor `categorical`."""
+    """Columns of categories: int64 from 0 to `MAX_CATEGORY` in files. Each categorical feature is
+    one column of the tensor `categorical`."""
     lists: tuple[str, ...] = ()
-    """Columns of lists of categories: list<int64> in files. No element is null, and a null list is
-    empty. Each has `ListOptions.max` columns of the tensor `categorical`, after the other features.
-    """
+    """Columns of lists of categories: list<int64> in files. Lists have no null elements. A null
+    list is empty. Each list has `ListOptions.max` columns of the tensor `categorical`, after the
+    categorical features."""
     numeric_options: Mapping[str, NumericOptions] = field(default_factory=dict)
-    """Options of the numeric features that differ from the defaults."""
+    """Options of each numeric feature whose options differ from the defaults."""
     categorical_options: Mapping[str, CategoricalOptions] = field(default_factory=dict)
-    """Options of the categorical features that differ from the defaults."""
+    """Options of each categorical feature whose options differ from the defaults."""
     list_options: Mapping[str, ListOptions] = field(default_factory=dict)
-    """Options of the lists that differ from the defaults."""
+    """Options of each list whose options differ from the defaults."""
 
     def __post_init__(self) -> None:
         """Check the columns, and convert the lists of JSON to tuples."""
@@ -414,9 +419,9 @@ class Features:
 
     @property
     def columns(self) -> dict[str, list[str]]:
-        """Return the columns of tensors and records by kind, for JSON.
+        """Return the names of the columns of tensors and records, by kind, for JSON.
 
-        A list has a column for each position.
+        Each position of a list is one column.
         """
         return {"numeric": list(self.numeric), "categorical": list(self.place_names)}
 
@@ -455,7 +460,7 @@ class Features:
 
     @property
     def served_as(self) -> dict[int, int]:
-        """Return the fixed category of each position whose feature is served with a fixed value.
+        """Return the fixed categories of features that are served with a fixed value, by position.
 
         See `CategoricalOptions.served_as`.
         """
@@ -468,7 +473,10 @@ class Features:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Return the features that a request must have: all without a fixed value."""
+        """Return the features that a request must contain.
+
+        Features with a fixed served value may be absent.
+        """
         served = {self.categorical[place] for place in self.served_as}
         return tuple(name for name in self.names if name not in served)
 
@@ -483,7 +491,7 @@ class Features:
 
     @property
     def bucketed(self) -> tuple[str, ...]:
-        """Return the numeric features that are converted to buckets and have vectors.
+        """Return the numeric features that are converted to buckets.
 
         See `NumericOptions.transform`.
         """
@@ -491,7 +499,7 @@ class Features:
 
     @property
     def places(self) -> Places:
-        """Return the positions on the categorical axis of tensors.
+        """Return the slots and the lists of the positions on the categorical axis of tensors.
 
         >>> last, tags = ListOptions(max=2, table="item"), ListOptions(max=1, pool="sum")
         >>> names = {"numeric": (), "categorical": ("user", "item"), "lists": ("last", "tags")}
@@ -508,7 +516,7 @@ class Features:
 
     @property
     def id_places(self) -> Places:
-        """Return the positions on the axis of ids: `places`, then one per bucketed feature.
+        """Return `places` extended by one position for each bucketed feature.
 
         >>> options = {"price": NumericOptions(transform=("quantile_buckets(8)",))}
         >>> features = Features(numeric=("price",), categorical=("item",), numeric_options=options)
@@ -537,18 +545,18 @@ class Features:
 
     @property
     def place_names(self) -> tuple[str, ...]:
-        """Return the column name of each position."""
+        """Return the name of the tensor column at each position of the categorical axis."""
         return self.categorical + tuple(
             place for name in self.lists for place in self.places_of(name)
         )
 
     @property
     def place_features(self) -> tuple[str, ...]:
-        """Return the feature of each position."""
+        """Return the name of the feature at each position of the categorical axis."""
         return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
 
     def places_of(self, name: str) -> tuple[str, ...]:
-        """Return the position names of a list (see `PLACE`) or a categorical feature's name."""
+        """Return the columns of a list (see `PLACE`), or the name of a categorical feature."""
         if name in self.categorical:
             return (name,)
         return tuple(
@@ -561,18 +569,18 @@ class Features:
 
     @property
     def indicated(self) -> tuple[str, ...]:
-        """Return the numeric features with an indicator."""
+        """Return the numeric features that have a missing indicator."""
         return tuple(name for name in self.numeric if self.options_of(name).indicator)
 
     @property
     def plain_numeric(self) -> list[int]:
-        """Return the positions of the numeric features that are not bucketed."""
+        """Return the positions of the numeric features without buckets."""
         bucketed = self.bucketed
         return [i for i, name in enumerate(self.numeric) if name not in bucketed]
 
     @property
     def dense_inputs(self) -> tuple[str, ...]:
-        """Return the dense inputs: the numeric features that are not bucketed, then the indicators.
+        """Return the names of the dense inputs: numeric features without buckets, then indicators.
 
         >>> options = {"a": NumericOptions(indicator=True)}
         >>> Features(numeric=("a", "b"), categorical=(), numeric_options=options).dense_inputs
@@ -586,16 +594,16 @@ class Features:
     def expect_continues(self, before: "Features", *, parent: str) -> None:
         """Refuse to continue the parent's model if its features are incompatible.
 
-        Columns may be added, removed and reordered, because the weights of a column are found by
-        its name.
+        The weights of a column are found by the column's name. Columns may therefore be added,
+        removed and reordered.
 
         Args:
             before: Features of the parent.
             parent: Version of the parent, for the error.
 
         Raises:
-            ContractError: a column changed its kind or options, or none of the columns of `before`
-                remains.
+            ContractError: a column has another kind or other options than in the parent, or no
+                column of the parent remains.
         """
         kept = [name for name in self.names if name in before.names]
         kinds = ("numeric", "categorical", "lists")
@@ -625,15 +633,15 @@ class Features:
     def _from_scratch(self, before: "Features") -> str:
         """Return the flags that start a run from scratch.
 
-        The flags also skip the comparison with the champion if the champion cannot score rows of
-        these features.
+        If the champion cannot score rows with these features, the flags also skip the comparison
+        with the champion.
         """
         return FROM_SCRATCH if self.places_lost(before) else "-p parent=none"
 
     def places_lost(self, other: "Features") -> list[str]:
-        """Return the tensor columns of `other` for which rows of these features have no values.
+        """Return the tensor columns of `other` that rows with these features cannot fill.
 
-        If a list keeps different elements in `other` than here, all its columns are returned.
+        If the two sides keep different elements of a list, all columns of the list are returned.
         """
         lost = [name for name in other.numeric if name not in self.numeric]
         for name, place in zip(other.place_features, other.place_names):
@@ -646,9 +654,9 @@ class Features:
         return lost
 
     def joined(self, other: "Features") -> "Features":
-        """Return these features, followed within each kind by the columns that only `other` has.
+        """Return these features plus those that only `other` has, within each kind.
 
-        A column that both have keeps the options of these features.
+        If both sides define a column, the options of these features apply.
 
         >>> other = Features(numeric=("c", "a"), categorical=())
         >>> Features(numeric=("a",), categorical=("b",)).joined(other).names

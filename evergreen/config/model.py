@@ -1,7 +1,7 @@
 """The section `model`: the networks, and the configuration of each.
 
-A configuration has the name of its network and all widths. Code that builds the network therefore
-needs no dataset. The module of a network is imported when the network is built
+A configuration has the name of its network and all widths. The network can therefore be built
+without a dataset. The module of a network is imported when the network is built
 (`evergreen.networks.network.build_network`). This module does not import torch.
 """
 
@@ -22,29 +22,31 @@ MAX_TOWER_WIDTH = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkConfig:
-    """Settings that all networks have in common. The defaults suit a laptop."""
+    """Settings that all networks have in common. The default values suit training on a laptop."""
 
     network: ClassVar[str]
-    """Name in `NETWORKS`, and name of the module of `evergreen.networks` with the `nn.Module`."""
+    """Name of the network in `NETWORKS`, and of the module of `evergreen.networks` that implements
+    it."""
     takes_widths: ClassVar[bool] = False
     """Whether the vectors of a row may have different widths."""
     fresh_vectors: ClassVar[float] = 1.0
     """Bound of the values of a new vector, in units of 1/sqrt(rows of its slot). HugeCTR uses 1.
-    Networks that multiply vectors use less, because products of such values are noise that the
-    first model would have to unlearn."""
+    Networks that multiply vectors use smaller bounds, because products of large random values are
+    noise that training must first remove."""
     takes_new_vectors_at_zero: ClassVar[bool] = False
-    """Whether the vectors of a column that is added to a trained network must start at zero to
-    leave its logits unchanged. If not, the column's weights start at zero, and its vectors start as
-    in a new network."""
+    """Whether new vectors must start at zero when a column is added to a trained network. This is
+    necessary if other vectors would change the network's logits. If False, the weights of the added
+    column start at zero, and its vectors start as in a new network."""
 
     num_dense: int
     """Number of dense values in a row."""
     num_categorical: int
-    """Number of vectors in a row: one of each categorical column and one of each list."""
+    """Number of embedding vectors in a row (`Features.vector_names`)."""
     embedding_dim: int = 16
     """Width of a category's vector."""
     widths: tuple[int, ...] = ()
-    """Width of each vector of a row. Empty if all have `embedding_dim`."""
+    """Width of each vector of a row. An empty tuple means that every vector has `embedding_dim`
+    values."""
     tower: tuple[int, ...] = (128, 64)
     """Widths of the tower's hidden layers."""
     dropout: float = 0.0
@@ -75,14 +77,14 @@ class NetworkConfig:
 
     @property
     def input_width(self) -> int:
-        """Return the number of input values of a row: those of its vectors and its dense values."""
+        """Return the total number of input values of a row, from vectors and dense values."""
         return (sum(self.widths) or self.num_categorical * self.embedding_dim) + self.num_dense
 
     @property
     def table_widths(self) -> tuple[int, ...]:
         """Return the distinct widths in ascending order.
 
-        Each width has its own table (`evergreen.networks.files`).
+        Each vector length has its own table (`evergreen.networks.files`).
         """
         return tuple(sorted(set(self.widths))) or (self.embedding_dim,)
 
@@ -91,20 +93,21 @@ class NetworkConfig:
     ) -> dict[str, tuple[int, list[Hashable]]]:
         """Return the dense parameters whose shapes depend on the columns.
 
-        A network to which columns are added returns the same logits as before if its weights at the
-        new positions are zero.
+        If columns are added, the network returns the same logits as before as long as its weights
+        at the new positions are zero.
 
         Args:
             vectors: Names of a row's vectors, [num_categorical].
             dense: Names of a row's dense values, [num_dense].
 
         Returns:
-            The axis of each parameter, and the column that owns each position on that axis.
+            For each parameter, the number of an axis, and the names of the columns that own the
+            positions on this axis.
         """
         raise NotImplementedError
 
     def as_document(self) -> dict[str, Any]:
-        """Return the configuration as JSON-ready values."""
+        """Return the configuration as plain values for JSON."""
         return {
             "network": self.network,
             **asdict(self),
@@ -135,7 +138,7 @@ class DcnConfig(NetworkConfig):
     def column_axes(
         self, vectors: Sequence[str], dense: Sequence[str]
     ) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return the parameters of every layer with an input or output per value of x0.
+        """Return the parameters that have an axis with one position per value of x0.
 
         See `NetworkConfig.column_axes`.
         """
@@ -165,7 +168,7 @@ class DeepFmConfig(NetworkConfig):
     def column_axes(
         self, vectors: Sequence[str], dense: Sequence[str]
     ) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return the numeric columns' weights and factors, and the input weights of the tower.
+        """Return the parameters of the numeric columns, and the input weights of the tower.
 
         See `NetworkConfig.column_axes`.
         """
@@ -197,7 +200,7 @@ class DlrmConfig(NetworkConfig):
     def column_axes(
         self, vectors: Sequence[str], dense: Sequence[str]
     ) -> dict[str, tuple[int, list[Hashable]]]:
-        """Return the input weights of both towers (see `NetworkConfig.column_axes`).
+        """Return the first-layer weights of both towers (see `NetworkConfig.column_axes`).
 
         The inputs of the top tower are the output of the bottom tower and the products of pairs of
         vectors.
@@ -222,10 +225,10 @@ NETWORKS: dict[str, type[NetworkConfig]] = {
 
 
 def network_config(recommender: Recommender) -> NetworkConfig:
-    """Return the configuration of the network that the section `model` describes.
+    """Return the network configuration that follows from the section `model`.
 
-    Its input widths follow from the recommender's features. The setting `kind` is the name of the
-    network.
+    Its input widths follow from the recommender's features. The setting `model.kind` is the name of
+    the network.
 
     Raises:
         ContractError: no network has this name, the network has no such setting, a value is out of

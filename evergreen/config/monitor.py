@@ -1,6 +1,7 @@
 """The section `monitor`: the rows to compare, the meaning of drift, and when a run is requested.
 
-The settings of each concern have a class. In a recommender's file they are one flat list.
+The settings of each concern have a class. In a recommender's file the settings of all concerns form
+one flat list.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from evergreen.config.spec import Recommender
 from evergreen.runtime.errors import ContractError, expect
 
 MAX_GRACE_BUCKETS = 8
-"""Limit of the grace period. At this limit ten buckets of three versions are open at a time, which
-is the most that the drift watch holds."""
+"""Maximum grace period, as a number of drift buckets. At this limit, ten buckets of three versions
+are open at a time, which is the capacity of the drift watch."""
 MIN_DECIDE_SECONDS = 0.001
 POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 """Names of the policies in `monitoring.policies.policies`, in the same order."""
@@ -21,18 +22,19 @@ POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeSettings:
-    """Which rows the policies evaluate, and how often."""
+    """Settings about which rows the policies evaluate, and how often."""
 
     window_rows: int = 20_000
     """Number of the newest matured rows of each model version from which the KPIs are computed."""
     attribution_window_seconds: float = 1800.0
-    """Time after a prediction in which a click counts, in seconds. The label is final
-    afterwards."""
+    """Time after a prediction in which a click counts, in seconds. After this time the label of a
+    prediction is final."""
     decide_seconds: float = 10.0
-    """Event time between two decision points, in seconds. Decision points are its multiples."""
+    """Event time between two decision points, in seconds. Decision points are the multiples of this
+    interval."""
     drift_grace_seconds: float = 60.0
-    """Grace period for late predictions, in seconds. A bucket of features, and the decision about
-    which version serves, wait for it."""
+    """Grace period for late predictions, in seconds. Two things wait for this period: the
+    evaluation of a drift bucket, and the decision about which version is served."""
 
     def __post_init__(self) -> None:
         expect(self, "at least 1", lambda value: value >= 1, "window_rows")
@@ -49,10 +51,10 @@ class JudgeSettings:
 
 
 def policy_names(text: str) -> list[str]:
-    """Return the policies in a comma-separated list.
+    """Return the names of policies in a comma-separated list.
 
     Raises:
-        ContractError: a name is unknown or given twice, or there is none.
+        ContractError: a name is unknown or given twice, or no name is given.
 
     >>> policy_names("threshold, schedule")
     ['threshold', 'schedule']
@@ -67,45 +69,48 @@ def policy_names(text: str) -> list[str]:
 
 
 def split_names(text: str) -> list[str]:
-    """Return the names in a comma-separated list, unchecked."""
+    """Return the names in a comma-separated list without checking them."""
     return [name.strip() for name in text.split(",")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PolicySettings:
-    """Which policies decide, and their thresholds.
+    """Policies that decide about retraining, and their thresholds.
 
-    Settings of policies that are not named have no effect.
+    A setting of a policy has no effect if the policy is not named in `policies`.
     """
 
     policies: str = "sequential"
-    """Comma-separated names of threshold, sequential, data_drift, schedule. A run is requested if
-    any policy decides to retrain, and the first such policy gives the reason."""
+    """Comma-separated names of policies: threshold, sequential, data_drift, schedule. A run is
+    requested if any policy decides to retrain, and the first such policy gives the reason."""
     notify_only: str = ""
     """Comma-separated policies whose confirmed drift only notifies people and starts no run, such
     as `data_drift`."""
     min_clicks: int = 200
     """Minimum clicks, and minimum rows without a click, of a window that is evaluated."""
     consecutive_breaches: int = 3
-    """Consecutive breaches, at most one per decision point, that confirm a drift."""
+    """Number of consecutive breaches that confirm a drift. Each decision point counts at most one
+    breach."""
     min_rows_since_breach: int = 0
-    """Minimum rows that must mature after the first breach, so that the run can train on rows from
-    after the change."""
+    """Minimum number of rows that must mature after the first breach. The run can then train on
+    rows from after the change."""
     auc_threshold: float = 0.0
-    """AUC threshold of the windows. A breach is a 95 % interval that is completely below it. 0 =
-    not set. Policy threshold needs a value, because it depends on the task."""
+    """Minimum AUC of the evaluated windows. A window is a breach if the 95 % interval of its AUC is
+    completely below this value. 0 = not set. The policy `threshold` needs a value, because a
+    suitable AUC depends on the task."""
     sequential_alpha: float = 0.01
-    """Maximum probability of a false alarm between two changes, over all time and over all versions
-    released meanwhile."""
+    """Maximum probability of any false alarm between two changes. The bound covers the complete
+    time between the changes, and all versions that are released in this time."""
     sequential_tolerance: float = 0.02
-    """Maximum AUC below the gate's interval that is not drift. It allows for differences between
-    the served rows and the gate's rows."""
+    """Maximum distance of the live AUC below the gate's interval that does not count as drift. The
+    distance allows for differences between served rows and the gate's rows."""
     drift_buckets: int = 3
     """Consecutive drifted buckets that confirm a data drift."""
     drift_columns: int = 1
     """Minimum drifted columns of a drifted bucket."""
     max_serving_seconds: float = 7 * 86_400.0
-    """Maximum serving time of a version in seconds. Policy schedule then requests a run."""
+    """Maximum serving time of a version in seconds. After this time the policy `schedule` requests
+    a run."""
 
     def __post_init__(self) -> None:
         if self.notify_only and not set(split_names(self.notify_only)) <= set(POLICY_NAMES):
@@ -136,13 +141,13 @@ class PolicySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RestraintSettings:
-    """How often a run may be requested."""
+    """Limits on how often a run may be requested."""
 
     cooldown_seconds: float = 3600.0
     """Pause after a released run, in seconds."""
     failure_backoff_seconds: float = 900.0
-    """Pause after a run that failed or was refused, in seconds. It doubles with each consecutive
-    one, up to a day."""
+    """Pause after a run that failed or was refused, in seconds. The pause doubles with each
+    consecutive failure, up to a day."""
     daily_budget: int = 4
     """Maximum requests in any 24 hours."""
 
@@ -155,13 +160,13 @@ class RestraintSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeSettings:
-    """When a run starts from scratch."""
+    """Conditions under which a run starts from scratch."""
 
     full_every_releases: int = 0
-    """Number of releases after which the next run is a full one. 0 = this rule is off."""
+    """Number of releases after which the next run starts from scratch. 0 = this rule is off."""
     full_after_refusals: int = 0
-    """Consecutive refused incremental runs after which the next run is full. 0 = this rule is
-    off."""
+    """Number of consecutive refused incremental runs after which the next run starts from scratch.
+    0 = this rule is off."""
 
     def __post_init__(self) -> None:
         expect(
@@ -182,20 +187,22 @@ class RecipeSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class DriftSettings:
-    """Buckets and thresholds of drift detection."""
+    """Settings of drift detection: buckets and thresholds."""
 
     drift_bucket_seconds: float = 3600.0
-    """Length of a bucket in seconds of event time. Its predictions are compared with the training
-    rows. 0 = no drift detection."""
+    """Length of a bucket in seconds of event time. The predictions of each bucket are compared with
+    the training rows. 0 = no drift detection."""
     drift_min_rows: int = 2000
-    """Minimum rows of a comparison. A smaller bucket is merged into the next one of its version."""
+    """Minimum rows of a comparison. A bucket with fewer rows is merged into the next bucket of the
+    same version."""
     false_discovery_rate: float = 0.01
     """False discovery rate: maximum expected share of false alarms among the columns reported as
     drifted or outlying. If nothing has changed, it is the probability of any alarm in a bucket."""
     categorical_drift: float = 0.02
-    """Minimum change of one category's share that counts as drift, unless chance explains it."""
+    """Minimum change of one category's share that counts as drift. A change that chance can explain
+    does not count."""
     categorical_drift_relative: float = 0.5
-    """Minimum change relative to the category's previous share. The smaller of this and
+    """Minimum change relative to the category's previous share. The smaller of this limit and
     `categorical_drift` applies, but at least 0.002."""
     numeric_drift: float = 0.003
     """Minimum Jensen-Shannon divergence, in bits beyond what chance adds, that counts as drift."""
@@ -232,7 +239,7 @@ class JudgingSettings:
     """Limits of the section `release` that roll back a new version."""
 
     def __post_init__(self) -> None:
-        """Refuse a window too small to evaluate, and a grace period with too many buckets."""
+        """Refuse a window that is too small to evaluate, and a grace period of too many buckets."""
         window_rows, fewest = self.judge.window_rows, 2 * self.policies.min_clicks
         if window_rows < fewest:
             needed = f"{fewest}: min_clicks clicks and as many rows without one"
@@ -247,7 +254,7 @@ class JudgingSettings:
 
 
 def own_parts() -> dict[str, type[Any]]:
-    """Return the classes of the section `monitor`, keyed by their field in `JudgingSettings`."""
+    """Return each settings class of the section `monitor`, by its field in `JudgingSettings`."""
     return {
         part: kind
         for part, kind in get_type_hints(JudgingSettings).items()

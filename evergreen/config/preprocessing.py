@@ -18,7 +18,7 @@ class PreprocessingSettings:
     """
 
     engine: Literal["numpy", "nvtabular"] = "numpy"
-    """Engine that encodes the rows. Both write the same bytes (see preprocessing.md)."""
+    """Engine that encodes the rows. Both engines write the same bytes (see preprocessing.md)."""
     frequency_threshold: int = 5
     """Frequency threshold: minimum count of a category in the training rows, summed over runs,
     before it gets its own id. At least 1."""
@@ -26,15 +26,16 @@ class PreprocessingSettings:
     """Days without an occurrence in any window after which a category loses its id or its count. 0
     = never."""
     max_candidates: int = 1_000_000
-    """Maximum categories without an id, per column, whose counts are saved for the next run. The
-    least frequent ones are dropped first. Among equal counts, those seen longest ago are dropped,
-    and among these the higher values. A category needs 24 bytes of memory."""
+    """Maximum categories per column that have no id yet and whose counts are saved for the next
+    run. The least frequent categories are dropped first. Among equal counts, the categories that
+    occurred longest ago are dropped first, and then those with higher numbers. A category needs 24
+    bytes of memory."""
     partition_rows: int = 250_000
-    """Rows that a process has in memory at a time, and rows per output file. A larger Parquet row
-    group is not split."""
+    """Rows that a process has in memory at a time, and rows per output file. A Parquet row group
+    with more rows is not split."""
     processes: int = 0
     """Processes of this machine that share the rows. 0 = one per core, at most
-    `forked.MAX_PROCESSES`. The result does not depend on it."""
+    `forked.MAX_PROCESSES`. The number of processes does not change the result."""
     negative_rate: float = 1.0
     """Share of the training rows without a click that is kept, in (0, 1]. Scores are corrected for
     this downsampling. The holdout is never downsampled."""

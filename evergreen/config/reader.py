@@ -1,11 +1,12 @@
 """Read settings from a mapping, flags, environment variables, a URL's query or a command line.
 
-A section is a frozen dataclass. Its fields are the settings, their docstrings describe them, and
-`__post_init__` checks what a type cannot. A section may contain other sections. They are nested in
-files. As flags, variables and options, all settings are one flat list of unique names.
+A section is a frozen dataclass. The fields of the dataclass are the settings, their docstrings
+describe the settings, and `__post_init__` checks what a type cannot check. A section may contain
+other sections. In files, contained sections are nested mappings. In flags, environment variables
+and URL options, all settings form one flat list of unique names.
 
-Every error names the setting, its value and what was expected. The reader of a file's text adds the
-line (`evergreen.recommender_file.document`).
+Every error names the setting, its value and what was expected. When settings come from a file, the
+error also names the line (`evergreen.recommender_file.document`).
 """
 
 import argparse
@@ -30,7 +31,7 @@ S = TypeVar("S")
 
 
 class Setting(NamedTuple):
-    """One field of a section, or of a section that it contains."""
+    """Field of a section or of a nested section."""
 
     type: Any
     default: Any
@@ -74,7 +75,7 @@ def flat_values(settings: Any) -> dict[str, Any]:
 def make_settings(kind: type[S], /, **values: Any) -> S:
     """Return a section from flat values that already have the fields' types.
 
-    An absent value has its default.
+    A setting without a value gets its default.
 
     Raises:
         ContractError: A name is not a setting, or the section refuses a value.
@@ -100,7 +101,7 @@ def make_settings(kind: type[S], /, **values: Any) -> S:
 def read_mapping(kind: type[S], values: Mapping[str, Any], *, path: str) -> S:
     """Return a section from the values of YAML or JSON.
 
-    A list is converted to a tuple and an integer to a float where the setting has that type.
+    A list becomes a tuple, and an integer becomes a float, if the setting has that type.
 
     Args:
         kind: The section.
@@ -139,7 +140,7 @@ def _refuse_unknown(hint: Any, value: Any, path: str) -> None:
 
 
 def _inner(hint: Any, key: str = "") -> Any:
-    """Return the type of the field `key` of a dataclass, or of the elements of any other type."""
+    """Return the type of the dataclass field `key`, or the element type of any other type."""
     if dataclasses.is_dataclass(hint):
         return typing.get_type_hints(hint)[key]
     arguments = [each for each in typing.get_args(hint) if each not in (type(None), ...)]
@@ -153,7 +154,7 @@ def _described(
     value: Any = values
     hint: Any = kind
     for step in re.findall(r"\[\.\.\.\]|[^.\[\]`]+", at):
-        if step == "[...]":  # msgspec does not say which value of a mapping failed.
+        if step == "[...]":  # msgspec's error does not name the value of a mapping that failed
             step = next(name for name, each in value.items() if not _is_valid(each, _inner(hint)))
             path = f"{path}.{step}"
         else:
@@ -230,7 +231,7 @@ def build_parser(kind: Any, *, prog: str, description: str) -> argparse.Argument
 def read_flags(kind: Any, arguments: argparse.Namespace, *, prefix: str = "") -> dict[str, Any]:
     """Return the settings of a section that parsed arguments contain, by name, for `make_settings`.
 
-    An argument that is None or absent is skipped. A text is converted, and any other value is used
+    An argument that is None or absent is ignored. A text is converted, and any other value is used
     unchanged.
 
     Raises:
@@ -252,9 +253,10 @@ def read_environment(
 
     Args:
         kind: The section.
-        environment: The variables. The variable of the setting `tls` is `TLS` after the prefix.
+        environment: The variables. The variable for the setting `tls` is `PREFIXTLS` if the prefix
+            is `PREFIX`.
         prefix: Prefix of the variables' names.
-        is_strict: Whether a variable with the prefix that names no setting is refused.
+        is_strict: Whether to refuse a variable that has the prefix but names no setting.
 
     Raises:
         ContractError: A variable names no setting, or its text cannot be converted.
@@ -282,8 +284,8 @@ def read_query(kind: type[S], options: Mapping[str, str], *, source: str) -> S:
         source: Origin of the URL, for errors.
 
     Raises:
-        ContractError: A name is not a setting, a text cannot be converted, or the section refuses a
-            value.
+        ContractError: An option is not a setting, a text cannot be converted, or the section
+            refuses a value.
     """
     known = flat_settings(kind)
     if unknown := sorted(options.keys() - known.keys()):
@@ -327,8 +329,8 @@ def read_settings(
 def parse_settings(text: str) -> dict[str, Any]:
     """Return the settings by path in a text for one run, such as `training.seed=7 model.kind=dcn`.
 
-    The settings are separated and quoted like words of a shell. A value is parsed as JSON. If it is
-    not JSON, the text itself is the value.
+    The settings are separated and quoted like words of a shell. A value is parsed as JSON. A value
+    that is not JSON is used as text.
 
     Raises:
         ContractError: A word is not PATH=VALUE, a path occurs twice, or a value is not a finite
@@ -371,7 +373,7 @@ def _parsed(path: str, text: str) -> Any:
 
 
 def _converted(text: str, hint: Any, name: str) -> Any:
-    """Convert a text to the type of its setting.
+    """Convert a text to the type of the setting that it belongs to.
 
     Args:
         text: The text.
@@ -409,7 +411,7 @@ def nearest(name: object, known: Sequence[str]) -> str:
 def field_docstrings(kind: type[Any]) -> dict[str, str]:
     """Return the docstring of each field of a dataclass and of its bases, in one line.
 
-    Fields without a docstring are absent.
+    Fields without a docstring are not in the result.
     """
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__[:-1]):

@@ -1,4 +1,4 @@
-"""All sections of a recommender: their classes, and the check of a description before a run.
+"""All sections of a recommender: their classes, and the check of all settings before a run.
 
 A wrong setting is reported before the first step starts.
 """
@@ -25,8 +25,8 @@ SECTION_CLASSES: dict[str, type[Any]] = {
     "gate": GateSettings,
     "release": RolloutSettings,
 }
-"""Dataclass of each section that is a single dataclass. The class of `model` depends on its `kind`
-(`evergreen.config.model`), and `monitor` has several classes
+"""Dataclass of each section that consists of a single dataclass. The class of `model` depends on
+its `kind` (`evergreen.config.model`), and `monitor` has several classes
 (`evergreen.config.monitor.own_parts`)."""
 
 
@@ -47,7 +47,7 @@ _ANY = Recommender(name="any", features=Features(numeric=("any",), categorical=(
 
 
 def check_settings(recommender: Recommender) -> None:
-    """Check every section of a recommender.
+    """Check the settings in every section of a recommender.
 
     Raises:
         ContractError: a setting is unknown, of another type or out of range. The message names the
@@ -63,7 +63,7 @@ def check_changes(settings: str) -> None:
     """Check the settings of a run without access to its recommender in the model registry.
 
     Settings that the run does not change are assumed to have their defaults. Settings of `model`
-    are checked only if the run sets `model.kind`.
+    are only checked if the run sets `model.kind`, because they depend on the network.
 
     Raises:
         ContractError: a setting is unknown, of another type or out of range. The message names the

@@ -1,8 +1,8 @@
 """Content of a recommender's file: name, features, and the settings that differ from the defaults.
 
 Extraction copies the description into its manifest, and every later manifest repeats it. Each step
-therefore finds its section in its input. `cli.recommender` reads the file, and
-`registry.recommenders` stores accepted descriptions.
+therefore finds its section in its input. `cli.recommender` reads a recommender's file, and
+`registry.recommenders` stores accepted recommenders.
 """
 
 import dataclasses
@@ -28,10 +28,10 @@ SECTIONS = (
     "release",
     "monitor",
 )
-"""Names of all sections. The package with the name of a section reads it, with three exceptions:
-`evergreen.networks` reads `model`, evaluation reads `gate` and deployment reads `release`."""
+"""Names of all sections. Each section is read by the package with the same name. Exceptions are
+`model` (read by `evergreen.networks`), `gate` (by evaluation) and `release` (by deployment)."""
 CANDIDATE_SUFFIX, CANARY_SUFFIX = "_candidate", "_canary"
-"""Suffixes of the names under which candidates and canaries are served."""
+"""Suffixes of the model names under which candidates and canaries are served."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Recommender:
     def dumps(self) -> bytes:
         """Return the description as canonical JSON.
 
-        Equal content gives equal bytes, whatever the order of keys in the file.
+        Equal recommenders give equal bytes, whatever the order of keys in their files.
         """
         return json.dumps(
             dataclasses.asdict(self), sort_keys=True, allow_nan=False, separators=(",", ":")
@@ -107,7 +107,7 @@ class Recommender:
 
     @classmethod
     def loads(cls, content: bytes, *, source: str) -> "Recommender":
-        """Return the description that `dumps` wrote.
+        """Return the recommender from the bytes that `dumps` wrote.
 
         Args:
             content: The bytes.
@@ -128,7 +128,7 @@ class Recommender:
     def columns_of_users(self) -> tuple[str, ...]:
         """Return the feature that identifies the user, and the lists that use its table.
 
-        Returns an empty tuple if no feature identifies the user.
+        The result is empty if no feature identifies the user.
         """
         if self.data.user is None:
             return ()
@@ -175,8 +175,8 @@ class Recommender:
         """Return a copy of the recommender with changed settings, given by path.
 
         Raises:
-            ContractError: a path does not name a section and a setting. The values are checked
-                later, by the reader of the section.
+            ContractError: a path does not name a section and a setting. The reader of the section
+                checks the values later.
 
         >>> features = Features(numeric=("price",), categorical=("item",))
         >>> shop = Recommender(name="shop", features=features)

@@ -1,7 +1,7 @@
 """The section `training`: optimizer, batches, passes, precision and checkpoints.
 
-`config.model` has the shape of the network. The training step chooses the rows and the parent. The
-defaults suit both a first model and an incremental run on some ten thousand rows.
+`config.model` describes the shape of the network. The training step chooses the rows and the
+parent. The defaults suit both a first model and an incremental run on some ten thousand rows.
 """
 
 from dataclasses import asdict, dataclass
@@ -17,19 +17,21 @@ PRECISIONS = ("float32", "tf32", "bfloat16")
 class SolverSettings:
     """Settings of HugeCTR alone. The defaults suit data-centre GPUs.
 
-    `TrainingSettings` has the settings of both backends. Instead of HugeCTR's `max_iter` and
-    `num_epochs` it has `passes`, instead of `snapshot` it has `checkpoint_minutes`, and instead of
-    `enable_tf32_compute` it has `precision="tf32"`. It also has `batchsize`, `lr` and `seed`.
-    `eval_interval` is not needed, because a fit scores its last tenth itself. `metrics_spec`, the
-    stop at an AUC, is not needed, because the number of passes is fixed. `vvgpu` is set to the GPUs
-    of the step. Any other argument of `CreateSolver` has HugeCTR's default.
+    `TrainingSettings` has the settings that both backends share. In `TrainingSettings`, `passes`
+    replaces HugeCTR's `max_iter` and `num_epochs`, `checkpoint_minutes` replaces `snapshot`, and
+    `precision="tf32"` replaces `enable_tf32_compute`. `TrainingSettings` also has HugeCTR's
+    `batchsize`, `lr` and `seed`. `eval_interval` is not needed, because training itself scores the
+    last tenth of the rows. `metrics_spec` would stop training at an AUC. `metrics_spec` is not
+    needed, because the number of passes is fixed. `vvgpu` is set to the GPUs of the step. Any other
+    argument of `CreateSolver` has HugeCTR's default.
     """
 
     prove_restores: bool = True
-    """Save every restored model at once and compare it with the files that were loaded. If HugeCTR
-    cannot load a file, it only logs this and continues from random weights."""
+    """Whether each restored model is saved again at once and compared with the files that were
+    loaded. If HugeCTR cannot load a file, it only logs this and continues from random weights."""
     loss_interval: int = 100
-    """Steps between two readings of the loss. Each reading waits for the GPU."""
+    """Steps between two readings of the training loss. Each reading of the loss
+    waits for the GPU."""
     stage_rows: int = 1_048_576
     """Rows of one set of Parquet files, which is written while the previous set is trained."""
 
@@ -50,25 +52,26 @@ class TrainingSettings:
 
     learning_rate: float = 0.003
     """Learning rate of Adam, for dense parameters and embeddings, at the start of a first model. An
-    incremental run uses a share of it (`round_rates`)."""
+    incremental run multiplies this rate by a factor from `round_rates`."""
     round_rates: tuple[float, ...] = (0.1, 1.5)
-    """Shares of the learning rate that an incremental run tries. A later share is chosen only if it
-    is better by a standard error. On 20,000 rows of unchanged traffic the low rate gains 0.002 AUC
-    and the high one loses 0.006. If the newest third of the rows has changed, the low rate regains
-    26 % of the lost AUC and the high one 78 %."""
+    """Factors for the learning rate that an incremental run tries. A later factor is chosen only if
+    it is better by a standard error. On 20,000 rows of unchanged traffic, the factor 0.1 gained
+    0.002 AUC and the factor 1.5 lost 0.006. If the newest third of the rows has changed, the factor
+    0.1 recovers 26 % of the lost AUC and the factor 1.5 recovers 78 %."""
     beta1: float = 0.9
     """Decay of Adam's mean of gradients, per step."""
     beta2: float = 0.999
     """Decay of Adam's mean of squared gradients, per step."""
     epsilon: float = 1e-7
-    """Constant added to the root of Adam's second moment, without bias correction (HugeCTR's order
-    and default)."""
+    """Constant that is added to the square root of Adam's second moment. The moment has no bias
+    correction. Both follow HugeCTR."""
     batch_size: int = 2048
     """Maximum rows per optimizer step. A step has fewer rows if a pass would otherwise have less
     than `min_steps` steps."""
     min_steps: int = 600
-    """Minimum optimizer steps in a pass, as far as `min_batch_size` allows. Each row is used once
-    per pass, so that a short window needs enough steps to move the weights."""
+    """Minimum optimizer steps in a pass, unless batches would become smaller than `min_batch_size`.
+    Each row is used once per pass. A short window therefore needs enough steps to change the
+    weights."""
     min_batch_size: int = 16
     """Minimum rows per optimizer step, unless `batch_size` is smaller. A window of a few hundred
     rows gets fewer steps than `min_steps`, because smaller batches would follow the noise of single
@@ -81,8 +84,9 @@ class TrainingSettings:
     """Arithmetic of the matrix products: float32, tf32 (a GPU's shortened float32) or bfloat16.
     Weights, sums and the optimizer are float32 in each case."""
     checkpoint_minutes: float = 5.0
-    """Time between saves within a fit, in minutes. A kill loses at most this much work. A save
-    writes the table with its optimizer state (2 GB for 10 million rows of width 16)."""
+    """Time between saves within a fit, in minutes. If the process is killed, at most this much work
+    is lost. A save writes the table with its optimizer state (2 GB for 10 million rows of width
+    16)."""
     solver: SolverSettings = SolverSettings()
     """HugeCTR's own settings."""
 
@@ -121,5 +125,5 @@ class TrainingSettings:
             )
 
     def deciding(self) -> dict[str, Any]:
-        """Return the settings on which the trained weights depend, as JSON-ready values."""
+        """Return the settings that influence the trained weights, as plain values for JSON."""
         return {name: value for name, value in asdict(self).items() if name != "checkpoint_minutes"}

@@ -3,7 +3,7 @@
 Actions:
 - `block`: the run ends here, because training on such rows would be wrong.
 - `quarantine`: the offending rows are stored separately with their reason, and the run continues
-  with the others. Only `domain` supports it.
+  with the others. Only the rule `domain` supports this action.
 - `warn`: the finding is reported, and the run continues.
 - `notify`: like `warn`, and the message about the run's end repeats the finding.
 - `info`: the finding is reported, and the decision stays `pass`.
@@ -30,13 +30,14 @@ class ValidationSettings:
     """
 
     actions: dict[str, str] = field(default_factory=dict)
-    """Actions by rule, for rules whose action differs from `RULES`, such as `{"column_empty":
+    """Actions of rules that differ from their default in `RULES`, such as `{"column_empty":
     "warn"}`."""
 
     categorical_drift: float = 0.02
-    """Minimum change of one category's share that counts as drift, unless chance explains it."""
+    """Minimum change of one category's share that counts as drift. A change that chance can explain
+    does not count."""
     categorical_drift_relative: float = 0.5
-    """Minimum change relative to the category's previous share. The smaller of this and
+    """Minimum change relative to the category's previous share. The smaller of this limit and
     `categorical_drift` applies, but at least 0.002."""
     numeric_drift: float = 0.003
     """Minimum Jensen-Shannon divergence, in bits beyond what chance adds, that counts as drift."""
@@ -46,20 +47,21 @@ class ValidationSettings:
     missing_drift: float = 0.02
     """Minimum change of a column's share of missing values that counts as drift."""
     new_value_share: float = 0.05
-    """Maximum share of rows with a category unknown to the champion. A larger share is a
-    finding."""
+    """Maximum share of rows whose category is unknown to the champion. A larger share is reported
+    as a finding."""
     click_rate_factor: float = 2.0
-    """Maximum factor by which the share of clicks may rise or fall. A larger factor is a
-    finding."""
+    """Maximum factor by which the share of clicks may rise or fall. A larger factor is reported as
+    a finding."""
     false_discovery_rate: float = 0.05
     """False discovery rate: maximum expected share of false alarms among the features reported as
     drifted."""
     skew_share: float = 0.001
     """Maximum share of rows, joined between training and serving, whose value may differ."""
     range_factor: float = 1000.0
-    """Maximum factor by which a later value may exceed the extremes of the first run. It applies
-    when the schema is inferred. In counts with a heavy tail, one request often sets the largest
-    value: in 86 of 400 pairs of windows it was more than 10 times as large."""
+    """Maximum factor by which a value may lie beyond the smallest or largest value of the first
+    run. The factor is applied when the schema is inferred. In counts with a heavy tail, one request
+    often sets the largest value: in 86 of 400 pairs of windows, the largest value of one window was
+    more than 10 times that of the other."""
     max_quarantined_fraction: float = 0.05
     """Maximum share of the rows that may be quarantined."""
 
@@ -91,22 +93,22 @@ class ValidationSettings:
 BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
 ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)
 SEVERITIES = {BLOCK: BLOCK, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: INFO}
-"""Severity of a finding by the action of its rule."""
+"""Severity of a finding, by the action of its rule."""
 
 DATASET = "dataset"
-"""Value of `feature` in a finding that concerns all columns."""
+"""Value of `feature` in a finding that is not about a single column."""
 DOMAIN = "domain"
-"""Rule about single rows. Only this rule can quarantine rows."""
+"""Rule about single rows. Only the rule `domain` can quarantine rows."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule with its default action."""
+    """Rule of validation with its default action."""
 
     action: str
     about: str
     settings: tuple[str, ...] = ()
-    """Fields of `ValidationSettings` that belong to the rule."""
+    """Names of the fields of `ValidationSettings` that the rule reads."""
 
 
 RULES: dict[str, Rule] = {
@@ -173,7 +175,8 @@ RULES: dict[str, Rule] = {
 
 
 UNLEARNABLE = frozenset({"no_rows", "label_invalid", "label_one_class"})
-"""Rules whose findings make training impossible. Another action for such a rule would not help."""
+"""Rules whose findings make training impossible. A milder action for these rules would not help,
+because training would still be impossible."""
 
 
 def _check_action(rule: str, value: Any) -> None:

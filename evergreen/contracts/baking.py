@@ -1,7 +1,7 @@
 """The baking of a new version: how long it is watched, what rolls it back, and the findings.
 
 The limits are in the recommender's file (section `release`). The monitor compares live traffic with
-these limits. Deployment's controller compares the servers' counters with them, and can roll a
+these limits. The release controller compares the servers' counters with the limits, and can roll a
 version back.
 """
 
@@ -10,26 +10,26 @@ from dataclasses import dataclass, field
 from evergreen.runtime.errors import expect
 
 BAKES, WELL, BAD = STATES = ("bakes", "well", "bad")
-"""States in the monitor's findings about a version: too early to decide (`bakes`), within the
-limits until now (`well`), and must be rolled back (`bad`)."""
+"""States of a version in the monitor's findings. `bakes`: it is too early to decide. `well`: the
+version is within the limits until now. `bad`: the version must be rolled back."""
 
 
 MIN_UNUSABLE_ROWS = 100
-"""Minimum rows without a usable score for a rollback. Fewer rows are not evidence, even if their
-share is large."""
+"""Minimum rows without a usable score for a rollback. Fewer rows are not evidence, even if they are
+a large share of all rows."""
 MIN_UNUSABLE_REQUESTS = 50
 """Minimum number of distinct requests that have rows without a usable score."""
 MIN_UNUSABLE_SECONDS = 30.0
-"""Minimum time in seconds between the first and the last request with such rows. A few forged
-messages usually span less time."""
+"""Minimum time in seconds between the first and the last request that has rows without a usable
+score. A few forged messages usually span a shorter time."""
 UNUSABLE_REQUESTS = "unusable_requests"
 """Key in `Findings.numbers` for the requests without a usable score. The servers must have counted
-at least as many."""
+at least as many requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Findings of the monitor about one version so far.
+    """Conclusions that the monitor has drawn about one version until now.
 
     Raises:
         ContractError: the state is unknown.
@@ -39,13 +39,13 @@ class Findings:
     state: str
     """One of `STATES`."""
     reason: str
-    """Reason in one line, with the numbers."""
+    """Reason for the state in one line, with the numbers."""
     found_at: str
     """Time of the findings, ISO 8601 UTC."""
     rows: int = 0
     """Number of matured rows that were evaluated."""
     numbers: dict[str, float | None] = field(default_factory=dict)
-    """Numbers behind the reason. An undefined number is None."""
+    """Measured values on which the reason is based. An undefined number is None."""
 
     def __post_init__(self) -> None:
         expect(self, f"one of {', '.join(STATES)}", lambda value: value in STATES, "state")

@@ -1,8 +1,9 @@
-"""Checks of a decision: what was measured, its limit and the result, and the one rendering of them.
+"""Checks of a decision, each with a measured value, a limit and a result, and their text form.
 
-Gate, canary and baking write checks, and pages and messages read them. A decision is a list of
-checks, and the worst check decides. All text about such a decision is built here. Validation has
-`components.validation.findings` instead, because a finding has an action of its rule.
+The gate, the canary and the baking produce checks. Pages and messages display them. A decision is a
+list of checks, and the worst check decides. All text about a decision is built in this module.
+Validation uses `components.validation.findings` instead, because each finding has an action that
+depends on its rule.
 """
 
 import math
@@ -11,43 +12,46 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 PASS, FAIL, INCONCLUSIVE = RESULTS = ("pass", "fail", "inconclusive")
-"""Results of a check, and of a list of checks."""
+"""Possible results of a check, and of a list of checks."""
 AT_LEAST, AT_MOST, BELOW, WITHIN_FACTOR = "at least", "at most", "below", "within a factor of"
 """How a value is compared with its limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One measured value, its limit and the result."""
+    """Measured value with its limit and the result."""
 
     name: str
-    """Displayed name, unique in a decision, such as `AUC against the champion`."""
+    """Displayed name of the check, such as `AUC against the champion`. The name is unique within a
+    decision."""
     value: float | None = None
-    """Measured value. None if it is undefined."""
+    """Measured value. None if the value is undefined."""
     low: float | None = None
-    """Lower end of the value's 95 % interval. None without an interval."""
+    """Lower end of the value's 95 % interval. None if the value has no interval."""
     high: float | None = None
     limit: float | None = None
-    """Limit at which the result of the check changes. None without a limit."""
+    """Limit of the value, at which the result of the check changes. None if the check has no
+    limit."""
     bound: str = AT_LEAST
     """How the value is compared with the limit, such as `at least`."""
     is_difference: bool = False
-    """Whether the value is a difference of two models. Differences are printed with their sign."""
+    """Whether the value is the difference between two models. A difference is printed with its
+    sign."""
     result: str
     """One of `RESULTS`."""
     detail: str = ""
     """Explanation printed beside the numbers: one sentence without a full stop."""
     advice: str = ""
-    """How to make the check pass: one sentence without a full stop."""
+    """Advice on how to make the check pass, as one sentence without a full stop."""
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95 % interval, or None without one."""
+        """The 95 % interval, or None if the check has no interval."""
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     @property
     def limit_text(self) -> str | None:
-        """The limit in words, or None without a limit.
+        """Limit as text, or None if the check has no limit.
 
         >>> Check(name="AUC", limit=0.6, result="pass").limit_text
         'at least 0.6'
@@ -68,8 +72,8 @@ def decide(checks: Iterable[Check]) -> str:
 def headline(checks: Sequence[Check]) -> str:
     """Return a summary of the checks in one line.
 
-    It has the values with intervals, the number of passed checks, and the names of the checks that
-    did not pass.
+    The summary has the values with intervals, the number of passed checks, and the names of the
+    checks that did not pass.
 
     >>> auc = Check(name="AUC", value=0.77, low=0.757, high=0.782, limit=0.6, result="pass")
     >>> lead = Check(name="AUC against the champion", value=0.142, is_difference=True,
@@ -104,12 +108,12 @@ def sentence(check: Check) -> str:
 
 
 def advice(checks: Iterable[Check]) -> list[str]:
-    """Return the known advice for each check that did not pass."""
+    """Return the advice of each check that did not pass, if it is known."""
     return [check.advice for check in checks if check.result != PASS and check.advice]
 
 
 def metrics(checks: Iterable[Check]) -> dict[str, float]:
-    """Return the finite numbers by metric name.
+    """Return the finite values and interval ends of checks, by metric name.
 
     An interval has two entries: `<name>_low` and `<name>_high`.
 
@@ -124,7 +128,7 @@ def metrics(checks: Iterable[Check]) -> dict[str, float]:
 
 
 def number_text(check: Check, value: float | None = None) -> str:
-    """Return a number of the check as text: by default its value."""
+    """Return the value of a check, or another number in the same format, as text."""
     shown = check.value if value is None else value
     if shown is None:
         return "unknown"
@@ -134,9 +138,9 @@ def number_text(check: Check, value: float | None = None) -> str:
 
 
 def _estimate(check: Check, first: str) -> str:
-    """Return the name, value and interval of a check as text.
+    """Return the name, the value and the interval of a check as text.
 
-    A difference whose name starts with `first` is shortened: its text omits `first` and the
+    If the check is a difference whose name starts with `first`, the text omits `first` and the
     interval.
     """
     if check.is_difference and check.name != first and check.name.startswith(f"{first} "):

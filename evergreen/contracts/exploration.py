@@ -1,18 +1,20 @@
-"""The rule of exploration: two neighbours of a ranked list are sometimes swapped, at known odds.
+"""Rule of exploration: two neighbours in a list are sometimes swapped, with known probability.
 
-The client applies the rule and logs each row's propensity. Evaluation weights clicks by the
-propensity.
+The inference client applies the rule, and logs the propensity of each row. Evaluation weights each
+click by its propensity.
 
-With probability `share`, one of the k - 1 pairs of neighbours of a list of k >= 2 rows is swapped.
-All pairs are equally likely. Otherwise the list is shown in the order of its scores.
+In a list of k >= 2 rows, one of the k - 1 pairs of neighbours is swapped with probability `share`.
+Each of these pairs has the same probability. If no pair is swapped, the list is shown in the order
+of its scores.
 
 The propensity of a row is the probability of the position where it was shown:
-- share / (k - 1) for the two rows of a swapped pair.
-- 1 - share / (k - 1) for any other row at an end of the list.
-- 1 - 2 share / (k - 1) for any other row.
+- share / (k - 1), if the row belongs to the swapped pair.
+- 1 - share / (k - 1), if the row is at an end of the list and not swapped.
+- 1 - 2 share / (k - 1), if the row is inside the list and not swapped.
 
-If the share is below 1/2, swapped rows have a propensity below 1/2, and all other rows have a
-propensity above 1/2. The propensities alone therefore identify the swapped pair and the share.
+If `share` is below 1/2, each swapped row has a propensity below 1/2, and each other row has a
+propensity above 1/2. The propensities alone therefore identify the swapped pair and the value of
+`share`.
 
 Swaps of neighbours are the least visible exploration that can measure the value of a ranking
 (FairPairs: Radlinski and Joachims 2006, AAAI; swap interventions: Joachims, Swaminathan and
@@ -25,14 +27,14 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 MAX_SHARE = 0.5
-"""Exclusive upper bound of the share of lists to explore."""
+"""Upper bound of the share of lists to explore, exclusive."""
 
 
 def check_share(share: float) -> None:
     """Check the share of lists to explore.
 
     Raises:
-        ContractError: it is not in [0, 0.5).
+        ContractError: the share is not in [0, 0.5).
     """
     if not 0.0 <= share < MAX_SHARE:
         raise ContractError(
@@ -43,11 +45,12 @@ def check_share(share: float) -> None:
 def explored(
     order: NDArray[np.int64], share: float, chance: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the order in which a list is shown, and the propensities of its rows, each [k].
+    """Return the order in which a list is shown, and the propensity of each of its rows, both [k].
 
     Args:
         order: The rows of the list, best first, [k], k >= 1.
-        share: See `check_share`. With 0 the order is unchanged, and all propensities are 1.
+        share: See `check_share`. With a share of 0 the order does not change, and all propensities
+            are 1.
         chance: A uniform random number in [0, 1).
 
     >>> order, propensities = explored(np.array([7, 8, 9]), 0.25, 0.2)

@@ -1,7 +1,7 @@
-"""HugeCTR's folder of encoded rows: the file list that orders its Parquet files.
+"""Folder of encoded rows in HugeCTR's format: Parquet files, and a file list that orders them.
 
 Preprocessing writes such folders, and training and evaluation read them row by row. The first line
-of the list is the number of files, and each other line is the path of a file.
+of the file list is the number of files. Each other line is the path of a file.
 `manifests.TrainingSet` has the columns and types.
 """
 
@@ -17,7 +17,7 @@ FILE_LIST = "_file_list.txt"
 def write_file_list(folder: Path, names: Sequence[str], *, final: Path) -> None:
     """Write a list of the files `names` into `folder`.
 
-    The paths in the list are below `final`, the path to which `folder` is moved later.
+    The listed paths are below `final`, because `folder` is later moved to this path.
     """
     lines = [str(len(names)), *(str(final / name) for name in names)]
     write_whole(folder / FILE_LIST, "\n".join(lines) + "\n")
@@ -26,7 +26,8 @@ def write_file_list(folder: Path, names: Sequence[str], *, final: Path) -> None:
 def listed_files(folder: Path) -> list[Path]:
     """Return the folder's Parquet files in row order.
 
-    Only the file names in the list are used, because the folder may have been moved or copied.
+    Only the file names of the listed paths are used, because the folder may have been moved or
+    copied.
 
     Raises:
         ContractError: the list is absent, its count is wrong, or a file is absent.

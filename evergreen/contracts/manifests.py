@@ -1,7 +1,8 @@
-"""The JSON documents that steps pass to each other. They name large data by URI.
+"""The JSON documents that steps pass to each other. Manifests refer to large data by URI.
 
 Each class names the step that writes it and the steps that read it. A manifest has its kind and
-`format_version`, and a reader refuses any other kind or version. Undefined numbers are `None`.
+`format_version`, and a reader refuses any other kind or version. A number that is undefined is
+`None`.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """Common part of all manifests: writing, and strict reading."""
+    """Base class of all manifests, with writing and strict reading."""
 
     FORMAT_VERSION: ClassVar[int] = 1
 
@@ -71,7 +72,7 @@ class Manifest:
 
 
 def read_content(path: str | Path) -> bytes:
-    """Return the bytes of the file.
+    """Return the content of the file as bytes.
 
     Raises:
         ContractError: the file cannot be read.
@@ -83,7 +84,7 @@ def read_content(path: str | Path) -> bytes:
 
 
 def parse_document(content: bytes, *, kind: str, version: int, source: str) -> dict[str, Any]:
-    """Return the fields of a JSON document, without its kind and format version.
+    """Return the fields of a JSON document, except its kind and its format version.
 
     Args:
         content: The bytes.
@@ -123,9 +124,9 @@ def checksummed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _crc32(document: Mapping[str, Any]) -> str:
-    """Return the CRC-32 of a document's values, whatever the layout of its text."""
-    # JSON keys are texts. The round trip converts numeric keys to texts before they are sorted, as
-    # a reader will see them.
+    """Return the CRC-32 of a document's values, which does not depend on the layout of the text."""
+    # JSON keys are texts. The conversion to JSON and back turns numeric keys into texts, as in the
+    # stored file, before the keys are sorted.
     values = json.loads(json.dumps(document))
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
@@ -152,7 +153,7 @@ def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
 def _nested(annotation: Any, value: Any, source: str) -> Any:
     """Convert `value` to the dataclass in `annotation`, or to a list or mapping of that dataclass.
 
-    Returns `value` unchanged if `annotation` has no dataclass.
+    If `annotation` contains no dataclass, `value` is returned unchanged.
     """
     kinds = [
         k
@@ -179,7 +180,7 @@ class Reference:
     """Reference to the manifest of an earlier step (see `evergreen.storage.references`)."""
 
     uri: str
-    """File in the shared folder or in the model registry."""
+    """URI of a file in the shared folder or in the model registry."""
     sha256: str
     """SHA-256 of the file's bytes, 64 hex digits."""
 
@@ -194,38 +195,40 @@ class RawDataset(Manifest):
 
     source_uri: str
     window_start: str | None
-    """Start of the window, ISO 8601 UTC, inclusive. There are three cases: the run sets it, or it
-    is a number of days before the end, or it is just after the parent's last training row. None =
-    from the first row."""
+    """Start of the window, inclusive, in ISO 8601 UTC. The start is either set by the run, or it is
+    a number of days before the end, or it follows the parent's last training row. None = from the
+    first row."""
     window_end: str | None
-    """End of the window, exclusive. It is the end that the run sets, minus the hours whose rows are
-    reserved for the next run. None = to the last row."""
+    """End of the window, exclusive. The end is the one that the run sets, minus the hours whose
+    rows are reserved for the next run. None means that the window ends with the last row."""
     first_event_time: str
-    """Time of the oldest row of the window. Late rows (`num_late_rows`) are older."""
+    """Time of the oldest row of the window. Late rows (`num_late_rows`) can be older than the
+    window."""
     last_event_time: str
     """Time of the newest row of the window."""
     last_learned_time: str
-    """Time of the newest training row, without late and replayed rows. It is the newest row of
-    `train_uri`, or the parent's newest training row if that is newer. Every held-out row is newer
-    and belongs to the next run's window."""
+    """Time of the newest training row, without late and replayed rows. The value is the time of the
+    newest row of `train_uri`, or of the parent's newest training row if that is newer. Every
+    held-out row is newer than this time and belongs to the next run's window."""
     train_uri: str
     """Folder of Parquet files in the raw schema (`contracts.raw_rows.raw_types`). The file names
     are in time order: first the late rows, then the rows of the window."""
     holdout_uri: str
     """Folder of the newest rows, which are held out from training, in the same schema. The
-    candidate, its parent and the champion were trained on older rows only. No request has rows both
-    here and in `train_uri` or `replay_uri`."""
+    candidate, its parent and the champion were trained on older rows only. All rows of a request
+    are either in this folder, or in `train_uri` and `replay_uri`."""
     num_train_rows: int
     num_holdout_rows: int
     num_malformed: int
-    """Number of malformed rows. `malformed_uri` lists them with their reasons."""
+    """Number of malformed rows in the files that were read. `malformed_uri` lists them with their
+    reasons."""
     malformed_uri: str | None
     num_duplicates: int
     """Rows left out because another row has the same `request_id`, `row` and content."""
     digest: str
     """SHA-256 of the Parquet files, used as the version of the data."""
     parent_model_id: str | None = None
-    """Model that the run continues. None = from scratch."""
+    """Model that the run continues. None = the run trains from scratch."""
     champion_model_id: str | None = None
     """Model with which the candidate is compared. None = no comparison."""
     num_updated: int = 0
@@ -234,89 +237,93 @@ class RawDataset(Manifest):
     num_conflicting: int = 0
     """Rows left out because another copy with other features is used."""
     num_ahead: int = 0
-    """Rows left out because their event times are in the future. A later run reads them. Their
-    files are in `ahead_uri`, each with its number of rows and a reason."""
+    """Rows left out because their event times are in the future. A later run reads these rows. The
+    files of these rows are in `ahead_uri`. Each file in `ahead_uri` has a number of rows and a
+    reason."""
     ahead_uri: str | None = None
     num_left_files: int = 0
-    """Files that are new to the parent's lineage but too old for this run. They are older than the
-    limit of late rows, or older than the window that the run sets."""
+    """Files that are new to the parent's lineage but too old for this run. The rows in these files
+    are older than the limit of late rows, or older than the window that the run sets."""
     num_left_rows: int | None = 0
-    """Rows of the files in `num_left_files`. None if a file could not be counted."""
+    """Number of rows of the files that `num_left_files` counts. None if the rows of a file could
+    not be counted."""
     num_straddling_rows: int = 0
-    """Rows newer than `last_learned_time` that are in neither set, because their requests also have
-    training rows. Like the held-out rows, they belong to the window of the next run."""
+    """Rows newer than `last_learned_time` that are neither training rows nor held out, because
+    their requests also have training rows. These rows belong to the window of the next run, like
+    the held-out rows."""
     replay_uri: str | None = None
     """Folder of training rows drawn from days before the window, in the same schema. None = no
     replay."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
-    """Folder of other rows of the replayed days, held out from training. They measure how well the
-    model remembers the old distribution."""
+    """Folder of rows from the replayed days that are held out from training. These rows measure how
+    well the model performs on old data."""
     num_replay_holdout_rows: int = 0
     replay_share: float = 0.0
-    """Share of replayed rows among the training rows that the run asked for, in [0, 1)."""
+    """Requested share of replayed rows among the training rows, in [0, 1)."""
     replay_days: list[dict[str, Any]] = field(default_factory=list)
-    """One entry per replayed day: day (YYYY-MM-DD), version, num_rows and num_holdout_rows. The
-    last two are the numbers of rows drawn from the day."""
+    """One entry per replayed day: day (YYYY-MM-DD), version, num_rows and num_holdout_rows.
+    `num_rows` and `num_holdout_rows` count the rows that were drawn from the day."""
     num_late_clicks: int = 0
-    """Rows whose label became 1 because of a click that arrived after they were archived. Rows of
-    the window and late rows count."""
+    """Number of rows whose label became 1 because of a click that arrived after the row was
+    archived. The number includes rows of the window and late rows."""
     outcomes_digest: str | None = None
-    """SHA-256 of the late-outcome files that were joined, including those of replayed days. None if
+    """SHA-256 of the late-outcome files that were used, including those of replayed days. None if
     there was no such file."""
     excluded_columns: list[str] = field(default_factory=list)
     """Features that the run left out, in the order of files. Training, evaluation and serving
-    ignore them. In the rows they are null, unless the champion needs them for scoring. Readers must
-    therefore check this list instead of looking for nulls."""
+    ignore them. Excluded features are null in the rows, unless the champion needs them for scoring.
+    Readers must therefore check this list of names instead of looking for nulls."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Rows read of each day of the window and of days with late rows. Each entry has day
-    (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An entry also has num_late_rows if
-    some rows came late. It also has num_holdout_rows if some rows are newer than
-    `last_learned_time` and are therefore not used for training."""
+    """Number of rows read, by day, for the days of the window and the days with late rows. Each
+    entry of the list has day (YYYY-MM-DD), version (int), digest (SHA-256) and num_rows. An entry
+    also has num_late_rows if the day has late rows. An entry also has num_holdout_rows if the day
+    has rows newer than `last_learned_time`, which are not used for training."""
     num_late_rows: int = 0
-    """Number of late rows, included in `num_train_rows`. They are the first rows of `train_uri` as
-    extraction wrote it. They are older than the window, and their files reached the lake after the
-    parent's lineage was trained on newer rows. Late rows are never in the holdout and never
-    replayed."""
+    """Number of late rows. They are included in `num_train_rows`. Late rows are the first rows of
+    `train_uri`. Late rows are older than the window. The files of late rows reached the lake after
+    the parent's lineage was trained on newer rows. Late rows are never held out and never replayed.
+    """
     files: dict[str, dict[str, int]] = field(default_factory=dict)
     """Files of the lake that the lineage has seen: bytes by file name by day (YYYY-MM-DD), without
-    back-filled versions. The days end with the last training row and begin 366 days earlier. Files
-    that are absent here are late. The first day always has an entry. If a later day has no entry,
-    it had no files. Nothing is known about earlier days."""
+    back-filled versions. The period covers 366 days and ends with the last training row. A file of
+    this period that is not listed is a late file. The first day always has an entry. A later day
+    without an entry had no files. The field says nothing about days before the first entry."""
     quarantined_files: list[dict[str, Any]] = field(default_factory=list)
     """Files of the lake that the run left out because their rows cannot be read. Each entry has
     four fields: file (relative to the lake), num_rows (of its footer, or None), reason, and known
     (whether an earlier run of the lineage also left the file out)."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Files that the lineage left out and has not read since, by day and name, without back-filled
-    versions. The value is the time (ISO 8601) up to which the lineage was trained on the file's
-    rows, or empty if it was trained on none of them. Such files are late once they can be read."""
+    """Files that the lineage left out and has not read later, by day and name. Back-filled versions
+    are not included. The value is a time (ISO 8601). The lineage was trained on the file's rows up
+    to this time. The time is empty if the lineage was trained on none of the file's rows. When an
+    unread file becomes readable, its rows are late rows."""
     schema_mismatches: list[dict[str, Any]] = field(default_factory=list)
     """Unexpected columns of the window's files. A column is unexpected if it is unknown, or if it
-    was cast because it has no numbers where numbers were expected. Each column has one entry:
-    column, arrow_type, expected (None for a new column), and file (the first file in which the
-    column has this type)."""
+    contains no numbers although the recommender expects numbers. Each column has one entry: column,
+    arrow_type, expected (None for a new column), and file (the first file in which the column has
+    this type)."""
     num_quarantined: int = 0
-    """Training rows that validation put into quarantine. `quarantine_uri` lists them with their
-    reasons."""
+    """Training rows that validation put into quarantine. `quarantine_uri` lists the quarantined
+    rows with their reasons."""
     quarantine_uri: str | None = None
     validation_report: Reference | None = None
     """`ValidationReport` about these rows. None before validation."""
     words_uri: str | None = None
     """File of the most frequent texts of string columns (`contracts.words`), for display. None if
-    there is no such column. Texts of the column that identifies users are not stored."""
+    there is no such column. Texts of a column that identifies users are not stored."""
     recommender: Recommender
-    """Recommender of the rows, with the settings of the run."""
+    """Recommender of the rows, including the settings that the run changed."""
 
     @property
     def num_quarantined_files(self) -> int:
-        """Return the number of files that the run left out."""
+        """Return the number of lake files that the run left out."""
         return len(self.quarantined_files)
 
     def seen_days(self) -> list[dict[str, Any]]:
         """Return `days`, followed by the days of replayed rows.
 
-        Entries of replayed days have `replay` set to true and no digest.
+        The entry of a replayed day has `replay` set to true, and has no digest.
         """
         replayed = [
             {
@@ -335,7 +342,7 @@ class RawDataset(Manifest):
 class ValidationReport(Manifest):
     """Result of the validation step: TFDV's anomalies and the findings of the rules.
 
-    It is written for people. Training and evaluation pass on a reference to it.
+    The report is written for people. Training and evaluation pass on a reference to it.
     """
 
     decision: str
@@ -343,11 +350,12 @@ class ValidationReport(Manifest):
     reasons: list[str]
     """One sentence per finding that led to `warn` or `block`."""
     findings: list[dict[str, Any]]
-    """Findings in the form of `components.validation.findings.Finding`. `rule` is a name in
-    `RULES`."""
+    """Findings, each in the form of `components.validation.findings.Finding`. The field `rule` is a
+    name in `RULES`."""
     drift: list[dict[str, Any]]
-    """Drift of each checked feature, compared with the windows of the parent's lineage. Entries
-    have the form of `evergreen.statistics.comparison.ColumnDrift`. Empty without a parent."""
+    """Drift of each checked feature, compared with the windows of the parent's lineage. Each entry
+    has the form of `evergreen.statistics.comparison.ColumnDrift`. The list is empty if the model
+    has no parent."""
     num_rows: int
     statistics_uri: str
     """DatasetFeatureStatisticsList of the training rows, binary protobuf."""
@@ -362,14 +370,14 @@ class ValidationReport(Manifest):
     reference_uri: str | None = None
     """Counts of the training rows, for the monitor (`evergreen.statistics.reference`)."""
     label: dict[str, Any] | None = None
-    """Change of the click rate, as `components.validation.drift.LabelShift`. None without a
-    parent."""
+    """Change of the click rate, as `components.validation.drift.LabelShift`. None if the model has
+    no parent."""
     skew: list[dict[str, Any]] = field(default_factory=list)
-    """Difference between training rows and served rows per feature, as
-    `components.validation.skew.SkewEntry`. Empty if too few rows could be joined."""
+    """Differences between training rows and served rows, one for each feature, in the form of
+    `components.validation.skew.SkewEntry`. The list is empty if too few rows could be joined."""
     served: dict[str, Any] | None = None
     """Counts of the rows compared for skew, as `components.validation.skew.ServedRowFacts`. None if
-    the run named no served rows."""
+    the run names no archive of served rows."""
     windows_uri: str | None = None
     """Column profiles of all training windows of the lineage, for the next run's drift check. None
     without rows."""
@@ -391,35 +399,37 @@ class TrainingSet(Manifest):
     num_train_rows: int
     num_holdout_rows: int
     slot_sizes: list[int]
-    """Number of ids per categorical column, in column order. Ids are in [0, size)."""
+    """Number of ids for each categorical column, in column order. Ids are in [0, size)."""
     new_categories: list[int]
-    """Number of categories per column that got an id in this run. The id is either new or reused
-    from a tombstone."""
+    """Number of categories per column that received an id in this run. The id is either new or
+    reused from a tombstone."""
     workflow_uri: str
     """Folder of the fitted feature workflow (`contracts.workflow`)."""
     raw_digest: str
     last_event_time: str
     """See `RawDataset.last_event_time`."""
     last_learned_time: str
-    """See `RawDataset.last_learned_time`. This time becomes the model's watermark."""
+    """See `RawDataset.last_learned_time`. After the run, this time is the model's watermark."""
     parent_model_uri: str | None
     window_start: str | None = None
     """See `RawDataset.window_start`."""
     replay_uri: str | None = None
-    """Folder of the encoded rows of `RawDataset.replay_uri`. None = no replay."""
+    """Folder with the encoded form of the rows in `RawDataset.replay_uri`. None = no rows are
+    replayed."""
     num_replay_rows: int = 0
     replay_holdout_uri: str | None = None
     num_replay_holdout_rows: int = 0
     replay_share: float = 0.0
-    """Share of replayed rows among the training rows that the run asked for, in [0, 1)."""
+    """Requested share of replayed rows among the training rows, in [0, 1)."""
     excluded_columns: list[str] = field(default_factory=list)
     """See `RawDataset.excluded_columns`."""
     negative_rate: float = 1.0
     """Share of non-click rows that were kept among the training and replayed rows, in (0, 1]. The
-    holdout has all rows. The logarithm of this rate corrects the model's bias (`training.start`).
-    """
+    holdout is not downsampled. Training corrects the model's bias by the logarithm of this rate
+    (`training.start`)."""
     num_sampled_out: int = 0
-    """Training rows dropped because of `negative_rate`, not counting replayed rows."""
+    """Number of training rows that were dropped because of `negative_rate`, not counting replayed
+    rows."""
     days: list[dict[str, Any]] = field(default_factory=list)
     """See `RawDataset.seen_days`."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -427,13 +437,13 @@ class TrainingSet(Manifest):
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """See `RawDataset.unread_files`."""
     raw_dataset: Reference | None = None
-    """`RawDataset` that was encoded. This field and `validation_report` are None only in a manifest
-    that no step wrote."""
+    """Manifest of the dataset that was encoded. `raw_dataset` and `validation_report` are None only
+    in a manifest that no step wrote."""
     validation_report: Reference | None = None
     """See `RawDataset.validation_report`."""
     tombstones: list[int] = field(default_factory=list)
     """Number of tombstones per categorical column: ids whose category was evicted and that have not
-    been reused. Empty if no column has any."""
+    been reused. Empty if no column has tombstones."""
     recommender: Recommender
     """See `RawDataset.recommender`."""
 
@@ -442,8 +452,8 @@ class TrainingSet(Manifest):
 class Model(Manifest):
     """One trained model: a self-contained folder of the model registry.
 
-    Training writes it. Evaluation and the next run read it. The folder has `model.json` (this
-    manifest) and the parts listed in `PARTS`.
+    Training writes it. Evaluation and the next run read the manifest. The folder has `model.json`
+    (this manifest) and the parts listed in `PARTS`.
     """
 
     FORMAT_VERSION: ClassVar[int] = 3
@@ -451,7 +461,7 @@ class Model(Manifest):
     WEIGHTS: ClassVar[str] = "weights"
     """Weights, optimizer state and the network's own graph (`evergreen.networks.files`)."""
     WORKFLOW: ClassVar[str] = "workflow"
-    """The feature workflow (`contracts.workflow`)."""
+    """Name of the folder with the feature workflow (`contracts.workflow`)."""
     STATISTICS: ClassVar[str] = "statistics/statistics.pb"
     """TFDV statistics of the training rows."""
     SCHEMA: ClassVar[str] = "statistics/schema.pbtxt"
@@ -461,7 +471,7 @@ class Model(Manifest):
     """Summaries of all windows on which the model's lineage was trained
     (`components.validation.windows`)."""
     PARTS: ClassVar[tuple[str, ...]] = (WEIGHTS, WORKFLOW, "statistics")
-    """Folders beside the manifest."""
+    """Names of the model's folders next to the manifest."""
 
     model_id: str
     uri: str
@@ -469,7 +479,7 @@ class Model(Manifest):
     backend: str
     """`pytorch` or `hugectr`."""
     config: dict[str, Any]
-    """Name and settings of the network (`config.model`)."""
+    """Name and settings of the network (see `config.model`)."""
     slot_sizes: list[int]
     parent_model_id: str | None
     seed: int
@@ -478,41 +488,42 @@ class Model(Manifest):
     """Optimizer steps taken so far, over all runs of the lineage."""
     progressive: dict[str, float | None]
     """AUC and log loss of a tenth of the training rows, measured just before the model was trained
-    on them. An incremental run uses the newest tenth, and a first model uses a random tenth. If
-    `negative_rate` is below 1, the rows are downsampled, and the log loss is not comparable with
-    that of the holdout."""
+    on them. An incremental run uses the newest tenth of its rows, and a first model uses a random
+    tenth. If `negative_rate` is below 1, the rows are downsampled, and the log loss is not
+    comparable with that of the holdout."""
     last_event_time: str
     """Time of the newest row read for this model. The rows after `last_learned_time` are the
     model's holdout."""
     last_learned_time: str
-    """Time of the newest training row of the model or its parent. It is the watermark from which
-    the next run continues. Downsampled and quarantined rows count as training rows, but late and
-    replayed rows do not."""
+    """Time of the newest training row of the model or its parent. The next run continues from this
+    watermark. Downsampled and quarantined rows count as training rows, but late and replayed rows
+    do not."""
     raw_digest: str
     sha256: dict[str, str]
     """SHA-256 of the files of each part: `weights`, `workflow` and `statistics`."""
     created_at: str
     window_start: str | None = None
-    """See `RawDataset.window_start`. It refers to the rows of the model's own run, without late and
-    replayed rows."""
+    """See `RawDataset.window_start`. The start refers to the rows of the model's own run, without
+    late and replayed rows."""
     negative_rate: float = 1.0
-    """See `TrainingSet.negative_rate`. The stored weights are already corrected for it, so that
-    scores refer to all rows."""
+    """See `TrainingSet.negative_rate`. The stored weights are already corrected for this rate, so
+    that scores refer to all rows."""
     served_shift: float = 0.0
-    """Correction of the stored bias if a feature is served with a fixed value
+    """Amount that was added to the stored bias because a feature is served with a fixed value
     (`CategoricalOptions.served_as`). With the correction, the mean score equals the click rate of
-    the log. A run that continues the model removes it first."""
+    the log. A run that continues the model first removes this correction."""
     excluded_columns: list[str] = field(default_factory=list)
-    """See `RawDataset.excluded_columns`. Serving uses the list in the workflow instead."""
+    """See `RawDataset.excluded_columns`. Serving does not use this list, but the one in the
+    workflow."""
     training_set: Reference | None = None
-    """`TrainingSet` of the model. None in the model registry, because encoded rows are deleted
-    earlier than models."""
+    """`TrainingSet` of the model. None in the model registry, because the encoded rows are deleted
+    earlier than the models."""
     days: list[dict[str, Any]] = field(default_factory=list)
-    """Days and versions of the rows on which the model's own run was trained (see
-    `RawDataset.seen_days`)."""
+    """Days of the rows on which the model's own run was trained, with the versions of these days
+    (see `RawDataset.seen_days`)."""
     files: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Files that were in the lake at the time of the model's run (see `RawDataset.files`). Any
-    other file is late."""
+    """Files that were in the lake at the time of the model's run (see `RawDataset.files`). A file
+    that is not listed here counts as late."""
     unread_files: dict[str, dict[str, str]] = field(default_factory=dict)
     """See `RawDataset.unread_files`."""
     recommender: Recommender
@@ -539,7 +550,7 @@ class ModelQuality:
 
 @dataclass(frozen=True, kw_only=True)
 class AucLead:
-    """The candidate's AUC minus the champion's on the same rows (paired DeLong).
+    """The candidate's AUC minus the champion's AUC on the same rows (paired DeLong).
 
     Undefined values are None.
     """
@@ -570,24 +581,24 @@ class ReorderingGain:
     """
 
     gain: float | None = None
-    """Clicks gained by swapping two neighbours that the candidate orders differently: clicks on the
-    swapped pair minus clicks on the unswapped pair."""
+    """Estimated gain in clicks from swapping neighbours that the candidate orders differently:
+    clicks on swapped pairs minus clicks on unswapped pairs."""
     low: float | None = None
     """Lower end of the 95 % interval. The interval remains valid if it is computed repeatedly while
     lists accumulate."""
     high: float | None = None
     num_lists: int
-    """Explored lists in the holdout."""
+    """Number of explored lists in the holdout."""
     num_swaps: int
-    """Swaps shown to users that agree with the candidate's order. The estimate is computed from
-    them."""
+    """Number of swaps shown to users that agree with the candidate's order. The gain is estimated
+    from these swaps."""
     disputed_share: float
     """Share of the pairs of neighbours that the candidate would swap."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict(Manifest):
-    """Decision of the gate about a candidate.
+    """Decision of the gate whether to accept a candidate.
 
     Evaluation writes it. Deployment, the pipeline's condition and people read it.
     """
@@ -597,10 +608,10 @@ class Verdict(Manifest):
     decision: str
     """`pass`, `fail` or `inconclusive`."""
     accepted: bool
-    """Whether the run continues with deployment. It does after `pass`, and after `inconclusive` if
-    the run's rollout supports that."""
+    """Whether the run continues with deployment. The run continues after `pass`. After
+    `inconclusive` the run continues only if the rollout of the run allows this."""
     reason: str
-    """Headline of the checks (`contracts.checks.headline`)."""
+    """Headline of the decision (see `contracts.checks.headline`)."""
     num_rows: int
     num_clicks: int
     candidate: ModelQuality
@@ -616,22 +627,25 @@ class Verdict(Manifest):
     """`RawDataset` with the held-out rows on which the candidate was evaluated."""
     old_distribution: RowsQuality | None = None
     """Quality on rows of days before the window, which shows whether the models forget. None if no
-    such rows were held out. The gate uses it only if the settings require it."""
+    rows of earlier days were held out. The gate uses this quality only if the settings require it.
+    """
     reordering_gain: ReorderingGain | None = None
-    """Estimated gain from the candidate's order, measured on randomized rankings. None if the
-    holdout has no such list. The gate does not use it."""
+    """Estimated gain in clicks if the candidate orders the lists, measured on randomized rankings.
+    None if the holdout has no randomized ranking. The gate does not use this estimate."""
     champion_reference: str = "current"
     """How the run specified the champion: `current`, `none` or a model id. Only a comparison with
-    `current` becomes stale when another model goes live."""
+    the reference `current` becomes outdated when another model goes live."""
     column_aucs: dict[str, float] = field(default_factory=dict)
-    """AUC of each column alone on the held-out rows, highest first. It is measured only if the
-    candidate's AUC is implausibly high (`components.evaluation.leaks`), else it is empty."""
+    """AUC of each column alone on the held-out rows, highest first. The AUCs are measured only if
+    the candidate's AUC is implausibly high (`components.evaluation.leaks`). Otherwise the mapping
+    is empty."""
     warnings: list[str] = field(default_factory=list)
-    """Warnings for people, one sentence each. They do not change the decision."""
+    """Warnings for people, one sentence each. Warnings do not change the decision."""
     advice: list[str] = field(default_factory=list)
-    """For each check that did not pass, one sentence that says how it could pass."""
+    """Advice for each check that did not pass: one sentence on how it could pass."""
     checks: list[Check] = field(default_factory=list)
-    """The gate's checks with their numbers. `decision` is the worst result among them."""
+    """Checks of the gate, with values and limits. `decision` is the worst result of these
+    checks."""
 
     @property
     def sentence(self) -> str:
@@ -641,10 +655,10 @@ class Verdict(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Manifest):
-    """One version that Triton serves.
+    """Version of a model that Triton serves.
 
-    Deployment writes it. Its readers are the promotion journal, people, and the next run, which
-    gets the champion from it.
+    Deployment writes it. The promotion journal, people and the next run read the manifest. The next
+    run finds its champion there.
     """
 
     model_name: str
@@ -659,16 +673,16 @@ class Release(Manifest):
     dataset's digest as `data`."""
     raw_digest: str
     parity_max_abs_diff: float
-    """Largest absolute difference between the scores of the graph and those of training, on the
-    same raw rows."""
+    """Maximum absolute difference between the scores of the served graph and those of training, on
+    the same raw rows."""
     parity_rows: int
     repository_uri: str
     trigger_id: str | None
     reason: str
-    """Reason why the model was accepted: the headline of the verdict."""
+    """Reason why the model was accepted, which is the headline of the verdict."""
     published_at: str
-    """Time when the version's files were complete. The journal has the time when the version went
-    live."""
+    """Time when the version's files were complete. The promotion journal has the time when the
+    version went live."""
     parent_model_id: str | None = None
     """Parent of the model. None = trained from scratch."""
 
@@ -677,27 +691,29 @@ class Release(Manifest):
 class ServingPlace(Manifest):
     """Deployment target of the last release.
 
-    Deployment writes it. The next deployment uses it as the default target.
+    Deployment writes it. It is the default target of the next deployment.
     """
 
     repository_uri: str
     triton_urls: list[str]
-    """Addresses as given: host:port, or dns:///name:port."""
+    """Addresses of Triton, as the deployment received them: host:port, or dns:///name:port."""
     server: str
     """`python` or `onnxruntime`."""
 
 
 CURRENT = "current"
 """Value of the parameters `parent` and `champion`: the model that is live according to the
-promotion journal. It means no model if none is live."""
+promotion journal. If no model is live, the value has the same meaning as `NONE`."""
 NONE = "none"
-"""Value of the parameters `parent` and `champion`. Without a parent, the run trains from scratch.
-Without a champion, the gate checks only minimum AUC and calibration."""
+"""Value of the parameters `parent` and `champion` that means no model. A run without a parent
+trains from scratch. Without a champion, the gate only checks the minimum AUC and the calibration.
+"""
 RUN_PARAMETERS = (
     *("window_start", "window_end", "parent", "champion", "recommender", "settings"),
     *("trigger_id", "trigger_reason"),
 )
-"""Parameters of the pipeline. People may change six of them, and the monitor sets two."""
+"""Parameters of the pipeline. A person may set six of these parameters, and the monitor sets
+two."""
 SCRATCH = ("parent", "champion")
 """Parameters that `evergreen run --from-scratch` sets to `NONE`."""
 
@@ -706,7 +722,8 @@ SCRATCH = ("parent", "champion")
 class RetrainRequest(Manifest):
     """Request for one run: its reason and its window.
 
-    The monitor or a person writes it. It sets the pipeline's parameters.
+    The monitor writes a request when it starts a run, and a command writes one for a person. A
+    retrain request sets parameters of the pipeline.
     """
 
     request_id: str
@@ -721,7 +738,7 @@ class RetrainRequest(Manifest):
     parent: str = CURRENT
     champion: str = CURRENT
     observed: dict[str, float | None]
-    """Numbers behind the decision to retrain, such as auc, threshold, rows and clicks."""
+    """Measured numbers that led to the request, such as auc, threshold, rows and clicks."""
 
     def __post_init__(self) -> None:
         if not self.request_id or not self.reason:
@@ -730,7 +747,7 @@ class RetrainRequest(Manifest):
             )
 
     def pipeline_arguments(self) -> dict[str, Any]:
-        """Return the pipeline parameters that this request sets."""
+        """Return the pipeline parameters that this request sets, by name."""
         return {
             "trigger_id": self.request_id,
             "trigger_reason": self.reason,

@@ -1,7 +1,8 @@
-"""Raw rows: one shown item each, with its features, its label, and the version that served it.
+"""Raw rows: each row is one shown item with its features, its label and its version.
 
-Users' files, the simulator and the monitor's archive write raw rows. Extraction, validation,
-preprocessing and serving read them. `evergreen.config.features` defines the features of a row.
+The version is the model version that served the item. Users' files, the simulator and the monitor's
+archive write raw rows. Extraction, validation, preprocessing and serving read them.
+`evergreen.config.features` defines the features.
 
 Raw rows are Parquet: `label` int32, then the features (null if missing), then the log columns. Rows
 of a lake have the same columns, but a column of categories may contain strings instead
@@ -22,21 +23,23 @@ LABEL, REQUEST_ID, ROW, EVENT_TIME, MODEL_VERSION, SCORE, POSITION, PROPENSITY =
 SHADOW_VERSION, SHADOW_SCORE, CANARY = OWN_COLUMNS[8:]
 
 SERVED_BY = (MODEL_VERSION, SCORE, POSITION, PROPENSITY)
-"""Columns that a file may lack. The rows of such a file have null in them."""
+"""Columns that a file of raw rows may lack. If a file lacks one of these columns, the column is
+null in the file's rows."""
 
 SHADOW_TYPES: dict[str, str] = {SHADOW_VERSION: "int32", SHADOW_SCORE: "float32"}
-"""Optional columns after the raw ones. A file has them if a shadow version scored at least one of
-its rows (`evergreen.registry.traffic_plan`). They are null in other rows. Readers of raw rows
-select columns by name and skip these, except the reader of the canary's evidence."""
+"""Optional columns after the raw columns. A file has these columns if a shadow version scored at
+least one of its rows (`evergreen.registry.traffic_plan`). In rows without shadow scores the columns
+are null. Readers of raw rows select columns by name and skip these two, except the reader of the
+canary's evidence."""
 
 CANARY_TYPES: dict[str, str] = {CANARY: "bool"}
-"""Optional column that is true in rows that a canary answered. A file without such rows lacks it.
-The optional columns follow the raw ones in this order: shadow, canary."""
+"""Optional column that is true in rows that a canary answered. A file without canary rows lacks the
+column. The optional columns follow the raw columns in this order: shadow, canary."""
 
 WEIGHT_TYPES: dict[str, str] = {WEIGHT: "float32"}
-"""Column after the raw ones if the recommender's file names a weight (`ColumnNames.weight`). It is
-a finite number of at least 0, and never null. Files of a lake may lack it, for example those from
-the monitor's archive. Their rows have weight 1."""
+"""Additional column after the other raw columns, if the recommender's file names a weight
+(`ColumnNames.weight`). The weight is a finite number of at least 0, and never null. Files of a lake
+may lack it, for example those from the monitor's archive. Rows of such a file have weight 1."""
 
 ROW_TYPES: dict[str, str] = {
     LABEL: "int32",
@@ -48,10 +51,11 @@ ROW_TYPES: dict[str, str] = {
     POSITION: "int32",
     PROPENSITY: "float64",
 }
-"""Arrow type of each column that every raw row has. The features follow the first column."""
+"""Arrow type of each column that all raw rows have. The feature columns follow the first of these
+columns."""
 FINITE = "a finite number"
-"""Requirement for a numeric value that is present, quoted in messages. `is_infinite` finds the
-values that violate it."""
+"""Rule for a numeric value that is not missing, for error messages. The function `is_infinite`
+finds values that break the rule."""
 LIST = "list<{type}>"
 """Arrow type of a list whose elements have `type`."""
 
@@ -61,9 +65,9 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 
     Besides the features, four columns may be null: `model_version` and `score` in rows that were
     not served by our models, `position` in rows outside ranked lists, and `propensity` in rows
-    without exploration. `request_id` and `row` together identify a row. `position` is the row's
-    position in the list that the request showed, from 1. `propensity` is the probability of that
-    position (`evergreen.contracts.exploration`).
+    without exploration. `request_id` and `row` together identify a row. `position` is the position
+    of the row in the list that the request showed, counted from 1. `propensity` is the probability
+    of that position (`evergreen.contracts.exploration`).
 
     Args:
         features: Features of the recommender.
@@ -89,17 +93,17 @@ def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 
 
 def known_columns(features: Features) -> frozenset[str]:
-    """Return the columns that a raw file may have without a warning."""
+    """Return the names of columns that cause no warning in a raw file."""
     return frozenset(OWN_COLUMNS).union(features.names)
 
 
 CLOCK_AHEAD_SECONDS = 3600.0
-"""Maximum clock skew in seconds. A recorded time that is further in the future is treated as the
-error of a wrong clock, and programs do not wait for it."""
+"""Maximum clock skew in seconds. If a recorded time is further in the future, the clock is assumed
+to have been wrong. Programs then do not wait for that time."""
 
 
 def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":
-    """Return which numeric values are infinite and therefore invalid.
+    """Return whether each numeric value is infinite, and therefore invalid.
 
     NaN means missing and is valid.
 
@@ -114,10 +118,10 @@ def is_infinite(values: "NDArray[np.floating[Any]]") -> "NDArray[np.bool_]":
 
 
 def microseconds(time: float) -> int:
-    """Convert seconds since the epoch to whole microseconds, as `event_time` stores them.
+    """Convert seconds since the epoch to whole microseconds, the unit of a stored `event_time`.
 
-    Convert a live time before you compare it with an archived one. If both were compared as floats,
-    rounding could put them on different sides of a bound.
+    Convert a new time with this function before you compare it with an archived time. If both were
+    compared as floats, rounding could put them on different sides of a bound.
 
     >>> microseconds(1763000000.25), microseconds(1.0000006)
     (1763000000250000, 1000001)
@@ -126,9 +130,9 @@ def microseconds(time: float) -> int:
 
 
 def is_visible(name: str) -> bool:
-    """Return whether readers of a lake or an archive read a file of this name.
+    """Return whether readers of a lake or an archive use a file with this name.
 
-    A leading dot or underscore marks unfinished files and notes.
+    A name with a leading dot or underscore belongs to an unfinished file or a note.
 
     >>> is_visible("part-00000.parquet"), is_visible(".part-00000.parquet"), is_visible("_SUCCESS")
     (True, False, False)
@@ -137,16 +141,16 @@ def is_visible(name: str) -> bool:
 
 
 DAY_PARTITION = "day={day}"
-"""Lake folder of one UTC day. `day` is YYYY-MM-DD of `event_time`."""
+"""Lake folder of one UTC day. `day` is the UTC date of the rows' `event_time`, as YYYY-MM-DD."""
 
 VERSION_PARTITION = "version={version}"
 """Sub-folder of a day's folder with a back-filled version of the day, from 1 up. Parquet files
-directly in the day's folder are version 0, to which the uploader appends. Readers use the highest
-complete version of a day. They also use the files of version 0 that came after it, which the
-version's marker does not name (`components.extraction.lake_files`)."""
+directly in the day's folder are version 0, to which the uploader appends. Readers use the complete
+version with the highest number. Readers also use files of version 0 that arrived after that version
+was made. The version's marker does not name those files (`components.extraction.lake_files`)."""
 VERSION_COMPLETE = "_SUCCESS"
-"""Marker file in the folder of a complete version. It is written last, because files of a bucket
-cannot be renamed. Readers ignore a version without the marker."""
+"""Marker file in the folder of a complete version. The marker is written last, because files of a
+bucket cannot be renamed. Readers ignore a version without the marker."""
 
 OUTCOME_PARTITION = "outcomes/day={day}"
 """Folder, in an archive or a lake, of outcomes that arrived after their rows were archived. `day`
@@ -163,12 +167,13 @@ OUTCOME_TYPES: dict[str, str] = {
     STORED_AT: "timestamp[us, tz=UTC]",
     WINDOW_SECONDS: "float64",
 }
-"""Arrow type of each column of a file of late outcomes, in file order. The columns are never null.
-`request_id` and `row` identify the raw row, and `event` is one of `records.EVENTS`. `outcome_time`
-is the time of the event, and `stored_at` is when the monitor stored it. `window_seconds` is the
-monitor's attribution window for this kind of event when it wrote the file, or 0 if it does not
-expect this kind. The outcome counts if `outcome_time` is at most `window_seconds` after the row's
-`event_time`, both in whole microseconds. A file may have the same outcome more than once."""
+"""Arrow type of each column of a file of late outcomes, in file order. None of the columns is ever
+null. `request_id` and `row` identify the raw row, and `event` is one of `records.EVENTS`.
+`outcome_time` is the time of the event, and `stored_at` is the time when the monitor stored the
+event. `window_seconds` is the monitor's attribution window for this kind of event when it wrote the
+file, or 0 if it does not expect this kind. The outcome counts if `outcome_time` is at most
+`window_seconds` after the row's `event_time`, both in whole microseconds. A file may have the same
+outcome more than once."""
 
 
 def feature_matrix(
@@ -176,7 +181,7 @@ def feature_matrix(
 ) -> "NDArray[Any]":
     """Return columns of an Arrow record batch as one array, [n, len(names)].
 
-    pyarrow is not imported, because it is not a dependency of the contracts.
+    The function does not import pyarrow, because the contracts do not depend on pyarrow.
 
     Args:
         batch: The record batch.
@@ -198,8 +203,8 @@ def feature_matrix(
 def category_matrix(batch: Any, features: Features) -> "NDArray[np.int64]":
     """Return the categories of an Arrow record batch, [n, `features.places`].
 
-    For a list, only the elements that the model uses are returned. An absent value is
-    `MISSING_CATEGORY`.
+    For a list, only the elements that the model uses are returned. The value for a missing category
+    is `MISSING_CATEGORY`.
     """
     import numpy as np
 
@@ -219,7 +224,7 @@ def list_matrix(column: Any, options: ListOptions) -> "NDArray[np.int64]":
 def placed_lists(
     elements: "NDArray[np.int64]", lengths: "NDArray[np.int64]", options: ListOptions
 ) -> "NDArray[np.int64]":
-    """Return `list_matrix` of flattened lists.
+    """Return the result of `list_matrix` for lists whose elements are stored one after the other.
 
     Args:
         elements: Elements of all lists, one list after the other.
@@ -238,10 +243,10 @@ def placed_lists(
 
 
 def list_lengths(column: Any) -> "NDArray[np.int64]":
-    """Return the length of each list of an Arrow array, as it is in `column.flatten()`."""
+    """Return the length of each list of an Arrow array, not counting elements of null lists."""
     import numpy as np
 
-    # Arrow may store elements for a null list. They do not count.
+    # Arrow may store elements for a null list. Elements of null lists do not count.
     is_null = column.is_null().to_numpy(zero_copy_only=False)
     lengths: NDArray[np.int64] = np.where(is_null, 0, np.diff(column.offsets.to_numpy())).astype(
         np.int64

@@ -1,15 +1,17 @@
-"""The encoding of a log record: a Protobuf message whose fields are the columns of a recommender.
+"""Encoding of a log record as a Protobuf message.
+
+The fields of the message are the columns of a recommender.
 
 Other readers of the log (a BigQuery subscription, Flink, a notebook) use the schema that `proto`
 prints. `contracts.records` describes the meaning of a record, and `events.event_log` its transport.
 
-The values of a feature are one packed field, so that a message of many rows is only a few bytes
-longer than its numbers. A field's number is a hash of the feature's kind and name. If a column is
-added, dropped or moved, the field numbers of the other columns stay the same. A packed field of
-fixed-size numbers has the same bytes as a field of type bytes (little endian). NumPy therefore
-reads these bytes directly, in a fifth of the time of Protobuf's Python objects (64 rows of 39
-columns). A nested message is a field of bytes too. The features of many messages are therefore read
-as one array (`_Layout`).
+The values of a feature are stored as one packed field. A message of many rows is therefore only a
+few bytes longer than its numbers. The number of a field is a hash of the kind and the name of its
+feature. If a column is added, dropped or moved, the field numbers of the other columns stay the
+same. The bytes of a packed field of fixed-size numbers equal those of a field of type bytes (little
+endian). NumPy therefore reads these bytes directly, in a fifth of the time of Protobuf's Python
+objects (64 rows of 39 columns). A nested message is a field of bytes too. The features of many
+messages can therefore be read as one array (`_Layout`).
 """
 
 import hashlib
@@ -53,7 +55,8 @@ _ARRAYS: Mapping[str, np.dtype[Any]] = {
     "sfixed32": np.dtype("<i4"),
     "sfixed64": np.dtype("<i8"),
 }
-"""Types of repeated numbers. Their packed form is the bytes of an array."""
+"""NumPy types of the repeated number fields, by Protobuf type. The packed form of such a field
+equals the bytes of an array."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,8 @@ class _FieldRow:
     name: str
     number: int
     type: str
-    """Type in the schema: the type of a scalar or of an array's elements, or the name of a
-    message."""
+    """Type of the field in the schema. For an array it is the type of the elements, and for a
+    nested message it is the message's name."""
     repeated: bool = field(default=False, kw_only=True)
     comment: str = field(default="", kw_only=True)
 
@@ -122,15 +125,15 @@ _RECORD = (
     _FieldRow("outcomes", 2, "Outcomes", comment="or the outcomes of rows, once they are known"),
 )
 _MAX_LAYOUTS = 64
-"""Maximum number of cached layouts. Each number of rows has its own layout."""
+"""Maximum number of cached layouts. Each number of rows in a message needs its own layout."""
 _OUTCOME_BYTES = 300
 """Approximate memory of a decoded outcome in bytes, including the Python objects of its id, row and
 time."""
 _PREDICTION_ARRAYS = ("positions", "propensities", "shadow_scores")
-"""Arrays that a record may lack."""
+"""Optional arrays of a prediction record."""
 _FRAME_BYTES, _COLUMN_BYTES = 1000, 8
-"""Maximum bytes of a message in addition to the numbers of its arrays. `_FRAME_BYTES` is for ids,
-names and digest. `_COLUMN_BYTES` is for the tag and length of each feature."""
+"""Maximum number of bytes in a message that are not numbers of its arrays. `_FRAME_BYTES` covers
+the ids, the names and the digest. `_COLUMN_BYTES` covers the tag and the length of each feature."""
 
 
 class RecordFormat:
@@ -188,14 +191,14 @@ class RecordFormat:
         arrays = sum(_ARRAYS[each.type].itemsize for each in _PREDICTIONS if each.repeated)
         self._feature_bytes = 4 * len(self._numeric) + 8 * self._width
         self.row_bytes = arrays + self._feature_bytes
-        """Bytes of a row's numbers, including position, propensity and shadow score."""
+        """Number of bytes per row, including position, propensity and shadow score."""
         self._type, self._features_type = _message_types({**self._messages, "LogRecord": _RECORD})
         self._layout = lru_cache(_MAX_LAYOUTS)(
             partial(_Layout, self._features_type, [c[1:] for c in sorted(columns)])
         )
 
     def proto(self) -> str:
-        """Return the schema as a `.proto` file, for other readers and for Pub/Sub."""
+        """Return the schema in the format of a `.proto` file, for other readers and for Pub/Sub."""
         lines = ['syntax = "proto3";', "", "message LogRecord {"]
         for message, fields in self._messages.items():
             lines += [f"  message {message} {{", *(f"    {_line(each)}" for each in fields), "  }"]
@@ -204,7 +207,7 @@ class RecordFormat:
     def max_rows(self, num_bytes: int) -> int:
         """Return the number of prediction rows that fit in a message of `num_bytes`.
 
-        It assumes that the rows have positions, propensities and shadow scores.
+        The size includes positions, propensities and shadow scores.
 
         >>> RecordFormat(Features(numeric=("price",), categorical=("item",))).max_rows(1_000_000)
         31218
@@ -217,7 +220,7 @@ class RecordFormat:
         """Return the message that encodes `record`.
 
         Raises:
-            ContractError: the record and the recommender have different numbers of columns.
+            ContractError: the record and the recommender differ in the number of columns.
         """
         if isinstance(record, OutcomeBatch):
             outcomes = {
@@ -263,7 +266,7 @@ class RecordFormat:
     def decoded_bytes(self, record: Record) -> int:
         """Return the approximate memory of a decoded record in bytes.
 
-        A decoded record has all columns, even those that its message lacks.
+        After decoding, a record has all columns, even those that its message lacks.
         """
         return len(record) * (
             _OUTCOME_BYTES if isinstance(record, OutcomeBatch) else self.row_bytes
@@ -278,10 +281,9 @@ class RecordFormat:
                 no recommender is always accepted.
 
         Raises:
-            ContractError: the message does not follow the schema, or the record's class refuses a
-                value. It is also raised if predictions belong to another recommender, have more
-                than `MAX_ROWS_PER_RECORD` rows, or have a feature whose number of values is not the
-                number of rows.
+            ContractError: the message does not follow the schema, or contains an invalid value. The
+                error is also raised if predictions belong to another recommender, have more than
+                `MAX_ROWS_PER_RECORD` rows, or have a feature with a wrong number of values.
         """
         try:
             message: Any = self._type.FromString(content)
@@ -313,7 +315,7 @@ class RecordFormat:
     ) -> tuple[list[tuple[Predictions, NDArray[np.int64]]], list[int]]:
         """Decode messages in bulk, and find those that must be decoded one at a time by `decode`.
 
-        A message can be decoded in bulk if it has all columns, no propensities and no shadow
+        A message can be decoded in bulk if it has all columns, but no propensities and no shadow
         scores. Messages with the same number of rows are decoded together.
 
         Args:
@@ -324,8 +326,9 @@ class RecordFormat:
             versions: Model versions that the messages may name, or None for any.
 
         Returns:
-            The predictions with the positions of their messages, [m], and the positions of all
-            other messages, valid or not.
+            Two results. The first result has the predictions of each group, with the positions of
+            their messages, [m]. The second result has the positions of all other messages, valid or
+            not.
         """
         alike: dict[int, list[tuple[int, Any]]] = {}
         sizes: dict[int, int] = {}
@@ -367,9 +370,9 @@ class RecordFormat:
     def _read_groups(
         self, alike: Mapping[int, list[tuple[int, Any]]], rest: list[int]
     ) -> list[tuple[Predictions, NDArray[np.int64]]]:
-        """Decode groups of messages. The key of a group is the number of bytes of the scores.
+        """Decode groups of messages. Each group is keyed by the number of bytes of its scores.
 
-        The positions of invalid messages are added to `rest`.
+        The positions of messages that turn out to be invalid are appended to `rest`.
         """
         found = []
         for num_bytes, group in alike.items():
@@ -381,12 +384,12 @@ class RecordFormat:
         return [(predictions, places) for predictions, places in found if len(predictions)]
 
     def _plain_rows(self, score_bytes: int, feature_bytes: int) -> int:
-        """Return the number of rows that scores and features of these sizes, in bytes, contain.
+        """Return a message's number of rows, from the sizes of its scores and features in bytes.
 
         Returns 0 if no valid record has these sizes.
         """
         num_rows, rest = divmod(score_bytes, _ARRAYS["float"].itemsize)
-        # Features are larger than their numbers alone. Without this check a corrupt message could
+        # Features are larger than their numbers alone. Without this check, a corrupt message could
         # request a layout of any size.
         is_valid = (
             not rest
@@ -398,10 +401,10 @@ class RecordFormat:
     def _read_alike(
         self, sent: Sequence[Any], num_rows: int
     ) -> tuple[Predictions, NDArray[np.bool_]]:
-        """Decode messages whose predictions all have `num_rows` rows.
+        """Decode messages that all have `num_rows` rows.
 
         Returns:
-            The predictions, and a mask of those that are valid and have all features, [m].
+            The predictions, and a mask [m] of the valid messages that have all features.
         """
         layout, shape = self._layout(num_rows), (len(sent), num_rows)
         raw = np.frombuffer(b"".join([each.features for each in sent]), np.uint8).reshape(
@@ -459,8 +462,8 @@ class RecordFormat:
         _expect_known(sent, "predictions")
         _expect_known(features, "features")
         scores = _array(sent, "scores", "float")
-        # The rows are checked before the features, because an absent column is filled in for any
-        # number of rows.
+        # The number of rows is checked before the features, because absent columns are filled in
+        # for any number of rows.
         if (n := len(scores)) > MAX_ROWS_PER_RECORD:
             raise ContractError(
                 f"prediction batch has {n} rows, expected at most {MAX_ROWS_PER_RECORD}"
@@ -492,7 +495,7 @@ class RecordFormat:
 
 
 class _Layout:
-    """Offsets of each column's numbers in the message `Features`, for one number of rows.
+    """Byte offset of each column's numbers in the message `Features`, for a given number of rows.
 
     Protobuf writes all fields in the order of their numbers.
     """
@@ -508,11 +511,12 @@ class _Layout:
         whole = _serialized(kind(**{name: bytes(size * num_rows) for name, size in columns}))
         self.size = len(whole)
         self.heads: list[tuple[str, bytes]] = []
-        """Name of each field, and the bytes before its numbers: its tag and its length."""
+        """For each field, its name and the bytes before its numbers, which are the tag and the
+        length."""
         self.starts: dict[str, int] = {}
         end = 0
         for name, size in columns:
-            # A tag has 4 bytes (`_number`), and each byte of the length has 7 bits.
+            # A tag has 4 bytes (`_number`). Each byte of the length holds 7 bits.
             start = end + 4 + (max((size * num_rows).bit_length(), 1) + 6) // 7
             self.heads.append((name, whole[end:start]))
             self.starts[name], end = start, start + size * num_rows
@@ -571,7 +575,12 @@ def _array(message: Any, name: str, kind: str) -> NDArray[Any]:
 
 
 def _expect_known(message: Message, what: str) -> None:
-    """Refuse unknown fields, which a newer client or file may write. Their values would be lost."""
+    """Refuse a message with unknown fields.
+
+    A newer client or a newer file may have written the unknown fields.
+
+    Decoding would lose the values of unknown fields.
+    """
     if unknown := [each.field_number for each in UnknownFieldSet(message)]:
         raise ContractError(
             f"{what} has the fields {sorted(set(unknown))[:5]}, expected only those of this "
@@ -593,7 +602,7 @@ def _number(kind: str, name: str) -> int:
 
 
 def _identifiers(names: Iterable[str]) -> dict[str, str]:
-    """Return a field name for each feature.
+    """Return a valid and unique field name for each feature.
 
     The names are unique without regard to case, as BigQuery requires.
 
@@ -616,9 +625,9 @@ def _line(row: _FieldRow) -> str:
 
 
 def _message_types(messages: Mapping[str, tuple[_FieldRow, ...]]) -> tuple[Any, Any]:
-    """Return the classes of `LogRecord` and `Features`.
+    """Return the Protobuf classes for `LogRecord` and `Features`.
 
-    In `LogRecord`, arrays and the features are fields of bytes.
+    In the class for `LogRecord`, arrays and features are plain fields of bytes.
     """
     file = descriptor_pb2.FileDescriptorProto(
         name="record.proto", package="evergreen", syntax="proto3"

@@ -1,8 +1,8 @@
 """Log records: predictions, and the outcomes that arrive later.
 
-The inference client publishes them, and the monitor consumes them. One message is one batch.
-`evergreen.contracts.record_format` defines the encoding, and `evergreen.events.event_log` the
-transport. The monitor joins predictions and outcomes.
+The inference client publishes them, and the monitor consumes them. Each message of the log contains
+one batch. `evergreen.contracts.record_format` defines the encoding, and
+`evergreen.events.event_log` the transport. The monitor joins predictions and outcomes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,22 +17,23 @@ from evergreen.runtime.errors import ContractError
 
 _OF_RECOMMENDER = ("recommender", "recommender_digest")
 """Fields of a prediction batch that identify the recommender of its rows."""
-# These dtypes are cached. Creating a dtype for each array took a fifth of the time of decoding a
-# message of one row.
+# These dtypes are cached. Without the cache, creating a dtype for each array took a fifth of the
+# time of decoding a message of one row.
 _EXPECTED: dict[type[Any], np.dtype[Any]] = {
     kind: np.dtype(kind) for kind in (np.float32, np.float64, np.int32, np.int64)
 }
 
 MAX_VERSION = 2**31 - 1
-"""Maximum model version, limited by the type of the archive's column."""
+"""Maximum model version. The type of the version column in the archive sets this limit."""
 MAX_ID_CHARACTERS = 128
 """Maximum characters of an id, a name or a digest in a record. The archive repeats a request's id
 in each of its rows."""
 MAX_ROWS_PER_RECORD = 2048
-"""Maximum rows in a prediction record. With 39 columns such a record has 0.57 MB. The event log
-accepts messages up to 1 MB."""
+"""Maximum rows in a prediction record. Such a record has 0.57 MB if there are 39 columns. Event
+logs accept messages of up to 1 MB."""
 END_OF_TIME = 253_402_300_800.0
-"""Start of the year 10000 in seconds since the epoch. Python's calendar ends before it."""
+"""Start of the year 10000 in seconds since the epoch. Python's calendar ends before the year
+10000."""
 
 CLICK = "click"
 CONVERSION = "conversion"
@@ -41,13 +42,13 @@ EVENTS = (CLICK, CONVERSION)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PredictionBatch:
-    """The rows of one scored request.
+    """Record of one scored request with its rows.
 
     Raises:
-        ContractError: a type, shape or dtype is not as stated, or there are no rows or columns. It
-            is also raised if a version or time is out of range, or a text is too long or cannot be
-            encoded in UTF-8. The last reasons are an infinite numeric value, and a score that is
-            not a probability.
+        ContractError: a type, shape or dtype is not as stated, or there are no rows or columns. The
+            error is also raised if a version or time is out of range, or a text is too long or
+            cannot be encoded in UTF-8. The error is also raised if a numeric value is infinite, or
+            a score is not a probability.
     """
 
     request_id: str
@@ -59,26 +60,28 @@ class PredictionBatch:
     categorical: NDArray[np.int64]
     """[n, c], -1 = missing."""
     scores: NDArray[np.float32]
-    """[n] probabilities. NaN if the model returned no score. The caller then got no scores."""
+    """[n] probabilities. NaN if the model returned no score. The caller received no scores for this
+    request."""
     positions: NDArray[np.int32] | None = None
-    """[n] position in the ranked list that the request showed, from 1. None if it showed no
-    list."""
+    """[n] position in the ranked list that the request showed, from 1. None if the request did not
+    show a ranked list."""
     propensities: NDArray[np.float64] | None = None
     """[n] probability of each row's position (`evergreen.contracts.exploration`). None without
     exploration."""
     shadow_version: int | None = None
-    """Model version that scored the rows as shadow traffic. None without shadow traffic."""
+    """Model version that scored the rows as shadow traffic. None if there was no shadow traffic."""
     shadow_scores: NDArray[np.float32] | None = None
-    """[n] probabilities of the shadow version, which were not served. They are required if
-    `shadow_version` is set, and not allowed otherwise."""
+    """[n] probabilities from the shadow version. Shadow scores were not served to users. The scores
+    are required if `shadow_version` is set, and not allowed otherwise."""
     canary: bool = False
-    """Whether a canary answered the request. A canary is a version that gets a share of the traffic
+    """Whether a canary scored the request. A canary is a version that gets a share of the traffic
     beside the live version."""
     recommender: str | None = None
-    """Name of the rows' recommender. None if the writer did not know it."""
+    """Name of the rows' recommender. None if the writer of the record did not know the
+    recommender."""
     recommender_digest: str | None = None
-    """`evergreen.config.spec.Recommender.digest` of the recommender that the writer used. None if
-    the writer did not know the recommender."""
+    """Digest of the recommender that the writer used (`evergreen.config.spec.Recommender.digest`).
+    None if the writer of the record did not know the recommender."""
 
     def __post_init__(self) -> None:
         n = len(self.scores)
@@ -123,7 +126,8 @@ class PredictionBatch:
     def _check_numbers(self) -> None:
         for name in ("scores", "shadow_scores", "propensities"):
             values = getattr(self, name)
-            # If a value is NaN, the minimum is NaN, and both comparisons are false.
+            # If any value is NaN, the minimum and the maximum are NaN, and both comparisons are
+            # false.
             if values is None or (
                 np.minimum.reduce(values) >= 0 and np.maximum.reduce(values) <= 1
             ):
@@ -148,7 +152,7 @@ R = TypeVar("R", bound="Requests")
 def micros_of(times: NDArray[np.float64]) -> NDArray[np.int64]:
     """Convert times in seconds to microseconds.
 
-    `evergreen.contracts.raw_rows.microseconds` does the same for one time.
+    For a single time, `evergreen.contracts.raw_rows.microseconds` does the same.
     """
     return np.rint(times * 1e6).astype(np.int64)
 
@@ -156,7 +160,7 @@ def micros_of(times: NDArray[np.float64]) -> NDArray[np.int64]:
 NO_POSITION = -(2**31)
 """Value of `Requests.positions` for a row outside ranked lists."""
 NO_VERSION = -1
-"""Value of `Predictions.shadow_versions` for a request without shadow scores."""
+"""Value of `Predictions.shadow_versions` if the request has no shadow scores."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -164,8 +168,8 @@ class Requests:
     """Columns of several requests: arrays of one value per request, [m], or per row, [n].
 
     The rows of a request are consecutive. Requests that arrive together are decoded, stored and
-    counted by one call. This is faster than one object per request: for requests with a single row,
-    creating the objects took most of the time.
+    counted by one call. The arrays are faster than one object per request: for requests with a
+    single row, creating the objects took most of the time.
     """
 
     ids: NDArray[np.object_]
@@ -179,8 +183,8 @@ class Requests:
     scores: NDArray[np.float32]
     """[n] probabilities."""
     positions: NDArray[np.int32]
-    """[n] position in the ranked list that the request showed, from 1. `NO_POSITION` in all rows of
-    a request without a list."""
+    """[n] position in the ranked list that the request showed, from 1. The value is `NO_POSITION`
+    if the request showed no list."""
 
     OF_REQUESTS: ClassVar[tuple[str, ...]] = ("ids", "times", "versions", "sizes")
 
@@ -203,7 +207,7 @@ class Requests:
         return np.cumsum(self.sizes) - self.sizes
 
     def select(self: R, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> R:
-        """Return the requests at the positions `chosen`. A mask [m] is also accepted."""
+        """Return the requests at the positions `chosen`. `chosen` may also be a mask [m]."""
         if chosen.dtype == np.bool_:
             chosen = np.flatnonzero(chosen)
         if np.array_equal(chosen, np.arange(len(self))):
@@ -215,7 +219,7 @@ class Requests:
         )
 
     def between(self: R, start: int, stop: int) -> R:
-        """Return views of the requests from position `start` (included) to `stop` (excluded)."""
+        """Return the requests from position `start` up to but excluding `stop`, without copying."""
         first = int(self.sizes[:start].sum())
         return self._take(
             slice(start, stop), slice(first, first + int(self.sizes[start:stop].sum()))
@@ -232,18 +236,24 @@ class Requests:
 
         Args:
             kind: Class of the result.
-            more: Columns of `kind` that these requests lack.
+            more: Values of the columns that `kind` has in addition.
         """
         return kind(
             **{name: getattr(self, name) for name, _ in kind._columns() if name not in more}, **more
         )
 
     def ordered(self: R, times: NDArray[Any]) -> R:
-        """Return the requests ordered by `times`, [m], and then by id."""
+        """Return the requests in the order of `times`, [m].
+
+        Requests with equal times are ordered by id.
+        """
         return self.select(self.order(times))
 
     def order(self, times: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the positions of the requests ordered by `times`, [m], and then by id."""
+        """Return the order of the requests by `times`, [m].
+
+        Requests with equal times are ordered by id.
+        """
         order = np.argsort(times, kind="stable")
         in_order = times[order]
         if (in_order[1:] == in_order[:-1]).any():
@@ -254,7 +264,7 @@ class Requests:
     def by_version(self: R) -> Iterator[tuple[int, R]]:
         """Yield each model version with its requests.
 
-        The version of the last request is yielded last.
+        The version of the last request comes last.
         """
         versions, places = np.unique(self.versions[::-1], return_index=True)
         for version in versions[np.argsort(-places)].tolist():
@@ -283,7 +293,7 @@ class Predictions(Requests):
     """Columns of the prediction batches of one recommender."""
 
     canary: NDArray[np.bool_]
-    """[m] as in `PredictionBatch`."""
+    """[m], see `PredictionBatch.canary`."""
     dense: NDArray[np.float32]
     """[n, d], NaN = missing."""
     categorical: NDArray[np.int64]
@@ -291,7 +301,7 @@ class Predictions(Requests):
     propensities: NDArray[np.float64]
     """[n], NaN without exploration."""
     shadow_versions: NDArray[np.int32]
-    """[m], `NO_VERSION` without a shadow version."""
+    """[m], `NO_VERSION` if no shadow version scored the request."""
     shadow_scores: NDArray[np.float32]
     """[n], NaN without a shadow version."""
 
@@ -299,9 +309,9 @@ class Predictions(Requests):
 
     @classmethod
     def of(cls, batches: Sequence[PredictionBatch]) -> "Predictions":
-        """Return the rows of `batches`.
+        """Return the rows of prediction batches as arrays.
 
-        There must be at least one batch, and all must have the same columns.
+        There must be at least one batch, and all batches must have the same columns.
         """
         sizes = np.array([len(batch) for batch in batches], np.int64)
         shadow_versions = [
@@ -332,7 +342,10 @@ class Predictions(Requests):
 def _joined_or(
     given: Sequence[NDArray[Any] | None], sizes: NDArray[np.int64], missing: np.generic
 ) -> NDArray[Any]:
-    """Concatenate arrays. Where an array is None, fill its rows with `missing`."""
+    """Concatenate arrays.
+
+    A None in place of an array stands for rows that all have the value `missing`.
+    """
     return np.concatenate(
         [
             np.full(size, missing) if array is None else array
@@ -343,7 +356,7 @@ def _joined_or(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OutcomeBatch:
-    """Outcomes that became known together.
+    """Outcomes that the client learned together and logs as one record.
 
     A row counts as not clicked if no outcome arrives within its attribution window.
 
@@ -354,12 +367,12 @@ class OutcomeBatch:
 
     batch_id: str
     time: float
-    """Time of the newest event, in seconds since the epoch, UTC."""
+    """Time of the batch's newest event, in seconds since the epoch, UTC."""
     event: str
     """`click` or `conversion`."""
     request_ids: tuple[str, ...]
     rows: NDArray[np.int32]
-    """[n] row of each event in its request."""
+    """[n] row number of each event within its request."""
     times: NDArray[np.float64]
     """[n] time of each event, in seconds since the epoch."""
 
@@ -390,7 +403,7 @@ Record = PredictionBatch | OutcomeBatch
 
 
 def record_id(record: Record) -> str:
-    """Return an id of a record, by which a redelivery of the record is recognised."""
+    """Return the id of a record, which is the same for every delivery of the record."""
     return record.request_id if isinstance(record, PredictionBatch) else record.batch_id
 
 
@@ -416,7 +429,8 @@ def _check_version(name: str, value: Any) -> None:
 
 
 def _check_time(name: str, value: Any) -> None:
-    # The value is not converted to a float, because JSON's integers may be too large for one.
+    # The value is not converted to a float, because an integer from JSON may be too large for a
+    # float.
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)

@@ -1,7 +1,7 @@
 """A reproducible number for each raw row, so that a repeated run draws the same rows.
 
-Extraction uses the numbers to draw old rows and to find requests again. Preprocessing uses them to
-downsample the rows without a click. Each use has its own salt.
+Extraction uses the numbers to draw old rows and to find requests again. Preprocessing uses the
+numbers to downsample the rows without a click. Each use of the numbers has its own salt.
 """
 
 import zlib
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 def request_hashes(request_ids: Any) -> NDArray[np.uint32]:
     """Return the CRC-32 of each text of an Arrow array, [n].
 
-    Unlike Python's `hash`, it is the same in every process.
+    The result is the same in every process, unlike that of Python's `hash`.
     """
     return np.fromiter(
         map(zlib.crc32, request_ids.cast("binary").to_pylist()), np.uint32, len(request_ids)
@@ -24,7 +24,7 @@ def request_hashes(request_ids: Any) -> NDArray[np.uint32]:
 def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
     """Return a 64-bit identity of each row, [n].
 
-    The upper 32 bits are the CRC-32 of the request id, and the lower 32 bits are the row's number.
+    The upper 32 bits are the CRC-32 of the request id. The lower 32 bits are the row number.
 
     Args:
         request_ids: Arrow array of strings, [n]. pyarrow is not imported, because it is not a
@@ -43,10 +43,10 @@ def row_identities(request_ids: Any, rows: NDArray[Any]) -> NDArray[np.uint64]:
 def mix(values: Any) -> Any:
     """Mix the bits of integers: every bit of the input changes about half of the output's bits.
 
-    This is SplitMix64's output function (Steele, Lea, Flood 2014).
+    This is the output function of SplitMix64 (Steele, Lea, Flood 2014).
 
     Args:
-        values: uint64, an array or a scalar.
+        values: Array or scalar of uint64.
     """
     with np.errstate(over="ignore"):
         values = values + np.uint64(0x9E3779B97F4A7C15)
@@ -65,6 +65,7 @@ def uniforms(identities: NDArray[np.uint64], salt: int) -> NDArray[np.float64]:
     (False, True)
     """
     hashes = mix(identities ^ mix(np.uint64(salt % 2**64)))
-    # float64 represents the upper 53 bits exactly. All 64 bits could be rounded up to 1.
+    # float64 represents the upper 53 bits exactly. The conversion of all 64 bits could round up to
+    # 1.
     evenly: NDArray[np.float64] = (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return evenly

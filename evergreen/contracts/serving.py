@@ -23,11 +23,11 @@ CONFIG_FILE = "config.pbtxt"
 CODE_FILE = "model.py"
 """Code file of the python backend, in a version's folder."""
 MAX_BATCH_ROWS = 4096
-"""Maximum rows in one request. The client splits a larger one."""
+"""Maximum rows in one request. The client splits a larger request."""
 
 
 GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
-    # Do not use the proxy that the environment names. Triton runs on this machine or in this
+    # The proxy from the environment must not be used. Triton runs on this machine or in the same
     # cluster.
     ("grpc.enable_http_proxy", 0),
     # tritonclient drops its defaults if options are given, so they are repeated here.
@@ -38,25 +38,25 @@ GRPC_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 QUEUE_REFUSALS = ("maximum queue size", "Request timeout expired")
-"""Messages of Triton for a request that found the queue full or waited too long. Their gRPC status
-is UNAVAILABLE."""
+"""Messages of Triton for a request that found the queue full or waited too long. Triton sends these
+messages with the gRPC status UNAVAILABLE."""
 
 
 @dataclass(frozen=True)
 class ServedNames:
     """Names of one recommender's models in Triton and in its repository.
 
-    Several recommenders may share a repository.
+    Several recommenders may share one model repository, under different names.
     """
 
     model: str
-    """Name under which clients call the live version: the recommender's own name."""
+    """Name of the live version for clients, which is the recommender's own name."""
 
     @property
     def candidate(self) -> str:
-        """Return the name under which a version is tested before it replaces the live one.
+        """Return the model name under which a new version is tested before it goes live.
 
-        Clients never call it.
+        Clients never call the candidate.
         """
         return self.model + CANDIDATE_SUFFIX
 
@@ -65,8 +65,8 @@ class ServedNames:
         """Return the name under which a canary answers its share of the traffic.
 
         See `evergreen.registry.traffic_plan`. A canary needs its own name, because Triton sends a
-        request without a version to the highest loaded version of a name. Under the live name the
-        canary would get all traffic.
+        request without a version to the highest loaded version of a name. If the canary had the
+        live version's name, it would get all traffic.
         """
         return self.model + CANARY_SUFFIX
 
@@ -94,7 +94,9 @@ PROBABILITY_OUTPUT = Tensor("probability", "FP32", 1)
 
 
 def input_tensors(features: Features) -> tuple[Tensor, ...]:
-    """Return the inputs of a served graph in order. A kind without features has no tensor.
+    """Return the inputs of a served graph in order.
+
+    A kind of column without features has no input tensor.
 
     >>> input_tensors(Features(numeric=(), categorical=("item", "shop")))
     (Tensor(name='categorical', datatype='INT64', width=2),)
@@ -106,7 +108,7 @@ def input_tensors(features: Features) -> tuple[Tensor, ...]:
 def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """Return the tensors of a request by name, for rows [n, d] and [n, c].
 
-    A tensor without columns is left out.
+    A tensor with no columns is omitted.
     """
     rows = {DENSE_INPUT: dense, CATEGORICAL_INPUT: categorical}
     return {name: values for name, values in rows.items() if values.shape[1]}
@@ -115,8 +117,8 @@ def named_inputs(dense: NDArray[Any], categorical: NDArray[Any]) -> dict[str, ND
 class ColumnMap:
     """Conversion of rows to the columns of a model, by name.
 
-    A column of the model that the rows lack is filled with the missing value. Both sets of columns
-    have the form of `Features.columns`.
+    If the rows lack a column of the model, the column is filled with the missing value. The columns
+    of the rows and those of the model both have the form of `Features.columns`.
     """
 
     def __init__(
@@ -126,7 +128,7 @@ class ColumnMap:
         """Columns of the model."""
         self._is_same = self.takes == {kind: tuple(rows[kind]) for kind in self.takes}
         self._taken = {
-            # Columns that the rows lack get the index after the rows' last column.
+            # A column that the rows lack gets an index one beyond the last column of the rows.
             kind: np.array(
                 [rows[kind].index(n) if n in rows[kind] else len(rows[kind]) for n in names],
                 np.int64,

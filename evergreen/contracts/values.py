@@ -32,7 +32,7 @@ MISSING_WORDS = frozenset(
         "?",
     }
 )
-"""Texts that mean "no value" in every feature column, even with spaces around them. They are
+"""Texts that mean "no value" in every feature column, even with spaces around them. The texts are
 case-sensitive: "Na" and "NONE" are ordinary texts. If one of these texts is a real value of a
 column, such as the country code NA, the column must spell it differently."""
 EXACT_FLOATS = 2**53
@@ -42,18 +42,21 @@ EXACT_BELOW = {
     **dict.fromkeys(("float32", "float"), 2**24),
     **dict.fromkeys(("float16", "halffloat"), 2**11),
 }
-"""Limit below which floats represent every whole number, by float type. Keys are the type names of
-NumPy and Arrow."""
+"""Limit for each float type. Below this number, the type represents every whole number exactly. The
+keys are type names of NumPy and of Arrow."""
 LEAST_WHOLE, END_OF_WHOLE = -(2**63), 2**64
-"""Range of the whole numbers that can be categories: 64 bits, signed or unsigned. `END_OF_WHOLE` is
-exclusive."""
+"""Range of whole numbers that can be categories. The numbers have 64 bits, signed or unsigned.
+`END_OF_WHOLE` is exclusive."""
 A_CATEGORY = "a whole number of 64 bits, true or false, or None for missing"
 A_WORD = "a text, a whole number of 64 bits, true or false, or None for missing"
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}(\.0*)?", re.ASCII)
 
 
 class NoCategory(ContractError):
-    """Error about a value that is not a category. `expected` describes a valid value."""
+    """Error about a value that is not a category.
+
+    `expected` is a text that describes valid values.
+    """
 
     def __init__(self, value: object, expected: str) -> None:
         super().__init__(f"a category is {value!r}, expected {expected}")
@@ -72,7 +75,7 @@ def is_missing_word(text: str) -> bool:
 def is_missing(value: object) -> bool:
     """Return whether a value of any type means that there is no value.
 
-    These values are None, NaN, pandas' NA and NaT, and the texts of `MISSING_WORDS`.
+    Missing values are None, NaN, pandas' NA and NaT, and the texts of `MISSING_WORDS`.
 
     >>> [is_missing(value) for value in (None, float("nan"), "NULL", 0, "")]
     [True, True, True, False, True]
@@ -98,9 +101,9 @@ def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS
 
     Args:
         value: None, a bool, int, float or str.
-        holds_words: Whether the feature's type is `string`. Otherwise a text must be a whole number
-            or a truth value.
-        exact_below: See `EXACT_BELOW`, for the original type of a float.
+        holds_words: Whether the feature's type is `string`. If the feature has no string
+            categories, a text must be a whole number or a truth value.
+        exact_below: Limit for floats, from `EXACT_BELOW` for the float's original type.
 
     Raises:
         NoCategory: The value is of another type, not a whole number of 64 bits, or a float too
@@ -140,7 +143,7 @@ def _word_of_text(text: str, *, holds_words: bool) -> str:
 
 
 def _whole(value: float, expected: str, *, exact_below: int, written: object = None) -> int:
-    """Return the exact whole number of a float.
+    """Return a float as an int if it represents a whole number exactly.
 
     Raises:
         NoCategory: the float is not whole, or too large to be exact.
@@ -149,7 +152,7 @@ def _whole(value: float, expected: str, *, exact_below: int, written: object = N
     if not value.is_integer():
         raise NoCategory(shown, expected)
     if abs(value) >= exact_below:
-        # Adjacent whole numbers of this size are the same float, so that two users would get one
-        # category.
+        # Above this limit, adjacent whole numbers become the same float, so that two users would
+        # get one category.
         raise NoCategory(shown, f"an int or a text: a float is exact below {exact_below} only")
     return int(value)

@@ -1,8 +1,8 @@
 """The most frequent texts of categorical columns, for the display of categories.
 
-Extraction collects the texts. They are used only for display: training, evaluation and serving do
-not depend on them. A category whose text is not listed is shown as its number. The values of a
-column that identifies users are never shown.
+Extraction collects these texts. The texts are used only for display: training, evaluation and
+serving do not depend on them. If a category's text is not listed, the category is shown as its
+number. The values of a column that identifies users are never shown.
 """
 
 import json
@@ -19,22 +19,22 @@ from evergreen.runtime.errors import ContractError
 LISTED_WORDS = 1000
 """Maximum texts listed per column."""
 _HELD_WORDS = 20 * LISTED_WORDS
-"""Maximum texts per column that are counted in memory. When there are more, the less frequent half
-is dropped."""
+"""Maximum texts per column that are counted in memory. When a column has more texts, the less
+frequent half of them is dropped."""
 
 
 class WordCounts:
-    """Count the texts of columns in bounded memory.
+    """Counter of the texts of columns, in bounded memory.
 
-    The same texts in the same order always give the same list. Counts are lower bounds, because a
-    text that is rare in a part of the rows may be dropped there.
+    The same texts in the same order always produce the same list of texts. The counts are lower
+    bounds, because a text may be dropped in a part of the rows where it is rare.
     """
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[str]] = {}
 
     def add(self, column: str, words: Any) -> None:
-        """Count an Arrow array of texts. Null and "" are skipped."""
+        """Count the texts in an Arrow array, except null and "". Null and "" are skipped."""
         found = words.value_counts()
         pairs = zip(found.field("values").to_pylist(), found.field("counts").to_pylist())
         self._add(column, {word: count for word, count in pairs if word})
@@ -51,9 +51,9 @@ class WordCounts:
             self._add(column, counts)
 
     def write(self, path: Path, *, without: Collection[str]) -> bool:
-        """Write the lists to `path`, except those of the columns in `without`.
+        """Write the most frequent texts of each column to `path`, except for columns in `without`.
 
-        Returns whether a file was written. No file is written if all lists are empty.
+        Returns True if a file was written. No file is written if all lists are empty.
         """
         lists = {
             name: [word for word, _ in _ordered(counts)[:LISTED_WORDS]]
@@ -70,7 +70,7 @@ def _ordered(counts: Counter[str]) -> list[tuple[str, int]]:
 
 
 def read_words(path: Path) -> dict[str, dict[int, str]]:
-    """Return the text of each category that `WordCounts.write` listed, by column.
+    """Return the texts that `WordCounts.write` wrote, by column and category.
 
     Raises:
         ContractError: the file is absent or corrupt.

@@ -1,19 +1,19 @@
 """The fitted feature workflow: vocabularies and dense arithmetic, independent of any library.
 
-Preprocessing fits it, and deployment writes it into the served graph. The preprocessing of the next
-run continues it. Preprocessing decides which categories enter and leave, and stores its own state
-in other files.
+Preprocessing fits the workflow, and deployment writes it into the served graph. The next run's
+preprocessing continues with the workflow. Preprocessing decides which categories enter and leave,
+and stores its own state in other files.
 
-Ids: 0 padding (a position of a list without an element), 1 missing, 2 out of vocabulary, 3 +
-position in the vocabulary. The id of a category never changes while the category is in the
-vocabulary. The position of an evicted category is set to `TOMBSTONE`, so that no other id changes.
-A later run may reuse that id for a new category.
+The ids are 0 for padding (a position of a list without an element), 1 for missing, 2 for out of
+vocabulary, and 3 + position in the vocabulary for a category. The id of a category never changes
+while the category is in the vocabulary. The position of an evicted category is set to `TOMBSTONE`,
+so that no other id changes. A later run may give that id to a new category.
 
 Dense columns are transformed according to their `features.NumericOptions`, with NVTabular's
 operators FillMissing, Clip, LogOp and Normalize. The logarithm gives the same bits on every
-platform (`FeatureWorkflow.encode_dense`). A bucketed column is not a dense input. Bucketize
-converts its value to the number of a bucket, from 0. This number is used as a category, and its id
-never changes.
+platform (`FeatureWorkflow.encode_dense`). A column with buckets is not a dense input. The operator
+Bucketize converts the value of such a column to a bucket number, starting at 0. The bucket number
+is used as a category, and the id of this category never changes.
 
 `vocabulary_changes` returns what one run changed in the vocabularies. Preprocessing reports the
 changes, training reinitializes the rows of changed ids, and evaluation measures rows with changed
@@ -44,19 +44,19 @@ MISSING_ID = 1
 OOV_ID = 2
 FIRST_ID = 3
 TOMBSTONE = -2
-"""Vocabulary entry of an id without a category. No raw category is negative, except
-`MISSING_CATEGORY` for a missing one."""
+"""Entry in a vocabulary at an id that has no category. Categories in the raw rows are never
+negative, except `MISSING_CATEGORY` for a missing one."""
 
 SETTINGS_FILE = "workflow.json"
 VOCABULARIES_FILE = "vocabularies.npz"
 
 
 def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return raw numbers [n, d] after filling, clipping and logarithm, but before scaling.
+    """Return the raw numbers [n, d], filled, clipped and in logarithms, but not scaled.
 
-    NaN is missing. The result is float32. The logarithm is computed in float64 and rounded, because
-    float32 logarithms differ in their last bits between libraries and processors. In some libraries
-    they even depend on the position in the array.
+    NaN is missing. The result has the type float32. The logarithm is computed in float64 and
+    rounded, because float32 logarithms differ in their last bits between libraries and processors.
+    In some libraries the last bits even depend on the position in the array.
     """
     options = [features.options_of(name) for name in features.numeric]
     values: NDArray[np.float32] = np.where(
@@ -71,7 +71,7 @@ def unscaled(features: Features, dense: NDArray[np.float32]) -> NDArray[np.float
 
 
 def clipped(values: NDArray[np.float32], options: NumericOptions) -> NDArray[np.float32]:
-    """Return clipped values of a bucketed column. NaN stays NaN."""
+    """Clip the values of a column with buckets. NaN stays NaN."""
     least, largest = np.array(options.bounds, np.float32)
     found: NDArray[np.float32] = np.minimum(np.maximum(values, least), largest)
     return found
@@ -83,14 +83,15 @@ class FeatureWorkflow:
 
     Raises:
         ContractError: the numbers of columns and features differ, a category occurs twice or is
-            outside [0, 2^52), or a std is not positive. It is also raised if bucket boundaries do
-            not ascend or are too many, or if an excluded column is not a feature, occurs twice, or
-            has a vocabulary.
+            outside [0, 2^52), or a std is not positive. The error is also raised if bucket
+            boundaries are not ascending or too many. The error is also raised if an excluded column
+            is not a feature, occurs twice, or has a vocabulary.
     """
 
     features: Features
     vocabularies: tuple[NDArray[np.int64], ...]
-    """Categories of each slot in the order of their ids. `TOMBSTONE` may occur several times."""
+    """Categories of each slot in the order of their ids. The value `TOMBSTONE` may occur several
+    times."""
     means: NDArray[np.float32]
     """Value that the last step subtracts from each numeric feature, [d]: the mean, the minimum for
     `minmax`, or 0."""
@@ -98,14 +99,14 @@ class FeatureWorkflow:
     """Divisor of each numeric feature after the subtraction, [d]: the standard deviation, the width
     of the range for `minmax`, or 1."""
     frequency_threshold: int
-    """Minimum count of a category, summed over runs, to enter a vocabulary. It is the setting of
-    the last run."""
+    """Minimum count of a category, summed over runs, to enter a vocabulary. The value is the
+    setting of the last run."""
     excluded: tuple[str, ...] = ()
-    """Features on which the model was not trained. Their values are ignored and count as
-    missing."""
+    """Features on which the model was not trained. The values of an excluded feature are ignored
+    and count as missing."""
     boundaries: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
     """Lower ends of the buckets of each bucketed feature, ascending. The first bucket has no lower
-    end."""
+    boundary."""
 
     def __post_init__(self) -> None:
         numeric, slots = self.features.numeric, self.features.slots
@@ -186,7 +187,7 @@ class FeatureWorkflow:
 
     @cached_property
     def _sorted(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Return the categories of each slot in ascending order, with their positions.
+        """Return the ascending categories of each slot, with their positions in the vocabulary.
 
         Tombstones are omitted.
         """
@@ -197,10 +198,10 @@ class FeatureWorkflow:
     def encode_categorical(self, categorical: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the ids [n, `features.id_places`] of categories.
 
-        `MISSING_CATEGORY` becomes the id for missing, or padding in a list. Any other value without
-        an id, even a negative one such as `TOMBSTONE`, becomes out of vocabulary. Every value of an
-        excluded column becomes missing, or padding in a list. The values of bucketed columns must
-        be buckets (see `with_buckets`).
+        `MISSING_CATEGORY` is encoded as the id for missing, or as padding in a list. Any other
+        value without an id is encoded as out of vocabulary, even a negative one such as
+        `TOMBSTONE`. Every value of an excluded column is encoded as missing, or as padding in a
+        list. The values of bucketed columns must be buckets (see `with_buckets`).
         """
         ids = np.empty(categorical.shape, np.int64)
         for place in range(categorical.shape[1]):
@@ -239,7 +240,7 @@ class FeatureWorkflow:
         return np.column_stack([categorical, *columns]) if columns else categorical
 
     def _buckets(self, name: str, values: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Return the bucket of each value, or `MISSING_CATEGORY` for a missing one.
+        """Return the bucket of each value, or `MISSING_CATEGORY` for a missing value.
 
         A value on a boundary is in the upper bucket.
         """
@@ -274,9 +275,9 @@ class FeatureWorkflow:
         ]
 
     def encode_dense(self, dense: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Return the network's dense inputs [n, `features.dense_inputs`] of raw numbers [n, d].
+        """Return the network's dense inputs, [n, `features.dense_inputs`], from raw numbers [n, d].
 
-        NaN counts as missing, and so does any value of an excluded column.
+        NaN counts as missing. All values of an excluded column count as missing too.
         """
         numeric = self.features.numeric
         is_missing = np.isnan(dense)
@@ -291,14 +292,15 @@ class FeatureWorkflow:
     def save(self, folder: Path) -> None:
         """Write the workflow into `folder`, which may have other files."""
         arrays = io.BytesIO()
-        # Arrays are named by position, because some column names cannot name an array.
+        # The stored arrays are named by column position, because some column names are not valid
+        # array names.
         columns: dict[str, Any] = {f"{i}": v.astype("<i8") for i, v in enumerate(self.vocabularies)}
         np.savez(arrays, **columns)
         write_whole(folder / VOCABULARIES_FILE, arrays.getvalue())
         settings = {
             "format_version": FORMAT_VERSION,
             "features": asdict(self.features),
-            # A float32 is unchanged after conversion to float64 and decimal text.
+            # The conversion of a float32 to float64 and to decimal text is exact.
             "means": [float(x) for x in self.means],
             "stds": [float(x) for x in self.stds],
             "frequency_threshold": self.frequency_threshold,
@@ -350,10 +352,11 @@ class FeatureWorkflow:
 
 @dataclass(frozen=True, eq=False)
 class VocabularyChange:
-    """Changes of one column's ids. Each array is ascending."""
+    """Changes of the ids of one column. The ids in each array are ascending."""
 
     entered: NDArray[np.int64]
-    """Ids that have a category now but had none before: appended ids and reused tombstones."""
+    """Ids that have a category now but had none before. Such ids are appended ids and reused
+    tombstones."""
     reused: NDArray[np.int64]
     """Ids of `entered` that were tombstones."""
     evicted: NDArray[np.int64]
@@ -363,14 +366,14 @@ class VocabularyChange:
 def vocabulary_changes(
     before: FeatureWorkflow | None, now: FeatureWorkflow
 ) -> list[VocabularyChange]:
-    """Return the changes of each slot of `now` since `before`.
+    """Return the changes of each vocabulary of `now` compared with `before`.
 
     If `before` is None or lacks a slot, all categories of the slot are new.
 
     Raises:
         ContractError: an id changed its category without being a tombstone in between, a category
-            moved to another id, or a vocabulary shrank. In these cases weights of one workflow
-            cannot be used with the other.
+            moved to another id, or a vocabulary shrank. In these cases the weights of one workflow
+            do not fit the other workflow.
     """
     earlier = dict(zip(before.features.slots, before.vocabularies)) if before else {}
     nothing = np.zeros(0, np.int64)

@@ -1,7 +1,7 @@
-"""`evergreen log`: check an event log, list its dead letters, and publish them again.
+"""`evergreen log`: checks an event log, lists its dead letters, and publishes them again.
 
 The commands are safe beside a running monitor, because they neither pull nor acknowledge messages.
-`evergreen.events.event_log` describes the guarantees of a log.
+`evergreen.events.event_log` describes what an event log guarantees.
 """
 
 import argparse
@@ -52,11 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. The exit code is `REFUSED` if the log has a problem."""
+    """Run one command. A log with a problem gives the exit code `REFUSED`."""
     arguments = build_parser().parse_args(argv)
     log_as_text(level=logging.WARNING)
     url = LogUrl.parse(arguments.url)
-    # Refuse a mistyped path, which would otherwise create a new, empty log.
+    # Refuse a path without a file. A mistyped path would otherwise create a new, empty log.
     if url.scheme == "sqlite" and not Path(url.path).is_file():
         raise ContractError(f"log is {redacted(url.text)!r}, but there is no file {url.path}")
     with closing(open_subscriber(arguments.url)) as log:

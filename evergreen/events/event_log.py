@@ -1,11 +1,11 @@
 """Interface of the event log between the inference client and the monitor.
 
 A message is delivered at least once: the log delivers it until it is acknowledged, possibly several
-times and in any order. The consumer stores it durably (fsync), then acknowledges it, and recognizes
-redeliveries by message id. An unusable message becomes a dead letter with a reason and is never
-dropped. The backends `evergreen.events.sqlite`, `evergreen.events.pubsub` and
-`evergreen.events.kafka` pass the same conformance suite. `evergreen.events.locations` maps a URL to
-a backend.
+times and in any order. The consumer stores each message durably (fsync) before it acknowledges the
+message. The consumer recognizes redeliveries by message id. An unusable message becomes a dead
+letter with a reason and is never dropped. The backends `evergreen.events.sqlite`,
+`evergreen.events.pubsub` and `evergreen.events.kafka` pass the same conformance suite.
+`evergreen.events.locations` maps a URL to a backend.
 """
 
 import zlib
@@ -15,17 +15,17 @@ from typing import NamedTuple, Protocol
 from evergreen.runtime.errors import ContractError
 
 MAX_MESSAGE_BYTES = 1_000_000
-"""Largest message in bytes that every backend carries. It is Kafka's default limit, which is the
-smallest of the three backends' limits."""
+"""Maximum size of a message in bytes that all backends accept. The value is Kafka's default limit,
+which is the smallest of the three backends' limits."""
 
 
 MAX_PULL_BYTES = 16 << 20
-"""Payload bytes after which a pull ends. The last message may exceed them. Decoded records take
-several times as much memory."""
+"""Payload bytes after which a pull ends. The last message of the pull may exceed this limit.
+Decoded records take several times as much memory as their payloads."""
 
 
 class Delivery(NamedTuple):
-    """One delivery of one message."""
+    """Delivery of a message to a reader."""
 
     message_id: str
     payload: bytes
@@ -34,7 +34,7 @@ class Delivery(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """An unusable message: its original bytes and the reason."""
+    """Message that could not be used, with its original bytes and the reason."""
 
     message_id: str
     payload: bytes
@@ -47,15 +47,16 @@ class Publisher(Protocol):
     """The writing side of a log."""
 
     def publish(self, messages: Sequence[tuple[str, bytes]]) -> None:
-        """Store (id, payload) messages durably. All of them are stored when this returns.
+        """Store (id, payload) messages durably. When the call returns, all messages are stored.
 
-        After an error some of them may be stored. Publish all of them again with the same ids. A
-        message that is published twice may be delivered twice, except by SQLite. Another payload
-        under a known id is another message and is delivered too.
+        After an error some of the messages may be stored. Publish all messages again with the same
+        ids. If a message is published twice, every backend except SQLite may deliver it twice. A
+        different payload under a known id counts as another message and is delivered too.
 
         Raises:
             ContractError: a payload is larger than `MAX_MESSAGE_BYTES`. Nothing was sent.
-            TemporaryError: the log is unreachable or busy. Publish the same messages again.
+            TemporaryError: the log is unreachable or busy. Publish the same messages again after
+                this error.
             PermanentError: the log refuses permanently, for example without the topic or the
                 permission.
         """
@@ -65,25 +66,29 @@ class Publisher(Protocol):
 
 
 class Subscriber(Protocol):
-    """The reading side of one subscription. Several readers share its messages.
+    """The reading side of one subscription. Several readers of a subscription share its messages.
 
     Every method except `problem` and `close` raises TemporaryError if the log is unreachable or
     busy, and PermanentError if it refuses permanently.
     """
 
     def pull(self, max_messages: int) -> list[Delivery]:
-        """Return messages without an active lease, and lease each of them.
+        """Return messages that no reader has leased, and lease each of them.
 
-        The order is oldest first if the backend has an order. The call never waits for a message.
-        The call ends with the message that brings the payloads to `MAX_PULL_BYTES`. If a pull
-        reaches neither of its two limits, no more messages are available now.
+        The oldest messages come first if the backend orders messages. The call never waits for a
+        message. The call ends with the message that brings the total payload to `MAX_PULL_BYTES`.
+        If a pull returns less than both of its limits allow, the log has no more messages at the
+        moment.
         """
 
     def acknowledge(self, tokens: Iterable[str]) -> None:
         """Acknowledge deliveries. A token with an expired lease is ignored."""
 
     def dead_letter(self, bad: Sequence[tuple[str, str]]) -> None:
-        """Store deliveries, each a token and a reason, as dead letters, then acknowledge them."""
+        """Store the messages of deliveries as dead letters, then acknowledge them.
+
+        `bad` has a token and a reason for each delivery.
+        """
 
     def list_dead_letters(self) -> list[DeadLetter]:
         """Return all dead letters, oldest first, without removing any."""
@@ -91,14 +96,14 @@ class Subscriber(Protocol):
     def replay_dead_letters(self) -> int:
         """Publish all dead letters again with their original bytes, and return their number.
 
-        They are removed once they are published.
+        A dead letter is removed once it is published.
         """
 
     def read_up_to(self) -> float | None:
         """Return the watermark: every message that was published before this time has been read.
 
         The time is in seconds since the epoch, and as precise as the backend allows. A message
-        counts as read when an active reader has pulled it. Messages that this reader has pulled
+        counts as read once any active reader has pulled it. Messages that this reader has pulled
         must also be acknowledged or dead-lettered, so call this method after acknowledging. Returns
         None while the watermark is unknown: before the first pull that found no further message,
         and while a killed predecessor may hold leases. The watermark can move back if a clock is
@@ -106,35 +111,35 @@ class Subscriber(Protocol):
         """
 
     def problem(self) -> str | None:
-        """Return why no message can arrive, or None while connected.
+        """Return the reason why no message can arrive, or None if there is none.
 
-        Examples are failing pulls, no broker, and a missing file. An idle log is not a problem. The
-        call raises nothing and does not wait for the network.
+        Examples of a problem are failing pulls, an unreachable broker, and a missing file. An idle
+        log is not a problem. The call raises nothing and does not wait for the network.
         """
 
     def backlog(self) -> int | None:
         """Return the number of published messages that are neither acknowledged nor dead-lettered.
 
-        Returns None if the backend does not report it.
+        Returns None if the backend does not know the number.
         """
 
     def close(self) -> None:
-        """Release the connection. Open leases expire by themselves."""
+        """Release the connection. Leases that are still open expire on their own."""
 
 
 def is_short(pulled: Sequence[Delivery], max_messages: int) -> bool:
-    """Return whether a pull ended before both of its limits.
+    """Return whether a pull ended before reaching either of its limits.
 
-    If so, no message was left.
+    Such a pull found all available messages.
     """
     return len(pulled) < max_messages and sum(len(each.payload) for each in pulled) < MAX_PULL_BYTES
 
 
 def expect_size(message_id: str, payload: bytes) -> None:
-    """Check that every backend carries the message.
+    """Check that the message is small enough for every backend.
 
     Raises:
-        ContractError: it is larger than `MAX_MESSAGE_BYTES`.
+        ContractError: the message is larger than `MAX_MESSAGE_BYTES`.
 
     >>> expect_size("small", b"payload")
     """
@@ -145,10 +150,10 @@ def expect_size(message_id: str, payload: bytes) -> None:
 
 
 def partition_of(request_id: str, count: int) -> int:
-    """Return the number, less than `count`, of the partition with every record of a request.
+    """Return the number of the partition that gets all records of a request, less than `count`.
 
-    All writers must use the same partition, because only the monitor of one partition joins a
-    prediction with its outcomes.
+    All writers must choose the same partition, because a prediction and its outcomes are joined
+    within one partition.
 
     >>> partition_of("request 1", 4), partition_of("request 2", 4)
     (0, 2)

@@ -1,14 +1,14 @@
 """URLs of event logs, and the functions that open them for writing and reading.
 
-The inference client, which publishes, and the monitor, which subscribes, get the same URL. A
-backend's library is imported only when its scheme is used.
+The inference client and the monitor get the same URL. The client publishes to the log, and the
+monitor subscribes to it. A backend's library is imported only when its scheme is used.
 
     sqlite:///relative.db, sqlite:////absolute.db           as SQLAlchemy writes them; [?lease_seconds=30]
     pubsub://project/topic?subscription=name                see `evergreen.events.pubsub`
     kafka://host:port[,host:port]/topic?group=name          see `evergreen.events.kafka`
 
 A partitioned log consists of several logs, each with its own monitor. For example,
-`kafka://host:port/topic-{0-3}` names four.
+`kafka://host:port/topic-{0-3}` names four logs.
 """  # noqa: E501
 
 import math
@@ -29,7 +29,7 @@ _PARTITIONS = re.compile(r"\{0-([0-9]{1,3})\}")
 
 @dataclass(frozen=True, kw_only=True)
 class SqliteOptions:
-    """Options of the URL of an SQLite log."""
+    """Options in the URL of an SQLite log."""
 
     lease_seconds: float = 30.0
     """Seconds for which the messages of a killed reader are not delivered to the next reader."""
@@ -41,7 +41,7 @@ class SqliteOptions:
 def partition_urls(url: str) -> list[str]:
     """Return the URLs of the logs that `url` names: one per number of its range, or `url` alone.
 
-    A `url` may contain the same range several times.
+    The same range may occur several times in `url`.
 
     >>> partition_urls("pubsub://project/clicks-{0-1}?subscription=monitor-{0-1}")
     ['pubsub://project/clicks-0?subscription=monitor-0', 'pubsub://project/clicks-1?subscription=monitor-1']
@@ -63,8 +63,8 @@ def open_publisher(url: str, *, clock: Callable[[], float] = time.time) -> Publi
     """Open the log that `url` names for writing. No permission to read the log is needed.
 
     Raises:
-        ContractError: the scheme or an option is unknown, or a path, folder, library or topic is
-            missing.
+        ContractError: the scheme or an option is unknown, or the URL lacks a part, or a folder or
+            library is missing.
         TemporaryError: the log cannot be opened now.
     """
     parts = _parse_one(url)

@@ -1,8 +1,8 @@
 """Embedded event log in one SQLite file, the default on a laptop.
 
-The inference client and the monitor open the same file from two processes. WAL mode lets both work
-at once. `synchronous=FULL` makes a returned `publish` durable. The file must not be on a network
-drive.
+The inference client and the monitor open the same file from two processes. In WAL mode both
+processes can work at the same time. With `synchronous=FULL`, messages are durable when `publish`
+returns. The file must not be on a network drive.
 """
 
 import os
@@ -36,14 +36,15 @@ CREATE INDEX IF NOT EXISTS waiting ON messages (number) WHERE state = 'waiting';
 
 _FORGOTTEN_AT_ONCE = 2000
 _LONGEST_LEASE_SECONDS = 3600.0
-"""Longest plausible lease in seconds. A lease that ends later was taken before the clock was set
-back, so it counts as expired. Longer leases are plausible only if this log itself uses them."""
+"""Longest plausible lease in seconds. A lease with a later end was acquired before the clock was
+set back. Such a lease counts as expired. Longer leases are plausible only if this object itself
+requests them."""
 
 
 class SqliteLog:
-    """Publisher and subscriber of one log file.
+    """Event log in one file, for publishing and subscribing.
 
-    When a message is acknowledged, its payload is deleted. Its id and a digest of its content are
+    When a message is acknowledged, its payload is deleted. The id and a digest of the content are
     retained for `keep_ids_seconds`, to recognize a message that is published again. Other content
     under a known id is another message. Several threads may share one log.
     """
@@ -62,10 +63,11 @@ class SqliteLog:
         Args:
             path: File of the log.
             lease_seconds: Time after which an unacknowledged message is delivered again.
-            keep_ids_seconds: Retention of acknowledged ids. It must be far longer than the time
-                during which a publisher repeats a message.
+            keep_ids_seconds: Retention of acknowledged ids. The retention must be far longer than
+                the time during which a publisher repeats a message.
             busy_timeout_seconds: Longest wait for another process's write.
-            clock: Clock in seconds since the epoch. All openers of the file must share it.
+            clock: Clock in seconds since the epoch. All processes that open the file must use the
+                same clock.
 
         Raises:
             TemporaryError: the file cannot be opened.
@@ -90,7 +92,7 @@ class SqliteLog:
                 raise
         self._path, self._opened = path, _inode(path)
         self._pulled: dict[str, float] = {}
-        """Open deliveries of this reader. Maps each token to the end of its lease."""
+        """Open deliveries of this reader. The value maps each token to the end of its lease."""
         self._drained_at: float | None = None
         self._read_up_to: float | None = None
         self._inherited_until: float | None = None
@@ -99,16 +101,16 @@ class SqliteLog:
     def _prepare(self, deadline: float) -> None:
         while True:
             try:
-                # Page size of a new file. With the default of 4 kB, a message of 64 rows would fill
-                # a chain of five pages, which costs a reader 15 % more time.
+                # Page size of a new file. With SQLite's default of 4 kB, a message of 64 rows would
+                # fill a chain of five pages. Readers would need 15 % more time.
                 self._connection.execute("PRAGMA page_size=16384")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self._connection.executescript(_SCHEMA)
                 break
             except sqlite3.OperationalError as error:
-                # If two processes switch a new file to WAL at the same time, SQLite fails one of
-                # them at once and does not wait for the busy timeout.
+                # If two processes switch a new file to WAL mode at the same time, SQLite fails one
+                # of them at once, without waiting for the busy timeout.
                 if "locked" not in str(error) or time.monotonic() >= deadline:
                     raise
                 time.sleep(0.01)
@@ -152,8 +154,8 @@ class SqliteLog:
             )
         if is_short(pulled, max_messages):
             self._drained_at = now
-            # If a complete pull does not return a message whose lease has expired, another reader
-            # has taken over the message.
+            # If a complete pull does not return a message with an expired lease, another reader has
+            # leased this message.
             latest = now + self._longest_seconds
             self._pulled = {
                 token: until for token, until in self._pulled.items() if now < until <= latest
@@ -170,8 +172,8 @@ class SqliteLog:
                 "WHERE number = ? AND attempts = ? AND state = 'waiting'",
                 [tuple(map(int, token.split("/"))) for token in ended],
             )
-            # Delete a few of the oldest ids, but more than were added, so that no call takes long.
-            # A time in the future comes from a clock that was set back.
+            # Delete more of the oldest ids than were added, but only a limited number, so that no
+            # call takes long. A time in the future was recorded before the clock was set back.
             now = self._clock()
             connection.execute(
                 "DELETE FROM messages WHERE NOT leased_until BETWEEN ? AND ? AND number IN"
@@ -206,7 +208,7 @@ class SqliteLog:
     def replay_dead_letters(self) -> int:
         """See `event_log.Subscriber`.
 
-        The messages are moved back in one transaction, because they are still in the table.
+        All messages return to the queue in one transaction, because they are still in the table.
         """
         with self._transaction() as connection:
             return connection.execute(
@@ -218,7 +220,7 @@ class SqliteLog:
     def read_up_to(self) -> float | None:
         """See `event_log.Subscriber`.
 
-        Returns the start of the last pull that found fewer messages than requested.
+        Returns the time at which the last pull started that found fewer messages than requested.
 
         The watermark does not move while a pulled message waits for its acknowledgement. The
         watermark also does not move while a killed predecessor may hold leases, because no pull
@@ -232,7 +234,8 @@ class SqliteLog:
         if not self._settled:
             assert self._inherited_until is not None
             with self._lock, _log_errors(self._path):
-                # None of these leases is our own, because all our deliveries have ended.
+                # These leases belong to other readers, because all deliveries of this reader have
+                # ended.
                 longest = self._longest_lease(self._connection)
             self._settled = now >= min(self._inherited_until, longest)
         return self._settled

@@ -1,7 +1,7 @@
 """Parser of event log URLs: `scheme://authority/path?option=value`.
 
 Error messages show the URL without its secrets, and the expected form. Each backend reads its own
-options. `evergreen.events.locations` maps a scheme to a backend.
+options. `evergreen.events.locations` chooses the backend for a scheme.
 """
 
 import re
@@ -38,14 +38,14 @@ class LogUrl:
     text: str
     scheme: str
     authority: str
-    """Text between `//` and the next `/`."""
+    """Part of the URL between `//` and the next `/`."""
     path: str
     """Text after that `/`."""
     options: dict[str, str]
 
     @classmethod
     def parse(cls, text: str) -> "LogUrl":
-        """Return the parts of `text`. If an option occurs twice, its last value is used.
+        """Return a URL as its parts. If an option occurs twice, its last value is used.
 
         Raises:
             ContractError: `text` is not a URL.
@@ -61,7 +61,10 @@ class LogUrl:
         return cls(text, parts.scheme, unquote(parts.netloc), unquote(parts.path[1:]), options)
 
     def refuse(self, expected: str) -> ContractError:
-        """Return the error that names the URL and the expected form. The caller raises it."""
+        """Return the error that names the URL and the expected form.
+
+        The caller raises the returned error.
+        """
         return ContractError(f"log is {redacted(self.text)!r}, {expected}")
 
     def settings(self, kind: type[S]) -> S:

@@ -3,9 +3,9 @@
 x0 is concat(vectors, dense values). A cross layer of DCN v1 (Wang et al. 2017, arXiv 1708.05123) is
 `x_{l+1} = x0 * (x_l . w_l) + x_l + b_l`. A cross layer of DCN v2 with low-rank matrices (Wang et
 al. 2021, arXiv 2008.13535) is `x_{l+1} = x0 * (x_l U_l V_l + b_l) + x_l`. The logit is one linear
-layer on concat(tower, cross). HugeCTR's MultiCross layer computes the same.
+layer on concat(tower, cross). HugeCTR's layer MultiCross computes the same function.
 
-Shape suffixes are those of `network`. In addition, L is the number of cross layers, M = L + 1, and
+Shape suffixes are those of `network`. In addition, L is the number of cross layers, M is L + 1, and
 K is the rank of a cross layer's matrices.
 """
 
@@ -21,7 +21,7 @@ class Dcn(Network):
     """DCN v1, or DCN v2 if `projection_dim` is set. Weights are initialised as in HugeCTR."""
 
     factor_bias: Tensor
-    """1 for each cross layer and 0 for the final layer, [M]."""
+    """Bias of each factor, [M]: 1 for a cross layer and 0 for the final layer."""
 
     def __init__(self, config: DcnConfig) -> None:
         super().__init__()
@@ -37,9 +37,9 @@ class Dcn(Network):
             )
         self.cross_bias = nn.Parameter(torch.zeros(shape))
         self.tower = mlp(config.input_width, config.tower, dropout=config.dropout)
-        # The final layer is split into two parameters, so that the exported graph multiplies only
-        # by constants. ONNX Runtime packs constants once, and its results are then equal bit for
-        # bit for any number of rows.
+        # The final layer is split into two parameters. The exported graph then multiplies only by
+        # constants. ONNX Runtime packs constants once, so its results have equal bits for any
+        # number of rows.
         final_1 = linear(config.tower[-1] + config.input_width, 1, bias=False).weight.detach()
         self.final_tower = nn.Parameter(final_1[:, : config.tower[-1]].clone())
         self.final_cross = nn.Parameter(final_1[:, config.tower[-1] :].clone())
@@ -53,13 +53,13 @@ class Dcn(Network):
         ]
 
     def _by_vectors(self, x0_BX: Tensor) -> Tensor:
-        """Return the cross layers' share of the logits for DCN v1, [B, 1].
+        """Return the part of the logits that the cross layers of DCN v1 contribute, [B, 1].
 
-        The output of every cross layer is `scale * x0 + shift`, with one scale for each row and one
-        shift vector for all rows. The recursion is x_{l+1} = (scale_l + x_l . w_l) * x0 + (shift_l
-        + b_l), where x_l . w_l = scale_l * (x0 . w_l) + shift_l . w_l. Therefore one product of x0
-        with all weight vectors replaces L passes over [B, X], both in training and in the served
-        graph.
+        The output of every cross layer is `scale * x0 + shift`. There is one scale for each row,
+        and one shift vector for all rows. The recursion is x_{l+1} = (scale_l + x_l . w_l) * x0 +
+        (shift_l + b_l), where x_l . w_l = scale_l * (x0 . w_l) + shift_l . w_l. One product of x0
+        with all weight vectors therefore replaces L passes over [B, X]. Training and the served
+        graph both use this product.
         """
         vectors_MX = torch.cat([self.cross_weight, self.final_cross])
         shifts_MX = torch.cat([torch.zeros_like(self.final_cross), self.cross_bias.cumsum(0)])
@@ -71,7 +71,7 @@ class Dcn(Network):
         return scale_B1 * product_B1 + constants_M[-1]
 
     def _by_matrices(self, x0_BX: Tensor) -> Tensor:
-        """Return the cross layers' share of the logits for DCN v2, [B, 1]."""
+        """Return the part of the logits that the cross layers of DCN v2 contribute, [B, 1]."""
         cross_BX = x0_BX
         for u_XK, v_KX, bias_X in zip(self.cross_u, self.cross_v, self.cross_bias):
             cross_BX = x0_BX * torch.addmm(bias_X, cross_BX @ u_XK, v_KX) + cross_BX

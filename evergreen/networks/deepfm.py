@@ -1,13 +1,14 @@
 """DeepFM: a factorization machine and a tower with shared vectors.
 
-The network was published by Guo et al. (2017, arXiv 1703.04247).
+Guo et al. published the network (2017, arXiv 1703.04247).
 
-The first number of a category's vector is its first-order weight. The other numbers are its
-factors, as in HugeCTR's sample. A dense value has its own factors, which are scaled by the value.
-The sum of the pairwise products of all factors is half of (square of the sum - sum of the squares).
+The first number of a category's vector is its first-order weight. The other numbers of the vector
+are its factors, as in HugeCTR's sample. Each dense value has its own factors, which are multiplied
+by the value. The sum of the products of all pairs of factors is (square of the sum - sum of the
+squares) / 2.
 
-Sums over fields and factors are computed as products with ones. ONNX Runtime's own sums can differ
-in the last bits, depending on the row's position in the batch.
+Sums over fields and factors are computed as matrix products with ones. ONNX Runtime's own sums can
+differ in the last bits, depending on the row's position in the batch.
 
 Shape suffixes are those of `network`. In addition, K is the number of factors (E - 1), and N is the
 number of fields (F + D).
@@ -22,7 +23,7 @@ from evergreen.networks.network import Network, linear, mlp
 
 
 class DeepFm(Network):
-    """Sum of first-order weights, pairwise products and a tower."""
+    """Network that adds first-order weights, pairwise products and the output of a tower."""
 
     field_sums: Tensor
     """Matrix that sums each factor over the fields, [K, N * K]."""

@@ -1,12 +1,13 @@
 """DLRM: dot products of all pairs of vectors, followed by a tower.
 
-The network was published by Naumov et al. (2019, arXiv 1906.00091).
+Naumov et al. published the network (2019, arXiv 1906.00091).
 
-The bottom tower turns the dense values into one more vector. It has one hidden layer, as wide as
-the last layer of the top tower. The top tower takes this vector and the dot products of all pairs
-of different vectors. Without dense values there is neither a bottom tower nor such a vector.
+The bottom tower converts the dense values to an additional vector. The bottom tower has one hidden
+layer, as wide as the last layer of the top tower. The top tower takes this vector and the dot
+products of all pairs of different vectors. Without dense values the network has no bottom tower and
+no vector from it.
 
-Shape suffixes are those of `network`. In addition, N is the number of vectors (F, plus 1 for the
+Shape suffixes are those of `network`. In addition, N is the number of vectors (F, or F + 1 with
 dense values), and P is the number of pairs.
 """
 

@@ -7,10 +7,10 @@ file has the embedding table of all slots as `embeddings`, and the dense paramet
 `<name>.exp_avg_sq`, and the number of steps in its metadata. The row of an id in its table is
 `offset[slot] + id`, where `offset` is the running sum of the sizes of the table's slots.
 
-Both files are memory-mapped for reading and for writing. A table that is larger than memory can
-therefore be copied in chunks, and no table is in memory twice. This module writes the files itself,
-because the safetensors library can only write complete tensors. When a file is read, the library
-checks it. `network.export_onnx` creates `network.onnx`.
+The weights file and the optimizer file are memory-mapped for reading and for writing. A table that
+is larger than memory can therefore be copied in chunks, and no table is in memory twice. This
+module writes the files itself, because the safetensors library can only write complete tensors. The
+safetensors library checks each file when it is read. `network.export_onnx` creates `network.onnx`.
 """
 
 import json
@@ -42,11 +42,11 @@ Columns = NDArray[np.int64] | slice
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """One number for each parameter of a model: the weights, or one of Adam's moments."""
+    """Tensors with one number per parameter of a model: the weights, or one of Adam's moments."""
 
     tables: tuple[FloatArray, ...]
-    """One table for each width of vectors, ascending by width, each [sum of its slots' sizes,
-    width]."""
+    """Embedding tables, one for each width of vectors, in ascending order of width. A table has the
+    shape [sum of its slots' sizes, width]."""
     dense: dict[str, FloatArray]
     """Dense parameters by `state_dict` name."""
 
@@ -57,14 +57,14 @@ class Tensors:
         return table
 
     def slots(self, slot_sizes: Sequence[int], tables: "Sequence[Table]") -> list[FloatArray]:
-        """Return the vectors of each slot, [size, width], as views of the tables.
+        """Return the vectors of each slot, [size, width], without copying them from the tables.
 
         Args:
             slot_sizes: Number of ids of each slot.
             tables: Layout of the tables.
 
         Raises:
-            ContractError: the tables have other numbers of rows.
+            ContractError: the number of rows of a table is not the number of ids.
         """
         require_rows(self.tables, tables, slot_sizes)
         found: dict[int, FloatArray] = {}
@@ -81,9 +81,10 @@ class StoredModel:
 
     weights: Tensors
     moments: tuple[Tensors, Tensors] | None
-    """Adam's m and v, or None if no optimizer state was saved."""
+    """Adam's two moments, or None if no optimizer state was saved."""
     step: int
-    """Number of optimizer steps taken over all runs. It is 0 without optimizer state."""
+    """Number of optimizer steps taken over all runs. The number is 0 if there is no optimizer
+    state."""
 
     @property
     def parts(self) -> tuple[Tensors, ...]:
@@ -146,10 +147,10 @@ def open_model(folder: Path, slot_sizes: Sequence[int]) -> StoredModel:
 def new_model(
     folder: Path, shapes: Mapping[str, tuple[int, ...]], *, step: int = 0, with_moments: bool = True
 ) -> Iterator[StoredModel]:
-    """Yield a model of zeros, whose mapped arrays the caller fills.
+    """Yield a new model of zeros, whose memory-mapped arrays the caller fills.
 
-    The files are complete when the body ends. To publish a folder atomically and flush it to disk,
-    use this inside `durable.whole_directory`.
+    The files are complete when the `with` block ends. Call this inside `durable.whole_directory` to
+    publish the folder atomically and flush it to disk.
 
     Args:
         folder: Folder to write, created if it is absent.
@@ -158,7 +159,7 @@ def new_model(
         with_moments: Whether to write an optimizer file.
 
     Raises:
-        PermanentError: the disk does not have enough room.
+        PermanentError: the disk has too little free space.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights = _create_tensors(folder / WEIGHTS_FILE, shapes, {})
@@ -176,8 +177,8 @@ def new_model(
 def add_to_bias(folder: Path, amount: float) -> None:
     """Add `amount` to the logit's bias in the weights of `folder`.
 
-    The sum is computed in float64. A later run subtracts the same amount, so only the two roundings
-    to float32 remain.
+    The sum is computed in float64. A later run subtracts the same amount again. The only remaining
+    error is that of two roundings to float32.
 
     Raises:
         ContractError: the weights file is absent or corrupt.
@@ -193,7 +194,7 @@ def chunks(start: int, stop: int) -> Iterator[slice]:
 
 
 def slot_offsets(slot_sizes: Sequence[int]) -> NDArray[np.int64]:
-    """Return the table row of id 0 of each slot, which is the sum of the sizes before it.
+    """Return the table row of each slot's first id, which is the sum of the sizes of earlier slots.
 
     >>> slot_offsets([3, 5, 2])
     array([0, 3, 8])
@@ -216,30 +217,30 @@ class Table(NamedTuple):
     slots: tuple[int, ...]
     """Slots whose vectors are in the table, in row order."""
     columns: tuple[int, ...]
-    """Id columns that look up in this table."""
+    """Id columns whose vectors come from this table."""
     places: Places
     """Places of these columns. The slot numbers of the places are positions in `slots`."""
     vectors: tuple[int, ...]
-    """Positions, among the row's vectors, of the vectors that come from this table."""
+    """Positions of this table's vectors among all vectors of a row."""
 
     def sizes(self, slot_sizes: Sequence[int]) -> list[int]:
-        """Return the sizes of this table's slots."""
+        """Return the number of ids of each slot in this table."""
         return [slot_sizes[slot] for slot in self.slots]
 
     def offsets(self, slot_sizes: Sequence[int]) -> NDArray[np.int64]:
-        """Return, for each of `columns`, the table row of id 0 of its slot."""
+        """Return the first table row of the slot of each id column."""
         return slot_offsets(self.sizes(slot_sizes))[list(self.places.slots)]
 
 
 def one_each(slot_sizes: Sequence[int]) -> Places:
-    """Return the places of a row that looks up every slot once."""
+    """Return the layout of a row that looks up every slot once."""
     return Places(tuple(range(len(slot_sizes))), ())
 
 
 def spans_of(places: Places) -> list[tuple[int, int, str | None]]:
-    """Return the first place, the end place and the pooling of each vector of a row.
+    """Return the start, the end and the pooling of each vector of a row.
 
-    The pooling is None for a vector that is looked up once.
+    The pooling is None for a vector that comes from a single position.
 
     >>> spans_of(Places(slots=(0, 1, 1), lists=(PooledPlaces(1, 3, "sum"),)))
     [(0, 1, None), PooledPlaces(start=1, stop=3, pool='sum')]
@@ -256,7 +257,8 @@ def tables_of(places: Places, widths: Sequence[int] = ()) -> tuple[Table, ...]:
 
     Args:
         places: Places that a row looks up.
-        widths: Width of each of the row's vectors. Empty if all have the same width.
+        widths: Width of each of the row's vectors. An empty sequence means that all vectors have
+            the same width.
 
     >>> # A user, an item, and a list of the last two items.
     >>> places = Places(slots=(0, 1, 1, 1), lists=(PooledPlaces(2, 4, "sum"),))
@@ -310,7 +312,7 @@ def require_rows(
 def columns_of(tables: Sequence[Table]) -> list[Columns]:
     """Return an index for each table that selects its id columns.
 
-    The index of a single table is a slice, which avoids a copy.
+    The index of a single table is a slice, which selects columns without a copy.
     """
     return [slice(None)] if len(tables) == 1 else [np.array(table.columns) for table in tables]
 
@@ -382,7 +384,10 @@ def _create_tensors(
 def _mapped(
     path: Path, header: Mapping[str, Any], start: int, *, mode: Literal["c", "r+"]
 ) -> dict[str, FloatArray]:
-    """Map the tensors of a header whose data begins at byte `start`. The file is mapped once."""
+    """Map the tensors that a file's header describes. Their data begins at byte `start`.
+
+    The file is memory-mapped only once.
+    """
     whole = np.memmap(path, np.uint8, mode).view(np.ndarray)[start:]
     found: dict[str, FloatArray] = {}
     for name, entry in header.items():

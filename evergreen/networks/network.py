@@ -1,9 +1,9 @@
 """Common interface of all networks, and their ONNX export.
 
-A network takes dense values and category vectors, and returns one logit for each row. It is a
-subclass of `Network` in the module that its configuration names. All its parameters are dense. The
-embedding tables belong to the callers that look up the vectors: training, `scoring` and the served
-graph.
+A network takes dense values and category vectors, and returns one logit for each row. Each network
+is a subclass of `Network`, in the module that its configuration names. All parameters of a network
+are dense. The embedding tables belong to the callers that look up the vectors: training, `scoring`
+and the served graph.
 
 Shape suffixes here and in the networks: B rows, D dense values, F vectors, E embedding width, X all
 values of a row (F * E + D).
@@ -25,14 +25,16 @@ from evergreen.runtime.errors import ContractError
 OPSET = 17
 """Version of the ONNX operators in the export and in the served graph around it."""
 DENSE_INPUT, EMBEDDINGS_INPUT, LOGIT_OUTPUT = "dense", "embeddings", "logit"
-"""Tensors of the exported graph: [rows, D], [rows, F, E] and [rows]. See `Network.forward`."""
+"""Names of the tensors of the exported graph. Their shapes are [rows, D], [rows, F, E] and [rows].
+See `Network.forward`."""
 
 
 class Network(nn.Module):
     """Base class of all networks. A new network draws its weights from torch's random generator.
 
     The parameter `bias` is added to every logit and is used nowhere else. In a fresh model it is
-    the log-odds of the click rate. The correction for negative downsampling is added to `bias`.
+    the log-odds of the click rate. The correction for negative downsampling is added to the
+    parameter `bias`.
     """
 
     def __init__(self) -> None:
@@ -45,7 +47,8 @@ class Network(nn.Module):
         Args:
             dense_BD: Normalised dense values, float32.
             embeddings_BFE: Vectors, float32. Vectors of different widths are concatenated to one
-                vector, so F is 1. Only a network with `takes_widths` accepts them.
+                vector, so F is 1. Only a network with `takes_widths` accepts vectors of different
+                widths.
         """
         raise NotImplementedError
 
@@ -125,7 +128,7 @@ def export_onnx(network: Network, config: NetworkConfig) -> bytes:
     was_training = network.training
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter warns that it is deprecated
+            warnings.simplefilter("ignore")  # the exporter warns about its own deprecation
             torch.onnx.export(
                 network.eval().cpu(),
                 example,

@@ -1,8 +1,8 @@
 """Rounding of a model's tables for serving, to the trained precision or to fewer bits.
 
-All rounding is done here. `scoring` rounds the vectors that it looks up, and the tables of the
-served graph are rounded by the same functions. Each vector is rounded independently, so the gate
-evaluates exactly the numbers that are served. Training never rounds.
+All rounding of tables happens in this module. `scoring` rounds the vectors that it looks up, and
+the tables of the served graph are rounded by the same functions. Vectors are rounded independently
+of each other, so the gate evaluates exactly the numbers that are served. Training never rounds.
 """
 
 from typing import Any, NamedTuple
@@ -14,16 +14,17 @@ from evergreen.config.release import FLOAT32, INT8
 from evergreen.networks.files import FloatArray, chunks
 
 _LARGEST = 127
-"""Largest int8 value in use. -128 is not used, so that every vector can be negated."""
+"""Largest int8 value that rounding produces. -128 is not used, so that every vector can be
+negated."""
 
 
 class RoundedTable(NamedTuple):
-    """A served table, or some of its vectors. Each int8 vector has a scale."""
+    """Embedding table for serving, or a part of its vectors. Each int8 vector has a scale."""
 
     values: NDArray[Any]
-    """[rows, width], in the number type."""
+    """Rounded vectors, [rows, width], in the number type of the table."""
     scales: FloatArray | None = None
-    """[rows, 1], or None if the values are not scaled."""
+    """Scale of each vector, [rows, 1]. None if the vectors are not scaled."""
 
     def vectors(self) -> FloatArray:
         """Return the vectors as float32 [rows, width]."""
@@ -35,7 +36,7 @@ class RoundedTable(NamedTuple):
 def round_table(table: FloatArray, numbers: str) -> RoundedTable:
     """Round a table to a number type.
 
-    The table is read in chunks. For float32 the result is the table itself.
+    The table is read in chunks. For the number type float32, the given table is returned.
 
     Args:
         table: Vectors, [rows, width].
@@ -48,8 +49,8 @@ def round_table(table: FloatArray, numbers: str) -> RoundedTable:
         return RoundedTable(table)
     values = np.empty(table.shape, numbers)
     scales = np.empty((len(table), 1), np.float32) if numbers == INT8 else None
-    # A value that is not finite makes its whole vector invalid, as it does in float32. The gate
-    # reports it.
+    # A value that is not finite makes its complete vector invalid, also in float32. The gate
+    # reports such an invalid vector.
     with np.errstate(over="ignore", invalid="ignore"):
         for rows in chunks(0, len(table)):
             part = table[rows]

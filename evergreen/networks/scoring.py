@@ -1,7 +1,7 @@
 """Click probabilities of encoded rows, from a network and its embedding tables.
 
-Training uses this module to score rows before it trains on them. Evaluation uses it for the
-candidates of all engines.
+Training scores rows with this module before it trains on them. Evaluation uses this module to score
+the candidates of all training engines.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ BATCH_ROWS = 2048
 
 
 class Scorer:
-    """Scores rows with a network and its tables, on the device of the tables."""
+    """Function that scores rows with a network and its tables, on the device of the tables."""
 
     def __init__(
         self,
@@ -44,7 +44,9 @@ class Scorer:
         slot_sizes: Sequence[int],
         numbers: str = FLOAT32,
     ) -> None:
-        """Store the network and the tables without copying them. They may change between calls.
+        """Store references to the network and the tables.
+
+        The values of the network and the tables may change between two calls.
 
         Args:
             network: The network.
@@ -52,7 +54,7 @@ class Scorer:
             tables: Layout of the tables.
             slot_sizes: Number of ids of each slot.
             numbers: Number type of `rounding.TABLE_TYPES` to which vectors are rounded when they
-                are looked up. Types other than float32 need tables on the CPU.
+                are looked up. All number types except float32 need tables on the CPU.
 
         Raises:
             ContractError: the values and the tables have different numbers of rows.
@@ -78,13 +80,13 @@ class Scorer:
     ) -> NDArray[np.float32]:
         """Return click probabilities, float32 [n], without dropout.
 
-        Equal input gives equal bits on the same machine.
+        On the same machine, equal inputs give results with equal bits.
 
         Args:
             dense: Normalised values, [n, D].
-            ids: Slot-local ids, [n, places]. An id outside its slot has a zero vector.
-            batch_rows: Number of rows at a time. The last bits depend on it, as in every matrix
-                product.
+            ids: Ids within their slots, [n, places]. An id outside its slot has a zero vector.
+            batch_rows: Number of rows at a time. The batch size can change the last bits of the
+                result, as in every matrix product.
 
         Raises:
             ContractError: dense values and ids have different numbers of rows, or the number of id
@@ -128,12 +130,13 @@ class Scorer:
 
 
 def pooled(vectors_BPE: Tensor, is_there_BP: Tensor, places: Places) -> Tensor:
-    """Return the vectors of each row, [B, F, E], pooled from those of its places, [B, P, E].
+    """Return the vectors of each row, [B, F, E], pooled over its positions, [B, P, E].
 
     Args:
-        vectors_BPE: Vector of each place.
-        is_there_BP: Whether the place has an id. An empty place does not count in a list.
-        places: Places of the table.
+        vectors_BPE: Vector at each position.
+        is_there_BP: Whether the position has an id. Positions without an id are ignored when a list
+            is pooled.
+        places: Slots and lists of the table's positions.
     """
     if not places.lists:
         return vectors_BPE
@@ -200,11 +203,11 @@ def load_scorer(
         folder: Folder of the model.
         config: Configuration of the network.
         slot_sizes: Number of ids of each slot.
-        places: Places that a row looks up. None to look up each slot once.
+        places: Places that a row looks up. None means that each slot is looked up once.
         numbers: Number type of the tables, see `rounding.TABLE_TYPES`.
 
     Raises:
-        ContractError: as for `load_network`.
+        ContractError: the same cases as in `load_network`.
     """
     network, values = load_network(folder, config, slot_sizes)
     tables = tables_of(places or one_each(slot_sizes), config.widths)

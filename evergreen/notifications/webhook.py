@@ -1,7 +1,7 @@
 """Format of a webhook message, and one POST of it. The caller decides when to retry.
 
 The format is the JSON that Slack's incoming webhooks and most other services accept: an object with
-`text`. The address is a secret, because everybody who knows it can write to the channel. Error
+`text`. The address must be secret, because everybody who knows it can write to the channel. Error
 messages contain neither the address nor the server's reply, which may repeat the address. A
 long-lived program reads the address from a file before each message, so that the address can be
 changed.
@@ -37,9 +37,9 @@ def compose(
 ) -> dict[str, str]:
     r"""Return the message.
 
-    `since` is the start of the incident or the run. `done` describes the action taken, and `link`
-    leads to details. Both may be empty. The message shows the amounts in `numbers` and the run's
-    name, without those that are None.
+    `since` is the start of the incident or the run. `done` describes the action that was taken, and
+    `link` is the address of a page with details. `done` and `link` may be empty. The message shows
+    the name of the run and the entries of `numbers` that are not None.
 
     >>> compose("auc < 0.7", numbers={"auc": None, "rows": 20_000}, since=0.0, done="", link="")
     {'text': 'auc &lt; 0.7\nHow much: rows 20000\nSince: 1970-01-01 00:00:00 UTC'}
@@ -81,10 +81,10 @@ NO_ADDRESS = "what should be the webhook's address is no http or https address"
 
 
 class Answer(NamedTuple):
-    """The result of one attempt."""
+    """Result of one attempt to send a message."""
 
     state: str
-    """`delivered`, `retry` (try again later) or `refused` (a retry cannot help)."""
+    """`delivered`, `retry` (a later attempt may help) or `refused` (a retry cannot help)."""
     reason: str = ""
     """Reason without the address."""
     retry_after: float | None = None
@@ -112,7 +112,7 @@ def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> 
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # the error text contains the address
+    except ValueError:  # the text of this error contains the secret address
         return Answer("refused", NO_ADDRESS)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return Answer("refused", NO_ADDRESS)
@@ -128,7 +128,7 @@ def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> 
     except (
         ValueError,
         http.client.InvalidURL,
-    ):  # the name or path is invalid in a request, and the error text contains it
+    ):  # raised for an invalid host name or path, which the error text contains
         return Answer("refused", NO_ADDRESS)
     except (OSError, http.client.HTTPException) as error:
         return Answer("retry", f"no answer: {type(error).__name__}")
@@ -141,8 +141,8 @@ def _answer(status: int, retry_after: str | None) -> Answer:
         return Answer("delivered")
     if status in (408, 425, 429) or status >= 500:
         return Answer("retry", f"answered {status}", parse_retry_after(retry_after))
-    # A redirect would turn the POST into a GET of another page. Any other status means that the
-    # address or the message is wrong.
+    # After a redirect, the POST would become a GET of another page. Every other HTTP status means
+    # that the address or the message is wrong.
     return Answer("refused", f"answered {status}")
 
 

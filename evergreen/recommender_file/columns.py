@@ -1,8 +1,8 @@
-"""A sample of a click log by column: the distinct values, and their kind.
+"""Sample of the columns of a click log, with their distinct values and kinds.
 
-`open_rows` reads the rows, and the rules of `evergreen.rows` define the meaning of a value. A
-column is stored as its distinct values, and each row stores the number of its value. Memory is
-therefore bounded by the number of sampled rows.
+`open_rows` reads the rows, and the rules of `evergreen.rows` define the meaning of a value. For
+each column, the sample stores the distinct values, and for each row the number of its value. The
+needed memory is therefore limited by the number of sampled rows.
 """
 
 import re
@@ -36,17 +36,17 @@ from evergreen.statistics.metrics import roc_auc
 SAMPLE_ROWS = 1_000_000
 """Maximum rows that are read, from the start of a file."""
 MAX_BYTES = 1 << 30
-"""Maximum memory of the sampled columns in bytes. Reading stops when it is exceeded."""
+"""Maximum memory of the sampled columns in bytes. Reading stops when this limit is exceeded."""
 NUM_EXAMPLES = 3
-"""Number of rejected lines that are shown."""
+"""Maximum number of rejected lines that are displayed."""
 INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "time", "text", "other"
 """Kinds of columns. A column of floats that are all whole numbers is `INTEGER`, because pandas
 writes integers with missing values as floats."""
 TOLERATED = 0.01
-"""Maximum share of rows whose value is not of the column's kind. They count as malformed rows.
-Extraction tolerates the same share."""
+"""Maximum share of rows whose value is not of the column's kind. Such rows count as malformed.
+Extraction tolerates the same share of malformed rows."""
 ELEMENT_END = "\x1f"
-"""Separator between the elements of a list of a Parquet file, when the list is stored as a text."""
+"""Separator for the elements of a Parquet list that is stored as a text."""
 _EXACT = 2.0**53
 _ZERO_LED = r"^\s*[+-]?0[0-9]+\s*$"
 _NEARLY_WHOLE = r"^\s*[+-]?[0-9]+(\.0*)?\s*$"
@@ -59,16 +59,16 @@ class SampledColumn:
 
     name: str
     type: str
-    """Arrow type of the column in the file. In a text file all columns are `TEXT`."""
+    """Arrow type of the column in the file. In text files the type of every column is `TEXT`."""
     values: Any
     """Arrow array of the distinct values. Lists of a Parquet file are texts with `ELEMENT_END`
     between the elements."""
     codes: NDArray[np.int32] = field(repr=False)
-    """Position of each row's value in `values`, or -1 if the row has no value."""
+    """For each row, the position of its value in `values`, or -1 if the row has no value."""
 
     @property
     def num_rows(self) -> int:
-        """Return the number of sampled rows."""
+        """Return the number of rows in the sample."""
         return len(self.codes)
 
     @property
@@ -78,12 +78,12 @@ class SampledColumn:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Return how many rows have each of `values`."""
+        """Return for each of `values` the number of rows with this value."""
         return np.bincount(self.codes[self.codes >= 0], minlength=len(self.values)).astype(np.int64)
 
     @cached_property
     def is_present(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a real value, not a text for a missing value."""
+        """Return whether each of `values` is a value, not a text that means a missing value."""
         if self.kind_of_type == OTHER:
             return np.ones(len(self.values), bool)
         if is_text(self.values.type):
@@ -93,7 +93,7 @@ class SampledColumn:
         return np.ones(len(self.values), bool)
 
     def rows_with(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows whose value is present and selected by a mask over `values`."""
+        """Return the number of rows that have a value which the mask over `values` selects."""
         return int(self.counts[mask & self.is_present].sum())
 
     @cached_property
@@ -108,7 +108,7 @@ class SampledColumn:
 
     @cached_property
     def missing_words(self) -> tuple[str, ...]:
-        """Return the texts that mean a missing value in this column, most frequent first."""
+        """Return the texts that represent missing values in this column, most frequent first."""
         at = np.flatnonzero(~self.is_present & (self.counts > 0))
         at = at[np.argsort(-self.counts[at], kind="stable")]
         return tuple(word for i in at.tolist() if (word := shown(self.values[i]).strip()))
@@ -126,7 +126,10 @@ class SampledColumn:
 
     @cached_property
     def kind_of_type(self) -> str:
-        """Return the kind that follows from the type in the file. `TEXT` can be any kind."""
+        """Return the kind that follows from the type in the file.
+
+        A column of type `TEXT` can have any kind.
+        """
         found = self.values.type
         if is_text(found):
             return TEXT
@@ -165,9 +168,9 @@ class SampledColumn:
 
     @cached_property
     def is_zero_led(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a text of digits with leading zeros.
+        """Return whether each of `values` is a text of digits with a leading zero.
 
-        As a number, such a text would lose the zeros.
+        The conversion of such a text to a number would remove its zeros.
         """
         return (
             _matching(self.values, _ZERO_LED)
@@ -182,7 +185,8 @@ class SampledColumn:
             return np.zeros(len(self.values), bool)
         if self.kind_of_type != TEXT:
             return _mask(CATEGORIES.parse(self.values).values.is_valid())
-        # The rule parses each text separately, which is slow. In most columns no text is a number.
+        # The parsing rule handles each text separately, which is slow. In most columns no text is a
+        # number.
         found = _matching(self.values, _NEARLY_WHOLE)
         found[found] = _mask(
             CATEGORIES.parse(self.values.filter(pa.array(found))).values.is_valid()
@@ -191,9 +195,9 @@ class SampledColumn:
 
     @cached_property
     def is_long_float(self) -> NDArray[np.bool_]:
-        """Return whether each of `values` is a float of 2^53 or more.
+        """Return whether each of `values` is a float of at least 2^53.
 
-        Such a float is ambiguous, because several whole numbers share it.
+        Several whole numbers have the same float of this size.
         """
         with np.errstate(invalid="ignore"):
             large = np.isfinite(self.numbers) & (np.abs(self.numbers) >= _EXACT) & ~self.is_whole
@@ -211,7 +215,7 @@ class SampledColumn:
 
     @cached_property
     def kind(self) -> str:
-        """Return the kind of the column. A tolerated share of values may be of another kind."""
+        """Return the kind of the column. A tolerated share of the values may have another kind."""
         found = self.kind_of_type
         if self.is_list or found in (BOOLEAN, TIME, INTEGER, OTHER) or not self.num_present:
             return found if found != TEXT or self.num_present else OTHER
@@ -228,12 +232,13 @@ class SampledColumn:
         """
         is_number = np.isfinite(self.numbers)
         if self.kind_of_type == TEXT:
-            # Whole numbers of more than 64 bits are ids. As floats, different ids could be equal.
+            # Whole numbers with more than 64 bits are treated as ids. Two different ids could
+            # become the same float.
             is_number &= self.is_whole | ~_matching(self.values, _DIGITS)
         return {BOOLEAN: self.is_truth, INTEGER: self.is_whole, FLOAT: is_number}
 
     def num_unfit(self, mask: NDArray[np.bool_]) -> int:
-        """Return the number of rows with a value that a mask over `values` does not select."""
+        """Return the number of rows whose value exists and is not selected by the mask."""
         return self.num_present - self.rows_with(mask)
 
     @cached_property
@@ -244,13 +249,13 @@ class SampledColumn:
 
     @cached_property
     def unfit_example(self) -> str:
-        """Return the first value that is not of the column's kind, or an empty text."""
+        """Return the first value that does not have the column's kind, or an empty text."""
         at = np.flatnonzero(self.is_present & ~self.is_fitting)
         return shown(self.values[int(at[0])]) if len(at) else ""
 
     @cached_property
     def bounds(self) -> tuple[Any, Any] | None:
-        """Return the smallest and the largest value for display.
+        """Return the minimum and the maximum of the values, for display.
 
         Returns None if the kind has no order.
         """
@@ -273,9 +278,9 @@ class SampledColumn:
         return min(exact), max(exact)
 
     def row_values(self, of_values: NDArray[Any], absent: Any) -> NDArray[Any]:
-        """Return for each row the entry of `of_values` for its value.
+        """Return for each row the entry of `of_values` that belongs to the row's value.
 
-        The result is `absent` if the row has no value.
+        For a row without a value, the result is `absent`.
         """
         if not len(of_values):
             return np.full(self.num_rows, absent)
@@ -283,7 +288,7 @@ class SampledColumn:
 
     @property
     def groups(self) -> NDArray[np.int32]:
-        """Return `codes`, but with -1 for every missing value."""
+        """Return the number of each row's value, with -1 for a missing value."""
         numbers = np.where(self.is_present, np.arange(len(self.values)), -1).astype(np.int32)
         found: NDArray[np.int32] = self.row_values(numbers, np.int32(-1)).astype(np.int32)
         return found
@@ -303,20 +308,24 @@ class ColumnSample:
     """First rejected lines."""
     columns: tuple[SampledColumn, ...]
     unnamed: tuple[int, ...] = ()
-    """Numbers of the columns without a name, from 1. These columns are not in `columns`."""
+    """Positions of the columns without a name, counted from 1. Columns without a name are not in
+    `columns`."""
 
 
 def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYTES) -> ColumnSample:
-    """Return the first rows of a file, with each column as its distinct values.
+    """Read the first rows of a file.
+
+    For each column, the result has the distinct values, and for each row the number of its value.
 
     Args:
         path: The file, in any format that `open_rows` reads.
         rows: Maximum rows to read.
-        max_bytes: Maximum memory of the columns in bytes. Reading stops when it is exceeded.
+        max_bytes: Maximum memory of the columns in bytes. Reading stops when this limit is
+            exceeded.
 
     Raises:
-        ContractError: The file cannot be read, has no header or no rows, or has two columns of the
-            same name.
+        ContractError: The file cannot be read, has no header, has no rows, or has two columns with
+            the same name.
     """
     try:
         source = open_rows(path)
@@ -364,14 +373,14 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
 class Coder:
     """Collector of a column that is read in chunks.
 
-    It collects the distinct values, and the number of each row's value.
+    The collector stores each distinct value once, and for each row the number of its value.
     """
 
     def __init__(self) -> None:
         self._parts: list[Any] = []
         self._type = TEXT
         self.num_bytes = 0
-        """Memory of the column so far, in bytes."""
+        """Memory that the column needs until now, in bytes."""
 
     def add(self, column: Any) -> None:
         """Add the next rows of the column, an Arrow array of any type."""
@@ -426,7 +435,9 @@ def _is_unknown(found: Any) -> bool:
 
 
 def _joined(lists: Any) -> Any:
-    """Convert lists of whole numbers or texts to texts. A list without elements becomes null.
+    """Convert each list of whole numbers or texts to a single text.
+
+    A list without elements becomes null.
 
     Returns None for lists of other types.
     """
@@ -456,7 +467,7 @@ def shown(scalar: Any) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number with its noun.
+    """Return a number and its noun as text, in the singular or plural.
 
     >>> counted(1, "row"), counted(2000, "row")
     ('1 row', '2,000 rows')
@@ -518,7 +529,7 @@ def _texts(values: Any) -> Iterator[str]:
 
 
 def _shape(text: str) -> str:
-    """Return the shape of a text: each run of digits or letters becomes one character.
+    """Return the pattern of a text: one character stands for each run of digits or letters.
 
     >>> _shape("u17"), _shape("68fd1e64")
     ('a9', 'hex 8')
@@ -528,23 +539,23 @@ def _shape(text: str) -> str:
     return re.sub(r"\d+", "9", re.sub(r"[A-Za-z]+", "a", text))
 
 
-# -- prediction of the label by one column
+# -- columns that predict the label alone
 
 
 MIN_PER_LABEL = 20
 """Minimum rows of each label to check whether a column alone predicts the label."""
 DECIDING_AUC = 0.99
-"""Maximum AUC of a feature alone. A column with a higher AUC is not used as a feature, because it
-was recorded after the label or is the label itself."""
+"""Maximum AUC that a feature may have when it is used alone. A column with a higher AUC is not used
+as a feature, because it was recorded after the label or is the label itself."""
 
 
 def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | None:
     """Return the AUC with which a column alone predicts the label, or None with too few rows.
 
-    It is the largest of three AUCs. The first orders rows by the column's numbers, ascending or
-    descending. The second uses only whether a value is present. The third uses each value's share
-    of clicks. The shares are computed from a random half of the rows and applied to the other half,
-    so that values that occur once have no effect.
+    The result is the largest of three AUCs. The first AUC orders rows by the column's numbers,
+    ascending or descending. The second AUC uses only whether a value is present. The third AUC
+    orders rows by the share of clicks of their value. The shares are computed from a random half of
+    the rows and applied to the other half, so that values that occur once have no effect.
 
     Args:
         column: The column.
@@ -595,9 +606,10 @@ class RepeatedKeys(NamedTuple):
     """Number of rows that repeat the key of another row."""
 
     num_copies: int
-    """Number of rows with a repeated key, not counting one row of each key."""
+    """Number of rows whose key occurred in another row. One row of each key is the original and is
+    not counted."""
     num_conflicting: int
-    """Number of copies whose content differs from that of the last row with the same key."""
+    """Number of copies whose content differs from the last row with the same key."""
 
 
 def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) -> RepeatedKeys:
@@ -605,24 +617,29 @@ def find_copies(key: Sequence[SampledColumn], content: Sequence[SampledColumn]) 
 
     Args:
         key: Columns that identify a row, at least one.
-        content: Columns that should be equal in all rows with the same key. If there are none, rows
-            are compared by `key` alone, and two missing values are equal.
+        content: Columns that should be equal in all rows with the same key. If there are no such
+            columns, rows are compared by `key` alone, and two missing values are equal.
     """
     has_key = np.ones(key[0].num_rows, bool)
     for column in key if content else ():
-        has_key &= column.groups >= 0  # a row with a missing key value counts as unique
+        has_key &= column.groups >= 0  # a row with a missing key value is assumed to be unique
     if not has_key.any():
         return RepeatedKeys(0, 0)
     keys = np.unique(_combinations(key)[has_key], return_inverse=True)[1]
     contents = _combinations([*key, *content])[has_key]
     num_keys = int(keys.max()) + 1
     newest = np.zeros(num_keys, np.int64)
-    newest[keys] = np.arange(len(keys))  # NumPy keeps the last assignment of equal keys
+    newest[keys] = np.arange(len(keys))  # NumPy uses the last assignment if an index occurs twice
     return RepeatedKeys(len(keys) - num_keys, int((contents != contents[newest[keys]]).sum()))
 
 
 def _combinations(columns: Sequence[SampledColumn]) -> NDArray[np.int64]:
-    """Return a number for each row. It is the same for rows that are equal in all columns."""
+    """Return a number for each row that identifies the combination of the row's values.
+
+    It identifies the combination of the row's values.
+
+    Rows with the same number are equal in all columns.
+    """
     found = np.zeros(columns[0].num_rows, np.int64)
     for column in columns:
         size = len(column.values) + 1

@@ -1,9 +1,9 @@
 """YAML reading and writing: plain values with their lines, and ranges of names.
 
 The schema is YAML 1.2's core schema: `on`, `no` and dates are texts, and `1e-7` is a number.
-Repeated keys, aliases, tags and a second document are refused. Documents that take long to read are
-refused too. These are large files, deep nesting, and numbers of many digits. `form` interprets the
-values.
+Repeated keys, aliases, tags and a second document are refused. Documents that would take long to
+read are refused too. Such documents are large files, deep nesting, and numbers of many digits. The
+module `form` interprets the values.
 """
 
 import math
@@ -20,13 +20,14 @@ from evergreen.runtime.errors import ContractError, first_line
 MAX_BYTES = 1 << 18
 """Maximum size of a file in bytes."""
 MAX_DEPTH = 20
-"""Maximum nesting of lists and mappings. A recommender has four levels."""
+"""Maximum depth of nested lists and mappings. A recommender has four levels."""
 MAX_VALUES = 50_000
-"""Maximum keys and values of one file. The parser takes about 30 microseconds for each."""
+"""Maximum keys and values of one file. The parser takes about 30 microseconds for each key or
+value."""
 MAX_DIGITS = 19
-"""Maximum digits of a whole number. It is enough for a signed 64-bit number."""
+"""Maximum digits of a whole number. 19 digits are enough for a signed 64-bit number."""
 MAX_PROBLEM = 2000
-"""Maximum characters of a message. Messages may quote a long value."""
+"""Maximum characters of a message. A message may contain a long value."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
 _LEAST_RUN = 3
@@ -38,16 +39,19 @@ class NameRange(str):
 
 
 class Document(NamedTuple):
-    """The values of one file, and the line of each."""
+    """Values of a file, with the line number of each value."""
 
     source: str
     value: Any
     lines: dict[str, int]
-    """Line of each value, from 1, by the value's path, such as `training.round_rates[1]`. If a
-    value has a key, it is the line of the key."""
+    """Line of each value, from 1, by the value's path, such as `training.round_rates[1]`. The line
+    of a mapping's value is the line of its key."""
 
     def refusal(self, path: str, problem: str) -> ContractError:
-        """Return an error about the value at `path`, with the line of the nearest known path."""
+        """Return an error about the value at `path`, with a line number.
+
+        If the path has no line, the nearest enclosing path is used.
+        """
         while path not in self.lines:
             path = re.sub(r"(^|\.|\[)[^.\[]*$", "", path)
         return ContractError(f"{self.source}:{self.lines[path]}: {_shortened(problem)}")
@@ -56,8 +60,8 @@ class Document(NamedTuple):
     def located(self, path: str) -> Iterator[None]:
         """Add a line number to an error that the body of the `with` statement raises.
 
-        If the message starts with a path, it is the line of this path. If not, it is the line of
-        the argument `path`.
+        If the error message starts with a path, the number is the line of this path. Otherwise the
+        number is the line of the argument `path`.
         """
         try:
             yield
@@ -77,8 +81,8 @@ def load_document(text: str, *, source: str) -> Document:
         source: Name of the source, for errors.
 
     Raises:
-        ContractError: the text is not YAML, or has something that this module refuses. The message
-            has the line.
+        ContractError: the text is not YAML, or has something that this module refuses. The error
+            message contains the line number.
     """
     try:
         loader: Any = _Loader(text)
@@ -102,9 +106,7 @@ def load_document(text: str, *, source: str) -> Document:
         ) from error
     except ContractError:
         raise
-    except (
-        ValueError
-    ) as error:  # PyYAML's scanner raises this error for an escape that is not a character
+    except ValueError as error:  # PyYAML's scanner raises this error for an invalid escape sequence
         raise ContractError(f"{source}:{loader.line + 1}: {first_line(error)}") from error
 
 
@@ -113,7 +115,7 @@ def _shortened(problem: str) -> str:
 
 
 def dump_document(value: dict[str, Any]) -> str:
-    """Return `value` as YAML that `load_document` can read.
+    """Convert `value` to YAML text that `load_document` can read.
 
     Lists of plain values are written on as few lines as possible.
     """
@@ -220,7 +222,7 @@ class _Loader(yaml.SafeLoader):
 
     def fetch_flow_collection_start(self, token: Any) -> Any:
         # Deep nesting is slow, because the scanner compares each token with the possible keys of
-        # every level around the token.
+        # every enclosing level.
         if self.flow_level >= MAX_DEPTH:
             problem = f"is nested more than {MAX_DEPTH} deep, expected a recommender"
             raise yaml.scanner.ScannerError(problem=problem, problem_mark=self.get_mark())
@@ -234,7 +236,7 @@ def _refused(problem: str, event: Any) -> yaml.MarkedYAMLError:
 class _Dumper(yaml.SafeDumper):
     """YAML dumper without aliases.
 
-    It quotes texts that `_Loader` would otherwise read as other values.
+    The dumper quotes texts that `_Loader` would otherwise read as values of another type.
     """
 
     yaml_implicit_resolvers: dict[Any, Any] = {}
@@ -268,7 +270,7 @@ _Dumper.add_representer(
 
 
 def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
-    """Return the plain value of a node. Add the lines of its parts to `lines`."""
+    """Convert a YAML node to a plain value. The lines of nested values are added to `lines`."""
     if isinstance(node, yaml.SequenceNode):
         found = []
         for number, each in enumerate(node.value):

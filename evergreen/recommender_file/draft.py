@@ -1,8 +1,8 @@
 """A first `recommender.yaml` for a click log, with a guess about each column and its reason.
 
 `columns` reads the first rows as `ingest` does, and `guesses` decides the role of each column. The
-user corrects the guesses and answers the questions. Comments in the file name the columns that
-cannot be used, and the reasons.
+user corrects the guesses and answers the questions. Comments in the file list the columns that
+cannot be used, with the reasons.
 """
 
 import re
@@ -43,19 +43,19 @@ _ABSENT = {
     REQUEST_ID: "none found: each row is its own request",
     ROW: "none found: the rows of a request are numbered in their order",
 }
-"""Remarks about roles for which no column was found."""
+"""Remarks in the draft about roles without a suitable column."""
 _ROLES = (LABEL, EVENT_TIME, "time_format", REQUEST_ID, ROW, WEIGHT, USER, ITEM)
 
 
 def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
     """Return the text of a file with a comment on each column.
 
-    The file is valid once the user has answered its questions.
+    The file becomes valid when the user has answered its questions.
 
     Args:
         sample: The first rows of the click log.
         name: Name of the recommender.
-        now: Current time in seconds since 1970. No time may be more than a day after it. None = the
+        now: Current time in seconds since 1970. No time may be more than a day later. None = the
             machine's clock.
 
     Raises:
@@ -162,9 +162,9 @@ def _lines_of_data(guesses: Guesses) -> list[str]:
 def _line_of_feature(
     feature: tuple[SampledColumn, Guess], of_kind: Sequence[tuple[SampledColumn, Guess]]
 ) -> str:
-    """Return the line of a feature.
+    """Return the line of the file for a feature.
 
-    It is a name, or a name with options if another feature of the same kind has options.
+    The text is a name, or a name with options if another feature of the same kind has options.
     """
     name = dump_text(feature[0].name)
     if any(guess.options for _, guess in of_kind):

@@ -36,8 +36,8 @@ from evergreen.runtime.errors import ContractError
 FORMAT = "evergreen/recommender/1"
 """Version of the file format: the value of the key `format`."""
 FILL_IN = "FILL IN"
-"""Placeholder in a drafted file for a value that only the user knows. A file with a placeholder is
-refused."""
+"""Placeholder in a drafted file for a value that the user must fill in. A file that still has a
+placeholder is refused."""
 REQUIRED = ("format", "name", "features")
 KEYS = ("format", "name", "data", "features", *SECTIONS)
 OPTIONS: dict[str, type[Any]] = {
@@ -51,7 +51,7 @@ FIELDS = {
     "categorical": "categorical_options",
     "lists": "list_options",
 }
-"""Name of the field of `Features` with the options, by kind of column."""
+"""For each kind of column, the field of `Features` with the options."""
 KINDS = tuple(OPTIONS)
 
 
@@ -117,7 +117,7 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
 def format_recommender(recommender: Recommender) -> str:
     """Return the text of a file that describes `recommender`.
 
-    Settings that have their defaults are left out.
+    Settings with default values are omitted.
     """
     features = {kind: _written_columns(recommender.features, kind) for kind in KINDS}
     named = {kind: columns for kind, columns in features.items() if columns}
@@ -135,7 +135,7 @@ def format_recommender(recommender: Recommender) -> str:
 
 
 def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield each text in a tree of plain values, with its path."""
+    """Yield all texts in nested plain values, each with its path."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, dict):
@@ -147,9 +147,9 @@ def _texts(value: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any]:
-    """Return the columns of a kind as a file lists them.
+    """Return the columns of a kind in the form of a file.
 
-    They have options if at least one column of the kind has options.
+    The result is a mapping with options if at least one column of the kind has options.
     """
     names = getattr(features, kind)
     options = getattr(features, FIELDS[kind])
@@ -159,7 +159,7 @@ def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any
 
 
 def non_defaults(options: Any) -> dict[str, Any]:
-    """Return the fields of an object that differ from their defaults, in the form of a file."""
+    """Return an object's fields that differ from their defaults, as plain values for a file."""
     values, usual = dataclasses.asdict(options), dataclasses.asdict(type(options)())
     said = {name: value for name, value in values.items() if value != usual[name]}
     return {
@@ -196,7 +196,7 @@ def _features(document: Document, value: Any, data: ColumnNames) -> Features:
 def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, str, Any]]:
     """Yield the path, the name and the options of each column of a kind.
 
-    Options are None if the file gives none. Ranges are expanded.
+    The options are empty if the file gives no options. Ranges are expanded.
     """
     path = f"features.{kind}"
     if isinstance(value, dict):
@@ -233,7 +233,7 @@ def _columns(document: Document, kind: str, value: Any) -> Iterator[tuple[str, s
 
 
 def _options(document: Document, kind: str, path: str, *, value: Any) -> Any:
-    """Return the options of a column at `path` as an object of their class, or None."""
+    """Return the options at `path` as an object of the kind's class, or None if there are none."""
     said = _mapping(document, path, value)
     with document.located(path):
         return read_mapping(OPTIONS[kind], said, path=path) if said else None
@@ -244,7 +244,7 @@ def _mapping(
 ) -> dict[str, Any]:
     """Return `value` after checking that it is a mapping.
 
-    If `keys` are given, no other key is allowed.
+    If `keys` is not empty, the mapping may have no other keys.
     """
     if not isinstance(value, dict):
         found = "empty" if value is None else repr(value)
@@ -257,7 +257,7 @@ def _mapping(
 
 
 def compare(old: Recommender, new: Recommender) -> list[str]:
-    """Return the differences, each as one line, in the order of the file's keys.
+    """Return one line for each difference of two recommenders, in the order of the file's keys.
 
     >>> from evergreen.config.features import Features
     >>> features = Features(numeric=("price",), categorical=("item",))
@@ -293,7 +293,7 @@ def _named_options(features: Features, kind: str, name: str) -> dict[str, object
 
 
 def _values(recommender: Recommender) -> dict[str, object]:
-    """Return all values except the features, by path."""
+    """Return all settings of a recommender except the features, by path."""
     parts: dict[str, Mapping[str, object]] = {
         "data": asdict(recommender.data),
         **recommender.settings,

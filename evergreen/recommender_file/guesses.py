@@ -1,8 +1,8 @@
-"""The probable role of each column of a click log with the reason, and questions to the user.
+"""Guesses for a click log: the probable role of each column, and questions to the user.
 
 A role is guessed if the column's name and values agree. If they disagree, or if two columns are
-equally likely, the drafted file asks a question. `check` refuses the file until the question is
-answered.
+equally likely, the drafted file asks a question. The command `check` refuses the file until the
+user has answered the question.
 """
 
 import time
@@ -60,10 +60,10 @@ _MIN_EACH = 5
 """Minimum rows of each label. With fewer rows, a column may be equal to the label or its complement
 by chance."""
 _MIN_ENTITIES = 5
-"""Minimum distinct values of a column of users or items. A column with fewer values probably has
-groups of users or items."""
+"""Minimum distinct values of a column of users or items. A column with fewer distinct values
+probably contains groups of users or items."""
 _MAX_ENTITY_SHARE = 0.5
-"""Maximum share of rows of a single user or item. A value with a larger share probably means
+"""Maximum share of rows of a single user or item. A value with a larger share probably represents
 "unknown"."""
 _MAX_REQUEST_ROWS = 10_000
 _FROM_ROWS = 100
@@ -79,10 +79,10 @@ class Guess(NamedTuple):
     """Probable role of a column."""
 
     role: str
-    """Name of a field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
+    """Role of the column: a field of `ColumnNames`, a kind of features, or `LEFT_OUT`."""
     why: str
     options: str = ""
-    """Options of the feature, as the file writes them after the name."""
+    """Options of the feature in the text form of the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,9 @@ class Guesses:
     columns: list[tuple[SampledColumn, Guess]]
     """Columns and guesses in file order."""
     questions: dict[str, str]
-    """Questions that only the user can answer, by the field of `ColumnNames` that is unknown."""
+    """Questions for the user, keyed by the field of `ColumnNames` that could not be guessed."""
     time_format: str | None = None
-    """`ColumnNames.time_format`, if the times are not ISO 8601."""
+    """Value for `ColumnNames.time_format`. None if the times are ISO 8601."""
     entities: dict[str, tuple[str, str]] = field(default_factory=dict)
     """Features that identify the user and the item, each with the reason, by `user` and `item`."""
 
@@ -102,7 +102,7 @@ class Guesses:
 def guess_roles(
     sample: ColumnSample, *, now: float | None = None
 ) -> list[tuple[SampledColumn, Guess]]:
-    """Return a guess for each column in file order (see `guess_all`)."""
+    """Return the guess for each column, in file order (see `guess_all`)."""
     return guess_all(sample, now=now).columns
 
 
@@ -111,7 +111,7 @@ def guess_all(sample: ColumnSample, *, now: float | None = None) -> Guesses:
 
     Args:
         sample: First rows of the file.
-        now: Current time in seconds since 1970. No time may be more than a day after it. None = the
+        now: Current time in seconds since 1970. No time may be more than a day later. None = the
             machine's clock.
     """
     return _Guesser(sample, time.time() if now is None else now).guess()
@@ -154,9 +154,9 @@ class _Guesser:
     # -- the label
 
     def _guess_label(self) -> SampledColumn | None:
-        """Find the label, or add a question about it.
+        """Find the label, or add a question about the label.
 
-        Leave out other columns that look like labels.
+        Other columns that look like labels are excluded from the features.
         """
         candidates = [column for column in self._sample.columns if _is_label(column)]
         ranked = sorted(candidates, key=_label_tier)
@@ -213,7 +213,10 @@ class _Guesser:
     # -- times
 
     def _guess_times(self) -> None:
-        """Find the column with the times when rows were shown. Leave out other columns of times."""
+        """Find the column with the times when rows were shown.
+
+        Other columns of times are excluded from the features.
+        """
         for column in self._free:
             if _may_be_time(column):
                 self._times[column.name] = read_times(column, now=self._now)
@@ -358,7 +361,7 @@ class _Guesser:
         return next(found, None)
 
     def _why_key(self, key: list[SampledColumn]) -> str:
-        """Return why these columns are the key of a row, or "" if they are not."""
+        """Return why these columns are the key of a row, or "" if these columns are not a key."""
         content = [
             column for column in self._sample.columns if column not in key and not _is_label(column)
         ]
@@ -386,7 +389,7 @@ class _Guesser:
         if weight is not None and np.isfinite(weight.numbers[weight.counts > 0]).all():
             self._found[weight.name] = Guess(WEIGHT, "by its name")
 
-    # -- columns known too late
+    # -- columns that are known only after the label
 
     def _leave_out_outcomes(self, label: SampledColumn, labels: NDArray[np.int8]) -> None:
         for column in self._free:
@@ -422,9 +425,9 @@ class _Guesser:
     # -- features
 
     def _guess_row_name(self, column: SampledColumn) -> Guess | None:
-        """Return a guess that leaves out a column, if the column numbers or names the rows.
+        """Return the guess that a column is left out because it numbers or names the rows.
 
-        Returns None for any other column.
+        Returns None if the column does neither.
         """
         is_unique = column.distinct == column.num_rows and column.num_rows > 1
         if not is_unique or column.kind in (FLOAT, OTHER) or column.is_list:
@@ -520,7 +523,7 @@ class _Guesser:
             return Guess(LEFT_OUT, "lists of numbers with fractions are not supported yet")
         return _guess_list(column, looks)
 
-    # -- users and items
+    # -- columns of users and items
 
     def _entities(self) -> dict[str, tuple[str, str]]:
         found = {}
@@ -541,7 +544,7 @@ class _Guesser:
 
 
 _UNNAMED = 4
-"""Tier of a column whose values are labels, but whose name is not that of a label."""
+"""Rank of a column whose values are labels, but whose name is not typical of labels."""
 
 
 def _label_tier(column: SampledColumn) -> int:
@@ -562,7 +565,7 @@ def _has_few(column: SampledColumn) -> bool:
 
 
 def _is_label(column: SampledColumn) -> bool:
-    """Return whether a column has both labels and hardly any other values."""
+    """Return whether a column contains both labels, 0 and 1, and hardly any other values."""
     if not _has_few(column) or column.is_list or not column.num_present:
         return False
     is_named = _label_tier(column) < _UNNAMED
@@ -646,10 +649,10 @@ def _is_dated(column: SampledColumn) -> bool:
 
 
 def _is_surely_time(column: SampledColumn) -> bool:
-    """Return whether a column surely has times.
+    """Return whether a column certainly contains times.
 
-    Its name must be one that only columns of times have, or a common name of times with suitable
-    values. Small numbers are not suitable.
+    The column must have a name that only columns of times have. Alternatively, it has a common name
+    for times and suitable values. Small numbers are not suitable.
     """
     if names.letters(column.name) in names.CERTAIN_TIMES:
         return True
@@ -671,8 +674,8 @@ def _may_be_time(column: SampledColumn) -> bool:
         return (
             any(mark in column.example[4:5] for mark in _ISO_LIKE) and column.example[:4].isdigit()
         )
-    # If the column's name is not one of times, numbers are times only if they never decrease from
-    # row to row.
+    # If the column's name is not typical of times, numbers count as times only if they never
+    # decrease from row to row.
     if (
         column.kind not in (INTEGER, FLOAT)
         or names.is_id(column.name)
@@ -691,7 +694,7 @@ def _is_place(column: SampledColumn) -> bool:
 
 
 def _are_groups(column: SampledColumn) -> bool:
-    """Return whether the rows with the same value may be one request."""
+    """Return whether all rows with the same value can belong to one request."""
     most = int(column.counts[column.is_present].max(initial=0))
     return column.distinct > 1 and most <= _MAX_REQUEST_ROWS and most <= column.num_rows / 2
 
@@ -720,7 +723,7 @@ def _size(num_categories: int) -> str:
 
 
 _WORDS = "{type: string}"
-"""Options of a categorical feature whose values are not whole numbers."""
+"""Options in the file for a categorical feature whose values are not whole numbers."""
 _BELOW_ZERO = "{transform: [standardize]}"
 """Options of a numeric feature with values below 0, which the default transform would clip."""
 
@@ -734,7 +737,7 @@ def _is_name(name: str) -> bool:
 
 
 def _words_among_numbers(column: SampledColumn) -> str:
-    """Return the few texts in a column of numbers as one text, or "" for any other column."""
+    """Return the few texts in a column of numbers, joined, or "" for any other column."""
     is_number = np.isfinite(column.numbers)
     odd = np.flatnonzero(column.is_present & ~is_number & (column.counts > 0))
     is_one = 0 < len(odd) <= _MAX_WORDS and column.rows_with(is_number) >= 0.5 * column.num_present
@@ -748,7 +751,7 @@ def _words_among_numbers(column: SampledColumn) -> str:
 
 
 def _unfit(column: SampledColumn) -> str:
-    """Return a remark about values that are not of the column's kind, or "" if there are none."""
+    """Return a remark about values that do not have the column's kind, or "" if there are none."""
     num_unfit = column.num_unfit(column.is_fitting)
     return (
         f"; {counted(num_unfit, 'row')} with another value, such as {column.unfit_example!r}: "

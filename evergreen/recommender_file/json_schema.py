@@ -1,8 +1,8 @@
 """JSON Schema of a recommender's file, for editors: docs/recommender.schema.json.
 
-`make golden` writes it. It has keys, types, defaults and descriptions. It cannot detect wrong
-ranges, repeated columns, or settings of another network. `evergreen recommender check` detects
-these errors.
+`make golden` writes it. The schema has keys, types, defaults and descriptions. An editor cannot use
+it to detect wrong ranges, repeated columns, or settings of another network. `evergreen recommender
+check` detects these errors.
 """
 
 import json
@@ -53,7 +53,10 @@ def _columns(kind: str) -> dict[str, Any]:
 
 
 def _object(kinds: list[type[Any]]) -> dict[str, Any]:
-    """Return one schema for the fields of several dataclasses: a mapping of optional keys."""
+    """Return one schema for the fields of several dataclasses.
+
+    The schema describes a mapping with optional keys.
+    """
     found: dict[str, Any] = {}
     for kind in kinds:
         _, components = msgspec.json.schema_components([kind], ref_template="{name}")

@@ -1,4 +1,4 @@
-"""Detection of lists in a column's texts, and of their separator."""
+"""Detection of lists in the texts of a column, and of the separator between their elements."""
 
 import re
 from dataclasses import dataclass
@@ -18,27 +18,27 @@ from evergreen.recommender_file.columns import (
 from evergreen.rows.values import CATEGORIES, NUMBERS, WORDS, ListRule
 
 BRACKETS = "[]"
-"""Value of `separator` for Parquet lists and for lists in JSON's or Python's brackets. They need no
-separator."""
+"""Value of `separator` for Parquet lists and for lists in JSON's or Python's brackets. Such lists
+need no separator."""
 OBJECTS, DECIMAL_COMMA = "objects", "decimal comma"
-"""Reasons why texts cannot be used as lists."""
+"""Reasons why texts of a column cannot be used as lists."""
 _MOST_LOOKED_AT = 20_000
 _SEPARATED_SHARE = 0.25
 """Minimum share of a column's distinct texts that contain a separator, for the column to look like
 lists."""
 _MIN_REPEATS = 3.0
-"""Minimum mean number of texts that share an element. From this number on, texts with a separator
-are lists, whatever the column's name is."""
+"""Minimum for the mean number of texts that contain an element. If elements repeat this often,
+texts with a separator count as lists, whatever the column's name is."""
 _MOST_LETTERS = 40
-"""Maximum letters of an element. Longer texts are sentences."""
+"""Maximum letters of an element. A longer text is assumed to be a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListLooks:
-    """Result of the detection of lists in a column of texts."""
+    """Result of looking for lists in the texts of a column."""
 
     separator: str | None = None
-    """Separator of the elements, `BRACKETS`, or None if the texts are not lists."""
+    """Separator between the elements, or `BRACKETS`. None if the texts are not lists."""
     element: str = TEXT
     """Kind of the elements."""
     num_elements: int = 0
@@ -47,7 +47,7 @@ class ListLooks:
     """Number of elements of the longest list."""
     problem: str | None = None
     remark: str = ""
-    """Remark about texts that may be lists."""
+    """Remark that texts may be lists, although they were not recognized as lists."""
 
 
 def look_at_lists(column: SampledColumn) -> ListLooks:
@@ -96,7 +96,7 @@ def _is_list(name: str, texts: pa.Array, separator: str) -> bool:
     if pc.max(pc.utf8_length(elements)).as_py() > _MOST_LETTERS:
         return False
     if separator != " " and pc.any(pc.match_substring_regex(elements, r"\s\S+\s")).as_py():
-        return False  # an element of three or more words is a sentence
+        return False  # a text whose elements have three or more words is a sentence
     if names.is_list(name):
         return True
     return len(texts) >= 20 and len(elements) / max(num_distinct, 1) >= _MIN_REPEATS

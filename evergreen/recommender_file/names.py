@@ -35,7 +35,7 @@ TARGETS = (
     "islabel",
     "isclickedlabel",
 )
-"""Names of label columns that do not name the event."""
+"""Names of label columns that do not say which event the label means."""
 CONVERSIONS = (
     "converted",
     "conversion",
@@ -111,7 +111,7 @@ REACTIONS = (
     "readcomment",
     "clickavatar",
 )
-"""Names of other reactions of a user to an item shown."""
+"""Names of user reactions to a shown item, other than clicks."""
 OUTCOMES = re.compile(
     r"(^|_)dwell(_|$)|(^|_)time_spent(_|$)"
     r"|(^|_)(watch|watched|play|played|view|viewing|read|reading|stay|listen|browse)_"
@@ -121,8 +121,8 @@ OUTCOMES = re.compile(
     r"|(^|_)(revenue|payout|gmv|gross_bookings?|sales_amount|click_time|click_timestamp|click_ts|clicked_at"
     r"|converted_at|purchased_at)(_|$)"
 )
-"""Names of numbers and times that are known only after the row was shown. Their words are separated
-by underscores."""
+"""Names of numbers and times that become known only after the row was shown. The words of such a
+name are separated by underscores."""
 TIMES = (
     "eventtime",
     "timestamp",
@@ -169,8 +169,8 @@ TIMES = (
 )
 """Names of the time when a row was shown, the most likely ones first."""
 CERTAIN_TIMES = frozenset(TIMES[: TIMES.index("sessiontime")]) - {"time", "showtime"}
-"""Names that only columns of times have. If such a column has no valid times, the drafted file asks
-the user."""
+"""Column names that are used only for times. If a column with such a name has no valid times, the
+drafted file asks the user."""
 REQUESTS = (
     "requestid",
     "request",
@@ -234,8 +234,8 @@ USERS = (
     "anonymous",
     "device",
 )
-"""Words for the person who sees a row, the most likely ones first. A column's name is such a word
-alone, or such a word followed by one of `_ID_ENDS`."""
+"""Words in column names that refer to the person who sees a row, the most likely ones first. A word
+counts if it is the complete column name, or if one of `_ID_ENDS` follows it."""
 ITEMS = (
     "item",
     "product",
@@ -267,7 +267,7 @@ ITEMS = (
     "asin",
     "iid",
 )
-"""Words for the item shown."""
+"""Words in column names that refer to the shown item."""
 INDEXES = (
     "id",
     "index",
@@ -297,7 +297,8 @@ _ID_ENDS = frozenset(
 _ONLY_WITH_ID = frozenset(
     {"device", "client", "account", "profile", "player", "person", "anonymous"}
 )
-"""Words that name a user only if an ending such as `id` follows. Alone, they name a type."""
+"""Words that refer to a user only if an ending such as `id` follows. Without the ending they refer
+to a type, such as a device type."""
 _ENTITY_WORDS = frozenset(
     {
         "pseudo",
@@ -494,7 +495,7 @@ _SUFFIX = re.compile(r":(token|float|token_seq|float_seq)$")
 
 
 def suffix_of(name: str) -> str | None:
-    """Return the type that RecBole's column names have after a colon, or None.
+    """Return the type suffix after the colon in a column name of RecBole, or None.
 
     >>> suffix_of("user_id:token"), suffix_of("user_id")
     ('token', None)
@@ -525,7 +526,7 @@ def words(name: str) -> list[str]:
 
 
 def is_negated_label(name: str) -> bool:
-    """Return whether a column's name means the opposite of a click.
+    """Return whether a column's name means that a row was not clicked.
 
     >>> is_negated_label("nonclk"), is_negated_label("not_clicked"), is_negated_label("click")
     (True, True, False)
@@ -538,9 +539,9 @@ def is_negated_label(name: str) -> bool:
 
 
 def is_named_as(name: str, entities: tuple[str, ...]) -> str | None:
-    """Return the word of `entities` that is the column's name, or None.
+    """Return the word of `entities` that the column's name consists of, or None.
 
-    The word may be followed by an ending such as `id`.
+    An ending such as `id` may follow the word.
 
     >>> is_named_as("userid", USERS), is_named_as("customer_no", USERS)
     ('user', 'customer')

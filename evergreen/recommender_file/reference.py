@@ -1,7 +1,7 @@
-"""The page docs/recommender.md, which lists every key of a recommender's file.
+"""Generator of the page docs/recommender.md, which lists every key of a recommender's file.
 
-`make golden` writes it. The description of each setting is its field's docstring. `config.sections`
-names the classes.
+`make golden` writes it. The description of each setting is its field's docstring. The module
+`config.sections` provides the dataclasses.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from evergreen.contracts.values import MISSING_WORDS
 from evergreen.recommender_file.form import FORMAT, OPTIONS
 
 OF_FEATURES = ("num_dense", "num_categorical", "widths")
-"""Fields of a network's configuration that are computed from the features. They are not
-settings."""
+"""Fields of a network's configuration that follow from the features. Users cannot set these
+fields."""
 _MISSING_WORDS = ", ".join(f"`{word}`" for word in sorted(MISSING_WORDS - {""}))
 _HEAD = f"""# The recommender's file
 
@@ -108,7 +108,7 @@ is a new column.
 
 
 def reference() -> str:
-    """Return the page as Markdown."""
+    """Return the text of the page in Markdown."""
     parts = [_HEAD, _table("data", [ColumnNames])]
     parts += [_table(f"features.{kind}", [options]) for kind, options in OPTIONS.items()]
     parts += [_table(name, section_classes(name)) for name in SECTIONS]

@@ -13,8 +13,8 @@ from evergreen.runtime.errors import ContractError
 
 _YEAR_9999 = 253_402_300_799_000_000
 _MOST_LOOKED_AT = 10_000
-"""Maximum number of distinct values from which the format is detected. They are spread evenly over
-all values."""
+"""Maximum number of distinct values from which the format is detected. The values that are examined
+are spread evenly over all values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,24 +41,25 @@ class DaySpan:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Result for a column that can be read as times."""
+    """Result for a column that contains readable times."""
 
     form: str
     """One of `TIME_FORMATS`."""
     span: DaySpan
     num_wrong: int
-    """Rows whose value is not a time, or is outside 1990 to tomorrow."""
+    """Number of rows whose value is not a time between 1990 and tomorrow."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoTimes:
-    """Result for a column that cannot be read as times."""
+    """Result for a column that does not contain readable times."""
 
     why: str
     forms: tuple[str, ...] = ()
     """Formats that fit, if there are several."""
     span: DaySpan | None = None
-    """Days of the rows if the values are read as seconds since 1970, or as times of their type."""
+    """Days of the rows, if the values are interpreted as seconds since 1970 or by their own
+    type."""
 
 
 def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
@@ -66,7 +67,7 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
 
     Args:
         column: Any column.
-        now: Current time in seconds since 1970. No time may be more than a day after it.
+        now: Current time in seconds since 1970. No time may be more than a day later.
     """
     present = np.flatnonzero(column.is_present & (column.counts > 0))
     if not len(present) or column.is_list:
@@ -97,11 +98,11 @@ def read_times(column: SampledColumn, *, now: float) -> Times | NoTimes:
 
 
 def _no_times(column: SampledColumn, few: SampledColumn, *, now: float) -> NoTimes:
-    """Return why a column has no time format, or why more than one format fits.
+    """Return the reason why no time format fits a column, or why several formats fit.
 
     Args:
         column: The column.
-        few: The same column with some of its values.
+        few: The same column, reduced to some of its values.
         now: Current time in seconds since 1970.
     """
     spans = {}
@@ -130,7 +131,7 @@ def _read(
 ) -> tuple[Any, DaySpan | None]:
     """Return the times of `values` in microseconds, and the days of the times in range.
 
-    A value that is not a time is -1.
+    The result is -1 for a value that is not a time.
     """
     found = (
         TimeRule(form=form).parse(column.values).values.cast(pa.int64()).fill_null(-1).to_numpy()

@@ -1,8 +1,10 @@
-"""A trial of a recommender's file on rows: what `ingest` would do with them, and their content.
+"""Trial of a recommender's file on rows.
 
-The rows are read by the reader of `ingest`, with its rules. All rows are counted. Results that need
-values (categories, repeated rows, leaks) are computed from the first `SAMPLE_ROWS` rows. The trial
-writes nothing.
+The trial shows what `ingest` would do, and describes the rows.
+
+The trial reads the rows with the reader and the rules of `ingest`. All rows are counted. Results
+that need values (categories, repeated rows, leaks) are computed from the first `SAMPLE_ROWS` rows.
+The trial writes nothing.
 """
 
 import json
@@ -45,7 +47,8 @@ from evergreen.runtime.errors import ContractError
 NUM_EXAMPLES = 3
 """Number of malformed rows that are shown."""
 _NEWEST_SHARE = 0.1
-"""Share of the newest rows whose categories are compared with those of the other rows."""
+"""Share of all rows that are treated as the newest. The categories of the newest rows are compared
+with those of all other rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,17 +65,17 @@ class TriedFeature:
     auc: float | None
     """AUC of the column alone (see `deciding_auc`). None if there are too few rows."""
     new_share: float | None
-    """Share of the newest tenth of the rows whose category no earlier row has. None for other
-    kinds."""
+    """Share of rows in the newest tenth whose category does not occur in earlier rows. None for
+    features of any other kind."""
 
     @property
     def is_constant(self) -> bool:
-        """Return whether all rows have the same value, or none has a value."""
+        """Return whether the column has at most one distinct value."""
         return self.distinct <= 1
 
     @property
     def is_leak(self) -> bool:
-        """Return whether the column alone determines the label."""
+        """Return whether the column alone predicts the label almost perfectly."""
         return self.auc is not None and self.auc > DECIDING_AUC
 
 
@@ -82,12 +85,13 @@ class TriedFile:
 
     path: Path
     counts: LineCounts
-    """Counts of its lines. For Parquet only rows and rejected rows are counted."""
+    """Counts of the file's lines by kind. In a Parquet file, only rows and rejected rows are
+    counted."""
     time_form: str | None
-    """Format of its times. None if it has no times."""
+    """Time format of the file. None if the file has no times."""
     is_text: bool
     refusal: str | None = None
-    """Reason why `ingest` would stop at the file, or None."""
+    """Reason why `ingest` would stop at this file. None if the file would not stop `ingest`."""
 
 
 @dataclass(kw_only=True)
@@ -103,11 +107,11 @@ class Trial:
     examples: list[str] = field(default_factory=list)
     """First malformed rows, with line and reason."""
     days: Counter[int] = field(default_factory=Counter)
-    """Number of rows of each UTC day, counted in days since 1970."""
+    """Number of rows on each UTC day. Days are counted since 1970."""
     span: tuple[int, int] | None = None
     """Times of the oldest and the newest row, in microseconds since 1970. None without times."""
     num_sampled: int = 0
-    """Number of rows from which the fields below are computed."""
+    """Number of sampled rows, from which the following fields are computed."""
     features: list[TriedFeature] = field(default_factory=list)
     users: int | None = None
     """Number of distinct users. None without `data.user`."""
@@ -118,18 +122,19 @@ class Trial:
     """Rows without a request id that are equal to an earlier row in every column except the
     label."""
     copies: RepeatedKeys | None = None
-    """Rows with the key of another row. None if the files have no request id or no row."""
+    """Counts of rows whose key occurs in another row. None if the files lack the column of the
+    request id or of the row number."""
     refusals: list[str] = field(default_factory=list)
     """Reasons why `ingest` would refuse the files."""
 
     @property
     def is_refused(self) -> bool:
-        """Return whether `ingest` would refuse the files."""
+        """Return whether `ingest` would refuse at least one of the files."""
         return bool(self.refusals)
 
     @property
     def has_times(self) -> bool:
-        """Return whether all files have event times."""
+        """Return whether every file has event times."""
         return all(
             file.time_form is not None
             for file in self.files
@@ -144,14 +149,14 @@ def try_rows(
     now: float | None = None,
     sample_rows: int = SAMPLE_ROWS,
 ) -> Trial:
-    """Read a file of rows, or a folder of them, as `ingest` would, and return the result.
+    """Read a file or a folder of rows in the same way as `ingest`, and return the findings.
 
     Args:
         data: The file or folder.
         recommender: Recommender of the rows.
         now: Current time in seconds since 1970, to find rows in the future. None = the machine's
             clock.
-        sample_rows: Maximum rows whose values are analysed.
+        sample_rows: Maximum number of rows for the results that need values.
 
     Raises:
         ContractError: There is no file of rows.
@@ -244,10 +249,10 @@ class _ValueCollector:
             self._left = 0
 
     def finish(self, limit: float) -> None:
-        """Compute the results that need the rows' values.
+        """Compute the results that depend on the values of the sampled rows.
 
         Args:
-            limit: Maximum share of rows that may have another row's key.
+            limit: Maximum share of rows whose key may occur in another row.
         """
         trial, features = self.trial, self.recommender.features
         if not trial.num_sampled:
@@ -312,7 +317,7 @@ def _new_share(column: SampledColumn, is_new: NDArray[np.bool_]) -> float:
 
 
 def sentences(trial: Trial) -> Iterator[str]:
-    """Yield the results of a trial for display, one line each."""
+    """Yield the results of a trial as lines of text for people."""
     for file in trial.files:
         yield from _of_file(file)
     if trial.passed_over:

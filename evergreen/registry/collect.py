@@ -1,16 +1,16 @@
-"""List the old files of an installation, and remove them with `--yes` (`evergreen collect`).
+"""Lists the old files of an installation, and removes them with `--yes` (`evergreen collect`).
 
-The command removes the work folders of ended runs and the leftovers of killed writes. It also
-removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
-Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. Four
-other things are never removed, whatever their age: the live model, a canary, the newest versions
-that were live, and the work folders of runs without an outcome.
+The command removes the work folders of ended runs and the leftovers of killed writes. The command
+also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
+Manifests, verdicts, cards, reports, notes and the journal are small and are never removed. The
+command also never removes the live model, a canary, the newest versions that were live, and the
+work folders of runs without an outcome. Their age does not matter.
 
-A folder is renamed before its files are removed. A killed command therefore leaves either intact
+Each folder is renamed before its files are removed. A killed command therefore leaves either intact
 folders or leftovers, and the next call removes the leftovers. During the command, no active run may
 name an old model as its parent or champion. A removed model cannot be promoted or continued, and a
-removed version cannot be the target of a rollback. Commands that need a removed file report that it
-is absent.
+removed version cannot be the target of a rollback. A command that needs a removed file reports that
+the file is absent.
 """
 
 import argparse
@@ -39,20 +39,20 @@ _LEFTOVER = ".collected"
 
 @dataclass(frozen=True, kw_only=True)
 class Removable:
-    """A file or folder that can be removed."""
+    """File or folder that the command can remove."""
 
     path: Path
     what: str
-    """Description for people: the kind of the file or folder, and its age."""
+    """Description of the kind and the age of the file or folder, for people."""
     num_bytes: int
 
     def remove(self) -> None:
         """Remove the file or folder.
 
-        If the call is killed, a leftover remains, which the next call finds.
+        If the call is killed, it leaves a renamed file or folder, which the next call finds.
         """
         if not self.path.exists():
-            return  # an enclosing folder was removed before
+            return  # an enclosing folder was already removed
         leftover = self.path
         if not leftover.name.endswith(_LEFTOVER):
             leftover = self.path.with_name(self.path.name + _LEFTOVER)
@@ -70,10 +70,11 @@ def find(
 
     Args:
         store: Folder of the model registry.
-        work: Folder of the runs' intermediate files. None = intermediate files are skipped.
+        work: Folder of the runs' intermediate files. None = do not search for intermediate files.
         before: Time limit. Files of runs that ended later, and files that were made later, are not
             returned.
-        keep_versions: Number of the newest versions that were live to keep, including the live one.
+        keep_versions: Number of versions to keep: the live version, and the newest versions that
+            were live before.
 
     Raises:
         ContractError: the journal or a manifest is corrupt.
@@ -85,7 +86,7 @@ def find(
     newest = list(dict.fromkeys(line.version for line in reversed(lines)))[:keep_versions]
     wanted: set[int | None] = set(newest)
     if lines:
-        # Keep the version before the live version, and the target of a rollback.
+        # The previous version and the target of a rollback are kept.
         wanted |= {
             lines[-1].previous_version,
             Release.read(release_path(store, lines[-1].version)).previous_version,
@@ -128,7 +129,7 @@ def _work_of_runs(store: Path, work: Path, before: datetime) -> list[Removable]:
 
 
 def _left_behind(folder: Path, pattern: str, before: datetime) -> list[Removable]:
-    """Return the leftovers of killed collections and killed writes.
+    """Return what killed collections and killed writes left behind.
 
     A leftover of a write is skipped if any of its files is younger than `before`, because the write
     may still be active.
@@ -173,7 +174,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> int:
     """Run the command and return its exit code (`evergreen.runtime.exit_codes`)."""
     arguments = build_parser().parse_args(argv)
-    # The condition is negated, so that it also rejects NaN.
+    # The negated condition also rejects NaN.
     if not 1 <= arguments.days <= MAX_DAYS or arguments.keep_versions < 2:
         given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
         raise ContractError(

@@ -1,8 +1,8 @@
 """Record of the models that were trained on rows which `evergreen forget` removed.
 
-The record does not identify the users. After the rows are removed, the record is the only evidence
-that a model was trained on them and must be replaced. A line is written before the first row is
-removed.
+The record contains no user ids. When the rows are removed, the record is the only evidence that a
+model was trained on them. Such a model must be replaced. A command adds its line to the record
+before it removes the first row.
 
 Layout: `<store>/forgotten.jsonl`.
 """
@@ -40,8 +40,7 @@ def keep_forgotten(store: Path, models: Sequence[str], *, now: datetime) -> None
 def removed_at(store: Path, model_id: str) -> str | None:
     """Return the time of the last removal of rows on which the model was trained.
 
-    Rows on which one of its ancestors was trained count too. Returns None if no such rows were
-    removed.
+    Removed rows of the model's ancestors count too. Returns None if no such rows were removed.
 
     Raises:
         ContractError: the record or a model's manifest is corrupt.

@@ -1,8 +1,9 @@
 """The model card: all facts about one model, from its training rows to its time in production.
 
-Evaluation writes the card, and deployment writes it again at the release. The card contains the
-manifests themselves. Neither the manifests nor the card contain a value of a user column. The facts
-from the promotion journal are read again whenever a card is read, so they are current.
+Evaluation writes the card for the first time. Deployment writes it again when the model is
+released. The card contains the manifests themselves. Neither the manifests nor the card contain a
+value of a user column. The part from the promotion journal is read again with each read of a card,
+so it is up to date.
 
 Layout: `<store>/verdicts/<model_id>/card.json`.
 """
@@ -33,7 +34,8 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.errors import ContractError
 
 MAX_ANCESTORS = 50
-"""Largest number of ancestors on a card. A lineage with hourly runs has thousands."""
+"""Maximum number of ancestors that a card lists. With hourly runs a lineage has thousands of
+ancestors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +52,7 @@ class SliceQuality(RowsQuality):
     def log_loss_change(self) -> float | None:
         """Relative change of log loss.
 
-        It is the candidate's log loss divided by the champion's, minus 1.
+        The change is the candidate's log loss divided by the champion's, minus 1.
         """
         now, before = self.candidate.log_loss, self.champion and self.champion.log_loss
         return now / before - 1 if now is not None and before else None
@@ -58,7 +60,10 @@ class SliceQuality(RowsQuality):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationBin:
-    """One group of holdout rows with similar scores. All groups of a model are equally large."""
+    """One group of holdout rows with similar scores.
+
+    All groups of one model have the same number of rows.
+    """
 
     num_rows: int
     mean_score: float
@@ -71,7 +76,7 @@ class Ancestor:
 
     model_id: str
     window_start: str | None
-    """See `Model.window_start`. The next two fields are also copied from `Model`."""
+    """See `Model.window_start`. The following two fields are also copies of fields of `Model`."""
     last_learned_time: str
     num_train_rows: int
     created_at: str
@@ -82,24 +87,27 @@ class ServedSpan:
     """One interval in which a version of the model was live or a canary."""
 
     begun: Promotion
-    """Journal line that made the version live or a canary."""
+    """Journal line with which the version became live or a canary."""
     baked: Promotion | None
     """Journal line that ended the baking of the version. None if the version did not pass its
     baking, or if no controller was running."""
     ended: Promotion | None
-    """Journal line that ended the interval. None if it continues."""
+    """Journal line that ended the interval. None if the interval continues."""
     repository_uri: str
     """URI of Triton's model repository."""
 
     @property
     def is_live(self) -> bool:
-        """Whether this version is live now."""
+        """Whether the version of this interval is live now."""
         return self.ended is None and self.begun.action != CANARY
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCard(Manifest):
-    """The model card. `completed` fills the fields that have defaults from the current registry."""
+    """The model card.
+
+    The fields with defaults are filled by `completed`, from the current registry.
+    """
 
     run: str
     """Run that evaluated the model."""
@@ -107,23 +115,24 @@ class ModelCard(Manifest):
     raw: RawDataset
     verdict: Verdict
     gate: Mapping[str, float]
-    """Thresholds of the gate by name: the settings of the gate, and the number of requests of each
-    class that an interval needs."""
+    """Limits of the gate by name. The limits include the number of requests of each class that an
+    interval needs."""
     slices: list[SliceQuality]
-    """Slices, ordered from the slice where the model is worst to the slice where it is best."""
+    """Slices, ordered from the one with the worst result for the model to the one with the best."""
     calibration: list[CalibrationBin]
     champion_calibration: list[CalibrationBin]
-    """Calibration of the champion on the same rows. Empty without a champion."""
+    """Calibration of the champion on the same rows. Empty if there is no champion."""
     validation: ValidationReport | None
-    """Drift, skew and findings in the training rows. None if evaluation did not get the report."""
+    """Drift, skew and findings in the training rows. None if evaluation received no validation
+    report."""
     lineage: list[Ancestor] = field(default_factory=list)
     """Ancestors, beginning with the parent, as far back as the registry has manifests. At most
     `MAX_ANCESTORS`."""
     served: list[ServedSpan] = field(default_factory=list)
     """Oldest first."""
     blocked: Promotion | None = None
-    """Journal line of the automatic rollback that blocked the model. None if there was no such
-    rollback, or if a person has promoted the model since."""
+    """Journal line of the automatic rollback after which the model was blocked. None if there was
+    no such rollback, or if a person has promoted the model since."""
     journal_time: str | None = None
     """Time of the newest line of the promotion journal when the card was read. None if the journal
     was empty."""

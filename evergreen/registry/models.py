@@ -1,7 +1,7 @@
 """The model registry: paths of its files, and look-up of models, releases and verdicts.
 
-Training writes models, and deployment writes releases and the journal. The steps of a run get
-references to models: `current` (the live model), `none`, or the id of a stored model.
+Training writes models, and deployment writes releases and the journal. Steps of a run refer to a
+model by `current` (the live model), by `none`, or by the id of a stored model.
 
 Layout of `<store>`:
 
@@ -9,8 +9,8 @@ Layout of `<store>`:
 - `verdicts/<model_id>/`: the last evaluation, as `verdict.json`, `raw_dataset.json`, `scores.json`
   (`evergreen.statistics.reference`) and `card.json` (`evergreen.registry.model_cards`).
 - `releases/<version>.json`: a `Release`.
-- `graphs/<version>/`: a version's graph and golden rows. They stay after Triton's repository has
-  removed them.
+- `graphs/<version>/`: a version's graph and golden rows. The files stay here after Triton's
+  repository has removed its copies.
 - `serving.json`: `manifests.ServingPlace`.
 - `journal.jsonl`: `evergreen.registry.promotion_journal`.
 - `runs/`: `evergreen.registry.runs`.
@@ -69,8 +69,8 @@ def graph_folder(store: Path, version: int) -> Path:
 def graph_sha256(folder: Path) -> str:
     """Return the hash of the graph in `folder`.
 
-    It is the hash of `model.onnx`. If there is a `model.data`, it is a hash of the names and hashes
-    of both files.
+    The result is normally the hash of `model.onnx`. If the folder has a `model.data`, the hash
+    covers the names and hashes of both files.
     """
     if not (folder / DATA_FILE).exists():
         return sha256_file(folder / GRAPH_FILE)
@@ -100,10 +100,10 @@ def keep_verdict(store: Path, verdict: Verdict, raw: RawDataset) -> Verdict:
     Args:
         store: Folder of the model registry, which contains the candidate.
         verdict: Verdict of the gate.
-        raw: Dataset with the holdout rows.
+        raw: Manifest of the dataset with the holdout rows.
 
     Returns:
-        The verdict with references to the candidate and the dataset.
+        The stored verdict, with references to the candidate and the dataset.
 
     Raises:
         ContractError: the candidate is not in the registry.
@@ -160,10 +160,10 @@ def read_serving_place(store: Path) -> ServingPlace | None:
 def model_in(folder: Path) -> Model:
     """Read the manifest of the model in a folder.
 
-    Its `uri` is that folder, even if the registry was copied or moved.
+    The `uri` of the result is that folder, even if the registry was copied or moved.
 
     Raises:
-        ContractError: the manifest is absent or corrupt.
+        ContractError: the manifest is missing or corrupt.
     """
     return replace(Model.read(folder / Model.MANIFEST), uri=folder.absolute().as_uri())
 
@@ -171,7 +171,8 @@ def model_in(folder: Path) -> Model:
 def read_release(store: Path, version: int) -> Release:
     """Read the manifest of a version.
 
-    Its model and graph URIs point into `store`, even if the registry was copied or moved.
+    The model and graph URIs of the result point into `store`, even if the registry was copied or
+    moved.
 
     Raises:
         ContractError: the manifest is absent or corrupt.
@@ -182,16 +183,16 @@ def read_release(store: Path, version: int) -> Release:
 
 
 def verified_part(model: Model, part: str) -> Path:
-    """Return the folder of one part of a model after its files were compared with the manifest.
+    """Compare the files of one part of a model with the manifest, and return the part's folder.
 
-    Each part is compared only once in a process.
+    A process compares each part only once.
 
     Args:
         model: Manifest from `model_in`.
         part: One of `Model.PARTS`.
 
     Raises:
-        ContractError: a file differs from the file that was stored. The message names the folder.
+        ContractError: a file is not the one that was stored. The message names the folder.
     """
     folder = local_path(model.uri) / part
     if part in model.sha256:
@@ -236,7 +237,7 @@ def referenced_model(store: Path, reference: str) -> Model:
     A model id is never a number.
 
     Raises:
-        ContractError: there is no such version or model.
+        ContractError: the version or model does not exist.
     """
     if not reference.isdecimal():
         return stored_model(store, reference)
@@ -292,12 +293,12 @@ def parent(store: Path, reference: str) -> Model | None:
 
 
 def learned_later(model: Model, models: Mapping[str, Model]) -> list[str]:
-    """Return the descendants of `model` that were trained on all of its evaluation rows.
+    """Return the descendants of `model` that trained on all of its evaluation rows.
 
-    In each branch of the lineage, only the first such descendant is returned. A run whose window
-    begins after some of the rows (`window_start`) was not trained on all of them. A later run was,
-    if its window begins early enough. Rows that were downsampled away or quarantined count as
-    training rows.
+    In each branch of the lineage, only the first such descendant counts. If the window of a run
+    begins after some of the rows (`window_start`), the run did not train on all of them. Later runs
+    in the same branch are checked in the same way. A row counts as a training row even if it was
+    downsampled away or quarantined.
 
     Args:
         model: Model with the evaluation rows.

@@ -4,9 +4,9 @@ The journal is an append-only file of JSON lines. Deployment writes it. The next
 champion from it.
 
 The journal is a write-ahead log. Before any server is notified of a version, an `intent` line
-records the version and its hashes, so every answer comes from a version in the journal. A later
-line records that the live version changed. If the last line is an intent, a deployment is active or
-was killed. The next deployment first rolls back a killed deployment.
+records the version and its hashes, so every answer comes from a version in the journal. When the
+live version has changed, another line records it. If the last line is an intent, a deployment is
+active or was killed. If a deployment was killed, the next deployment first rolls it back.
 
 The journal also shows whether a version is baking (`evergreen.contracts.baking`). The monitor may
 not change what is served. It only writes its findings on each version to a file in the registry
@@ -18,6 +18,7 @@ order of all lines is therefore known.
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import lru_cache
@@ -31,20 +32,21 @@ from evergreen.runtime.errors import ContractError
 
 JOURNAL_FILE = "journal.jsonl"
 INTENT = "intent"
-"""Servers are about to load `version`."""
+"""Servers will load `version` next."""
 RELEASE = "release"
 ROLLBACK = "rollback"
 PROMOTE = "promote"
 """A canary, or a model that the gate had refused, becomes live."""
 WITHDRAWN = "withdrawn"
-"""The preceding intent failed. The live version did not change."""
+"""Action of a line that cancels the preceding intent, because it failed. The live version did not
+change."""
 CANARY = "canary"
-"""`version` answers the share `share` of the traffic. The live version answers the remaining
+"""`version` answers the share `share` of the traffic. The live version answers the rest of the
 traffic."""
 CANARY_ENDED = "canary_ended"
 """`version` no longer answers requests. The live version answers all requests."""
 BAKED = "baked"
-"""`version` is live and passed its baking (`evergreen.contracts.baking`)."""
+"""Action of a line: `version` is live and has passed its baking (`evergreen.contracts.baking`)."""
 
 LIVE_ACTIONS = (RELEASE, ROLLBACK, PROMOTE)
 """Actions that make `version` the live version."""
@@ -53,7 +55,7 @@ ACTIONS = (INTENT, *LIVE_ACTIONS, WITHDRAWN, CANARY, CANARY_ENDED, BAKED)
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion:
-    """One line of the journal."""
+    """Line of the promotion journal."""
 
     time: str
     """ISO 8601 UTC. Never earlier than the time of the preceding line, even if the clock was set
@@ -61,28 +63,28 @@ class Promotion:
     action: str
     """One of `ACTIONS`."""
     version: int
-    """Version to which the action applies."""
+    """Number of the version to which the action applies."""
     previous_version: int | None
-    """Version that was live before."""
+    """Number of the version that was live before this action."""
     model_id: str
     model_uri: str
     release_uri: str
     """URI of the version's `Release` manifest."""
     trigger_id: str | None
-    """Retrain request that led to the action. None if a person started it."""
+    """Id of the retrain request that led to the action. None if a person started the action."""
     reason: str
     who: str | None = None
     """Person or pipeline run that performed the action."""
     decision: str | None = None
-    """Decision of the gate on the model. None if no decision was needed."""
+    """Decision of the gate on the model. None if the action needed no decision."""
     parent_model_id: str | None = None
     sha256: dict[str, str] = field(default_factory=dict)
-    """The version's hashes as in its `Release`."""
+    """Hashes of the version's files, as in the version's `Release`."""
     share: float | None = None
     """Share of the traffic, for `canary` and for the intent before the first `canary` line."""
     blocked_model_id: str | None = None
-    """Model that an automatic `rollback` removed from traffic. The model is not released again
-    unless a person overrides the block."""
+    """Id of the model that an automatic `rollback` removed from traffic. The model is not released
+    again unless a person overrides the block."""
     config: str | None = None
     """Text of Triton's configuration before an `intent`. It is restored if the deployment is
     interrupted. None if there was no configuration, or another promotion follows."""
@@ -92,7 +94,7 @@ class Promotion:
     """Number of the controller's lease. None in lines of older releases."""
 
     def baked(self, time: str, who: str, reason: str) -> "Promotion":
-        """Return the line that ends the baking of this line's version."""
+        """Return a line that ends the baking of this line's version."""
         return replace(
             self, action=BAKED, time=time, who=who, reason=reason, share=None, config=None
         )
@@ -115,7 +117,8 @@ def read_lines(store: Path) -> tuple[Line, ...]:
     """Return every line of the journal, oldest first.
 
     Returns an empty tuple if there is no journal. A last line without its newline is an incomplete
-    append and is ignored.
+    append and is ignored. A line whose lease is older than that of a line before it is ignored too.
+    Its controller lost the lock between its last check and the append.
 
     Raises:
         ContractError: the file cannot be read, a complete line is neither a promotion nor a request
@@ -168,14 +171,29 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
         entry = lines[number]
         if isinstance(entry, Promotion) and entry.config:
             lines[number] = replace(entry, config=None)
-    return tuple(lines)
+    return tuple(_unfenced(lines))
+
+
+def _unfenced(lines: list[Line]) -> Iterator[Line]:
+    newest = 0
+    for line in lines:
+        lease = None if isinstance(line, Request) else line.lease
+        if lease is None or lease >= newest:
+            newest = max(newest, lease or 0)
+            yield line
+
+
+def newest_lease(store: Path) -> int:
+    """Return the largest number of a lease in the journal. 0 = the journal names none."""
+    leases = [line.lease for line in read_lines(store) if not isinstance(line, Request)]
+    return max((lease for lease in leases if lease is not None), default=0)
 
 
 def read_standing(store: Path) -> list[Promotion]:
-    """Return the lines about canaries, baking and the live version, oldest first.
+    """Return the lines about canaries, baking and live versions, without withdrawn ones.
 
-    If a deployment failed while it wrote a line, a `withdrawn` line follows and cancels that line.
-    Raises the errors of `read_entries`.
+    If a deployment failed while it wrote a line, the following `withdrawn` line cancels it. Raises
+    the errors of `read_entries`.
     """
     lines: list[Promotion] = []
     before: Promotion | None = None
@@ -194,7 +212,7 @@ def read_standing(store: Path) -> list[Promotion]:
 
 
 def read_journal(store: Path) -> list[Promotion]:
-    """Return the lines of `read_standing` that changed the live version."""
+    """Return the lines that changed the live version, without withdrawn lines."""
     return [entry for entry in read_standing(store) if entry.action in LIVE_ACTIONS]
 
 
@@ -206,8 +224,7 @@ def append_promotion(store: Path, promotion: Promotion) -> Promotion:
 def append_entry(store: Path, entry: Entry) -> Entry:
     """Append one line, flush it to disk, and return the line as written.
 
-    If the line's time is before that of the last line because the clock was set back, the line gets
-    the time of the last line.
+    The clock may have been set back. In this case the new line gets the time of the last line.
     """
     lines = read_lines(store)
     if lines and moment_of(entry.time) < moment_of(lines[-1].time):
@@ -249,8 +266,7 @@ def canary_at_work(store: Path) -> Promotion | None:
     """Return the newest line of the running canary, with its share, or None if there is no canary.
 
     A canary ends by a `canary_ended` line or by any line that changes the live version. If the
-    start of a canary failed while its line was written, a `withdrawn` line follows and cancels that
-    line.
+    start of a canary failed while its line was written, the following `withdrawn` line cancels it.
     """
     found: Promotion | None = None
     before: Promotion | None = None
@@ -269,15 +285,15 @@ def canary_at_work(store: Path) -> Promotion | None:
 
 
 def live_at(store: Path, moment: datetime) -> tuple[Promotion, Promotion | None] | None:
-    """Return the line that made a version live at `moment`, and the line that ended it.
+    """Return the journal line that made a version live at `moment`, and the line that ended this.
 
     Args:
         store: Folder of the model registry.
         moment: Time with a time zone.
 
     Returns:
-        Both lines. The second line is None if the version is still live. The result is None if no
-        version was live at `moment`.
+        Both lines. The second line is None if that version is still live. If no version was live at
+        `moment`, None is returned.
     """
     promotions = read_journal(store)
     for entry, after in zip(reversed(promotions), [None, *reversed(promotions)]):
@@ -292,7 +308,7 @@ def moment_of(text: str) -> datetime:
     Raises:
         ValueError: the text is not a time.
     """
-    # Python 3.10 does not accept Z as UTC.
+    # Python 3.10 does not parse Z as UTC.
     moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
@@ -303,7 +319,7 @@ def findings_path(store: Path, version: int) -> Path:
 
 
 def write_findings(store: Path, findings: Findings) -> None:
-    """Write the findings on a version, replacing earlier ones.
+    """Write the monitor's findings on a version, and replace earlier findings.
 
     Raises:
         OSError: the store cannot be written.
@@ -341,9 +357,10 @@ def read_findings(store: Path, version: int) -> Findings | None:
 def baking(store: Path) -> Promotion | None:
     """Return the line that made the baking version live, or None if no version is baking.
 
-    A version bakes from its release or promotion until it is `baked` or another version is live.
-    The first version does not bake, because there is no version to roll back to. A version that a
-    rollback made live does not bake either, because it served before.
+    Baking starts with the release or promotion of a version. Baking ends when the version is
+    `baked`, or when another version goes live. The first version does not bake, because a rollback
+    would have no target. A version that a rollback made live does not bake either, because it
+    served before.
     """
     live = current(store)
     if live is None or live.action not in (RELEASE, PROMOTE) or live.previous_version is None:
@@ -355,6 +372,6 @@ def baking(store: Path) -> Promotion | None:
 def seconds_since(line: Promotion, now: datetime) -> float:
     """Return the seconds from the journal's line to `now`, which has a time zone.
 
-    The result is negative if the clock was set back.
+    The number is negative if the clock was set back.
     """
     return (now - moment_of(line.time)).total_seconds()

@@ -1,9 +1,10 @@
 """The accepted recommenders of a registry: versions of the file that describes what to train.
 
-`evergreen recommender` accepts a file, and extraction reads the accepted version for a run.
-Versions are `<store>/recommender/<n>.json`, numbered from 1. `<store>/recommender/journal.jsonl`
-records who accepted each version, when and why. A version exists as soon as the journal has its
-line. A file without a line was left by a killed command. The next `accept` overwrites such a file.
+`evergreen recommender` accepts a new file, and extraction reads the accepted version for a run.
+Accepted versions are stored as `<store>/recommender/<n>.json`, numbered from 1.
+`<store>/recommender/journal.jsonl` records who accepted each version, when and why. A version
+exists as soon as the journal has its line. If a file has no line in the journal, the command that
+wrote it was killed. The next `accept` overwrites such a file.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ class AcceptedRecommender:
     name: str
     """Name of the recommender."""
     digest: str
-    """`Recommender.digest`, the SHA-256 of the version's file."""
+    """SHA-256 of the version's file (`Recommender.digest`)."""
 
 
 def recommenders_folder(store: Path) -> Path:
@@ -45,7 +46,7 @@ def recommenders_folder(store: Path) -> Path:
 
 
 def read_accepted(store: Path) -> list[AcceptedRecommender]:
-    """Return all accepted versions, oldest first. The list is empty if there are none.
+    """Return all accepted versions, oldest first. The list is empty if no version was accepted.
 
     Raises:
         ContractError: a line of the journal is corrupt. The message names the file and the line.
@@ -95,7 +96,7 @@ def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
     """Return the recommender that a run's two parameters name, after checking the settings.
 
     Raises:
-        ContractError: there is no such recommender, or a setting is wrong.
+        ContractError: the recommender does not exist, or a setting is wrong.
     """
     recommender = accepted(store, reference).with_settings(parse_settings(settings))
     check_settings(recommender)
@@ -105,8 +106,8 @@ def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
 def served_recommender(store: Path) -> Recommender | None:
     """Return the recommender of the live model.
 
-    If no model is live, the newest accepted recommender is returned. Returns None if there is
-    neither.
+    If no model is live, the newest accepted recommender is returned. Returns None if there is no
+    live model and no accepted recommender.
 
     Raises:
         ContractError: the live model's manifest, or the accepted version, is absent or corrupt.
@@ -121,9 +122,9 @@ def logged_recommender(store: Path) -> Recommender | None:
     """Return the newest accepted recommender, with all columns that log records may contain.
 
     The columns of the live model and of all earlier versions of the same name are included, because
-    clients adopt a change one after another. If the live model has another name, its recommender is
-    returned instead, because the log contains the rows of that recommender. Returns None if there
-    is no recommender.
+    clients adopt a change one after another. If the live model has another name, the log contains
+    that model's rows, so the live model's recommender is returned. Returns None if there is no
+    recommender.
 
     Raises:
         ContractError: see `served_recommender`.
@@ -142,14 +143,14 @@ def logged_recommender(store: Path) -> Recommender | None:
 
 
 def recommender_at(path: Path) -> Recommender:
-    """Return the recommender at `path`.
+    """Return the recommender that is stored at `path`.
 
     Args:
         path: Folder of a model registry (see `served_recommender`), or a copy of
             `<store>/recommender/<n>.json`.
 
     Raises:
-        ContractError: there is none, or it is corrupt.
+        ContractError: no recommender is stored there, or it is corrupt.
     """
     if path.is_dir():
         if (found := served_recommender(path)) is None:
@@ -212,12 +213,13 @@ def accept(
         who: Person who accepts it.
         why: Reason.
         now: Time of the line in the journal.
-        replaces_other: Whether it may replace a different recommender that uses the registry.
+        replaces_other: Whether the new version may replace a different recommender that uses the
+            registry.
 
     Raises:
         ContractError: the reason is empty, the newest version is the same, or a different
-            recommender uses the registry. A recommender is different if it has another name or none
-            of the same features.
+            recommender uses the registry. Two recommenders differ if they have different names or
+            no common feature.
     """
     if not why.strip():
         raise ContractError("reason is empty, expected why this recommender is accepted")
@@ -243,7 +245,7 @@ def accept(
 
 
 def _expect_same(store: Path, line: AcceptedRecommender, recommender: Recommender) -> None:
-    """Raise ContractError if `recommender` differs from the recommender of the journal's line."""
+    """Raise ContractError if the journal's line accepted another recommender."""
     before = read_version(store, line)
     if before.name != recommender.name:
         difference = (

@@ -1,12 +1,13 @@
 """Files of a run in the model registry: a note and a report of each step, and the run's outcome.
 
 The exit handler reads the notes to find out which step failed and why, because neither KFP backend
-reports this. The hosted backend passes an empty message, and the local backend names the exit
-handler itself. The monitor shows outcomes and reports. Each step decides what its report contains.
+reports this. The exit handler of the hosted backend gets an empty message, and that of the local
+backend gets its own name. The monitor shows the outcomes and the reports. Each step decides what
+its report contains.
 
 Layout: `<store>/runs/<run>/<step>.json`, `<step>_report.html` and `.json`, and `outcome.json` from
-the exit handler. `store_name` names the folder of a Kubeflow run, because Kubeflow's own names are
-not unique.
+the exit handler. A run from Kubeflow gets a folder name from `store_name`, because run names in
+Kubeflow are not unique.
 """
 
 import json
@@ -37,7 +38,7 @@ from evergreen.runtime.errors import ContractError, Preempted, Refused
 T = TypeVar("T")
 OUTCOME_FILE = "outcome.json"
 HTML, JSON = "html", "json"
-"""Kinds of reports, for people and for programs."""
+"""Kinds of reports: HTML for people, and JSON for programs."""
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
 LAST_STEP = STEPS[-1]
 CANCELED_STATES = frozenset({"CANCELED", "CANCELLED", "CANCELING"})
@@ -51,8 +52,9 @@ class StepNote:
 
     step: str
     state: str = "running"
-    """`running`, `done`, `refused` (the step ran without an error and its decision is negative),
-    `preempted` (it was stopped, saved its state and waits for a retry) or `failed`."""
+    """State of the step: `running`, `done`, `refused`, `preempted` or `failed`. `refused` means
+    that the step ran without an error and its decision is negative. `preempted` means that the step
+    was stopped, saved its state and waits for a retry."""
     reason: str = ""
     started_at: str = ""
     seconds: float | None = None
@@ -66,17 +68,17 @@ class RunOutcome:
 
     run: str
     trigger_id: str
-    """Retrain request of the monitor, or of a command with `trigger_id`. Empty for a run that a
-    person or a schedule started."""
+    """Retrain request of the monitor, or of a command with `trigger_id`. Empty if a person or a
+    schedule started the run."""
     state: str
-    """`released`, `canary` (its version is a canary beside the live version), `evaluated` (the gate
-    accepted the model, but the settings request no release), `refused` (by validation or the gate)
-    or `failed`."""
+    """`released`, `canary`, `evaluated`, `refused` or `failed`. `canary` means that the version is
+    a canary beside the live version. `evaluated` means that the gate accepted the model, but the
+    settings request no release. `refused` means that validation or the gate refused."""
     step: str
     """Step that decided the outcome."""
     reason: str
     version: int | None
-    """Version that this run made live or a canary, or None."""
+    """Number of the version that this run made live or a canary, or None."""
     ended_at: str
     reports: dict[str, str] = field(default_factory=dict)
     """URI of each step's HTML report (`reports_of`)."""
@@ -110,13 +112,14 @@ def store_name(run: str, resource: str, run_id: str) -> str:
     special in a folder's name, a glob pattern or a command line are escaped as in a URL.
 
     Args:
-        run: Kubeflow's name of the run. Empty in a run of a schedule.
+        run: Kubeflow's name of the run. Empty if a schedule started the run.
         resource: Name of the run's workflow, which Kubeflow also uses as the name of a schedule's
             run.
-        run_id: Kubeflow's id of the run, a UUID. Empty in a local run, whose own name is unique.
+        run_id: Kubeflow's id of the run, a UUID. Empty in a local run, because the name of a local
+            run is unique.
 
     Returns:
-        The name. It is equal to `run` if there is no id.
+        The name. The result equals `run` if the run has no id.
 
     >>> store_name("weekly", "evergreen-x7k2p", "3011424b-cce0-40c0-bea8-f11f49badc9c")
     'weekly~3011424b'
@@ -134,12 +137,12 @@ def store_name(run: str, resource: str, run_id: str) -> str:
 
 
 def left_anything(store: Path, run_id: str) -> bool:
-    """Return whether the run with this Kubeflow id has a file in the registry."""
+    """Return whether the registry has a file of the run with this Kubeflow id."""
     return any((store / "runs").glob(f"*~{run_id[:8]}/*"))
 
 
 def kubeflow_name(run: str) -> tuple[str, str]:
-    """Return a run's name in Kubeflow and the start of its id, from its name in the registry.
+    """Convert a run's name in the registry to its Kubeflow name and the start of its Kubeflow id.
 
     The id is empty for a local run.
 
@@ -158,8 +161,8 @@ def new_run_name(kind: str) -> str:
 def run_folder(store: Path, run: str) -> Path:
     """Return the folder of a run's notes.
 
-    Every step calls this function first. A step removes files of an earlier try, so the name must
-    not lead out of the folder `runs`.
+    Every step calls this function before it uses files. A step removes files of an earlier try. The
+    name of a run must therefore not lead out of the folder `runs`.
 
     Raises:
         ContractError: `run` is not the name of one folder.
@@ -175,7 +178,7 @@ class Stopped(SystemExit):
 
 @contextmanager
 def _sigterm_as_error() -> Iterator[None]:
-    """Raise Stopped in the body on SIGTERM.
+    """Raise Stopped in the body of the `with` statement on SIGTERM.
 
     Otherwise SIGTERM would end the process before the note is written.
     """
@@ -183,7 +186,7 @@ def _sigterm_as_error() -> Iterator[None]:
         threading.current_thread() is not threading.main_thread()
         or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
     ):
-        yield  # only the main thread gets signals, and an existing handler stays
+        yield  # only the main thread receives signals, and an existing handler is not replaced
         return
 
     def stop(signum: int, _frame: Any) -> None:
@@ -200,9 +203,9 @@ def _sigterm_as_error() -> Iterator[None]:
 def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
     """Record the state of `step` in its note while the body runs.
 
-    At first the state is `running`. After the body the state is `done`, unless the body has set
-    another state. After an error the state is `refused`, `preempted` or `failed`. A retry of the
-    step replaces the note of the earlier try.
+    The state is `running` at first. When the body ends, the state becomes `done`, unless the body
+    has set another state. After an error the state is `refused`, `preempted` or `failed`. If the
+    step is retried, the new note replaces the note of the earlier try.
     """
     started = time.monotonic()
     note = StepNote(step=step, started_at=datetime.now(timezone.utc).isoformat())
@@ -232,7 +235,7 @@ def noted(store: Path, run: str, step: str) -> Iterator[StepNote]:
 
 
 def each_note(store: Path, run: str) -> Iterator[StepNote]:
-    """Iterate over the notes of a run in step order. Each note is read only when it is needed.
+    """Iterate over the notes of a run, in the order of the steps. Each note is read lazily.
 
     Raises the errors of `find_outcome`.
     """
@@ -241,7 +244,7 @@ def each_note(store: Path, run: str) -> Iterator[StepNote]:
 
 
 def read_notes(store: Path, run: str) -> list[StepNote]:
-    """Return all notes of a run in step order."""
+    """Return all notes of a run, in the order of the steps."""
     return list(each_note(store, run))
 
 
@@ -283,9 +286,9 @@ def read_outcomes(store: Path) -> list[RunOutcome]:
 def find_outcome(store: Path, run: str) -> RunOutcome | None:
     """Return the newest outcome of a run, or None while the run has not ended.
 
-    The exit handler writes the outcome, but Kubeflow runs the handler only once. If a person
-    retries the run in Kubeflow, the outcome is derived from the promotion journal and the notes
-    that the steps wrote since then.
+    The exit handler writes the outcome, but Kubeflow does not run it again for a retried run. For a
+    retried run, the outcome follows from the promotion journal and from the notes that the steps
+    wrote later.
 
     Raises:
         ContractError: a file of the run is corrupt.
@@ -318,8 +321,8 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
         kfp_state="unknown",
         ended_at=ended_at.isoformat(),
     )
-    # The exit handler does not run for a retried run, so it reports neither a killed step nor the
-    # end. Such a run may still be active.
+    # For a retried run the exit handler does not run again. It therefore reports neither a killed
+    # step nor the end of the run. A retried run may therefore still be active.
     is_over = outcome.state != "failed" or last.state == "failed"
     return outcome if is_over else None
 
@@ -350,7 +353,8 @@ def conclude(
     if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
         state = "evaluated"
     elif last.state == "refused" and last.step == LAST_STEP and (canary := canary_at_work(store)):
-        # The running canary continues. This is not a reason for a longer cooldown or an alert.
+        # The running canary is not affected. The refusal is not a reason for a longer cooldown or
+        # an alert.
         state, version = "canary", canary.version
     elif last.state == "refused":
         state = "refused"
@@ -358,7 +362,7 @@ def conclude(
         state = "released" if last.facts.get("rollout") == "full" else "canary"
         version = int(last.facts["version"])
     elif made is not None:
-        # The step was stopped after it wrote the line in the journal and before it wrote its note.
+        # The step wrote its line in the journal, but was stopped before it wrote its note.
         state, version = "released" if made.action == RELEASE else "canary", made.version
         reason = (
             f"the journal has version {version} of this run; {last.step} itself: "
@@ -379,7 +383,7 @@ def conclude(
 
 
 def _failure(last: StepNote, kfp_state: str) -> str:
-    """Return why a run failed. The note is that of its last step."""
+    """Return why a run failed. `last` is the note of the run's last step."""
     if kfp_state in CANCELED_STATES:
         return f"a person terminated the run in Kubeflow at {last.step}" + (
             f": {last.reason}" if last.reason else ""
@@ -418,7 +422,7 @@ def report_path(store: Path, run: str, step: str, *, kind: str = HTML) -> Path:
 def keep_report(
     store: Path, run: str, step: str, *, html: str | bytes, document: str | bytes | None = None
 ) -> None:
-    """Write the report of a step, replacing that of an earlier try.
+    """Write the report of a step, and replace the report of an earlier try.
 
     Each file is written atomically.
     """
@@ -430,7 +434,7 @@ def keep_report(
 def forget_report(store: Path, run: str, step: str) -> None:
     """Remove the report of an earlier try.
 
-    If a new try ended without a report, the old report would look like its report.
+    If the new try ended without a report, the old report would be mistaken for a new one.
     """
     for kind in (HTML, JSON):
         report_path(store, run, step, kind=kind).unlink(missing_ok=True)

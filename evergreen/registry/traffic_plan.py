@@ -1,12 +1,12 @@
 """The traffic plan: which model answers which share of requests, and which one is the shadow.
 
-Deployment publishes the plan as one object of the model repository (`traffic_file`). The inference
-client reads it and chooses a model for each request. Without a plan, clients request
-`ServedNames.model` and name no version.
+Deployment publishes the traffic plan as one object in the model repository (`traffic_file`). The
+inference client reads the plan and chooses a model for each request. Without a plan, clients
+request `ServedNames.model` and name no version.
 
-The choice is sticky: requests with the same key go to the same arm while the plan keeps its `salt`.
-The key is the user, or the request id if there is no user. When the share of a canary grows, the
-canary keeps its keys and gets additional keys.
+Requests with the same key always go to the same arm, as long as the plan has the same `salt`. The
+key is the user, or the request id if there is no user. When the share of a canary grows, the canary
+keeps its keys and gets additional keys.
 """
 
 import hashlib
@@ -22,8 +22,8 @@ PLAN_POLL_SECONDS = 1.0
 """Longest interval at which a client reads the plan again."""
 DRAIN_SECONDS = 5 * PLAN_POLL_SECONDS
 """Seconds between the plan that ends a canary and the unloading of its version. During this time
-every client reads the plan, and requests that were sent under the old plan are answered. If a
-client still requests the unloaded canary, the client repeats the request on the stable arm."""
+every client reads the new plan, and requests under the old plan are answered. If a client still
+requests the unloaded canary, the client repeats the request on the stable arm."""
 
 Baseline = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Counters by source, then by arm (`STABLE`, `CANARY`), then by name."""
@@ -45,13 +45,13 @@ class Arm:
     """One model that may answer.
 
     Raises:
-        ContractError: the name is empty, or the version is not a positive integer.
+        ContractError: the name is empty, or the version is not a whole number above 0.
     """
 
     model_name: str
     """Triton's name of the model. Requests use this name and no version."""
     version: int
-    """Version that should answer under this name. The reply contains the version that actually
+    """Version that is expected to answer under this name. The reply contains the version that
     answered."""
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficPlan(Manifest):
-    """One plan, see the module.
+    """Plan that tells clients which model answers which share of requests (see the module).
 
     Raises:
         ContractError: a field has the wrong type, a share is outside [0, 1] or has no canary, or
@@ -75,21 +75,21 @@ class TrafficPlan(Manifest):
     number."""
     stable: Arm
     canary: Arm | None
-    """New version under its own name, or None."""
+    """New version with its own model name, or None."""
     canary_share: float
     """Share of the keys whose requests the canary answers."""
     shadow_share: float
-    """Share of the requests that the other arm scores too. The scores of the other arm are logged
-    and never served."""
+    """Share of the requests that the other arm also scores. These additional scores are logged and
+    never served."""
     salt: str
-    """Salt of the sticky hash. It stays the same while a canary grows."""
+    """Salt of the sticky hash. The salt stays the same while a canary grows."""
     published_at: str
     """ISO 8601 UTC."""
     reason: str
     baseline: Baseline = field(default_factory=dict)
-    """The servers' counters when the plan was published. The controller subtracts them from later
-    counters, and clients ignore them. They are part of the plan so that a stage and its initial
-    counters are written atomically."""
+    """Counters of the servers at the time when the plan was published. The controller subtracts
+    these values from later counters, and clients ignore them. The counters are part of the plan, so
+    that a stage and its initial counters are written atomically."""
 
     def __post_init__(self) -> None:
         expect(
@@ -114,7 +114,7 @@ class TrafficPlan(Manifest):
             )
 
     def next(self, **changes: Any) -> "TrafficPlan":
-        """Return the next plan, which is this plan with `changes` and the next sequence number."""
+        """Return a copy of this plan with `changes` and with the next sequence number."""
         return replace(self, **{"sequence": self.sequence + 1, **changes})
 
     def without_canary(self, *, stable: Arm, published_at: str, reason: str) -> "TrafficPlan":
@@ -130,7 +130,7 @@ class TrafficPlan(Manifest):
         )
 
     def arm_for(self, key: str) -> Arm:
-        """Return the arm that answers requests of `key`."""
+        """Return the arm that answers the requests with this key."""
         if self.canary is not None and _fraction(self.salt, "arm", key) < self.canary_share:
             return self.canary
         return self.stable
@@ -138,8 +138,8 @@ class TrafficPlan(Manifest):
     def shadow_for(self, key: str, request_id: str) -> Arm | None:
         """Return the arm that scores this request as shadow traffic, or None.
 
-        The random draw depends on the request and not on the key. Requests of every user can
-        therefore be in the sample, whichever arm answers them.
+        The random draw depends on the request id and not on the key. The sample can therefore
+        include requests of every user, whichever arm answers them.
         """
         if self.canary is None or _fraction(self.salt, "shadow", request_id) >= self.shadow_share:
             return None
@@ -148,8 +148,8 @@ class TrafficPlan(Manifest):
 
 def _fraction(salt: str, purpose: str, key: str) -> float:
     """Return a number in [0, 1) that depends only on the arguments and is uniform over keys."""
-    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. The request must
-    # not fail because of it.
+    # A key may contain a lone surrogate, which is valid in JSON but not in UTF-8. Such a key must
+    # not make the request fail.
     digest = hashlib.blake2b(
         f"{salt}\0{purpose}\0{key}".encode(errors="surrogatepass"), digest_size=8
     ).digest()
@@ -159,7 +159,7 @@ def _fraction(salt: str, purpose: str, key: str) -> float:
 def _is_utc_time(text: object) -> bool:
     """Return whether `text` is an ISO 8601 time with an offset.
 
-    `Z` is not accepted, because Python 3.10 does not parse it.
+    The suffix `Z` is not accepted, because Python 3.10 does not parse it.
     """
     try:
         return isinstance(text, str) and datetime.fromisoformat(text).tzinfo is not None

@@ -1,4 +1,7 @@
-"""The event list of a page: one line for each event, by date, with routine events folded."""
+"""List of events on a page, with one line for each event, grouped by date.
+
+On the page, events of routine kinds are hidden until the reader unfolds them.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +12,8 @@ from typing import ClassVar
 from evergreen.reports.rendering import PageBlock
 
 MAX_FOLDED = 50
-"""Largest number of lines in a fold, because thousands of files are archived each day."""
+"""Maximum number of events that are shown when a group of routine events is unfolded. A single day
+can have thousands of archived files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +25,9 @@ class ShownEvent:
     kind: str
     text: str
     times: int = 1
-    """Number of consecutive equal events that this line represents."""
+    """Number of equal consecutive events that this line shows."""
     after: str = ""
-    """Time since the start of the incident or run, as text."""
+    """Time between the start of the incident or run and the event, as text."""
 
     @property
     def clock(self) -> str:
@@ -32,21 +36,24 @@ class ShownEvent:
 
     @property
     def name(self) -> str:
-        """Kind with spaces, and the number of events."""
+        """Kind of the event, written with spaces, and the number of events."""
         name = self.kind.replace("_", " ")
         return name if self.times == 1 else f"{name}, {self.times} in a row"
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Stretch:
-    """Consecutive events that are either all routine events or all other events."""
+    """Group of consecutive events. Either all or none of them are routine events."""
 
     is_routine: bool
     events: Sequence[ShownEvent]
 
     @property
     def shown(self) -> Sequence[ShownEvent]:
-        """Events that are shown. A fold shows at most `MAX_FOLDED` of its events."""
+        """Events of this group that the page shows.
+
+        A fold shows at most `MAX_FOLDED` of its events.
+        """
         return self.events[:MAX_FOLDED] if self.is_routine else self.events
 
     @property
@@ -64,14 +71,17 @@ class _Stretch:
 
 @dataclass(frozen=True)
 class EventList(PageBlock):
-    """The event list. `days` maps dates to their groups of events."""
+    """The event list. `days` maps each date to its groups of events."""
 
     TEMPLATE: ClassVar[str] = "events.html.j2"
     days: Mapping[str, Sequence[_Stretch]]
 
 
 def event_list(events: Iterable[ShownEvent], *, routine: Collection[str]) -> EventList:
-    """Return the events in the given order, with `routine` kinds folded. Times are UTC."""
+    """Return the block for events in the given order.
+
+    Groups of events of the `routine` kinds are hidden until the reader unfolds them. Times are UTC.
+    """
     return EventList(
         {
             day: [

@@ -44,7 +44,7 @@ _FIRST_SLICES = 8
 
 
 def card_page(card: ModelCard) -> str:
-    """Return the card as an HTML page."""
+    """Return the model card as an HTML page."""
     verdict = card.verdict
     return html_page(
         f"Model card: {card.model_id}",
@@ -104,7 +104,7 @@ def _decision(card: ModelCard) -> list[PageBlock]:
     return found
 
 
-# -- what came after the gate
+# -- state after the gate's decision
 
 
 def _state(card: ModelCard) -> Banner:
@@ -203,7 +203,7 @@ def _names(card: ModelCard) -> tuple[str, str]:
 def quality_blocks(found: RowsQuality | Verdict, names: tuple[str, str]) -> list[PageBlock]:
     """Return a table of both models' quality on the same rows.
 
-    `names` are the candidate's and the champion's.
+    `names` are the names of the candidate and the champion.
     """
     candidate, champion, difference = found.candidate, found.champion, found.difference
     of_users = candidate.gauc is not None
@@ -244,7 +244,10 @@ def _old_rows(card: ModelCard) -> list[PageBlock]:
 
 
 def _columns_alone(aucs: Mapping[str, float]) -> PageTable:
-    """Return a table of each column's own AUC. A high value shows a column that leaks the label."""
+    """Return a table with the AUC of each column used alone.
+
+    A high value shows a column that leaks the label.
+    """
     rows = [[column, f"{auc:.4f}"] for column, auc in aucs.items()]
     return PageTable(
         caption="each column alone, on the held-out rows",
@@ -275,7 +278,10 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
 
 
 def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
-    """Return both models' quality on each slice, with all but the first slices folded."""
+    """Return tables of both models' quality on each slice.
+
+    Only the first slices are visible before the reader unfolds the rest.
+    """
     head = [
         "slice",
         "rows",
@@ -315,7 +321,10 @@ def slices_blocks(slices: Sequence[SliceQuality]) -> list[PageBlock]:
 
 
 def calibration_blocks(models: Mapping[str, Sequence[CalibrationBin]]) -> list[PageBlock]:
-    """Return charts of click rate against mean score. The last model is drawn above the others."""
+    """Return charts of click rate against mean score.
+
+    The chart shows the last model above the others.
+    """
     colors = ["var(--mark)", "var(--now)"]
     lines = [
         Line(
@@ -344,7 +353,7 @@ def _settings_table(card: ModelCard) -> PageTable:
     return facts_table(rows, caption="the gate's settings and what they met")
 
 
-# -- training rows and specification
+# -- training rows and recommender
 
 
 def _drift(report: ValidationReport | None) -> list[PageBlock]:

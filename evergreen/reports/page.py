@@ -1,8 +1,8 @@
 """HTML pages from typed blocks, with one frame and one style sheet.
 
-A page is one file that works offline, without scripts, and in a width of 480 px. Its first screen
-shows the state, the chart of the AUC if there is one, and the decision with its checks. All text is
-escaped, because no block accepts markup.
+A page is one file that works offline, without scripts, and in a width of 480 px. The first screen
+of a page shows the state, the chart of the AUC if there is one, and the decision with its checks.
+All text is escaped, because no block accepts markup.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ _TONES = {
         ("warn", "notify", "quarantine", "breach", "held", "inconclusive", "drifted"), "warn"
     ),
 }
-"""Colour of each result's badge. Results without an entry are neutral."""
+"""Colour of each result's badge. Results that are not listed get a neutral colour."""
 
 
 class Text(PageBlock):
@@ -29,19 +29,19 @@ class Text(PageBlock):
     TEMPLATE = "text.html.j2"
 
     def __init__(self, *parts: object, soft: bool = False, identifier: str = "") -> None:
-        """Initialize from the parts. A soft paragraph is less prominent."""
+        """Create a text from its parts. A soft paragraph is less prominent."""
         self.parts, self.soft, self.identifier = parts, soft, identifier
 
 
 @dataclass(frozen=True)
 class Badge(PageBlock):
-    """A word on a coloured background."""
+    """Word with a coloured background."""
 
     TEMPLATE: ClassVar[str] = "badge.html.j2"
     text: str
     severity: str = ""
-    """Word that selects the colour, such as `warn`. If empty, the text itself selects the
-    colour."""
+    """Word that selects the colour, such as `warn`. If `severity` is empty, the text of the badge
+    selects the colour."""
 
     @property
     def tone(self) -> str:
@@ -65,7 +65,7 @@ class Strong(PageBlock):
     TEMPLATE: ClassVar[str] = "strong.html.j2"
     text: str
     tone: str = ""
-    """`worse` if the text is evidence against the model."""
+    """The value `worse` marks text that is evidence against the model."""
 
 
 @dataclass(frozen=True)
@@ -94,19 +94,19 @@ class Bullets(PageBlock):
 
 @dataclass(frozen=True, kw_only=True)
 class Banner(PageBlock):
-    """A state or a warning, with a coloured edge."""
+    """State or warning, in a box with a coloured edge."""
 
     TEMPLATE: ClassVar[str] = "banner.html.j2"
     text: str
     tone: str = ""
-    """`good`, `warn` or `bad`. Other words are neutral."""
+    """`good`, `warn` or `bad`. Other values give a neutral colour."""
     items: Sequence[str] = ()
     identifier: str = ""
 
 
 @dataclass(frozen=True)
 class Tiles(PageBlock):
-    """A few numbers, each below its name."""
+    """A few numbers, each of them below its name."""
 
     TEMPLATE: ClassVar[str] = "tiles.html.j2"
     facts: Mapping[str, object]
@@ -128,7 +128,7 @@ class PageTable(PageBlock):
 
     @property
     def width(self) -> str:
-        """CSS class for the width below which rows become records."""
+        """CSS class that decides at which width each row is shown as a record."""
         return "few" if len(self.head) <= 3 else "several" if len(self.head) <= 8 else "many"
 
 
@@ -149,9 +149,9 @@ class CheckRow:
     limit: str | None = None
     """Limit of the value, such as `at least 0.6`, or None."""
     result: str
-    """`pass`, `fail`, `inconclusive`, or another word."""
+    """Result of the check: `pass`, `fail`, `inconclusive`, or another word."""
     detail: str = ""
-    """Sentence about this check that adds to its numbers."""
+    """Explanation of the check, in addition to its numbers."""
 
     @property
     def badge(self) -> Badge:
@@ -160,7 +160,7 @@ class CheckRow:
 
 
 def check_rows(checks: Iterable[Check]) -> list[CheckRow]:
-    """Return the checks of a decision as rows of its table."""
+    """Return the table rows of a decision's checks."""
     return [
         CheckRow(
             name=check.name,
@@ -199,7 +199,7 @@ class Card:
     name: str
     badge: Badge | None
     is_moved: bool
-    """Whether the column's distribution moved."""
+    """Whether the distribution of the column has changed."""
     texts: Sequence[str]
     chart: BarChart | None
     numbers: Fold | None
@@ -210,7 +210,7 @@ class Card:
 class Cards(PageBlock):
     """Cards that are arranged side by side.
 
-    `is_compared` states that their charts have bars of earlier rows.
+    `is_compared` says whether the charts of the cards also have bars of earlier rows.
     """
 
     TEMPLATE: ClassVar[str] = "cards.html.j2"
@@ -226,7 +226,7 @@ def html_page(
     decision: str = "",
     refresh_seconds: int | None = None,
 ) -> str:
-    """Return the page: title and decision, first screen, links to the sections, and the sections.
+    """Return the HTML page: title, decision, first screen, links to the sections, and sections.
 
     If `refresh_seconds` is set, a browser reloads the page at this interval.
     """
@@ -248,6 +248,6 @@ def html_page(
 def refusal_page(step: str, reason: str) -> str:
     """Return the page of a step that refused before it had a report.
 
-    Without a page, Kubeflow would show an error.
+    Without this page, Kubeflow would show an error.
     """
     return html_page(f"{step} refused", first=[Text(reason)], sections={}, decision="refused")

@@ -11,8 +11,8 @@ from evergreen.reports import formats
 _PACKAGE = files(__package__)
 STYLE = _PACKAGE.joinpath("style.css").read_text(encoding="utf-8")
 _BREAKABLE = 20
-"""Length of the longest word that a cell shows in one line. A longer word, such as a URI, may break
-anywhere."""
+"""Length of the longest word that a cell shows in one line. A longer word, such as a URI, may be
+broken at any character."""
 _TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _LONG = 40
 """Number of characters above which a cell gets its own row in a narrow window."""
@@ -43,16 +43,16 @@ _ENVIRONMENT.globals["style"] = STYLE
 
 
 def render(template: str, **values: object) -> str:
-    """Render a template. Values are escaped unless they are a `PageBlock`."""
+    """Render a template. All values except a `PageBlock` are escaped."""
     return _ENVIRONMENT.get_template(template).render(values)
 
 
 class PageBlock:
-    """A part of a page with its own template. Templates and cells can contain it."""
+    """Part of a page that has its own template. Templates and table cells can contain a block."""
 
     TEMPLATE: ClassVar[str]
-    """Template file. It reads the block as `block`."""
+    """Template file. The template refers to the block as `block`."""
 
     def __html__(self) -> str:
-        """Return the markup. Jinja2 calls this method instead of escaping."""
+        """Return the markup. Jinja2 calls this method and does not escape its result."""
         return render(self.TEMPLATE, block=self)

@@ -1,7 +1,7 @@
 """Charts as inline SVG from templates: lines over time with events, and small bars.
 
-Horizontal positions are percentages of the width. A chart therefore fills the window's width while
-its texts keep their size.
+Horizontal positions are percentages of the width. A chart therefore fills the width of the window,
+while its texts do not change their size.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import ClassVar
 from evergreen.reports.rendering import PageBlock
 
 WIDTH, HEIGHT = 920, 300
-"""Default size in pixels. A page stretches the chart to its own width."""
+"""Default size in pixels. The page stretches the chart to the available width."""
 LEFT = 50
 RIGHT = 14
 TOP = 42
@@ -20,16 +20,17 @@ BOTTOM = 34
 MARK_ROWS = 3
 """Text rows above the chart for event names, so that neighbouring names do not overlap."""
 STEPS = 1000
-"""Number of horizontal coordinates of the plot."""
+"""Number of distinct horizontal positions in a chart."""
 SERIES = tuple(f"var(--series-{number})" for number in range(1, 9))
 """Colours of lines. The style sheet defines them for light and dark mode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """One line of a chart. A None value interrupts it.
+    """One line of a chart. A value of None interrupts the line.
 
-    If `low` and `high` are given, as long as `y`, a band is drawn behind the line.
+    If `low` and `high` are given, each as long as `y`, the band between them is drawn behind the
+    line.
     """
 
     label: str
@@ -42,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A vertical line at an event."""
+    """Vertical line that marks an event."""
 
     x: float
     text: str
@@ -51,10 +52,10 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True)
 class _Tick:
-    """A number on an axis, or a horizontal level."""
+    """Number on an axis, or a labelled horizontal line."""
 
     at: float
-    """Pixels from the top, or percent from the left."""
+    """Position in pixels from the top, or in percent from the left."""
     text: str
 
 
@@ -69,7 +70,7 @@ class _DrawnMark:
     def anchor(self) -> str:
         """Side of the line on which the name is written.
 
-        Near the right edge it is the left side.
+        Near the right edge the name is written on the left side.
         """
         return "end" if self.at > 80 else "start"
 
@@ -78,14 +79,15 @@ class _DrawnMark:
 class _DrawnLine:
     color: str
     band: str
-    """Points of the polygon between `low` and `high`. Empty if they are not given."""
+    """Points of the polygon between `low` and `high`. An empty text if `low` and `high` are not
+    given."""
     parts: Sequence[str]
     """Points of each uninterrupted part of the line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineChart(PageBlock):
-    """A line chart with computed positions."""
+    """Line chart for which all positions are computed."""
 
     TEMPLATE: ClassVar[str] = "line_chart.html.j2"
     WIDTH: ClassVar[int] = WIDTH
@@ -182,7 +184,7 @@ def _parts(line: Line, at_x: _Axis, at_y: _Axis) -> list[str]:
 
 
 def _band(line: Line, at_x: _Axis, at_y: _Axis) -> str:
-    """Return the points of the polygon between `low` and `high`, if both exist."""
+    """Return the points of the polygon between `low` and `high`, where both exist."""
     both = [
         (x, a, b) for x, a, b in zip(line.x, line.low, line.high) if a is not None and b is not None
     ]
@@ -192,7 +194,7 @@ def _band(line: Line, at_x: _Axis, at_y: _Axis) -> str:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Return about `about` round numbers in [low, high].
+    """Return approximately `about` round numbers in [low, high].
 
     >>> ticks(0.583, 0.882, 5)
     [0.6, 0.65, 0.7, 0.75, 0.8, 0.85]
@@ -206,12 +208,12 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """Two overlaid bars of row shares."""
+    """Bar of the current share of rows, in front of a bar of the earlier share."""
 
     label: str
     now: float
     before: float | None
-    """Share of the earlier rows, or None if there are no earlier rows."""
+    """Share of rows in the earlier sample. None if there is no earlier sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +240,10 @@ class BarChart(PageBlock):
     bars: Sequence[Bar]
 
     def rectangles(self, place: int) -> list[_Rectangle]:
-        """Return the rectangles of one bar. The first rectangle is in the background."""
+        """Return the rectangles of the bar at position `place`.
+
+        The first rectangle is drawn in the background.
+        """
         bar, step = self.bars[place], self.WIDTH / len(self.bars)
         top = max(max(each.now, each.before or 0.0) for each in self.bars) or 1.0
         shapes = []

@@ -4,10 +4,11 @@
 that would fill the memory.
 
 Every reader of archived rows uses this module: the backtest, the canary's evidence, the
-verification of a version and validation's skew. `monitoring.state.archive` writes the files, and
-its uploader moves them. They are `day=YYYY-MM-DD/*.parquet` with the types of `contracts.raw_rows`,
-in a folder or a bucket. A back-filled version of a day (`day=D/version=N/`) is left out, because it
-corrects the served rows. The callers decide which parts of a file they read.
+verification of a version and validation's skew. `monitoring.state.archive` writes the archive's
+files, and its uploader moves them. Archives and lakes consist of files `day=YYYY-MM-DD/*.parquet`
+with the types of `contracts.raw_rows`, in a folder or a bucket. A back-filled version of a day
+(`day=D/version=N/`) is left out, because it corrects the served rows. The callers decide which
+parts of a file they read.
 """
 
 import stat
@@ -44,7 +45,7 @@ def reading_parquet(name: object) -> Iterator[None]:
 def _supports_checksums() -> bool:
     """Return whether this version of pyarrow supports page checksums.
 
-    Preprocessing has an older version, because NVTabular requires it.
+    The preprocessing step has an older version of pyarrow, because NVTabular requires it.
     """
     return int(pa.__version__.split(".")[0]) >= 13
 
@@ -56,7 +57,7 @@ _CHECKED = {"write_page_checksum": True} if _supports_checksums() else {}
 def parquet_file(source: Any, **options: Any) -> pq.ParquetFile:
     """Open a Parquet file whose pages are verified by their checksums while they are read.
 
-    Files of other writers may have no checksums. Errors are pyarrow's (see `reading_parquet`).
+    Files from other writers may lack checksums. Errors are pyarrow's (see `reading_parquet`).
     """
     return pq.ParquetFile(source, **_VERIFIED, **options)
 
@@ -72,15 +73,16 @@ def write_parquet(table: Any, target: Any, **options: Any) -> None:
 
 
 MAX_ROWS_PER_BYTE = 100
-"""Maximum rows per byte of a file. Each row has its own key and time, which take more than 1/100
-byte."""
+"""Maximum number of rows for each byte of a file. Each row has its own key and time, which occupy
+more than 1/100 byte."""
 FREE_ROWS = 65_536
-"""Rows that a file of any size may have in addition to `MAX_ROWS_PER_BYTE`."""
+"""Number of rows that any file may have in addition to `MAX_ROWS_PER_BYTE` per byte."""
 MAX_GROUP_ROWS = 1 << 24
 MAX_GROUP_BYTES = 4 << 30
 """Maximum bytes of a row group before compression."""
 MAX_RATIO = 1_000
-"""Maximum compression ratio of a row group larger than `FREE_BYTES`."""
+"""Maximum compression ratio of a row group. Row groups of up to `FREE_BYTES` may exceed this
+ratio."""
 FREE_BYTES = 64 << 20
 MAX_TEXT_BYTES = 256 << 20
 """Maximum bytes of the texts of one column in one batch."""
@@ -125,8 +127,8 @@ def bounded_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Read some columns of one row group in batches of bounded size.
 
-    A batch has at most `MAX_TEXT_BYTES` of text in a column. Texts that are dictionary-encoded in
-    the file remain encoded, so that a long text that many rows share is in memory once.
+    A batch has at most `MAX_TEXT_BYTES` of text in a column. Texts that the file stores
+    dictionary-encoded remain encoded. A long text that many rows share is then in memory once.
 
     Args:
         path: File that `open_parquet` accepted.
@@ -183,7 +185,7 @@ def _has_lengths(found: pa.DataType) -> bool:
 
 
 class MovedAway(TemporaryError):
-    """Error about a listed file that is now absent.
+    """Error about a file that was listed and is now absent.
 
     The uploader has moved the file, or an operator has removed it.
     """
@@ -203,7 +205,7 @@ class ArchivedFile:
 
     @property
     def day(self) -> str:
-        """Return the UTC day of its rows, YYYY-MM-DD."""
+        """Return the UTC day of the file's rows, YYYY-MM-DD."""
         return _split_name(self.info.name)[0]
 
     @property
@@ -238,8 +240,8 @@ def archived_files(
 
     Args:
         archive: The archive.
-        days: UTC days to list, YYYY-MM-DD. Each day is listed separately. None = all days.
-        first_day: First day to return. None = no limit.
+        days: UTC days to list, YYYY-MM-DD. Every day needs its own listing. None = all days.
+        first_day: First day to return. None = no first day.
 
     Raises:
         TemporaryError, PermanentError: the bucket cannot be listed.
@@ -269,7 +271,7 @@ def arrow_schema(types: dict[str, str]) -> pa.Schema:
 
 
 def is_alike(found: pa.DataType, expected: pa.DataType) -> bool:
-    """Return whether two types are equal, ignoring the names of list elements."""
+    """Return whether two Arrow types are equal. Names of list elements are ignored."""
     if pa.types.is_list(found) and pa.types.is_list(expected):
         return is_alike(found.value_type, expected.value_type)
     return bool(found == expected)
@@ -281,7 +283,7 @@ def _holds_served_rows(name: str) -> bool:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """Return the day in the name of a file's folder, and the rest of the file's name."""
+    """Return the day from the name of the file's folder, and the rest of the name."""
     folder, _, file = name.partition("/")
     return folder.removeprefix(DAY_PARTITION.format(day="")), file
 

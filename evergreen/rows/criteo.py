@@ -1,7 +1,7 @@
 """Criteo's text files: TSV without a header (1TB, Kaggle), CSV or TSV with a header (re-issues).
 
-Rows have a label, 13 integers and 26 categories of up to 8 hex digits, but no times. These files
-can be read only for a recommender with exactly these features.
+Each row has a label, 13 integers and 26 categories of up to 8 hex digits. Rows have no times. The
+files can be read only for a recommender with exactly these features.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ COLUMNS = (LABEL, *CRITEO.names)
 """Criteo's columns, in the order of its files without a header."""
 INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
 """Pattern of an integer as text. The suffix `.0` is accepted, because pandas writes it in an
-integer column with missing values. The limit is 18 digits, which fit an int64."""
+integer column with missing values. Integers have at most 18 digits, so they fit an int64."""
 HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
 """Pattern of a category as text."""
 
@@ -39,11 +39,11 @@ def are_its(features: Features) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class CriteoRows:
-    """Rows of one of Criteo's files. It implements `forms.FileRows`."""
+    """Rows of a file in one of Criteo's formats. It implements `forms.FileRows`."""
 
     rows: TextRows
     columns: dict[str, str]
-    """Name in the file of each raw column."""
+    """Name of each raw column in the file."""
 
     @property
     def path(self) -> Path:
@@ -66,8 +66,8 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
     Args:
         path: The file.
         head: Its first lines.
-        rows: The file, opened as text with a header.
-        labelled: Whether rows must have a label. If not, a header may lack it.
+        rows: The same file, opened as text with a header.
+        labelled: Whether rows must have a label. If False, the header may lack the label.
 
     Raises:
         ContractError: The file has none of the formats, or its header lacks a Criteo column or
@@ -101,7 +101,7 @@ def criteo_rows(path: Path, head: Head, rows: TextRows, *, labelled: bool = True
 
 
 def parse_hex(texts: Any) -> Any:
-    """Return the int64 values of categories (string array).
+    """Return the categories (int64) that hex texts represent.
 
     A text that is not 1 to 8 hex digits becomes null.
 

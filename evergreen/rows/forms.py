@@ -1,4 +1,4 @@
-"""The files of rows in a folder, their formats, and their rows in a recommender's raw schema.
+"""Reading of the files of rows in a folder: their formats, and their rows in the raw schema.
 
 A file is Parquet, text with a header, JSON lines, or Criteo's text. `ColumnNames` has the names of
 the file's columns. The values of every format are parsed by the same rules (`values`,
@@ -89,7 +89,7 @@ class FileRows(Protocol):
 
 
 class Reader(Protocol):
-    """Rows of a recommender in one file of click logs."""
+    """Reader of one file of click logs for a recommender."""
 
     @property
     def path(self) -> Path:
@@ -112,7 +112,7 @@ class Reader(Protocol):
         Columns that the format does not have, such as request id or event time, are null.
 
         Args:
-            malformed: Collects the malformed rows and counts every row read.
+            malformed: Collector of malformed rows. It also counts all rows that are read.
 
         Raises:
             ContractError: the file is corrupt, or too many of its rows are malformed.
@@ -122,13 +122,13 @@ class Reader(Protocol):
 def click_log_files(path: Path) -> list[Path]:
     """Return the files to read: `path` itself, or the click logs directly in the folder `path`.
 
-    Click logs are recognised by their names. They are in natural order: `day_2` comes before
+    Click logs are recognised by their names. Files are in natural order: `day_2` comes before
     `day_10`. Names that start with a dot or underscore are skipped, because they mark unfinished
     files or notes.
 
     Raises:
-        ContractError: no file is found, or a file is present both packed and unpacked. Its rows
-            would be used twice.
+        ContractError: no file is found, or a file is present both compressed and uncompressed. The
+            rows of such a file would be used twice.
     """
     if path.is_file():
         return [path]
@@ -176,7 +176,7 @@ def _visible_names(path: Path) -> list[str]:
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that compares digits in a name by their value.
+    """Return a sort key that compares runs of digits by their numeric value.
 
     >>> sorted(["day_10", "day_2"], key=natural_key)
     ['day_2', 'day_10']
@@ -213,8 +213,8 @@ def _is_parquet(path: Path) -> bool:
 def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
     """Return the reader of a file whose rows are scored only.
 
-    The reader reads the features, but not label, ids and times. The file may lack a feature that is
-    served with a fixed value.
+    The reader reads the features, but not label, ids and times. A feature that is served with a
+    fixed value may be absent from the file.
 
     Raises:
         ContractError: The file has no known format, or lacks a column.
@@ -237,13 +237,13 @@ def find_reader(
 ) -> Reader:
     """Return the reader for the format of a file.
 
-    Criteo's text is read only for a recommender with exactly Criteo's features. Its rows have
+    Criteo's text is read only for a recommender with exactly Criteo's features. Criteo's rows have
     neither times nor weights.
 
     Args:
         path: The file.
         recommender: Recommender of the rows.
-        with_times: Whether times are read. If not, they are null.
+        with_times: Whether times are read. If False, times are null.
         now: Current time in seconds since the epoch, to find rows in the future. None = the
             machine's clock.
 
@@ -313,7 +313,7 @@ def _shown_names(names: Sequence[str]) -> str:
 def _criteo_rows(path: Path, recommender: Recommender) -> "criteo.CriteoRows | None":
     """Return the rows of one of Criteo's text files.
 
-    Returns None if the file or the recommender is of another kind.
+    Returns None if the file or the recommender does not have Criteo's columns.
     """
     if (
         not criteo.are_its(recommender.features)
@@ -343,10 +343,10 @@ def _is_raw(path: Path, recommender: Recommender) -> bool:
 
 
 def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> dict[str, str]:
-    """Return the name in the file of each raw column that is read.
+    """Return the file's column name for each raw column that is read.
 
     Args:
-        here: Columns of the file.
+        here: Names of the columns in the file.
         recommender: Recommender of its rows.
         path: The file, for messages.
 
@@ -371,7 +371,7 @@ def columns_of(here: Sequence[str], recommender: Recommender, *, path: Path) -> 
 def _present(
     here: Sequence[str], wanted: dict[str, str], recommender: Recommender, *, path: Path
 ) -> dict[str, str]:
-    """Return the wanted columns. Check that the file has each of them exactly once."""
+    """Check that the file has each of the `wanted` columns exactly once, and return `wanted`."""
     if missing := [name for name in wanted.values() if name not in here]:
         raise ContractError(
             f"{path} lacks the columns {missing} of recommender {recommender.name}, has "
@@ -401,19 +401,19 @@ def rule_of(raw: str, features: Features) -> ValueRule | ListRule:
 
 
 class NumberedRows(NamedTuple):
-    """Some rows of a file, with their positions in it."""
+    """Some rows of a file, with the position of each row."""
 
     batch: Any
     """Well-formed rows, in the lake's schema."""
     numbers: NDArray[np.int64]
     """Line number of each row, or its row number in Parquet, from 1."""
     rejected: list[Rejected]
-    """Malformed rows and lines between these rows, ordered by line."""
+    """Malformed rows and rejected lines between these rows, ordered by line."""
     features: frozenset[str]
-    """Columns of the batch that the file has."""
+    """Features that the file contains."""
 
     def first(self, num_rows: int) -> "NumberedRows":
-        """Return the first `num_rows` rows. Malformed rows count too."""
+        """Return the first `num_rows` rows, counting malformed rows."""
         lines = sorted([*self.numbers.tolist(), *(each.line for each in self.rejected)])[:num_rows]
         num_kept = int(np.searchsorted(self.numbers, lines[-1], side="right")) if lines else 0
         rejected = [each for each in self.rejected if lines and each.line <= lines[-1]]
@@ -429,7 +429,7 @@ class FileReader:
     rows: FileRows
     recommender: Recommender
     columns: Mapping[str, str]
-    """Column names as in `columns_of`."""
+    """Name of each raw column in the file, as returned by `columns_of`."""
     rules: Mapping[str, ValueRule | ListRule]
     """Parsing rule of each column except the time."""
     now: float
@@ -492,9 +492,9 @@ class FileReader:
         return found
 
     def _read(self, chunk: Chunk, rules: Mapping[str, AnyRule]) -> tuple[Any, dict[int, str]]:
-        """Return the rows of a chunk in the lake's schema, and why each malformed row is malformed.
+        """Return the rows of a chunk in the lake's schema, and the reason for each malformed row.
 
-        The reasons are keyed by the position of the row.
+        The reasons are keyed by the row's position in the chunk.
         """
         reasons: dict[int, str] = {}
         columns: dict[str, Any] = {}
@@ -515,7 +515,7 @@ class FileReader:
         return raw_batch(columns, self._schema), reasons
 
     def _find_outside(self, times: Any, reasons: dict[int, str]) -> None:
-        """Add rows whose time is in the future, or too early for a click log, to `reasons`."""
+        """Add a reason for each row whose time is in the future, or too early for a click log."""
         latest = round((self.now + CLOCK_AHEAD_SECONDS) * 1e6)
         micros, name = times.cast(pa.int64()), self.columns[EVENT_TIME]
         for at in _positions(

@@ -1,9 +1,10 @@
-"""Physical lines of a text file, and the records that they form.
+"""Physical lines of a text file, and the records that consist of these lines.
 
-A record is one line, or several lines if a quoted field has line breaks. This module decides line
-by line which lines belong together, so that an unbalanced quote affects at most its own line. Every
-line of a file is counted once: as part of a record, rejected, blank, a comment, or the header
-(`LineCounts`). DuckDB splits records into fields (`text`).
+A record is one line, or several lines if a quoted field has line breaks. This module decides for
+each line whether it belongs to a record of several lines. An unbalanced quote therefore affects at
+most its own line. Every line of a file is counted once: as part of a record, rejected, blank, a
+comment, or the header (`LineCounts`). DuckDB splits each record into fields (see the module
+`text`).
 """
 
 import bz2
@@ -59,26 +60,26 @@ _INSIDE = {
 
 @dataclass
 class LineCounts:
-    """Number of lines of a file by kind.
+    """Number of a file's lines of each kind.
 
-    The first line of a record is counted in `rows` or `rejected`. The other lines of the record are
+    A record's first line is counted in `rows` or `rejected`. All further lines of a record are
     counted in `continued`.
     """
 
     rows: int = 0
     """Records that became rows."""
     rejected: int = 0
-    """Records and single lines that did not become rows. The file of malformed rows has the line
-    number and reason of each."""
+    """Number of records and single lines that did not become rows. The file of malformed rows lists
+    the line number and the reason of each rejected line."""
     continued: int = 0
-    """Lines of rows and rejected records that span several lines, without the first line of
-    each."""
+    """Number of further lines of records that span several lines. The first line of each record is
+    not counted."""
     header: int = 0
-    """Lines with the names of the columns. There are several if files with headers were
-    concatenated."""
+    """Lines with the names of the columns. A file has several header lines if files with headers
+    were concatenated."""
     blank: int = 0
     comments: int = 0
-    """Lines that begin with `#` and do not have the fields of a row."""
+    """Lines that begin with `#` and do not have as many fields as a row."""
 
     @property
     def lines(self) -> int:
@@ -92,7 +93,7 @@ class LineCounts:
 
 
 class Rejected(NamedTuple):
-    """A line, or a record of several lines, that is not a row."""
+    """Line or record of several lines that does not form a valid row."""
 
     line: int
     """Number of the first line, from 1."""
@@ -122,10 +123,10 @@ class Dialect:
     escape: str = '"'
     """Character that escapes a quote inside quotes: another quote, or a backslash."""
     header: bytes | None = None
-    """Record of the header, without its line end. None = the file has no header."""
+    """Text of the header record, without its line end. None if the file has no header."""
     has_comments: bool = False
-    """Whether all lines that begin with `#` are comments, because the file begins with such
-    lines."""
+    """Whether lines that begin with `#` are comments. Such lines are comments if the first line of
+    the file begins with `#`."""
 
     @cached_property
     def _field(self) -> str:
@@ -137,7 +138,7 @@ class Dialect:
 
     @cached_property
     def plain_pattern(self) -> str:
-        """Return the RE2 pattern of a complete record in which quotes only enclose whole fields."""
+        """Return the RE2 pattern of a complete record whose quotes only enclose complete fields."""
         other = re.escape(self.delimiter)
         plain = self._field.replace(rf'[^"{other}\n][^{other}\n]*', rf'[^"{other}\n]+')
         return rf"^{plain}(?:{other}{plain}){{{self.num_fields - 1}}}\n\z"
@@ -156,7 +157,7 @@ class Dialect:
         return re.compile(rf"({self._field})(?:{re.escape(self.delimiter)}|\n\Z)")
 
     def is_record(self, text: str) -> bool:
-        """Return whether the text, including its line end, is a record with all its fields."""
+        """Return whether `text` with its line end is a complete record."""
         return self._record.match(text) is not None
 
     def fields_of(self, text: str) -> list[str] | None:
@@ -170,9 +171,9 @@ class Dialect:
         return found
 
     def literal(self, text: str) -> str | None:
-        """Return the line as a record, treating its quotes as plain characters.
+        """Return the line as a record whose quotes are plain characters.
 
-        Returns None if the number of fields is then wrong.
+        Returns None if the line then has a wrong number of fields.
         """
         parts = text.removesuffix("\n").split(self.delimiter)
         if len(parts) != self.num_fields:
@@ -180,7 +181,7 @@ class Dialect:
         return self.delimiter.join(map(self._quoted, parts)) + "\n"
 
     def plain(self, fields: list[str]) -> str:
-        """Return raw fields as a record in which quotes only enclose whole fields."""
+        """Return raw fields as a record. In the record, quotes only enclose complete fields."""
         if not self.has_quotes:
             return self.delimiter.join(fields) + "\n"
         return (
@@ -202,7 +203,7 @@ class Records(NamedTuple):
     """The records of a block."""
 
     content: bytes
-    """Bytes of the records only. Each record has all fields of the dialect."""
+    """Bytes of the records only. Each record is complete and has all fields of the dialect."""
     numbers: NDArray[np.int64]
     """Line number, in the file, of each record's first line."""
     rejected: list[Rejected]
@@ -210,13 +211,13 @@ class Records(NamedTuple):
     """Counts of the block's lines. `rows` is the number of records."""
     texts: "LineTexts"
     rest: Block | None
-    """Lines at the end of the block whose record may continue in the next block. None if there are
-    no such lines."""
+    """Lines at the end of the block whose record may continue in the next block. None if every
+    record is complete."""
 
 
 @dataclass(frozen=True)
 class LineTexts:
-    """Lines of a block, to be found by their number."""
+    """Lines of a block, with access by line number."""
 
     first_line: int
     lines: Any = field(repr=False)
@@ -243,8 +244,8 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
     """Yield the lines of a text file in blocks of UTF-8 with line feeds, in bounded memory.
 
     Files may be plain, gzip, bzip2 or zstd. The encoding is UTF-8, or UTF-16 if there is a byte
-    order mark or every second byte is zero. A carriage return ends a line if the file has no line
-    feed.
+    order mark or every second byte is zero. If a file has no line feed, a carriage return ends a
+    line.
 
     Raises:
         ContractError: The file is an archive or binary, corrupt or truncated, does not match its
@@ -366,7 +367,7 @@ class _Decoder:
 
 
 def split_records(block: Block, dialect: Dialect) -> Records:
-    """Return the records of a block, and the kinds of its other lines.
+    """Split a block into records, and determine the kinds of its other lines.
 
     Raises:
         ContractError: A line has the names of the columns, but in another order than the header.
@@ -401,15 +402,15 @@ class _Splitter:
         self._block, self._dialect, self._lines = block, dialect, lines
         self._counts, self._rejected = LineCounts(), list[Rejected]()
         self._alone: dict[int, bool] = {}
-        """Cache: whether a line is a complete record by itself."""
+        """Cached results for each line: whether the line alone is a complete record."""
         self._changed: dict[int, bytes] = {}
-        """New texts of rewritten records, by line."""
+        """New texts of lines that were rewritten, by line number."""
         self._is_header = self._headers()
-        """Mask: whether each line is a header."""
+        """Mask of the header lines."""
         self._is_record = np.zeros(len(lines), bool)
-        """Mask: whether each line is the first line of a record."""
+        """Mask of the lines that begin a record."""
         self._is_kept = np.zeros(len(lines), bool)
-        """Mask: whether each line is part of a record."""
+        """Mask of the lines that are part of a record."""
 
     def split(self) -> Records:
         regular, lines = self._regular(), self._without_last_delimiter()
@@ -453,7 +454,10 @@ class _Splitter:
         )
 
     def _regular(self) -> NDArray[np.bool_]:
-        """Return which lines are records without any change. The whole block is checked at once."""
+        """Return which lines are records that need no change.
+
+        All lines of the block are checked at once.
+        """
         lines, content, dialect = self._lines, self._block.content, self._dialect
         num_fields = pc.add(pc.count_substring(lines, dialect.delimiter), 1).to_numpy()
         regular: NDArray[np.bool_] = num_fields == dialect.num_fields
@@ -474,13 +478,14 @@ class _Splitter:
         return regular
 
     def _headers(self) -> NDArray[np.bool_]:
-        """Return which lines name the columns.
+        """Return which lines are headers, which contain the names of the columns.
 
-        There are several such lines if files with headers were concatenated. Case and quotes do not
-        matter.
+        A file has several header lines if files with headers were concatenated. Case and quotes are
+        ignored in this comparison.
 
         Raises:
-            ContractError: A line names the columns, but in another order.
+            ContractError: A line has the names of the columns, but in another order than the
+                header.
         """
         found, header = np.zeros(len(self._lines), bool), self._dialect.header
         if header is None:
@@ -507,11 +512,11 @@ class _Splitter:
         return [part.strip().strip('"').strip() for part in text.split(self._dialect.delimiter)]
 
     def _without_last_delimiter(self) -> Any:
-        """Return the lines without an extra delimiter at their end.
+        """Remove an extra delimiter from the end of lines, and return the lines.
 
-        A line that only has one empty field too many at its end becomes a record. The whole block
-        is processed at once. If every row of a file ends in a delimiter, processing it line by line
-        would be slow.
+        If a line has only one empty field too many, at its end, the line becomes a record. The
+        whole block is processed at once. If every row of a file ends in a delimiter, processing it
+        line by line would be slow.
         """
         lines, dialect = self._lines, self._dialect
         mark = dialect.delimiter.encode()
@@ -537,7 +542,7 @@ class _Splitter:
     def _irregular_line(self, line: int) -> int | None:
         """Classify a line that is not a record by itself.
 
-        Returns the last line that was classified, or None if more lines are needed.
+        Returns the last line that was classified. Returns None if the next lines are needed.
         """
         dialect, raw = self._dialect, self._lines[line].as_py()
         if self._is_header[line]:
@@ -580,14 +585,14 @@ class _Splitter:
 
     @property
     def _as_header(self) -> str:
-        """Return the header as part of the message about a line with a wrong number of fields."""
+        """Return the header as text for the error about a line with a wrong number of fields."""
         header = self._dialect.header
         return "" if header is None else f", as in the header {shown(header)[:80]!r}"
 
     def _without_trailing(self, text: str) -> str | None:
         """Return a line without the empty fields after the last column.
 
-        Returns None if there are no such fields, or if the line without them is not a record.
+        Returns None if the line has no such fields, or if the shorter line is not a record.
         """
         mark = self._dialect.delimiter
         body = text.rstrip("\r\n")
@@ -600,7 +605,7 @@ class _Splitter:
     def _open_quote(self, line: int, text: str) -> int | None:
         """Classify a line with unbalanced quotes.
 
-        Such a line either begins a record of several lines, or has a stray quote.
+        A line with an open quote either begins a record of several lines, or has a stray quote.
         """
         dialect, last = self._dialect, min(line + MAX_RECORD_LINES, len(self._lines)) - 1
         joined, alone, end = text, list[bool](), None
@@ -632,7 +637,7 @@ class _Splitter:
         return self._reject(line, line, "a quote is not closed")
 
     def _may_close(self, text: str) -> bool:
-        """Return whether the text has a quote at the end of a field."""
+        """Return whether a quote in the text is at the end of a field."""
         return f'"{self._dialect.delimiter}' in text or text.endswith(('"\n', '"\r\n'))
 
     def _is_alone(self, line: int, text: str) -> bool:

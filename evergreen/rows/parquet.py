@@ -1,7 +1,7 @@
 """Reader of Parquet files in the raw schema of a lake.
 
-Row groups whose statistics are outside the wanted span are skipped. `lake` sorts the rows and
-removes duplicates.
+Row groups whose statistics are outside the wanted span are skipped. The component module `lake`
+sorts the rows and removes duplicates.
 """
 
 from collections.abc import Iterator
@@ -57,15 +57,16 @@ class RawParquet:
     """Day of the file. Rows of another day are malformed, because rows must be in the order of
     days."""
     with_strays: bool = True
-    """Whether this reader reports rows without a time and rows of another day as malformed. Exactly
-    one reader of each day does."""
+    """Whether this reader reports rows without a time, and rows of another day, as malformed. For
+    each day exactly one reader reports them."""
     unread: frozenset[str] = frozenset()
-    """Features that are not read and are null in the rows. The file may lack them."""
+    """Names of features that are not read and that are null in the rows. The file may lack these
+    features."""
     weighted: bool = False
-    """Whether rows have weights. In a file without the column each row has weight 1."""
+    """Whether rows have weights. If a file has no weight column, each row has weight 1."""
     with_words: bool = False
-    """Whether strings and integers are returned as they are in the lake. If not, they are converted
-    to categories."""
+    """Whether strings and integers are returned in the form in which the lake stores them. If
+    False, they are converted to categories."""
     words: WordCounts | None = None
     """Counter of the texts read. None = texts are not counted."""
     has_times: bool = True
@@ -88,7 +89,7 @@ class RawParquet:
                 schema, self.path, self.features, unread=self.unread, weighted=self.weighted
             )
         )
-        # Arrow would cast any integer to a time.
+        # Arrow's cast would accept any integer as a time.
         if not pa.types.is_timestamp(found := schema.field(EVENT_TIME).type):
             raise ContractError(
                 f"{self.path} has {EVENT_TIME} of type {found}, expected a timestamp"
@@ -137,7 +138,7 @@ class RawParquet:
                     yield kept
 
     def _conform(self, found: Any) -> Any:
-        """Return the batch in the exact types of the schema."""
+        """Convert a batch to the exact types of the schema."""
         columns = {
             name: self._conform_column(name, found.column(name)) for name in found.schema.names
         }
@@ -157,10 +158,10 @@ class RawParquet:
             ) from error
 
     def _conform_values(self, name: str, wanted: Any, values: Any) -> Any:
-        """Convert the values of a column, or the elements of a list, to the type `wanted`."""
+        """Convert the values of a column, or the elements of its lists, to the type `wanted`."""
         if pa.types.is_floating(
             values.type
-        ):  # also for categories, because pandas uses NaN as their null
+        ):  # also for categories, because pandas represents a missing category by NaN
             values = nan_to_null(values)
         if pa.types.is_dictionary(values.type):
             values = values.cast(values.type.value_type)
@@ -178,7 +179,9 @@ class RawParquet:
         return texts(values) if holds_words else whole_numbers(values)
 
     def _may_hold(self, group: Any) -> bool:
-        """Return whether a row group may have rows to read, according to its statistics.
+        """Return whether a row group may contain rows to read.
+
+        The decision uses the statistics of the file.
 
         Returns True if the row group has no statistics.
         """
@@ -193,7 +196,7 @@ class RawParquet:
 
 
 class GroupTimes(NamedTuple):
-    """Range of the event times of a row group, from its statistics."""
+    """Range of the event times in a row group, from the statistics in the footer."""
 
     first: int
     last: int
@@ -214,7 +217,7 @@ def group_times(group: Any) -> GroupTimes | None:
     except (
         OverflowError,
         ValueError,
-    ):  # the statistics have years that Python's dates do not support
+    ):  # the statistics contain a year outside the range of Python's dates
         return None
     if not isinstance(first, datetime) or not isinstance(last, datetime):
         return None
@@ -222,7 +225,7 @@ def group_times(group: Any) -> GroupTimes | None:
 
 
 def within(times: Any, span: TimeSpan) -> Any:
-    """Return whether each time is in the span. The result for a null time is False.
+    """Return whether each time is in the span. A null time is never in the span.
 
     Args:
         times: Array of timestamps in microseconds.

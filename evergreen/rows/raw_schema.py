@@ -1,22 +1,23 @@
 """Raw rows in Parquet: Arrow types, the columns of a run, malformed rows, and writing files.
 
 `contracts.raw_rows` defines the columns. `RawDataset.excluded_columns` names the features that the
-run excludes. Preprocessing treats them as missing, and validation ignores them. They are not read
-from the lake and are null in the rows, unless the champion uses them. The gate scores candidate and
-champion on the same held-out rows, and a champion without one of its features would lose to any
-candidate.
+run excludes. Preprocessing treats excluded features as missing, and validation ignores them.
+Readers skip excluded features and return null for them, unless the champion uses them. The gate
+scores the candidate and the champion on the same held-out rows. A champion without one of its
+features would lose to any candidate.
 
-Extraction writes rows in the raw schema. A feature whose type became text is cast if possible, and
-an unknown column is not read. The next step cannot see such changes, so
+Extraction writes rows in the raw schema, and casts a feature whose type became text if possible. A
+column that is not in the schema is not read. The next step cannot see these changes, so
 `RawDataset.schema_mismatches` reports them. A column that is absent or cannot be cast stops the
 step (`rows.parquet`).
 
-Malformed rows are counted and stored with their reason. The step stops if a file has too many. A
-reader records each row that it cannot use, and counts all rows that it has read. Each malformed row
-is a line of a JSONL file: `file`, `line` (from 1; the row's number in a Parquet file), `reason`,
-`text` (the original).
+Malformed rows are counted and stored with their reason. The step stops if a file has too many
+malformed rows. A reader records each row that it cannot use, and counts all rows that it has read.
+Each malformed row is a line of a JSONL file: `file`, `line` (from 1; the row's number in a Parquet
+file), `reason`, `text` (the original).
 
-The order of written files is the order of rows. The caller publishes a folder as a whole.
+The rows of the written files, in the order of file names, are in the original order. The caller
+publishes a folder as a whole.
 """
 
 import json
@@ -55,9 +56,9 @@ from evergreen.runtime.errors import ContractError
 
 
 def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
-    """Return the features that `columns` does not name, in the order of files.
+    """Return the features that are not in `columns`, in the order of files.
 
-    If `columns` is empty, nothing is excluded.
+    If `columns` is empty, no feature is excluded.
 
     Raises:
         ContractError: a name is not a feature or occurs twice, or a list is named without the
@@ -82,10 +83,10 @@ def excluded_columns(columns: Sequence[str], features: Features) -> list[str]:
 
 
 def unread_columns(excluded: Collection[str], champion: Model | None) -> frozenset[str]:
-    """Return the excluded features that need not be read.
+    """Return the excluded features that no reader needs.
 
-    These are the excluded features that the champion does not use. Without a champion, they are all
-    excluded features.
+    The result contains each excluded feature that the champion does not use. Without a champion the
+    result contains all excluded features.
 
     Raises:
         ContractError: the champion's workflow is corrupt.
@@ -103,7 +104,7 @@ class SchemaMismatch(NamedTuple):
     arrow_type: str
     """Arrow type of the column in the file."""
     expected: str | None
-    """Type of the column in the raw schema. None if the raw schema has no such column."""
+    """Type of the column in the raw schema. None if the column is not in the raw schema."""
     file: str
     """First file in which the column has this type."""
 
@@ -118,14 +119,15 @@ def find_schema_mismatches(
 ) -> list[SchemaMismatch]:
     """Return the unexpected columns of a file, in file order.
 
-    Numbers of another width, whole numbers in a column of floats, and a boolean label are accepted.
+    Some differences are accepted: numbers of another width, whole numbers in a column of floats,
+    and a boolean label.
 
     Args:
         schema: Arrow schema of the file.
         path: The file.
         features: Features of the recommender.
         unread: Features that are not checked.
-        weighted: Whether rows have weights. If not, a weight column is unexpected.
+        weighted: Whether rows have weights. If False, a weight column counts as unexpected.
     """
     found = []
     weight = tuple(raw_rows.WEIGHT_TYPES) if weighted else ()
@@ -161,7 +163,8 @@ def is_text(found: Any) -> bool:
 
 def _is_number(found: Any) -> bool:
     values = found.value_type if pa.types.is_dictionary(found) else found
-    # pandas gives a column without any value the type null. This is not a change of type.
+    # pandas gives a column without any value the type null. A column of this type has not changed
+    # its type.
     kinds = (
         pa.types.is_integer,
         pa.types.is_floating,
@@ -175,11 +178,11 @@ def _is_number(found: Any) -> bool:
 logger = logging.getLogger(__name__)
 
 CHECKED_FROM_ROWS = 10_000
-"""Minimum rows of a file to check it while it is read. A file with too many malformed rows then
-stops the step early. Every file is also checked at its end."""
+"""Minimum rows of a file to check it while it is read. The step then stops early at a file with too
+many malformed rows. Each file is checked again at its end."""
 NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
-"""Function that returns the displayed name of a file."""
+"""Function that converts the path of a file to its displayed name."""
 
 
 @dataclass
@@ -192,16 +195,16 @@ class _FileCounts:
 class MalformedRows:
     """Collector of malformed rows, which it writes to the JSONL file at `path`.
 
-    The file exists only if there are malformed rows. `path` is in a folder that is published as a
-    whole or discarded.
+    If no row is malformed, no file is created. The folder of `path` is either published or
+    discarded as a unit.
 
     Args:
         path: The JSONL file.
         max_fraction: Maximum share of malformed rows in a file, in [0, 1].
-        named: Returns the published name of a file: its path, or the source from which it was
-            copied.
-        collects_unfit: Whether all unfit files are reported together. If not, the first unfit file
-            stops the reading.
+        named: Function that returns the displayed name of a file: its path, or the source of a
+            copied file.
+        collects_unfit: Whether to collect all unfit files before an error is raised. If False, the
+            first unfit file stops the reading.
     """
 
     def __init__(
@@ -222,7 +225,7 @@ class MalformedRows:
         self._counts: dict[Path, _FileCounts] = {}
         self._mismatches: dict[str, SchemaMismatch] = {}
         self._absent: dict[Path, tuple[int, frozenset[str]]] = {}
-        """The features that each file lacks, and the start of the file's day."""
+        """Names of the features that each file lacks, with the start of the file's day."""
         self._file: IO[str] | None = None
 
     def __enter__(self) -> "MalformedRows":
@@ -238,9 +241,9 @@ class MalformedRows:
             self._file.close()
 
     def of_part(self, number: int) -> "MalformedRows":
-        """Return a collector for a part of the rows. Another process may read this part.
+        """Return a new collector for one part of the rows. Another process may read the part.
 
-        Merge the returned collector into this one afterwards.
+        Merge its collector into this one after the reading.
         """
         path = self.path.with_name(f"{self.path.name}.{number}")
         return MalformedRows(
@@ -251,14 +254,17 @@ class MalformedRows:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state needed for merging.
+        """Return the state that merging needs.
 
-        The open file and the function for displayed names are left out.
+        The result lacks the open file and the function for displayed names.
         """
         return {**self.__dict__, "_file": None, "_named": str}
 
     def merge(self, part: "MalformedRows") -> None:
-        """Add the rows of another collector, which must be closed. Its file is deleted."""
+        """Add the rows of another collector, which must be closed.
+
+        The file of that collector is deleted.
+        """
         if part.num_rows:
             self._opened().write(part.path.read_text(encoding="utf-8"))
             part.path.unlink()
@@ -278,7 +284,7 @@ class MalformedRows:
         return self._file
 
     def add(self, path: Path, line: int, reason: str, *, text: str) -> None:
-        """Record one malformed row. The caller must also count it with `count`."""
+        """Record one malformed row. The caller must also count the row with the method `count`."""
         described = {"file": self._named(path), "line": line, "reason": reason, "text": text}
         self._opened().write(json.dumps(described) + "\n")
         self.num_rows += 1
@@ -291,14 +297,14 @@ class MalformedRows:
         """Record a file whose rows cannot be read.
 
         Raises:
-            ContractError: `error` itself, if unfit files are not collected.
+            ContractError: the given `error`, unless unfit files are collected.
         """
         if not self.collects_unfit:
             raise error
         self._unfit.setdefault(path, str(error))
 
     def add_unfit_of(self, other: "MalformedRows") -> None:
-        """Record the unfit files of another collection."""
+        """Add the unfit files that another collector has recorded."""
         self._unfit |= other._unfit
 
     def add_mismatches(self, columns: Iterable[SchemaMismatch]) -> None:
@@ -310,9 +316,9 @@ class MalformedRows:
             self._mismatches.setdefault(each.column, each)
 
     def add_absent(self, path: Path, features: Iterable[str], *, day: TimeSpan) -> None:
-        """Record the features that a file of a day lacks.
+        """Record the features that a file lacks, with the day of the file.
 
-        They count as missing in the rows of the file.
+        Absent features count as missing in the rows of the file.
         """
         self._absent[path] = (day.start or 0, frozenset(features))
 
@@ -328,7 +334,7 @@ class MalformedRows:
         """Count rows of `path`, including malformed ones. Check the file once it has enough rows.
 
         Raises:
-            ContractError: too many of the file's rows so far are malformed.
+            ContractError: too many of the rows that were counted until now are malformed.
         """
         counts = self._counts.setdefault(path, _FileCounts())
         counts.num_rows += num_rows
@@ -344,7 +350,7 @@ class MalformedRows:
         Raises:
             ContractError: too many of a file's rows are malformed, or a file lacks a feature that
                 it should have. The message names the file, the counts and the first examples.
-            UnfitFiles: there are such files, and unfit files are collected.
+            UnfitFiles: at least one file is unfit, and unfit files are reported together.
         """
         for path, counts in self._counts.items():
             try:
@@ -364,7 +370,7 @@ class MalformedRows:
         """Report the unfit files that were collected.
 
         Raises:
-            UnfitFiles: there is at least one.
+            UnfitFiles: at least one file is unfit.
         """
         if self._unfit:
             raise UnfitFiles(self._unfit)
@@ -412,9 +418,9 @@ KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 """Arrow type of `event_time`."""
 EXPECTED_WEIGHT = "a finite number of at least 0"
-"""Requirement for a sample weight, quoted in messages."""
+"""Rule for valid sample weights, for error messages."""
 BYTES = (pa.types.is_binary, pa.types.is_large_binary)
-"""Checks for Arrow's types of bytes. Some writers store texts as bytes."""
+"""Functions that test for Arrow's types of bytes. Some writers store texts as bytes."""
 
 
 def raw_schema(features: Features, *, weighted: bool = False) -> Any:
@@ -423,12 +429,12 @@ def raw_schema(features: Features, *, weighted: bool = False) -> Any:
 
 
 def lake_schema(features: Features, *, weighted: bool = False) -> Any:
-    """Return the schema of rows that a user's files add to a lake."""
+    """Return the schema in which a user's files are added to a lake."""
     return arrow_schema(raw_rows.lake_types(features, weighted=weighted))
 
 
 def click_columns(features: Features, *, weighted: bool = False) -> list[str]:
-    """Return the columns with a row's own content, without the columns about its origin."""
+    """Return the names of the label, the features and the weight."""
     return [raw_rows.LABEL, *features.names, *(raw_rows.WEIGHT_TYPES if weighted else ())]
 
 
@@ -436,7 +442,7 @@ def open_parquet(path: Path) -> Any:
     """Open the Parquet file at `path` and read its footer.
 
     Raises:
-        ContractError: the file is not a complete Parquet file, or cannot be a file of rows
+        ContractError: the file is not a complete Parquet file, or it cannot contain rows
             (`archived_rows.open_parquet`).
     """
     with reading_parquet(path):
@@ -444,9 +450,9 @@ def open_parquet(path: Path) -> Any:
 
 
 def raw_batch(columns: dict[str, Any], schema: Any) -> Any:
-    """Return a record batch in the raw schema `schema` from some of its columns.
+    """Return a record batch in the raw schema, from some of its columns.
 
-    The other columns are null.
+    All other columns are null.
     """
     num_rows = len(next(iter(columns.values())))
     arrays = [columns.get(f.name) for f in schema]
@@ -461,7 +467,7 @@ def texts(values: Any, *, holds_words: bool = True) -> Any:
 
     Args:
         values: Arrow array of texts, bytes, truth values or whole numbers.
-        holds_words: Whether the feature's type is `string`.
+        holds_words: Whether the type of the feature is `string`.
 
     Raises:
         pa.ArrowException: A value is not a category, or is bytes that are not UTF-8.
@@ -477,10 +483,10 @@ def texts(values: Any, *, holds_words: bool = True) -> Any:
 
 
 def categories(values: Any, *, holds_words: bool = True) -> Any:
-    """Return the categories (Arrow int64) of values. Each distinct value is hashed once.
+    """Convert values to their categories (Arrow int64). Each distinct value is hashed once.
 
     Raises:
-        pa.ArrowException: As in `texts`.
+        pa.ArrowException: the same cases as in `texts`.
     """
     if pa.types.is_floating(values.type):
         values = exact_whole(values)
@@ -497,13 +503,13 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
 
 
 def whole_numbers(values: Any) -> Any:
-    """Return the values of a feature of type `int64` as a lake stores them (Arrow int64).
+    """Return the values of a feature of type `int64` in the form of a lake (Arrow int64).
 
-    A truth value, and a number that needs 64 unsigned bits, is stored as its category. A stored
+    Truth values, and numbers that need 64 unsigned bits, are stored as their categories. A stored
     category does not change when it is converted again.
 
     Raises:
-        pa.ArrowException: As in `texts`.
+        pa.ArrowException: the same cases as in `texts`.
     """
     kind = values.type
     if pa.types.is_floating(kind):
@@ -527,8 +533,7 @@ def exact_whole(values: Any) -> Any:
     """Return floats (Arrow) that are exactly whole numbers as int64. NaN becomes null.
 
     Raises:
-        pa.ArrowException: A value is not whole, or is so large that the next whole number is the
-            same float.
+        pa.ArrowException: A value is not whole, or is too large to be exact.
     """
     exact_below = EXACT_BELOW[str(values.type)]
     values = nan_to_null(values.cast(pa.float64()))
@@ -544,9 +549,11 @@ def exact_whole(values: Any) -> Any:
 def _of_distinct(
     values: Any, convert: Callable[[str], Any], kind: Any, *, holds_words: bool
 ) -> Any:
-    """Apply `convert` to the canonical form of each text. Equal texts are converted once.
+    """Apply `convert` to the canonical form of each text, once for each distinct text.
 
-    The result has the Arrow type `kind`. Missing texts become null.
+    Equal texts are converted once.
+
+    The Arrow type of the result is `kind`. Missing texts become null.
     """
     encoded = values.cast(pa.string()).dictionary_encode()
     found: list[Any] = []
@@ -560,7 +567,7 @@ def _of_distinct(
 
 
 def in_lists(values: Any, convert: Callable[[Any], Any]) -> Any:
-    """Apply `convert` to all elements of lists (Arrow) at once, and return the lists.
+    """Apply `convert` to all elements of an Arrow array of lists at once, and return the new lists.
 
     Elements that are null are dropped, and an empty list becomes null.
 
@@ -607,19 +614,19 @@ def find_malformed(
     """Return the first reason why each malformed row of a raw batch is malformed.
 
     Args:
-        batch: The rows. Weights are checked if the batch has the column.
+        batch: The rows. The weight of a row is checked if the batch has a column of weights.
         features: Features of the recommender.
-        keys: Columns of `KEY_COLUMNS` that must also have a value.
-        names: Names of columns in the file that differ from the raw names.
+        keys: Columns of `KEY_COLUMNS` that must have a value too.
+        names: Name in the file of each column whose name differs from the raw name.
 
     Returns:
-        The reasons by row position.
+        The reason for each malformed row, by the row's position.
     """
     reasons: dict[int, str] = {}
 
     def note(wrong: Any, name: str, expected: str) -> None:
-        # Null means missing, which is allowed except in required columns. The mask of required
-        # columns is never null.
+        # A null value is missing. Missing values are allowed except in required columns. For
+        # required columns, the mask is never null.
         if pc.any(wrong).as_py():
             for at in np.flatnonzero(wrong.fill_null(False).to_numpy(zero_copy_only=False)):
                 value = batch.column(name)[int(at)].as_py()
@@ -651,13 +658,13 @@ def record_malformed(
     numbers: Sequence[int],
     malformed: MalformedRows,
 ) -> None:
-    """Record the rows of `batch` that are malformed.
+    """Record each malformed row of `batch`.
 
     Args:
         batch: The rows.
-        reasons: Reasons of the malformed rows, by position in the batch.
+        reasons: Reason for each malformed row, by its position in the batch.
         path: File of the rows.
-        numbers: Number of each row in the file.
+        numbers: Row number in the file, for each row.
         malformed: Collector.
     """
     for at, reason in sorted(reasons.items()):
@@ -685,13 +692,13 @@ def without_rows(batch: Any, positions: Iterable[int]) -> Any:
 
 
 FILE_ROWS = 4 * BATCH_ROWS
-"""Rows per file: 262,144, about 40 MB. Later steps can then stream and distribute the files. The
-number is a multiple of the row group's size."""
+"""Rows per file: 262,144, about 40 MB. With files of this size, later steps can stream and
+distribute the rows. The number of rows is a multiple of the row group's size."""
 _DICTIONARY_BYTES = 128 << 10
-"""Maximum size of a column's dictionary in a row group: 16,384 categories. A column with more
-distinct values is written without a dictionary from there on. That takes a sixth less processor
-time and needs equally many bytes. pyarrow's default of 1 MiB would have no effect, because a row
-group of 65,536 rows never reaches it."""
+"""Maximum size of a column's dictionary in a row group: 16,384 categories. When a column has more
+distinct values, its remaining pages are written without a dictionary. The limit saves a sixth of
+the processor time and does not change the file size. pyarrow's default of 1 MiB would have no
+effect, because a row group of 65,536 rows never reaches it."""
 
 
 class PartFile(NamedTuple):
@@ -702,7 +709,7 @@ class PartFile(NamedTuple):
 
 
 class PartWriter:
-    """Writer of raw rows to files `<prefix>-00000.parquet` ... in a folder, which it creates.
+    """Writer of raw rows to files `<prefix>-00000.parquet` and so on, in a folder that it creates.
 
     All row groups are full except the last one.
     """
@@ -741,8 +748,8 @@ class PartWriter:
         pending = pa.Table.from_batches(self._pending)
         if self._writer is None:
             path = self._folder / f"{self._prefix}-{self._number:05d}.parquet"
-            # The file is written atomically. A worker that was presumed dead may still write the
-            # same rows.
+            # The file is written atomically. A worker that was assumed to be dead may still write
+            # the same rows.
             file = self._open_file.enter_context(whole_file(path))
             options = {"dictionary_pagesize_limit": _DICTIONARY_BYTES}
             self._writer = self._open_file.enter_context(
@@ -766,10 +773,10 @@ class PartWriter:
 
 
 def cut_newest(parts: list[PartFile], num_newest: int, *, older: Path, newest: Path) -> None:
-    """Move the rows of `parts` into the folders `older` and `newest`.
+    """Divide the rows of `parts` between the folders `older` and `newest`.
 
-    The last `num_newest` rows go to `newest`. A file with rows of both kinds is rewritten as two
-    files. All other files are renamed.
+    The last `num_newest` rows are moved to `newest`. A file that has rows for both folders is split
+    into two new files. All other files are only renamed.
     """
     num_older = sum(part.num_rows for part in parts) - num_newest
     assert num_older >= 0

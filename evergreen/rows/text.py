@@ -1,8 +1,8 @@
 """Files of delimited text and of JSON lines, split into columns by DuckDB.
 
-`lines` first decides which lines form a record, so that DuckDB gets only complete records. If
-DuckDB returns another number of rows, an error is raised. The columns of JSON lines are texts too.
-A number is returned as it is written, and a list as its text in brackets.
+`lines` first decides which lines form a record, so that DuckDB gets only complete records. An error
+is raised if DuckDB does not return exactly one row per record. The columns of JSON lines are texts
+too. A JSON number is returned as it is written, and a JSON list as its text in brackets.
 """
 
 import csv
@@ -39,24 +39,24 @@ DELIMITERS = (",", "\t", ";", "|")
 _HEAD_BYTES = 1 << 20
 _HEAD_LINES = 5_000
 _JSON = Dialect(delimiter="\x01", num_fields=1, has_quotes=False)
-"""Dialect of JSON lines, in which each line is a record. Its delimiter is a control character,
-because JSON contains none."""
+"""Dialect of JSON lines, in which each line is a record. The delimiter is a control character,
+because JSON text contains no control characters."""
 
 
 _IS_OBJECT = "coalesce(try(json_type(line)) = 'OBJECT', false)"
-"""SQL condition: the text `line` is a JSON object."""
+"""SQL condition that the text `line` is a JSON object."""
 
 
 class Chunk(NamedTuple):
     """Some rows of a file, in file order."""
 
     rows: Any
-    """Arrow record batch of the wanted columns, with their names in the file. In text files all
+    """Arrow record batch of the requested columns, under their names in the file. In text files all
     columns are strings."""
     numbers: NDArray[np.int64]
     """Line number of each row in the file, or its row number in Parquet, from 1."""
     rejected: list[Rejected]
-    """Lines between these rows that were rejected."""
+    """Rejected lines between the rows of this chunk."""
     counts: LineCounts
     texts: "Texts"
 
@@ -68,13 +68,13 @@ class Texts(Protocol):
         """Return the text of a row.
 
         Args:
-            at: Position of the row in the chunk.
+            at: Position of the row within the chunk.
             number: Number of the row in the file.
         """
 
 
 class _Lines:
-    """Texts of rows, each of which is a line (see `Texts`)."""
+    """Texts of rows in a format where each row is one record of lines (see `Texts`)."""
 
     def __init__(self, lines: LineTexts) -> None:
         self._lines = lines
@@ -96,10 +96,10 @@ class TextRows:
     """Blank lines and comments before the header."""
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
-        """Yield the wanted columns of all rows in file order, in the memory of a few blocks.
+        """Yield the requested columns of all rows in file order. Only a few blocks are in memory.
 
         Raises:
-            ContractError: The file is corrupt (see `lines.read_blocks`).
+            ContractError: The file is corrupt, as in `lines.read_blocks`.
         """
         cores = available_cores()
         with (
@@ -131,7 +131,7 @@ class TextRows:
 
 
 class _Parser:
-    """Splits records into columns. Several threads call it."""
+    """Parser that splits records into columns. Several threads use one parser."""
 
     def __init__(self, rows: TextRows, wanted: Sequence[str], folder: Path) -> None:
         self._rows, self._wanted, self._folder = rows, list(wanted), folder
@@ -265,7 +265,7 @@ def read_head(path: Path) -> Head:
 def text_rows(path: Path, head: Head) -> TextRows:
     """Return the rows of a file of delimited text with a header.
 
-    The dialect that fits most of the first lines is used.
+    The function chooses the dialect that fits most of the first lines.
     """
     lines = _without_comments(head)
     delimiter = max(DELIMITERS, key=lambda each: _fit(lines, each))
@@ -276,7 +276,7 @@ def text_rows(path: Path, head: Head) -> TextRows:
         and not names[-1]
         and _usual_length(lines[1:], delimiter, len(names)) < len(names)
     ):
-        names.pop()  # the header has a delimiter after the last name, but the rows have none
+        names.pop()  # the header ends with a delimiter, but the rows do not
     quoted = [line for line in lines[1:] if '"' in line]
     plain = Dialect(
         delimiter=delimiter,
@@ -297,7 +297,7 @@ def json_rows(path: Path, head: Head) -> TextRows:
     The columns are the keys in the first lines.
 
     Raises:
-        ContractError: No object is found in the first lines.
+        ContractError: The first lines contain no JSON object.
     """
     names: dict[str, None] = {}
     with duckdb.connect(config={"threads": 1}) as connection:
@@ -330,12 +330,12 @@ def _split(line: str, delimiter: str) -> list[str]:
     text = line.removesuffix("\n").replace("\r", "").replace("\0", "")
     try:
         return next(csv.reader([text], delimiter=delimiter), [])
-    except csv.Error:  # a field is longer than the reader supports
+    except csv.Error:  # a field exceeds the limit of the reader
         return text.split(delimiter)
 
 
 def _fit(lines: list[str], delimiter: str) -> tuple[float, int]:
-    """Return the share of lines with as many fields as the header, and this number."""
+    """Return the share of lines with as many fields as the header, and this number of fields."""
     num_fields = len(_split(lines[0], delimiter))
     if num_fields == 1:
         return 0.0, 1

@@ -1,9 +1,9 @@
-"""Formats of times in files, and the detection of a column's format.
+"""Formats of times in files, and the detection of the format of a column.
 
-A single number does not identify its format. For example, 26030100 is an hour of 2026 or a second
-of 1970. The format is therefore detected from many values of a column. A format fits if all values
-are times between `EARLIEST` and a day from now. If no format fits, or more than one, the user must
-set `data.time_format`.
+The format of times is not visible in a single number. For example, 26030100 can be an hour of 2026
+or a second of 1970. The format is therefore found from many values of a column. A format fits if
+all values are times between `EARLIEST` and a day from now. If no format fits, or more than one, the
+user must set `data.time_format`.
 """
 
 import re
@@ -28,13 +28,13 @@ _END_OF_TIME = to_micros(datetime(9999, 12, 31))
 EARLIEST = to_micros(datetime(1990, 1, 1))
 """Earliest time of a click log, in microseconds since the epoch. Smaller numbers are not times."""
 USUAL = to_micros(datetime(2000, 1, 1))
-"""Start of the usual times. Earlier times are read with a warning."""
+"""Start of the period of common times. Earlier times are read with a warning."""
 _SURE_HUNDREDS = 24
-"""Minimum number of distinct values, without their last two digits, for certainty that a column has
-calendar digits. With fewer values, they may look like calendar digits by chance."""
+"""Minimum number of distinct values, ignoring their last two digits, that proves calendar digits in
+a column. With fewer values, they may look like calendar digits by chance."""
 FITTING_SHARE = 0.9
-"""Minimum share of a column's distinct values that a format must parse. The other values are
-malformed."""
+"""Minimum share of a column's distinct values that a format must parse. Values that the format
+cannot parse are malformed."""
 _ISO = re.compile(
     r"(\d{4})[-/](\d{2})[-/](\d{2})(?:[T ]+(\d{2}):(\d{2})(?::(\d{2})(?:[.,](\d{1,9}))?)?"
     r" ?(Z|z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?",
@@ -94,7 +94,7 @@ def _digits(pattern: str) -> Callable[[int, float], int | None]:
 
     def micros(whole: int, fraction: float) -> int | None:
         text = str(whole)
-        # Only a year of two digits may lack its leading zero.
+        # The leading zero may be absent only if the year has two digits.
         if fraction or not length - (widths[0] == 2) <= len(text) <= length:
             return None
         text = text.zfill(length)
@@ -125,7 +125,7 @@ FORMS: dict[str, Callable[[int, float], int | None]] = {
 """Formats of numbers, by their names in a recommender's file. Counts of time units start in 1970.
 Formats of calendar digits come first, because few numbers fit them by chance."""
 NAMES = (ISO, *FORMS)
-"""Valid values of `data.time_format`."""
+"""Values that `data.time_format` accepts."""
 
 
 def find_form(column: Any, *, now: float, name: str) -> str:
@@ -133,7 +133,7 @@ def find_form(column: Any, *, now: float, name: str) -> str:
 
     Args:
         column: Arrow array of any type, of a complete file or its first part.
-        now: Seconds since the epoch. No time may be more than a day after it.
+        now: Seconds since the epoch. No time may be more than a day later.
         name: Name of the column, for messages.
 
     Raises:
@@ -166,8 +166,8 @@ def find_form(column: Any, *, now: float, name: str) -> str:
         form for form, num in num_fitting.items() if num == most >= FITTING_SHARE * len(numbers)
     ]
     digits = [form for form in fitting if form.startswith("Y")]
-    # Counts of time units may look like calendar digits by chance. This is common if the counts
-    # span a minute, and very rare if they span a day.
+    # A count of time units can look like calendar digits by chance. Such a chance is large if the
+    # counts span a minute, and very small if they span a day.
     is_sure = len({number[0] // 100 for number in numbers if number is not None}) >= _SURE_HUNDREDS
     if len(digits) == 1 and (is_sure or len(fitting) == 1):
         return digits[0]
@@ -286,7 +286,7 @@ _USUAL = (
 
 
 def _usual_times(texts: Any) -> Any:
-    """Return the times of texts in the most common format, and null for other texts."""
+    """Return the times of texts that have the most common format. Other texts become null."""
     usual = matching(texts, _USUAL)
     has_zone = pc.match_substring_regex(usual, r"(Z|[+-][0-9]{2}:[0-9]{2})$")
     usual = pc.if_else(has_zone, usual, pc.binary_join_element_wise(usual, "Z", ""))
@@ -299,7 +299,7 @@ def _usual_times(texts: Any) -> Any:
 def _in_micros(column: Any) -> Any:
     """Return timestamps or dates in microseconds.
 
-    A time that microseconds cannot represent becomes null.
+    A time outside the range of microseconds becomes null.
     """
     if pa.types.is_date(column.type):
         column = column.cast(pa.timestamp("ms"))

@@ -1,4 +1,4 @@
-"""Times as whole microseconds since the epoch in UTC, time spans, days, and their ISO 8601 text."""
+"""Times as whole microseconds since the epoch in UTC, with time spans, days and ISO 8601 text."""
 
 from dataclasses import dataclass
 from datetime import MAXYEAR, date, datetime, timedelta, timezone
@@ -34,7 +34,7 @@ def parse_time(name: str, text: str) -> int:
         text: The date or time.
 
     Raises:
-        ContractError: the text is not ISO 8601.
+        ContractError: the text is not a valid ISO 8601 date or time.
 
     >>> parse_time("window_start", "1970-01-02T00:00:00Z"), parse_time("window_start", "1970-01-02")
     (86400000000, 86400000000)
@@ -75,11 +75,11 @@ class TimeSpan:
         )
 
     def overlaps(self, first: int, last: int) -> bool:
-        """Return whether a time from `first` to `last`, both inclusive, may be in the span."""
+        """Return whether the span may contain a time from `first` to `last`, both included."""
         return (self.start is None or self.start <= last) and (self.end is None or first < self.end)
 
     def clipped(self, other: "TimeSpan") -> "TimeSpan":
-        """Return the part of this span that is in `other`."""
+        """Return the intersection of this span and `other`."""
         starts = [s for s in (self.start, other.start) if s is not None]
         ends = [e for e in (self.end, other.end) if e is not None]
         return TimeSpan(max(starts, default=None), min(ends, default=None))
@@ -99,13 +99,13 @@ def parse_day(name: str, text: str) -> date:
         text: The date.
 
     Raises:
-        ContractError: the text is not such a date.
+        ContractError: the text is not a valid date in this format.
     """
     try:
         found = datetime.strptime(text, "%Y-%m-%d").date()
     except ValueError as error:
         raise ContractError(f"{name} is {text!r}, expected a date YYYY-MM-DD") from error
-    if str(found) != text or found.year == MAXYEAR:  # some times of that year cannot be written
+    if str(found) != text or found.year == MAXYEAR:  # some times of that year are out of range
         raise ContractError(
             f"{name} is {text!r}, expected a date YYYY-MM-DD before the year {MAXYEAR}"
         )

@@ -39,7 +39,7 @@ class _RowTexts:
 def shown_value(scalar: Any) -> Any:
     """Return a value of an Arrow array for display.
 
-    A time in nanoseconds becomes text, because Python has no type for it.
+    A time in nanoseconds becomes text, because Python has no type for nanoseconds.
     """
     try:
         return scalar.as_py()
@@ -54,11 +54,11 @@ class ParquetRows:
     path: Path
     names: tuple[str, ...]
     _own: tuple[str, ...] = ()
-    """DuckDB's names of the columns, which are unique without regard to case."""
+    """Names that DuckDB gives to the columns. The names are unique without regard to case."""
 
     @classmethod
     def open(cls, path: Path) -> "ParquetRows":
-        """Open the file and read its footer.
+        """Open a Parquet file of a user and read its footer.
 
         Raises:
             ContractError: The file is not a complete Parquet file.
@@ -73,7 +73,7 @@ class ParquetRows:
         return cls(path=path, names=tuple(names), _own=tuple(name for name, *_ in found))
 
     def chunks(self, wanted: Sequence[str]) -> Iterator[Chunk]:
-        """Yield the wanted columns of all rows in file order, in the memory of a chunk.
+        """Yield the requested columns of all rows in file order. Only one chunk is in memory.
 
         Raises:
             ContractError: The file is corrupt.

@@ -1,8 +1,8 @@
-"""Lake files whose rows cannot be read. A run leaves them out and names them.
+"""Lake files whose rows cannot be read. A run does not read unfit files, and its report names them.
 
 A file is unfit if it is corrupt, lacks a column, has a column of another type, or has too many
-malformed rows. A reader of several files reports all unfit files at once. The remaining files must
-then be read again only a few times.
+malformed rows. A reader of several files reports all unfit files at once. The remaining files then
+need only a few more attempts.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,12 +35,12 @@ class QuarantinedFile(NamedTuple):
     file: str
     """Name relative to the lake."""
     num_rows: int | None
-    """Number of rows according to the file's footer. None if the footer is not readable."""
+    """Number of rows according to the file's footer. None if the file has no readable footer."""
     reason: str
 
     @classmethod
     def of(cls, path: Path, name: str, reason: str) -> "QuarantinedFile":
-        """Return the entry of the file at `path`, whose name in the lake is `name`."""
+        """Return the entry for the file at `path`. `name` is the file's name in the lake."""
         try:
             with reading_parquet(path):
                 num_rows = open_parquet(path).metadata.num_rows
@@ -52,16 +52,17 @@ class QuarantinedFile(NamedTuple):
 def expect_few(
     unfit: Sequence[QuarantinedFile], num_fit: int, *, what: str, max_fraction: float
 ) -> None:
-    """Check that few files are unfit.
+    """Check that the share of unfit files is not too large.
 
     Args:
-        unfit: The unfit files.
-        num_fit: Number of the other files of the same kind.
-        what: The kind, for the message.
+        unfit: Files that are unfit to read.
+        num_fit: Number of other files that are not unfit.
+        what: Kind of the files, for the error message.
         max_fraction: Maximum share of unfit files, in [0, 1].
 
     Raises:
-        ContractError: the share of unfit files is larger. The message names the first unfit files.
+        ContractError: the share of unfit files is above the maximum. The message names the first
+            unfit files.
     """
     num_files = len(unfit) + num_fit
     if len(unfit) > max_fraction * num_files:
@@ -78,8 +79,8 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T]) -> list[T]:
     """Return the results of `read` for each file, in order.
 
     Raises:
-        UnfitFiles: `read` raised a `ContractError` for at least one file. The error names all such
-            files.
+        UnfitFiles: `read` raised a `ContractError` for at least one file. The error names all of
+            these files.
     """
     found: list[T] = []
     unfit: dict[Path, str] = {}

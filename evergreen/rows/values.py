@@ -1,7 +1,7 @@
 """Parsing rules for the values of users' files, shared by text, JSON lines and Parquet.
 
 Each kind of column has a rule. The rule converts an Arrow array of any type to the raw type. A
-missing or malformed value becomes null, and malformed values are marked. Texts are parsed once for
+missing or malformed value becomes null. Malformed values are also marked. Texts are parsed once for
 each distinct value. `contracts.values` defines missing texts and truth values, and `time_forms`
 defines times.
 """
@@ -35,9 +35,9 @@ class Parsed(NamedTuple):
     values: Any
     """Arrow array of the raw type. A missing or malformed value is null."""
     is_missing: Any
-    """Arrow booleans: whether there is no value."""
+    """Mask of missing values, as Arrow booleans."""
     is_wrong: Any
-    """Arrow booleans: whether the value is malformed."""
+    """Mask of malformed values, as Arrow booleans."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +49,13 @@ class ValueRule:
     expected: str
     """Description of a valid value, for messages."""
     of_text: Callable[[Any], Any]
-    """Converts an array of distinct texts, none of them missing, to an array of `type`. A malformed
-    text becomes null."""
+    """Function that converts an array of distinct texts, without missing ones, to an array of
+    `type`. A malformed text becomes null."""
     of_typed: Callable[[Any], Any]
     """Converts an array of numbers, truth values or times to an array of `type`. A malformed value
     becomes null."""
     is_required: bool = False
-    """Whether a missing value makes the row malformed."""
+    """Whether a row with a missing value is malformed."""
 
     def parse(self, column: Any) -> Parsed:
         """Parse a column of any Arrow type."""
@@ -98,7 +98,7 @@ def missing_texts(texts: Any) -> Any:
 
 
 def plain(column: Any) -> Any:
-    """Return a column without dictionaries and chunks. Bytes become texts if they are UTF-8."""
+    """Return a column without dictionaries and chunks. Bytes in UTF-8 are converted to texts."""
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if pa.types.is_dictionary(column.type):
@@ -112,13 +112,13 @@ def plain(column: Any) -> Any:
 
 
 def _decoded(value: bytes | None) -> str | None:
-    # A byte that is not UTF-8 makes its row malformed, but not the whole file. It becomes the
-    # replacement character, which no rule accepts.
+    # A byte that is not UTF-8 makes its row malformed, but not the whole file. An invalid byte
+    # becomes the replacement character, which no rule accepts.
     return None if value is None else value.decode(errors="replace")
 
 
 def _one_by_one(column: Any, convert: Callable[[Any], Any], wanted: Any) -> Any:
-    """Convert each value separately. A value that cannot be converted becomes null."""
+    """Convert each value separately. If a value cannot be converted, it becomes null."""
     found = []
     for i in range(len(column)):
         try:
@@ -142,7 +142,7 @@ def is_text(found: Any) -> bool:
 
 
 def _mixed(texts: Any, usual: Any, convert: Callable[[str], Any]) -> Any:
-    """Fill the null values of `usual` with the results of `convert` for their texts."""
+    """Fill each null value of `usual` with the converted text at the same position."""
     at = np.flatnonzero(pc.and_(usual.is_null(), texts.is_valid()).to_numpy(zero_copy_only=False))
     if not len(at):
         return usual
@@ -259,7 +259,7 @@ PLACES = ValueRule(
 def _whole_of_text(text: str) -> int | None:
     """Return the whole number that a text represents exactly, or None.
 
-    The result for "007" is None, because "007" and "7" are different texts.
+    For "007" the result is None, because "007" and "7" are different texts.
     """
     if not (found := _WHOLE.fullmatch(text.strip())):
         return None
@@ -289,9 +289,9 @@ def _categories_of_text(texts: Any) -> Any:
 
 
 def _whole_numbers(column: Any) -> Any:
-    """Return numbers as whole numbers.
+    """Convert numbers to whole numbers.
 
-    A fraction becomes null, and so does a float that is too large to be exact.
+    A fraction becomes null. A float that is too large to be exact also becomes null.
     """
     if pa.types.is_floating(column.type):
         exact = meanings.EXACT_BELOW[str(column.type)]
@@ -414,7 +414,7 @@ class ListRule:
     def parse(self, column: Any) -> Parsed:
         """Parse a column.
 
-        A missing element is dropped, and a malformed one makes its list malformed.
+        Missing elements are dropped. A malformed element makes its list malformed.
         """
         column = plain(column)
         if pa.types.is_null(column.type):
@@ -466,8 +466,8 @@ class ListRule:
 
 _TEXTS = pa.list_(pa.string())
 _NO_LIST: list[str | None] = ["\ufffd"]
-"""Result for a text in brackets that is not a list. No rule accepts this character, so the row is
-malformed."""
+"""Result for a text that has brackets but is not a list. No rule accepts this replacement
+character, so the row is malformed."""
 _NUMPY = re.compile(r"\[\s*(?:[^\s\[\]',\"]+(?:\s+[^\s\[\]',\"]+)*)?\s*\]")
 
 

@@ -1,8 +1,8 @@
 """Atomic, durable writes of files and folders, and the hashes that verify them.
 
-A write first goes to a temporary file. The file is flushed and renamed, and then its folder is
-flushed. A reader therefore never sees half a file or half a folder. The module that owns a format
-defines what the bytes mean.
+A write first goes to a temporary file. The file is flushed, and renamed. Then its folder is
+flushed. A reader therefore never sees half a file or half a folder. The modules that define a
+format decide how its bytes are interpreted.
 """
 
 import fcntl
@@ -25,11 +25,15 @@ from evergreen.runtime.errors import ContractError, TemporaryError
 T = TypeVar("T")
 
 UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{32}")
-"""Marker in the name of an unfinished file or folder. A killed write leaves it behind."""
+"""Marker in the name of an unfinished file or folder. A killed write leaves a file or folder with
+this marker behind."""
 
 
 def no_checkpoint(name: str) -> None:
-    """Do nothing. Tests replace this to crash at each named step of a write protocol."""
+    """Do nothing.
+
+    Tests replace this function to simulate a crash at each named step of a write protocol.
+    """
 
 
 PRIVATE = 0o027
@@ -64,8 +68,8 @@ def write_whole(path: Path, content: bytes | str) -> None:
     The parent folder is created. Text is encoded as UTF-8.
 
     Raises:
-        OSError: the file cannot be written. The error names the file, which the system's error for
-            a full disk does not.
+        OSError: the file cannot be written. The error names the file. The system's own error for a
+            full disk does not name the file.
     """
     with _named_errors(path), whole_file(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -73,7 +77,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def _named_errors(path: Path) -> Iterator[None]:
-    """Add `path` to an OSError that names no file."""
+    """Add `path` to an OSError that does not name a file."""
     try:
         yield
     except OSError as error:
@@ -101,13 +105,17 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Flush and close `file` after the body. An error of the body is raised unchanged."""
+    """Flush and close `file` at the end of the `with` block.
+
+    An error of the body is raised unchanged.
+    """
     try:
         yield file
         file.flush()
         os.fsync(file.fileno())
     except BaseException:
-        # Closing the file repeats the failed write. The second error must not hide the first error.
+        # Closing the file can repeat the failed write. An error from closing must not hide the
+        # error of the write.
         with suppress(OSError):
             file.close()
         raise
@@ -117,9 +125,9 @@ def flushed_to_disk(file: BinaryIO) -> Iterator[BinaryIO]:
 def append_line(path: Path, line: str) -> None:
     """Append one line to `path` and flush it to disk. `line` must not contain a newline.
 
-    If a crash left an incomplete last line, that line is removed first. It was never reported as
-    written, and the new line would be appended to it. Writers in several processes exclude each
-    other by a lock.
+    If a crash left an incomplete last line, that line is removed first. The caller that wrote the
+    incomplete line has not received a success. Without the removal, the new line would be appended
+    to the incomplete line. Writers in several processes exclude each other by a lock.
 
     Raises:
         OSError: the line cannot be written. The error names the file.
@@ -143,8 +151,8 @@ def append_record(path: Path, record: Any) -> None:
 def read_records(path: Path, kind: Callable[..., T], *, name: str) -> list[T]:
     """Return the records that `append_record` wrote, or an empty list if there is no file.
 
-    A last line without a newline is an interrupted append and is ignored. A line that a person
-    wrote may lack the checksum.
+    A last line without a newline is an interrupted append and is ignored. The checksum may be
+    absent if a person wrote the line.
 
     Args:
         path: The file.
@@ -162,8 +170,8 @@ def read_records(path: Path, kind: Callable[..., T], *, name: str) -> list[T]:
         return []
     except OSError as error:
         raise ContractError(f"{path} cannot be read: {error.strerror}") from error
-    # If only the newline of a line was corrupted, the line is not an interrupted append and must
-    # not be ignored.
+    # If only the newline of the last line is corrupt, the line's checksum is valid, so the line
+    # must not be ignored.
     if _has_checksum(torn[:-1]):
         lines.append(torn)
     for number, line in enumerate(lines, start=1):
@@ -175,7 +183,8 @@ def read_records(path: Path, kind: Callable[..., T], *, name: str) -> list[T]:
 
 
 _CHECKSUM, _END = b', "crc32": "', b"}"
-"""End of a line with a checksum: the key with eight hexadecimal digits, and the closing brace."""
+"""Parts of a line with a checksum: the key before its eight hexadecimal digits, and the closing
+brace."""
 
 
 def _with_checksum(document: str) -> str:
@@ -190,7 +199,7 @@ def _has_checksum(line: bytes) -> bool:
 
 
 def _without_checksum(line: bytes) -> bytes:
-    """Return the object that was given to `_with_checksum`.
+    """Return a line without its checksum.
 
     A line without a checksum is returned unchanged.
 
@@ -228,10 +237,10 @@ def whole_directory(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes `final` on success and is removed on error.
 
     Args:
-        final: The folder to create, by one rename.
+        final: Folder to create. It appears by one rename.
         replace: Whether to first remove `final` and the temporary folder of an earlier, killed try.
-            Use this only for a folder that no other process reads at the time. If two processes
-            write the folder, the work of one of them is lost.
+            Set it only for a folder that no other process reads meanwhile. If two processes write
+            the same folder, the work of one process is lost.
 
     Raises:
         FileExistsError: `final` exists and `replace` is not set, because a published folder never

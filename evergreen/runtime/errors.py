@@ -1,7 +1,7 @@
 """Errors by what the caller must do: correct the input, retry later, or stop.
 
-Every module that calls a library or the network translates the exceptions of its calls into one of
-these errors.
+A module that calls a library or the network translates the exceptions of its calls into these
+errors.
 """
 
 import re
@@ -15,11 +15,11 @@ class ContractError(ValueError):
 
 
 class TemporaryError(Exception):
-    """The same call can succeed later. Retry it after a delay."""
+    """The same call can succeed later. Retry the action after a delay."""
 
 
 class PermanentError(Exception):
-    """A retry cannot help. Stop, or set the message aside."""
+    """A retry cannot help. The caller must stop, or set the message aside."""
 
 
 class Refused(Exception):
@@ -40,12 +40,12 @@ def first_line(error: BaseException) -> str:
 
 
 FROM_SCRATCH = "--from-scratch"
-"""Flag of `evergreen run` and `submit` that stands for parent=none and champion=none."""
+"""Flag of `evergreen run` and `submit` that means parent=none and champion=none."""
 _RUN_AGAIN = "run it again with"
 
 
 def run_again(flags: str) -> str:
-    """Return the part of an error message that names the flags to continue `evergreen run` with.
+    """Return the advice to run again with these flags, as part of an error message.
 
     >>> run_again("-p parent=none")
     'run it again with `-p parent=none`'
@@ -54,7 +54,7 @@ def run_again(flags: str) -> str:
 
 
 def flags_to_run_again(reason: str) -> list[str]:
-    """Return the flags that `run_again` put into an error message, split into arguments.
+    """Return the flags that `run_again` put into an error message, as a list of arguments.
 
     The list is empty if the message has no such flags.
 
@@ -66,7 +66,7 @@ def flags_to_run_again(reason: str) -> list[str]:
 
 
 def expect(settings: Any, rule: str, holds: Callable[[Any], bool], *names: str) -> None:
-    """Check fields of a settings dataclass.
+    """Check the values of some fields of a settings dataclass.
 
     Args:
         settings: The dataclass.
@@ -76,7 +76,7 @@ def expect(settings: Any, rule: str, holds: Callable[[Any], bool], *names: str) 
         names: Names of the fields to check.
 
     Raises:
-        ContractError: a field breaks the rule. The message names the field and its value.
+        ContractError: a field does not follow the rule. The message names the field and its value.
     """
     for name in names:
         if not holds(value := getattr(settings, name)):

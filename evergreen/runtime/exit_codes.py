@@ -1,7 +1,7 @@
-"""Exit codes of every command, and the only translation of exceptions into messages and codes.
+"""Exit codes of all commands, and the translation of exceptions into messages and codes.
 
-The `main` function of a command has the decorator `exits_with_code` and raises exceptions. It
-formats no error itself. The code that detects an error chooses the exception
+The `main` function of a command has the decorator `exits_with_code` and raises exceptions. A `main`
+function does not format error messages. The code that detects an error chooses the exception class
 (`evergreen.runtime.errors`). docs/pipeline.md has the table of codes for users.
 """
 
@@ -39,14 +39,15 @@ class ExitCode(IntEnum):
     REFUSED = 1
     """The command completed with a negative result: a gate refused, or a check found a problem."""
     BAD_INPUT = 2
-    """A flag or an input is invalid. The same command fails again until it is corrected."""
+    """A flag or an input is invalid. The same command fails again until the flag or the input is
+    corrected."""
     FAILED = 3
     """Storage, a server or the disk failed. The same command can succeed later."""
     DEFECT = 70
     """The program has a bug (EX_SOFTWARE of sysexits.h). The traceback is on standard error."""
     PREEMPTED = 75
-    """The step received a request to stop and saved its progress (EX_TEMPFAIL of sysexits.h). A
-    retry continues from there."""
+    """The step was asked to stop and has saved its progress (EX_TEMPFAIL of sysexits.h). A retry
+    continues from the saved progress."""
     INTERRUPTED = 130
     """The user pressed Ctrl-C."""
 
@@ -55,10 +56,10 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     """Turn the exceptions of a command's `main` into one line on standard error and an `ExitCode`.
 
     `SystemExit` passes through, so that argparse behaves as usual. A closed output pipe, as after
-    `head`, is not an error. Any other exception is a bug: the traceback is printed, and the code
-    differs from that of a refusal.
+    `head`, is not an error. Any other exception is a bug. In this case the traceback is printed,
+    and the exit code differs from that of a refusal.
 
-    From the call of `main` on, the process collects garbage less often, and not at its end
+    While `main` runs, the process collects garbage less often, and at its end not at all
     (`OBJECTS_PER_COLLECTION`).
 
     >>> @exits_with_code
@@ -105,7 +106,7 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
 def _reader_has_gone() -> bool:
     """Return whether the reader of the output pipe is gone.
 
-    If so, drop the output that is not yet printed.
+    If the reader is gone, output that is not yet printed is dropped.
     """
     try:
         sys.stdout.flush()

@@ -1,6 +1,6 @@
 """Shared parts of all commands: the parser with its help, the flags of a step, and the user's name.
 
-The name of the user is not authenticated.
+The user's name is not authenticated.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 
 @functools.cache
 def examples() -> list[str]:
-    """Return the example command lines.
+    """Return the lines of examples.txt, each with an example of a command.
 
     The help of a parser shows the first line that begins with the parser's name.
     """
@@ -22,7 +22,7 @@ def examples() -> list[str]:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose help shows defaults and an example, also for subcommands."""
+    """Argument parser whose help shows defaults and an example, also for subcommands."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **{"formatter_class": _WithDefaults, **named})
@@ -31,7 +31,7 @@ class CommandParser(argparse.ArgumentParser):
     def example(self) -> str:
         """First line of `examples` for this command or one of its subcommands.
 
-        The text is empty if there is no such line.
+        Empty if no line of `examples` contains the command.
         """
         return next((line for line in examples() if f"{self.prog} " in f"{line} "), "")
 

@@ -1,12 +1,14 @@
-"""Work that is divided among forked processes, which inherit all imports of this process.
+"""Division of work among forked processes, which inherit all imports of this process.
 
-Extraction, validation and preprocessing use this module to divide their rows among the cores. Their
-imports take seconds of processor time, and every new interpreter would spend that time again. The
-callers decide which work is divided, and make sure that results do not depend on the division.
+Extraction, validation and preprocessing use this module to divide their rows among the cores. The
+imports of these steps take seconds of processor time, and every new interpreter would spend that
+time again. The callers choose how to divide the work, and ensure that the division does not change
+the results.
 
-`concurrent.futures.ProcessPoolExecutor` has two drawbacks here. When its caller is stopped, the
-executor waits for the running work, longer than a cluster waits for a pod. When a process is killed
-while it sends its result, the executor waits forever, because its processes share one pipe.
+`concurrent.futures.ProcessPoolExecutor` has two drawbacks for this use. If the process that uses
+the executor is stopped, the executor waits for running work, longer than a cluster waits for a pod.
+When a process is killed while it sends its result, the executor waits forever, because its
+processes share one pipe.
 """
 
 import ctypes
@@ -40,7 +42,8 @@ _WAIT_SECONDS = 1.0
 def available_cores() -> int:
     """Return the number of cores that this process may use.
 
-    The CPU affinity and the CPU limit of the container both count. The limit is rounded up.
+    Both the CPU affinity and the CPU limit of the container limit this number. A fractional CPU
+    limit is rounded up.
     """
     cores = len(os.sched_getaffinity(0))
     try:
@@ -60,12 +63,12 @@ def run_all(
 ) -> list[Result]:
     """Return the function's results in the order of the items.
 
-    A single item is processed in this process, and so are all items if one process is requested.
-    Otherwise the items are processed in new forked processes. They share the function, the items
-    and everything that these refer to without a copy. Results are pickled. The caller must hold no
-    lock and run no thread that the function needs. An exception of the function is raised here. If
-    several items fail, the first item's error is raised. When the call ends, all processes are
-    stopped immediately.
+    A single item is processed in this process. If one process is requested, all items are processed
+    here. With more processes, the items are processed in new forked processes. Forked processes
+    share the function, the items and all data that these refer to, without a copy. Results are
+    pickled. The function must not need a lock or a thread of the calling process. An exception of
+    the function is raised again in this process. If several items fail, the first item's error is
+    raised. When the call ends, all processes are stopped immediately.
 
     Raises:
         TemporaryError: a process was killed, usually because memory ran out.
@@ -102,9 +105,9 @@ def shares(
 ) -> list[list[Item]]:
     """Divide the items into at most `number` consecutive shares of nearly equal weight.
 
-    No share is empty. Weights are positive, and the default weight of an item is 1. An item belongs
-    to the share that contains its middle, so a share differs from the ideal by at most half an item
-    at each end.
+    Shares without an item are not returned. Weights are positive, and the default weight of an item
+    is 1. An item belongs to the share that contains the item's middle. A share therefore differs
+    from the ideal size by at most half an item at each end.
 
     >>> shares("abcde", 2), shares("a", 3), shares([1, 1, 1, 9], 2, weight=float)
     ([['a', 'b'], ['c', 'd', 'e']], [['a']], [[1, 1, 1], [9]])
@@ -117,15 +120,15 @@ def shares(
 
 
 class _RemoteTraceback(Exception):
-    """Text of the traceback of an error in another process."""
+    """Traceback of an error in another process, as text."""
 
 
 def _fork_worker(
     function: Callable[[Any], Any], items: Sequence[Any]
 ) -> tuple[Connection, BaseProcess]:
-    """Start a process that runs the items and sends one answer.
+    """Start a process that applies the function to the items and sends back one message.
 
-    Returns the process and this process's end of the pipe to it.
+    Returns the process, and the local end of the pipe to it.
     """
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
@@ -143,11 +146,11 @@ def _fork_worker(
 
 
 def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exception | None]]:
-    """Return each worker's results up to its first error, and the error."""
+    """Return each worker's results, and the error at which the worker stopped, if any."""
     answers: dict[Connection, tuple[list[Any], Exception | None]] = {}
     while len(answers) < len(workers):
-        # Poll with a timeout, because a signal that arrives just before a wait is handled only
-        # after the wait.
+        # Poll with a timeout. A signal that arrives just before a wait is handled only after the
+        # wait.
         for connection in wait(
             [each for each in workers if each not in answers], timeout=_WAIT_SECONDS
         ):
@@ -168,12 +171,13 @@ def _receive_answers(workers: Sequence[Connection]) -> list[tuple[list[Any], Exc
 def _work(
     function: Callable[[Any], Any], items: Sequence[Any], theirs: Connection, *, parent: int
 ) -> None:
-    # End this process if the parent is killed. Otherwise it would stay with all its memory.
+    # End this process if the parent is killed. Otherwise an orphaned process would continue and
+    # occupy memory.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-    # Ctrl-C reaches both processes, and the parent ends this one. The parent's SIGTERM handler must
-    # not run here.
+    # Ctrl-C reaches parent and child, and the parent ends the child. The child must not run the
+    # parent's SIGTERM handler.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # There is one process per core, so additional threads in a process would only wait for each

@@ -2,9 +2,9 @@
 
 The client is used by the monitor's trigger, by `evergreen submit` and by the trials of a search.
 Every request has a timeout, while kfp's own client waits forever for a server that never answers.
-Every failure is an error of `evergreen.runtime.errors`. The monitor decides when to start a run,
-and `pipelines.submit` uploads pipelines and creates schedules. kfp is imported when a connection is
-made, so that programs that need only the names below do not load it.
+Every failure is an error of `evergreen.runtime.errors`. The monitor decides when to start a run.
+`pipelines.submit` uploads pipelines and creates schedules. kfp is imported only when a connection
+is made, because many programs need only the names below.
 """
 
 import json
@@ -35,17 +35,17 @@ active."""
 SERVICE_ACCOUNT = "evergreen-pipeline"
 """Kubernetes service account of the steps' pods. `k8s/base/pipelines` creates it."""
 POD_NAME, POD_UID = "EVERGREEN_POD_NAME", "EVERGREEN_POD_UID"
-"""Names of the environment variables with the name and UID of a step's own pod. Objects that must
-be deleted with the pod are owned by it."""
+"""Names of the environment variables with the name and UID of a step's own pod. If an object must
+be deleted together with the pod, the pod owns the object."""
 TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
 TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")
 ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _TEMPORARY_STATUSES = (401, 403, 408, 409, 429)
-"""HTTP statuses below 500 that are also temporary. A token may be rotated, rights may be granted,
-and a conflict may be over at the next attempt."""
+"""HTTP statuses below 500 that mean a temporary error. At the next attempt a token may be renewed,
+a right may be granted, or a conflict may have ended."""
 _REFUSALS = re.compile("ResourceNotFoundError|Invalid input error")
-"""Texts of permanent errors, whatever the HTTP status is."""
+"""Patterns of error texts that mean a permanent error, whatever the HTTP status is."""
 _PAGE = 100
 
 
@@ -56,7 +56,7 @@ class PipelineVersion:
     pipeline_id: str
     version_id: str
     name: str = ""
-    """Display name. Empty if only the id is known."""
+    """Display name. Empty if only the id of the version is known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,15 +77,16 @@ class KubeflowServer:
 
     Args:
         host: Address of the KFP API, such as `http://localhost:8888`.
-        namespace: Namespace in a multi-user installation. Must be empty in a single-user
-            installation.
-        token_file: File with the token, read again for each request. If empty, the file is that of
-            kfp's own variable, or the pod's projected token. If that file is absent, no token is
-            sent, as a single-user installation expects.
+        namespace: Namespace in a multi-user installation. The namespace must be empty in a
+            single-user installation.
+        token_file: File with the token, read again for each request. If it is empty, kfp's own
+            variable names the file, or else the pod's projected token is used. If the default file
+            is absent, no token is sent. A single-user installation needs no token.
         timeout_seconds: Timeouts of each request for connecting and for reading.
 
-    Every method raises: TemporaryError: the server does not answer, reports an error of its own, or
-    does not accept the token now. PermanentError: the server refused the request.
+    Every method raises TemporaryError if the server does not answer, reports an error of its own,
+    or does not accept the token now. Every method raises PermanentError if the server refuses the
+    request.
 
     Raises:
         ContractError: `token_file` is given and absent.
@@ -115,8 +116,8 @@ class KubeflowServer:
         with self.requests(), warnings.catch_warnings():
             # kfp warns at every start that it "only works with v2.0.0-beta.2 and later".
             warnings.simplefilter("ignore", FutureWarning)
-            # Without a namespace, or with its default ("kubeflow"), the constructor sends a
-            # request.
+            # The constructor of kfp's client sends a request if the namespace is absent or is the
+            # default "kubeflow".
             self.client = Client(host=host, namespace="unset", credentials=credentials)
         self.client._context_setting["namespace"] = namespace
         rest = self.client._run_api.api_client.rest_client
@@ -129,7 +130,7 @@ class KubeflowServer:
         """Translate the errors of kfp's client, and redirect its printed links to standard error.
 
         Args:
-            action: Beginning of the error's message.
+            action: Text at the beginning of the error message.
         """
         import urllib3.exceptions
         from kfp_server_api.exceptions import ApiException
@@ -140,7 +141,8 @@ class KubeflowServer:
             with redirect_stdout(sys.stderr):
                 yield
         except (TemporaryError, PermanentError) as error:
-            # A nested call has translated the error already. Only the action is added.
+            # A nested call has translated the error already. Only the action is prepended to the
+            # message.
             raise type(error)(f"{prefix}{error}") from error
         except ApiException as error:
             temporary = (
@@ -185,7 +187,7 @@ class KubeflowServer:
                 return None
 
     def find_pipeline(self, name: str) -> str | None:
-        """Return the id of the uploaded pipeline with this display name, or None.
+        """Return the id of the uploaded pipeline with this display name, or None if there is none.
 
         The search by name of kfp's client omits the namespace, so it finds only shared pipelines.
 
@@ -211,9 +213,9 @@ class KubeflowServer:
     def newest_version(self, pipeline_id: str) -> PipelineVersion | None:
         """Return the version that was uploaded last, or None if there is none.
 
-        The server's times have a resolution of one second. A new pipeline also gets a version of
-        its own name. Among versions of the same second, a version from `evergreen submit` is
-        therefore preferred.
+        The server's times have a resolution of one second. Uploading a new pipeline also creates a
+        version with the pipeline's name. Among versions of the same second, one that `evergreen
+        submit` created is therefore preferred.
         """
         with self.requests():
             answer = self.client.list_pipeline_versions(
@@ -264,7 +266,8 @@ class KubeflowServer:
             name: Name in Kubeflow's list. Other runs may have the same name.
             source: Compiled file, or uploaded version.
             parameters: Parameters of the pipeline that differ from their defaults.
-            service_account: Service account of the steps' pods. Empty = the server's own choice.
+            service_account: Service account of the steps' pods. If it is empty, the server chooses
+                the account.
             description: Text for people, on the run's page.
         """
         with self.requests(), self._described(description):
@@ -279,7 +282,7 @@ class KubeflowServer:
 
     @contextmanager
     def _described(self, description: str) -> Iterator[None]:
-        """Set this description on runs that the body creates.
+        """Set this description on the runs that the body of the `with` statement creates.
 
         kfp's client has no argument for the description.
         """
@@ -299,7 +302,7 @@ class KubeflowServer:
     def failed_runs(self, experiment_id: str, *, among: int) -> list[FailedRun]:
         """Return the failed runs of an experiment, newest first.
 
-        Only the newest runs are examined. Their number is `among`.
+        Only the newest runs are examined. The number of examined runs is `among`.
         """
         with self.requests():
             answer = self.client.list_runs(
@@ -352,7 +355,7 @@ def wait(
     poll_seconds: float = 15.0,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Any:
-    """Wait until the run has ended, and return the server's description of it.
+    """Wait until the run has ended, and return the server's description of the run.
 
     KFP reports success for a run whose gate refused the model. kfp's own function for waiting does
     not know CANCELED (kubeflow/pipelines issue 14473) and would wait forever.
@@ -362,7 +365,7 @@ def wait(
         run_id: Kubeflow's id of the run.
         seconds: Longest wait.
         poll_seconds: Pause between two requests.
-        sleep: Function that pauses.
+        sleep: Function that pauses for a number of seconds.
 
     Raises:
         PermanentError: there is no such run.
@@ -374,7 +377,7 @@ def wait(
         try:
             run = server.get_run(run_id)
         except TemporaryError as error:
-            logger.warning("%s", error)  # the server may restart during a run of hours
+            logger.warning("%s", error)  # a run takes hours, and the server may restart meanwhile
         else:
             if run.state != state:
                 state = str(run.state)
@@ -391,15 +394,15 @@ _GROUPS = re.compile(
     + PIPELINE_NAME
     + "-[a-z0-9]+"
 )
-"""Names of tasks that are neither steps nor drivers: groups of tasks, attempts of a task, and the
-workflow."""
+"""Names of tasks that are neither steps nor drivers: task groups, task attempts, and the workflow
+itself."""
 
 
 def describe_end(run: Any) -> str:
     """Return how an ended run ended according to Kubeflow: state, failed tasks, message.
 
-    If the first pod of a run could not be created, the run has no message. Only the pod of a step
-    is named `executor`.
+    A run has no message if its first pod could not be created. A task is named `executor` only if
+    it is the pod of a step.
     """
     tasks = (run.run_details.task_details if run.run_details else None) or []
     failed = sorted({str(task.display_name) for task in tasks if task.state == "FAILED"})
@@ -416,7 +419,7 @@ def describe_end(run: Any) -> str:
 
 
 def source_arguments(source: Path | PipelineVersion) -> dict[str, str]:
-    """Return the arguments of kfp's client for a compiled file or an uploaded version."""
+    """Return the arguments for kfp's client to start a compiled file or an uploaded version."""
     if isinstance(source, PipelineVersion):
         return {"pipeline_id": source.pipeline_id, "version_id": source.version_id}
     return {"pipeline_package_path": str(source)}

@@ -1,16 +1,16 @@
-"""Import of ONNX Runtime without telemetry, which its wheels send unless a variable forbids it.
+"""Import of ONNX Runtime with its telemetry disabled. Its wheels send telemetry by default.
 
-The package reads the variable at import, so every module of this project imports the package
-through this module. Triton's model file cannot do that. A program that starts Triton therefore
-passes `SILENT` to it.
+ONNX Runtime reads the variable at import. Every module of this project therefore imports ONNX
+Runtime through this module. Code in Triton's model file cannot set the variable. A program that
+starts Triton therefore passes `SILENT` to it.
 """
 
 import os
 from typing import Any
 
 SILENT = {"ORT_DISABLE_TELEMETRY": "1"}
-"""Environment variables that disable telemetry: no lookup of a collector, and no device id in the
-home folder."""
+"""Environment variables that disable telemetry. No collector is looked up, and no device id is
+stored in the home folder."""
 
 
 def silent_onnxruntime() -> Any:

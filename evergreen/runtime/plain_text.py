@@ -2,7 +2,7 @@
 
 Ids, names and reasons are chosen by publishers of records and by people who start runs. Control
 characters in these texts could change the terminal, and a line break could forge a line of the log.
-JSON output needs no such protection, because JSON escapes these characters.
+JSON output does not need this protection, because JSON escapes control characters.
 """
 
 import json
@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from typing import TextIO
 
 _DANGEROUS = frozenset(("Cc", "Cf", "Zl", "Zp", "Cs"))
-"""Unicode categories of control and format characters, line and paragraph separators, and lone
-surrogates."""
+"""Unicode categories that are escaped: control and format characters, line and paragraph
+separators, and lone surrogates."""
 
 
 def printable(text: str) -> str:
@@ -73,8 +73,8 @@ FORMATS = (TEXT, JSON)
 class JsonFormatter(logging.Formatter):
     """Log formatter that writes one JSON object per record.
 
-    Its fields are `time` (ISO 8601 UTC), `severity`, `logger`, `message`, and `exception` if there
-    is one.
+    The fields of the object are `time` (ISO 8601 UTC), `severity`, `logger`, `message`, and
+    `exception` if there is one.
     """
 
     def format(self, record: logging.LogRecord) -> str:

@@ -1,7 +1,7 @@
 """Workers of a step: local processes, or the workers of a Dask scheduler that the run names.
 
-Extraction and preprocessing use the workers to divide their rows. Both steps define the items, and
-make sure that no result depends on the worker.
+Extraction and preprocessing use the workers to divide their rows. Both steps define the work items,
+and ensure that the choice of worker does not change a result.
 """
 
 import hashlib
@@ -19,14 +19,16 @@ from evergreen.runtime.errors import ContractError, TemporaryError, first_line
 
 CONNECT_SECONDS = "20s"
 SHARES_PER_THREAD = 4
-"""Shares per thread of a Dask worker. If a worker is lost, other workers repeat only its shares."""
+"""Number of shares of the work for each thread of a Dask worker. If a worker is lost, other workers
+repeat only the shares of that worker."""
 
 
 class Workers(NamedTuple):
     """The workers of one step."""
 
     run_all: Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]
-    """Function that returns the results in the order of the items."""
+    """Function that applies a function to items, and returns the results in the order of the
+    items."""
     num_shares: int
     """Number of items into which the work is divided."""
 
@@ -37,7 +39,7 @@ THIS_PROCESS = Workers(partial(forked.run_all, processes=1), 1)
 class Pickled(NamedTuple):
     """A pickle file in the work folder.
 
-    Its hash is verified before it is read, because a pickle can contain code.
+    The hash of the file is verified before the file is read, because a pickle can contain code.
     """
 
     path: str
@@ -65,17 +67,17 @@ class Pickled(NamedTuple):
 
 @contextmanager
 def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Workers]:
-    """Return the workers of the Dask scheduler at `address`, or local processes if it is empty.
+    """Return the workers of a Dask scheduler, or local processes if its address is empty.
 
     The scheduler's workers must see the raw folder and the work folder under the same paths, and
     have the packages and code of this step. `shared` is an existing folder in the work folder. The
-    workers leave no file in it. No task uses the result of another task, because a killed worker
-    would lose that result too. If a worker is lost, only the tasks that it was running must be
+    workers leave no file in this folder. No task depends on another task's result, because a killed
+    worker would lose that result. If a worker is lost, only the tasks that it was running must be
     repeated.
 
     Raises:
         ContractError: the address is invalid.
-        TemporaryError: no scheduler answers, it has no worker, or workers were killed during the
+        TemporaryError: the scheduler does not answer, has no worker, or lost workers during the
             work.
     """
     if not scheduler:
@@ -103,7 +105,7 @@ def _run_all(
 ) -> list[Any]:
     from distributed.protocol.pickle import dumps
 
-    # The function is passed in a file and not in each task's message, because it may hold
+    # The function is stored in a file instead of in each task's message, because it may contain
     # vocabularies of gigabytes.
     path = shared / f".function-{uuid4().hex}"
     try:

@@ -1,16 +1,17 @@
 """Profiles of a table's columns: counts of their values, and the correlation within requests.
 
 Validation profiles the rows of a run, and the monitor profiles the served rows. Profiles of
-disjoint rows are merged by addition, without access to the rows. `comparison` compares two
+disjoint rows can be added, which needs no access to the rows. The module `comparison` compares two
 profiles.
 
 A profile counts rows in cells: the buckets of a numeric column, or the listed values of a
-categorical column. Each cell also has sums over requests, because rows of one request are not
-independent. A list has two columns in the profile. The first has the list's name and counts each
-element as a row. The second is the number of elements per row (`features.LENGTH`).
+categorical column. For each cell the profile also has sums over requests, because rows of one
+request are not independent. A list has two columns in the profile. The column with the list's name
+counts each element as a row. The other column (`features.LENGTH`) is the number of elements per
+row.
 
 A categorical column lists at most `LISTED` values, and all other values share one cell. `floor` is
-the possible error of the counts: an unlisted value has at most `floor` rows, and a listed count may
+the maximum error of the counts. An unlisted value has at most `floor` rows, and a listed count may
 be too low by at most `floor`. Merging adds the floors.
 """
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 LISTED = 2000
-"""Maximum values that a profile lists per column."""
+"""Maximum number of values that a profile lists for one column."""
 
 
 def _make_dense_edges() -> NDArray[np.float64]:
@@ -39,19 +40,20 @@ def _make_score_edges() -> NDArray[np.float64]:
 
 
 DENSE_EDGES = _make_dense_edges()
-"""Edges of the buckets of numeric columns. There is one bucket per integer from -3 to 10. Beyond 10
-each bucket is 30 % wider than the previous one. The first and the last bucket include all values
-beyond the edges, even infinity."""
+"""Edges of the buckets of numeric columns. Between -3 and 10 there is one bucket per integer.
+Beyond 10 each bucket is 30 % wider than the previous one. The first and the last bucket include all
+values beyond the edges, even infinity."""
 NUM_BUCKETS = len(DENSE_EDGES) - 1
 SCORE_EDGES = _make_score_edges()
-"""Edges of the buckets of scores, in steps of a quarter in the logit, from -10 to 10. The logit is
-used because at a click rate of 0.1 % scores differ by factors rather than by amounts."""
+"""Edges of the buckets of scores, in steps of a quarter in the logit, from -10 to 10. Edges are
+spaced in the logit, because at a click rate of 0.1 % scores differ by factors rather than by
+amounts."""
 
 
 def count_between(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
-    """Return the number of values [n] in each bucket, [len(edges) - 1].
+    """Return the number of values in each bucket, [len(edges) - 1].
 
-    NaN is not counted. A value outside the edges counts in the first or the last bucket.
+    NaN values are not counted. A value outside the edges counts in the first or the last bucket.
 
     >>> count_between(np.array([0.0, 1.0, 2.0]), np.array([-5.0, 1.0, 1.5, np.nan])).tolist()
     [1, 2]
@@ -62,48 +64,49 @@ def count_between(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
 def bucket_of(edges: NDArray[np.float64], values: NDArray[Any]) -> Ints:
     """Return the bucket of each value, in the shape of `values`.
 
-    A bucket includes its lower edge and excludes its upper one. NaN gets the last bucket.
+    A value on an edge belongs to the bucket above the edge. NaN belongs to the last bucket.
     """
     return np.searchsorted(edges[1:-1], values, side="right")
 
 
-# -- sums over requests
+# -- sums by request
 
 
 class RowTotal(NamedTuple):
-    """Number of rows with some property, and their distribution over requests."""
+    """Number of rows with some property, and sums about their distribution over requests."""
 
     rows: int = 0
     squares: int = 0
     """Sum over requests of the squared number of rows with the property."""
     products: int = 0
-    """Sum over requests of the number of rows with the property times the number of all rows."""
+    """Sum over requests of a product: the number of rows with the property times the number of all
+    rows."""
 
     def __add__(self, other: "RowTotal") -> "RowTotal":  # type: ignore[override]
         return RowTotal(*(mine + theirs for mine, theirs in zip(self, other)))
 
 
 def request_totals(rows: Ints, of: Ints) -> Ints:
-    """Return the rows, squares and products of each kind of rows, [c, 3].
+    """Return the three sums of `ColumnProfile.sums` for each kind of rows, [c, 3].
 
     Args:
-        rows: Rows of each kind in each request, [g, c].
-        of: Rows of the request that may be of the kind, [g, c] or [g, 1].
+        rows: Number of rows of each kind in each request, [g, c].
+        of: Number of rows in each request that can have the kind, [g, c] or [g, 1].
     """
     return np.stack([rows.sum(axis=0), (rows * rows).sum(axis=0), (rows * of).sum(axis=0)], axis=1)
 
 
 def cell_sums(cells: Ints, requests: Ints, *, totals: Ints, column_of: Ints) -> Ints:
-    """Return the rows, squares and products of each cell, [k, 3].
+    """Return the three sums of `ColumnProfile.sums` for each cell, [k, 3].
 
     Args:
         cells: Cell of each value, [n].
         requests: Number of each value's request, [n].
-        totals: Number of values of each request in each column, [g, c].
-        column_of: Column of each cell, [k].
+        totals: Number of values per request and column, [g, c].
+        column_of: Number of the column to which each cell belongs, [k].
     """
     num_cells = len(column_of)
-    # Each key is one request and one cell.
+    # Each key stands for one request and one cell.
     keys, rows = np.unique(requests * num_cells + cells, return_counts=True)
     of_request, of_cell = np.divmod(keys, num_cells)
     parts = (rows, rows * rows, rows * totals[of_request, column_of[of_cell]])
@@ -126,29 +129,30 @@ class ColumnProfile:
     values: Ints | None
     """[k] listed values, which are distinct. None for a numeric column."""
     sums: Ints
-    """[k, 3] three sums for each cell. The first is the number of its rows. The second is the sum
-    over requests of the squared number of its rows. The third is the sum over requests of the
-    number of its rows times the number of all rows with a value."""
+    """[k, 3] three sums for each cell, over all requests. The first is the sum of the cell's rows.
+    The second is the sum of the squared number of the cell's rows. The third is the sum of the
+    number of the cell's rows times the number of all rows with a value."""
     present: int
-    """Number of rows with a value. Some of them may be in no cell."""
+    """Number of rows with a value. Some of these rows may belong to no cell."""
     present_sizes: int
     """Sum over requests of the squared number of rows with a value."""
     present_requests: int
     """Number of requests with a value. 0 = unknown."""
     missing: RowTotal
     place_squares: int = 0
-    """Sum over requests of the square of the sum of bucket numbers. 0 if no mean is compared."""
+    """Sum over requests of the squared sum of bucket numbers. 0 if no mean is compared."""
     place_products: int = 0
-    """Sum over requests of two factors: the sum of bucket numbers, and the number of rows with a
+    """Sum over requests of a product: the sum of bucket numbers times the number of rows with a
     value."""
     floor: int = 0
     """Maximum rows of an unlisted value. A listed count may be too low by at most this number."""
 
     @property
     def rows(self) -> int:
-        """Return the number of rows of the tables that have the column.
+        """Return the number of rows in the tables that have this column.
 
-        A merged table has more rows than this if one of its parts lacks the column.
+        If a part of a merged table lacks the column, the merged table has more rows than this
+        number.
         """
         return self.present + self.missing.rows
 
@@ -158,7 +162,10 @@ class ColumnProfile:
         return self.sums[:, 0]
 
     def __add__(self, other: "ColumnProfile") -> "ColumnProfile":
-        """Return the profile of the rows of both samples. Both must be of the same column."""
+        """Return the profile of the rows of both samples.
+
+        Both profiles must be of the same column.
+        """
         values, sums, floor = None, None, 0
         if self.values is None or other.values is None:
             sums = self.sums + other.sums
@@ -182,7 +189,7 @@ class ColumnProfile:
 
 
 def histogram_profile(counts: Ints) -> ColumnProfile:
-    """Return the profile of a histogram [k]. It has no data about requests."""
+    """Return the profile of a histogram [k]. The profile contains no data about requests."""
     sums = np.zeros((len(counts), 3), np.int64)
     sums[:, 0] = counts
     present = int(counts.sum())
@@ -197,7 +204,7 @@ def histogram_profile(counts: Ints) -> ColumnProfile:
 
 
 def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
-    """Return the sums of the wanted values, [n, 3].
+    """Return the sums of the values `wanted`, [n, 3].
 
     The sums of an unlisted value are zeros.
 
@@ -217,11 +224,11 @@ def find_sums(wanted: Ints, values: Ints, sums: Ints) -> Ints:
 def most_frequent(values: Ints, sums: Ints, limit: int) -> tuple[Ints, Ints, int]:
     """Return the most frequent values, their sums, and the row count of the first dropped value.
 
-    The count is 0 if no value is dropped.
+    The last number is 0 if no value is dropped.
 
     Args:
         values: Distinct values, [n].
-        sums: Their sums, [n, 3].
+        sums: Sums of these values, [n, 3].
         limit: Maximum number of values returned.
     """
     order = np.lexsort((values, -sums[:, 0]))
@@ -234,7 +241,7 @@ class TableProfile:
     """Profile of the rows of one sample, or of several merged samples."""
 
     digest: str = ""
-    """Digest of the newest part's rows (`manifests.RawDataset.digest`). Digest and times are empty
+    """Digest of the newest rows (`manifests.RawDataset.digest`). The digest and the times are empty
     if they are unknown."""
     first_event_time: str = ""
     last_event_time: str = ""
@@ -245,13 +252,13 @@ class TableProfile:
     """Sum over requests of the squared number of rows."""
     clicks: RowTotal = RowTotal()
     columns: dict[str, ColumnProfile]
-    """Profiles by column. A column that was left out is absent. A list has two profiles: its
+    """Profiles by column. Columns that were left out have no profile. A list has two profiles: its
     elements, and the number of elements per row (`features.LENGTH`)."""
 
     def __add__(self, newer: "TableProfile") -> "TableProfile":
         """Return the profile of the rows of both tables.
 
-        A column that only one of the tables has is copied unchanged.
+        If only one table has a column, the column's profile is copied unchanged.
         """
         both = {
             name: self.columns[name] + newer.columns[name]

@@ -1,24 +1,24 @@
-"""The comparison of two table profiles by column: effects, intervals, p-values and drift.
+"""Comparison of two table profiles, column by column: effects, intervals, p-values and drift.
 
 Validation compares a run's rows with the training rows of the champion's lineage. The monitor
 compares served rows with the model's training rows. Each column that both tables have is tested for
-a change of its values and of its missing share. If the caller asks for it, its mean and its
-outliers are tested too. The p-values of the hypothesis of no change are corrected for dependent
-rows of a request. The effects have 95 % intervals.
+a change of its values and of its missing share. Tests of the mean and of the outliers are optional.
+The p-values of the hypothesis of no change are corrected for dependent rows of a request. Each
+effect has a 95 % interval.
 
 All p-values of a comparison are adjusted together by Benjamini and Hochberg's procedure. The
 expected share of false alarms among the drifted columns is then at most `false_discovery_rate`. If
 nothing has changed, this rate is the probability of any alarm. A column has drifted if a test is
 significant and its effect reaches the threshold in the settings. The significance avoids alarms on
-noise in small samples, and the effect size avoids alarms on negligible changes in large ones.
-`detectable` is the smallest effect that a sample of this size can detect.
+noise in small samples, and the effect size avoids alarms on negligible changes in large ones. For
+each test, `detectable` is the smallest effect that a sample of this size can detect.
 
-The cells are chosen from the rows of both samples together, or from rows of neither (`reference`).
-If the rows of one sample alone determined the cells, the noise of that sample would look like a
-change of the other sample. Means are computed from bucket numbers, which are linear up to 10 and
-logarithmic beyond, so that no tail dominates. Rows of one user in several requests count as
-independent, and so do rows of one hour or of one day. If they are dependent, false alarms are more
-frequent than the rate.
+The cells are chosen either from the rows of both samples together, or from other rows
+(`reference`). If the rows of one sample alone determined the cells, the noise of that sample would
+look like a change of the other sample. Means are computed from bucket numbers, so that extreme
+values do not dominate. Bucket numbers are linear up to 10 and logarithmic beyond. Rows of one user
+in several requests count as independent, and so do rows of one hour or of one day. If these rows
+are dependent, false alarms are more frequent than the chosen rate.
 """
 
 import math
@@ -64,22 +64,23 @@ KNOWN_FACTOR = 4
 """Minimum ratio of a value's rows to the possible error of its count (`floor`) for the value to get
 its own cell."""
 CERTAIN_ROWS = 10
-"""Expected number of independent rows above which a value is certainly new if it was absent. Chance
-explains the absence with probability e^-10."""
+"""Minimum expected number of independent rows of an absent value, before the value counts as
+certainly new when it appears. The probability that such a value is absent by chance is e^-10."""
 OTHERS = "other values"
-"""Display name of the cell for all values without their own cell."""
+"""Displayed name of the cell that contains all values without a cell of their own."""
 VALUES, MEAN, MISSING, OUTLIERS = "values", "mean", "missing", "outliers"
 """Names of the tests."""
 _LEAST_FLOOR = 1e-12
-"""Minimum of every threshold. A setting of 0 therefore means that any significant change counts."""
+"""Minimum of every threshold for effects. With a setting of 0, any significant change therefore
+counts."""
 
 Floats = NDArray[np.float64]
 
 
 class DriftThresholds(Protocol):
-    """Minimum effects that count as drift.
+    """Minimum effects that a comparison reports as drift.
 
-    The settings of validation and the settings of the monitor both implement this protocol.
+    The settings of validation and those of the monitor implement this protocol.
     """
 
     @property
@@ -90,7 +91,7 @@ class DriftThresholds(Protocol):
     def categorical_drift_relative(self) -> float:
         """Return the minimum change relative to the category's previous share.
 
-        The smaller of the two limits applies.
+        The smaller of this limit and `categorical_drift` applies.
         """
 
     @property
@@ -99,7 +100,7 @@ class DriftThresholds(Protocol):
 
     @property
     def missing_drift(self) -> float:
-        """Return the minimum change of a column's share of missing values."""
+        """Return the minimum change of a column's share of missing values that counts as drift."""
 
     @property
     def false_discovery_rate(self) -> float:
@@ -107,16 +108,16 @@ class DriftThresholds(Protocol):
 
 
 class Outliers(NamedTuple):
-    """Bounds of the outliers of numeric columns.
+    """Bounds outside which values of numeric columns are outliers.
 
     Outliers are tested separately, and are excluded from a column's values.
     """
 
     bounds: Mapping[str, tuple[int, int]]
-    """Range of buckets without outliers, by column: the first bucket of the range, and the first
-    bucket after it."""
+    """Range of the buckets without outliers, by column: the number of its first bucket, and the
+    number of the bucket after its last one."""
     floor: float
-    """Minimum increase of the share of outliers that counts."""
+    """Minimum relevant increase of the share of outliers."""
 
 
 # -- results
@@ -127,7 +128,7 @@ class MovedValue:
     """The category whose share changed most, relative to its threshold."""
 
     value: str | None
-    """Displayed text (`ShownValues.text`). None for a column of users."""
+    """Displayed text (`ShownValues.text`). None if the column identifies users."""
     share_before: float
     share_now: float
 
@@ -137,21 +138,23 @@ class ColumnDrift:
     """One column's change. A number that is undefined is None."""
 
     feature: str
-    """Feature, length of a list (`features.LENGTH`), or score."""
+    """Name of the feature, of the length of a list (`features.LENGTH`), or of the score."""
     drifted: bool
     """Whether the column has drifted: a test of values, mean or missing share is significant with a
-    relevant effect. False if the model was already trained on the change (`learned`)."""
+    relevant effect. A column has not drifted if the model was already trained on the change
+    (`learned`)."""
     outlying: bool
-    """Whether the share of outliers increased. The usual cause is a broken unit, sensor or join."""
+    """Whether the share of outliers has increased significantly. Usual causes are a broken unit,
+    sensor or join."""
     learned: bool = False
     """Whether the champion's newest training window already has the same changes."""
     changes: tuple[str, ...]
     """Names of the tests (`values`, `mean`, `missing`, `outliers`) that are significant with a
     relevant effect."""
     effect: float | None
-    """Effect on the values. For a categorical column, it is the change of the share that changed
-    most relative to its threshold. For a numeric column, it is the Jensen-Shannon divergence in
-    bits, minus the divergence that chance adds."""
+    """Size of the change of the values. For a categorical column, it is the change of the share
+    that changed most relative to its threshold. For a numeric column, it is the Jensen-Shannon
+    divergence in bits, minus the divergence that chance adds."""
     effect_low: float | None
     effect_high: float | None
     """Upper end of the effect's 95 % interval."""
@@ -162,26 +165,28 @@ class ColumnDrift:
     design_effect: float | None
     """Number of rows that are equivalent to one independent row."""
     excess: float
-    """Largest ratio of an effect in `changes` to its minimum relevant effect. 0 if `changes` is
-    empty. Columns are sorted by it."""
+    """Ratio of an effect in `changes` to its minimum relevant effect, for the effect with the
+    largest ratio. 0 if `changes` is empty. Reports sort columns by this ratio."""
     p_value: float | None
     q_value: float | None
-    """q-value of the decisive test, adjusted for all tests of the comparison."""
+    """q-value of the test with the strongest evidence, adjusted for all tests of the comparison."""
     divergence: float | None
     mean_shift: float | None
-    """Shift of the mean in standard deviations. None if no mean is compared."""
+    """Shift of the mean in standard deviations. None if means are not compared."""
     moved_value: MovedValue | None
     new_value_share: float | None
-    """Share of rows whose category is certainly new, among the rows with a value. None for a
-    numeric column."""
+    """Share of rows whose category is certainly new, among the rows with a value. None if the
+    column is numeric."""
     missing_now: float | None
     missing_before: float | None
     outliers_now: float | None
-    """Share of outliers among the values. None for categories, or if outliers are not separated."""
+    """Share of outliers among the values. None if the column is categorical, or if outliers are not
+    separated."""
     outliers_before: float | None
     num_rows_now: int
     num_rows_before: int
-    """Number of rows with a value. For the elements of a list, it is the number of elements."""
+    """Number of rows with a value. In the profile of a list's elements, this is the number of
+    elements."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,11 +200,11 @@ class ColumnTest:
     """Effect of the test. For `values` of a categorical column, it is the absolute change of the
     share that changed most relative to its threshold. For `values` of a numeric column, it is the
     Jensen-Shannon divergence in bits. For `mean`, it is the shift in standard deviations. For
-    `missing` and `outliers`, it is the change of the share."""
+    `missing` and `outliers`, it is the change of their share."""
     floor: float
     """Minimum relevant effect."""
     matters: bool
-    """Whether the effect reaches `floor`."""
+    """Whether the effect is at least `floor`."""
     detectable: float
     """Smallest effect that the test would probably have detected (`two_sample.POWER`)."""
     design: float
@@ -207,7 +212,7 @@ class ColumnTest:
 
 
 class ColumnTests(NamedTuple):
-    """All tests of one column."""
+    """Results of all tests of one column."""
 
     tests: tuple[ColumnTest, ...]
     divergence: float | None = None
@@ -216,10 +221,10 @@ class ColumnTests(NamedTuple):
     moved: MovedValue | None = None
     new_share: float | None = None
     outliers: tuple[float, float] | None = None
-    """Shares of outliers among the values: now, and before."""
+    """Share of outliers among the values, in the tested sample and in the earlier sample."""
 
     def find(self, name: str) -> ColumnTest | None:
-        """Return the test with this name, or None if it was not made."""
+        """Return the test with this name, or None if no such test was made."""
         return next((test for test in self.tests if test.name == name), None)
 
 
@@ -231,14 +236,14 @@ class ComparedColumn:
     before: ColumnProfile
     tests: ColumnTests
     q_values: dict[str, float]
-    """Adjusted p-values by test. A test that could not be made is absent."""
+    """Adjusted p-values by test. The test of a hypothesis is absent if it was not possible."""
     changes: tuple[str, ...]
-    """Names of the tests that are significant with a relevant effect."""
+    """Names of the tests that are significant and have a relevant effect."""
 
     def learned_by(self, newest: "ComparedColumn") -> bool:
         """Return whether the newest training window already has the changes of this column.
 
-        This is the case if these rows do not differ from the newest window, although the window is
+        The result is True if these rows do not differ from the newest window, and the window is
         large enough to detect each change.
 
         Args:
@@ -254,7 +259,8 @@ class ComparedColumn:
     def entry(self, name: str, *, learned: bool = False) -> ColumnDrift:
         """Return the result of the column under its `name`."""
         found = {test.name: test for test in self.tests.tests}
-        # Adjusted p-values are often equal, mostly 1. The smaller unadjusted one then decides.
+        # Adjusted p-values are often equal. Most of them are 1. Among equal adjusted p-values, the
+        # smallest unadjusted p-value decides.
         decisive = min(
             self.changes or self.q_values,
             key=lambda test: (self.q_values[test], found[test].p_value),
@@ -282,7 +288,8 @@ class ComparedColumn:
             threshold=values.floor if values else None,
             detectable=values.detectable if values else None,
             design_effect=values.design if values else None,
-            # Two columns with one value each have no standard deviation.
+            # If both samples have a single value in a column, the shift has no standard deviation
+            # and is infinite.
             excess=max((each for each in excesses if math.isfinite(each)), default=0.0),
             p_value=found[decisive].p_value if decisive else None,
             q_value=self.q_values[decisive] if decisive else None,
@@ -315,16 +322,16 @@ def compare_tables(
     outliers: Outliers | None = None,
     shown: ShownValues | None = None,
 ) -> dict[str, ComparedColumn]:
-    """Compare the columns that both tables have, in the order of `now`.
+    """Compare all columns that both tables have, in the order of the table `now`.
 
     Args:
         now: The rows to test.
-        before: The rows with which they are compared.
-        thresholds: Minimum relevant effects, and the false discovery rate.
+        before: The earlier rows, with which `now` is compared.
+        thresholds: Minimum relevant effects and the false discovery rate.
         mean_drift: Minimum relevant shift of a numeric column's mean, in standard deviations. None
             = no test of means.
-        outliers: Bounds of the outliers. None = outliers are not separated.
-        shown: Texts for the display of categories. None = no value is named.
+        outliers: Bounds outside which values count as outliers. None = outliers are not separated.
+        shown: Texts for the display of categories. None = the results contain no texts of values.
     """
     names, rate = (
         [name for name in now.columns if name in before.columns],
@@ -338,8 +345,8 @@ def compare_tables(
             before=before.columns[name],
             tables=(now, before),
             thresholds=thresholds,
-            # The detectable effect assumes that nothing else changed. The first rejection then
-            # needs Bonferroni's level.
+            # The detectable effect assumes that nothing else changed. The first rejection of
+            # Benjamini and Hochberg's procedure then needs Bonferroni's level.
             level=rate / max(num_tests, 1),
             mean_drift=mean_drift,
             bounds=outliers.bounds.get(name) if outliers else None,
@@ -370,7 +377,7 @@ def compare_tables(
 
 
 def _hide(value: int) -> None:
-    """Return None for every category, so that no category is shown."""
+    """Return None for every category, so that its text is hidden."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -389,7 +396,7 @@ class _Comparison:
     text_of: Callable[[int], str | None]
 
     def compare(self) -> ColumnTests:
-        """Make all possible tests."""
+        """Make all tests that the two profiles allow."""
         if not self.now.present or not self.before.present:
             return ColumnTests((self._test_missing(),))
         if self.now.values is not None and self.before.values is not None:
@@ -419,12 +426,13 @@ class _Comparison:
     ) -> ColumnTest:
         """Return a test of one hypothesis.
 
-        Its degrees of freedom are the number of independent rows of the smaller sample, minus one.
+        The degrees of freedom are one less than the number of independent rows in the smaller
+        sample.
         """
         n, m = (
             column.rows if name == MISSING else column.present for column in (self.now, self.before)
         )
-        # Fewer outliers are not a fault.
+        # A decrease of outliers is not a fault.
         size = effect.value if name == OUTLIERS else abs(effect.value)
         return ColumnTest(
             name=name,
@@ -475,7 +483,7 @@ class _Comparison:
     ) -> tuple[ColumnTest, tuple[float, float]]:
         """Test the share of values outside the inner buckets.
 
-        The largest design effect of the outer buckets is used.
+        The test uses the largest design effect of the outer buckets.
         """
         n, m = self.now.present, self.before.present
         a, b = n - int(self.now.counts[inner].sum()), m - int(self.before.counts[inner].sum())
@@ -543,8 +551,8 @@ class _Comparison:
             self.thresholds.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE
         )
         floors = np.minimum(self.thresholds.categorical_drift, relative)
-        # The last cell contains all other values. A relative change of this cell is not the change
-        # of one value.
+        # The last cell contains all other values. A relative change of this cell says nothing about
+        # a single value.
         floors[-1] = self.thresholds.categorical_drift
         floors = np.maximum(floors, _LEAST_FLOOR)
         ratios = np.where(
@@ -574,7 +582,7 @@ class _Comparison:
 
 
 def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfile:
-    """Return the part of the table that has the column.
+    """Return the table reduced to its rows that have the column.
 
     All requests are assumed to be alike.
     """
@@ -588,7 +596,7 @@ def _part_with_column(column: ColumnProfile, table: TableProfile) -> TableProfil
 def design_of_totals(
     now: RowTotal, before: RowTotal, tables: tuple[TableProfile, TableProfile]
 ) -> float:
-    """Return the design effect of the difference between two shares of all rows."""
+    """Return the design effect of the difference between two samples' shares of rows."""
     samples = [
         Clustered(
             counts=np.array([total.rows]),
@@ -600,8 +608,8 @@ def design_of_totals(
         )
         for total, table in zip((now, before), tables)
     ]
-    # The correlation cannot be estimated from shares of 0 and 1. Assume the worst case, in which
-    # the rows of a request are all equal.
+    # Shares of 0 and 1 do not allow an estimate of the correlation. The worst case is assumed, in
+    # which all rows of a request are equal.
     correlation, _ = correlations((samples[0], samples[1]))
     return float(comparison_design(correlation, samples[0], samples[1])[0])
 
@@ -609,16 +617,17 @@ def design_of_totals(
 def _choose_cells(
     now: ColumnProfile, before: ColumnProfile
 ) -> tuple[Ints, tuple[Clustered, Clustered], NDArray[np.bool_]]:
-    """Return the cells of the comparison, both samples' rows in them, and the frequent values.
+    """Return the cells of a comparison, both samples' rows in each cell, and the frequent values.
 
-    A value has its own cell only if its counts are reliable. Both samples have a last cell for all
+    A value gets its own cell only if its counts are reliable. Both samples have a last cell for all
     other values.
 
     Frequent values come first, in descending order of frequency. Rare values follow in the order of
-    the values, and the tests group them. Sorting rare values by their number of rows would sort
-    them by sample: a value of a single request has the rows of that request, and the requests of
-    the two samples may differ in size. In a measurement, requests of 64 rows were compared with
-    requests of 40 to 64. Six columns of unchanged traffic were then reported as drift.
+    their numbers, and the tests merge them into groups. Rare values are not sorted by their number
+    of rows, because this would separate the samples. A value of a single request has as many rows
+    as that request, and the samples may differ in the size of their requests. Sorting by rows was
+    tried with requests of 64 rows in one sample, and of 40 to 64 rows in the other. This sorting
+    reported drift in six columns of unchanged traffic.
     """
     assert now.values is not None
     assert before.values is not None
@@ -636,9 +645,10 @@ def _choose_cells(
 
 
 def _are_frequent(now: Clustered, before: Clustered) -> tuple[NDArray[np.bool_], Floats]:
-    """Return which cells are frequent, and the expected independent rows of each cell.
+    """Return which cells are frequent, and the expected number of independent rows in each cell.
 
-    A cell is frequent if it expects at least `MIN_EXPECTED` independent rows in the smaller sample.
+    A cell is frequent if at least `MIN_EXPECTED` independent rows are expected in the smaller
+    sample.
     """
     correlation, _ = correlations((now, before))
     own = own_designs(correlation, now, before)
@@ -657,8 +667,8 @@ def _without_sign(effect: Effect) -> Effect:
 def _count_new(now: Ints, before: Ints, designs: Floats, *, ratio: float, floor: int) -> float:
     """Count the rows of categories that are certainly new.
 
-    A category is certainly new if it was absent before, although at least `CERTAIN_ROWS` rows were
-    expected. The expectation is computed from its rows now, minus 4 standard errors.
+    A category is certainly new if it was absent although at least `CERTAIN_ROWS` rows of it were
+    expected. The expected number follows from the category's present rows, minus 4 standard errors.
     """
     needed = (CERTAIN_ROWS * designs + 2 * floor) * ratio
     certain = (before == 0) & (now - 4 * np.sqrt(now * designs) >= needed)
@@ -666,12 +676,14 @@ def _count_new(now: Ints, before: Ints, designs: Floats, *, ratio: float, floor:
 
 
 def _cells_of(column: ColumnProfile, sums: Ints, *, others: int = 0) -> Clustered:
-    """Return the column's rows in cells. If `others` is 1, a last cell has all other rows.
+    """Return the column's rows in cells.
+
+    If `others` is 1, an additional last cell contains all other rows.
 
     Args:
         column: The column.
         sums: Sums of the cells, [k, 3].
-        others: Number of additional cells, 0 or 1.
+        others: Number of additional cells for other values, 0 or 1.
     """
     rest = np.full(others, column.present - int(sums[:, 0].sum()))
     unknown = np.full(others, np.nan)

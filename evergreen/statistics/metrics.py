@@ -16,11 +16,12 @@ from evergreen.runtime.errors import ContractError
 Z_95 = 1.959963984540054
 """Two-sided 95 % quantile of the normal distribution."""
 MIN_DEGREES = 3
-"""Minimum degrees of freedom of an interval. With only 2, the standard error itself may be wrong by
-a large factor."""
+"""Minimum degrees of freedom of an interval. With only 2 degrees of freedom, the standard error
+itself may be wrong by a large factor."""
 ECE_BINS = 15
 _NO_RATE = 1e-12
-"""Tolerance for recognising click rates of 0 and 1, because weights are rounded."""
+"""Tolerance for recognizing a click rate as 0 or 1. Weights are rounded, so the rate may not be
+exact."""
 
 
 class AucEstimate(NamedTuple):
@@ -36,7 +37,7 @@ class AucEstimate(NamedTuple):
 class AucDifference(NamedTuple):
     """Difference of two AUCs on the same rows, with a two-sided p-value.
 
-    Other fields are as in `AucEstimate`.
+    The other fields have the same meaning as in `AucEstimate`.
     """
 
     auc: float
@@ -64,9 +65,9 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
 
 
 def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return for each of `values` [n] how many numbers of `against` [m] are smaller.
+    """Return for each of `values` [n] the number of smaller values in `against` [m].
 
-    An equal number counts half.
+    An equal number counts as half a smaller one.
     """
     ordered = np.sort(against)
     wins: NDArray[np.float64] = (
@@ -78,12 +79,12 @@ def _wins(values: NDArray[np.float64], against: NDArray[np.float64]) -> NDArray[
 def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
     """Return the exact area under the ROC curve, or None if all rows have the same label.
 
-    It is the share of pairs of a click and a non-click in which the click has the higher score
+    The AUC is the share of pairs of a click and a non-click in which the click has the higher score
     (Mann-Whitney form). Ties count half.
 
     Args:
         labels: 0 or 1, [n].
-        scores: Finite numbers, [n]. Only their order counts.
+        scores: Finite numbers, [n]. Only the order of the scores matters.
 
     Raises:
         ContractError: shapes differ, a label is neither 0 nor 1, or a score is not finite.
@@ -104,12 +105,14 @@ def roc_auc(labels: ArrayLike, scores: ArrayLike) -> float | None:
 def _placements(
     click: NDArray[np.bool_], score: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], ...]:
-    """Return the placements of clicks and non-clicks.
+    """Return the placement of each click and of each non-click.
 
-    A click's placement is the share of non-clicks below it, and vice versa.
+    The placement of a click is the share of non-clicks with a lower score. The placement of a
+    non-click is the share of clicks with a higher score.
     """
     num_clicks, num_others = int(click.sum()), int((~click).sum())
-    # One sort is enough. Tied scores get equal numbers, for which half of the tied rows count.
+    # A single sort is sufficient. Equal scores get equal placements, for which half of the tied
+    # rows count.
     order, firsts = _runs(score)
     sizes = np.diff(firsts, append=len(score))
     clicks_in = np.add.reduceat(click[order].astype(np.int64), firsts)
@@ -122,7 +125,7 @@ def _placements(
 
 
 def _runs(score: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the sort order of the scores, and the start of each run of equal scores in that order.
+    """Return the sort order of the scores, and the start of each group of equal scores.
 
     There must be at least one score.
     """
@@ -146,20 +149,21 @@ class Deviation(NamedTuple):
 
 
 def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -> Deviation | None:
-    """Return the deviation of the sum of the samples' means, for values that depend on their group.
+    """Return the standard error of the sum of the samples' means, for values in groups.
 
-    Values of one group depend on each other, also across samples. The contribution of a group to
-    each mean is divided by the square root of a share: the part of the sample that is in other
-    groups. Without this, few or uneven groups would make the error too small (the CR2 form of Bell
-    and McCaffrey 2002). If every value is its own group, the result is the usual standard error of
-    a mean. The degrees of freedom are Satterthwaite's (1946) for the squares of the groups' parts,
-    and are limited to the number of groups of each sample minus one. docs/evaluation.md reports the
-    measured coverage of the intervals.
+    Values of one group depend on each other, also across samples. The contribution of a group to a
+    mean is divided by the square root of the share of other groups in the sample. Without this, few
+    or uneven groups would make the error too small (the CR2 form of Bell and McCaffrey 2002). If
+    every value is its own group, the result is the usual standard error of a mean. The degrees of
+    freedom are Satterthwaite's (1946) for the squares of the groups' parts, and are limited to the
+    number of groups of each sample minus one. docs/evaluation.md reports the measured coverage of
+    the intervals.
 
     Returns None with fewer than `MIN_DEGREES` degrees of freedom.
 
     Args:
-        samples: The values [n] of each sample, and the group of each value, an integer from 0, [n].
+        samples: Pairs of arrays, one for each sample: the values [n], and the group number of each
+            value, from 0, [n].
     """
     parts = np.zeros(max((int(group.max()) + 1 for _, group in samples if len(group)), default=0))
     fewest = len(parts)
@@ -179,16 +183,16 @@ def grouped_deviation(*samples: tuple[NDArray[np.float64], NDArray[np.int64]]) -
 
 
 def student_p_value(t: float, degrees: float) -> float:
-    """Return the two-sided probability of Student's t being further from 0 than `t`."""
-    # SciPy is imported locally. The inference client uses `roc_auc` of this module, and does not
-    # have SciPy.
+    """Return the probability that Student's t is further from 0 than `t`, on both sides."""
+    # SciPy is imported inside the function. The inference client uses `roc_auc` of this module and
+    # does not install SciPy.
     from scipy.special import stdtr
 
     return float(2.0 * stdtr(degrees, -abs(t)))
 
 
 def group_numbers(groups: ArrayLike, num_rows: int) -> NDArray[np.int64]:
-    """Number `groups` (strings or integers, [num_rows]) from 0.
+    """Return the number of each row's group, from 0. `groups` are strings or integers, [num_rows].
 
     Raises:
         ContractError: the number of groups differs from the number of rows.
@@ -207,14 +211,15 @@ def auc_estimate(labels: ArrayLike, scores: ArrayLike, *, groups: ArrayLike) -> 
 
     The method is that of DeLong et al. 1988 and, for groups, Obuchowski 1997. The interval is
     computed for the AUC's logit with Student's t, because an AUC near 1 has a skewed distribution
-    and must stay below 1. If every row is its own group, the standard error is DeLong's.
+    and must stay below 1. If each group has one row, the standard error is DeLong's original one.
 
     Returns None if there is no interval (see `grouped_deviation`), or if the AUC is exactly 0 or 1.
 
     Args:
         labels: 0 or 1, [n].
         scores: Finite numbers, [n].
-        groups: Request of each row, strings or integers, [n]. Rows of one request share their user.
+        groups: Request of each row, strings or integers, [n]. A user's rows count as one group only
+            within a request.
     """
     click, score = _checked(labels, scores)
     group = group_numbers(groups, len(click))
@@ -235,9 +240,9 @@ def auc_difference(
 ) -> AucDifference | None:
     """Return the AUC of `scores` minus the AUC of `reference` on the same rows, by paired DeLong.
 
-    Arguments are as in `auc_estimate`. Scores with the same order differ by exactly 0 with a
-    p-value of 1. Returns None if there is no interval (see `grouped_deviation`), or if the
-    difference has no variance, as between a perfect and a constant model.
+    Arguments are as in `auc_estimate`. If both scores order the rows equally, the difference is
+    exactly 0 and the p-value is 1. Returns None if there is no interval (see `grouped_deviation`),
+    or if the difference has no variance, as between a perfect and a constant model.
     """
     click, score = _checked(labels, scores)
     _, other = _checked(labels, reference)
@@ -274,10 +279,10 @@ def row_log_losses(labels: ArrayLike, scores: ArrayLike) -> NDArray[np.float64]:
 def row_weighted(values: NDArray[np.float64], weights: ArrayLike | None) -> NDArray[np.float64]:
     """Return the values [n] rescaled so that their plain mean is the weighted mean.
 
-    The distance of each value from the weighted mean is multiplied by the value's weight and
-    divided by the mean weight. The `grouped_deviation` of the result is then that of the weighted
-    mean, which is a ratio of sums. Without weights the values are unchanged. If all weights are 0,
-    the mean is undefined, and the result is empty.
+    The difference between a value and the weighted mean is multiplied by the value's weight and
+    divided by the mean weight. The `grouped_deviation` of the returned values is that of the
+    weighted mean, which is a ratio of sums. If `weights` is None, the values are returned
+    unchanged. If all weights are 0, the mean is undefined, and the result is empty.
     """
     if weights is None:
         return values
@@ -294,7 +299,7 @@ def log_loss(
 ) -> float | None:
     """Return the weighted mean of `row_log_losses`.
 
-    Returns None if there are no rows, or if all weights are 0.
+    Returns None if there is no row, or if every weight is 0.
     """
     losses = row_weighted(row_log_losses(labels, scores), weights)
     return float(losses.mean()) if len(losses) else None
@@ -303,7 +308,7 @@ def log_loss(
 def click_rate(labels: ArrayLike, *, weights: ArrayLike | None = None) -> float | None:
     """Return the weighted share of clicks.
 
-    Returns None if there are no rows, or if all weights are 0.
+    Returns None if there is no row, or if every weight is 0.
     """
     clicks = row_weighted(np.asarray(labels, np.float64), weights)
     return float(clicks.mean()) if len(clicks) else None
@@ -325,9 +330,9 @@ def normalized_entropy(
 def calibration(
     labels: ArrayLike, scores: ArrayLike, *, weights: ArrayLike | None = None
 ) -> float | None:
-    """Return predicted clicks divided by observed clicks, both weighted.
+    """Return the predicted clicks divided by the observed clicks, both weighted.
 
-    A calibrated model has a value of 1. Returns None without a click.
+    The result is 1 for a calibrated model. Returns None if there is no click.
     """
     click, score = _checked(labels, scores)
     if weights is not None:
@@ -341,13 +346,13 @@ def calibration(
 def expected_calibration_error(
     labels: ArrayLike, scores: ArrayLike, *, bins: int = ECE_BINS
 ) -> float | None:
-    """Return the mean distance of predicted and observed click rate over bins of equal mass.
+    """Return the mean difference of predicted and observed click rate, over bins of equal size.
 
-    It is the sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et al.
-    2015). The bins split the rows by rank (Nixon et al. 2019), because bins of equal width would
-    leave all but one empty at click rates of a few percent. Rows of one score share their click
-    rate, so that their order does not matter at the edge of a bin. Even calibrated scores have an
-    error above 0, because noise alone adds about sqrt(2 bins rate / (pi rows)).
+    The error is the sum over bins of (rows of the bin / rows) |mean score - click rate| (Naeini et
+    al. 2015). The bins split the rows by rank (Nixon et al. 2019), because bins of equal width
+    would leave all but one empty at click rates of a few percent. Rows with equal scores share
+    their click rate, so that their order does not matter at the edge of a bin. Even calibrated
+    scores have an error above 0, because noise alone adds about sqrt(2 bins rate / (pi rows)).
 
     Returns None with fewer rows than bins.
 
@@ -380,14 +385,15 @@ class UserQuality(NamedTuple):
     gauc: float | None = None
     """Mean of the users' AUCs, weighted by their rows (Zhu et al. 2017, arXiv 1706.06978)."""
     ndcg: float | None = None
-    """Mean of the users' NDCGs over all their rows, ordered by score. Each user has the same
-    weight."""
+    """Mean of the users' NDCGs over all their rows, ordered by score. The mean gives each user the
+    same weight."""
 
 
 def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> UserQuality:
     """Return GAUC and NDCG over the users who have both a click and a row without a click.
 
-    If rows of one user have equal scores, each gets the mean discount of their positions.
+    If several rows of a user have equal scores, each of them gets the mean discount of their
+    positions.
 
     Args:
         labels: 0 or 1, [n].
@@ -417,7 +423,7 @@ def user_quality(labels: ArrayLike, scores: ArrayLike, *, users: ArrayLike) -> U
     middle = np.repeat(place[ties] + (tie_sizes - 1) / 2.0, tie_sizes)
     discount = 1.0 / np.log2(place + 2.0)
     shared = np.repeat(np.add.reduceat(discount, ties) / tie_sizes, tie_sizes)
-    # If u clicks come first among n rows, the sum of their positions, counted from 0, is u (u - 1)
+    # If u clicks are the first of n rows, the sum of their positions, counted from 0, is u (u - 1)
     # / 2.
     lost = np.bincount(user, middle * click) - clicks * (clicks - 1) / 2.0
     aucs = 1.0 - lost / (clicks * (sizes - clicks))
@@ -430,8 +436,8 @@ def hit_at_k(positions_of_clicks: ArrayLike, *, k: int) -> bool:
     """Return whether at least one click of a list has a position up to `k`, counted from 1.
 
     The mean over all lists is the hit rate@k. A list without a click counts as a miss, because the
-    metric measures how often users find nothing to click. If such lists were left out, every list
-    of at most k rows would be a hit.
+    metric measures how often users find nothing to click. Without such lists in the mean, every
+    list of at most k rows would be a hit.
     """
     return bool((_places(positions_of_clicks, k) <= k).any())
 
@@ -440,13 +446,13 @@ def ndcg_at_k(positions_of_clicks: ArrayLike, *, k: int) -> float | None:
     """Return the normalized discounted cumulative gain of one list, or None without a click.
 
     The gain of a click is 1. DCG@k is the sum of 1 / log2(1 + position) over clicks at positions up
-    to k (Jarvelin and Kekalainen 2002). It is divided by the DCG of the same number of clicks at
-    the first positions. A list without a click contains no information about the order. A mean over
-    lists should leave it out.
+    to k (Jarvelin and Kekalainen 2002). The DCG is divided by the DCG of the same number of clicks
+    at the first positions. A list without clicks contains no information about its order. A mean
+    over lists should omit lists for which the result is None.
 
     Args:
-        positions_of_clicks: Positions of the clicked rows in their list, from 1, each once, in any
-            order.
+        positions_of_clicks: Positions of the clicked rows in the list, counted from 1. Each
+            position occurs once. The order does not matter.
         k: Last position that counts, at least 1.
 
     >>> ndcg_at_k([1, 3], k=10)
@@ -471,9 +477,10 @@ def _places(positions: ArrayLike, k: int) -> NDArray[np.float64]:
 def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
     """Return the p-value of the hypothesis that the failure rate is at most `allowed`.
 
-    The p-value stays valid if it is computed repeatedly while requests arrive. The mean of
-    likelihood ratios of higher rates is a nonnegative martingale under the allowed rate. The
-    probability that it ever exceeds 1 / p is therefore at most p (Ville 1939).
+    The p-value remains valid if it is computed again and again while requests arrive. The mean of
+    likelihood ratios for higher rates is a nonnegative martingale if the true rate is the allowed
+    rate. By Ville's inequality (1939), this mean exceeds 1 / p at any time with a probability of at
+    most p.
 
     Args:
         failures: Failed requests.
@@ -489,7 +496,7 @@ def sequential_binomial(failures: int, requests: int, allowed: float) -> float:
         return 1.0
     logs = []
     for halvings in range(11):
-        # The rates descend from almost 1 to just above the allowed rate.
+        # The tried rates descend from almost 1 to slightly above the allowed rate.
         rate = min(allowed + (1 - allowed) * 0.5**halvings, 0.999)
         logs.append(
             failures * math.log(rate / allowed)

@@ -1,15 +1,15 @@
 """Counters of a table's rows, from which its profile and a model's training reference are built.
 
 Counters of parts are merged by addition, without access to the rows. Categories are counted exactly
-up to a maximum number. Beyond it the least frequent ones are dropped as in a Misra-Gries summary
-(Agarwal et al., Mergeable summaries, 2013), so that a count is too low by at most 1/131,072 of the
-rows. TFDV's counts are not used, because they are not exact enough. For a column with more than
-1024 distinct values, TFDV uses a sketch of 1024 counters, whose counts may be too low by 1/1024 of
-all rows. This error is larger than the threshold of drift.
+up to a maximum number. Above this number the least frequent categories are dropped as in a
+Misra-Gries summary (Agarwal et al., Mergeable summaries, 2013). A count is then too low by at most
+1/131,072 of the rows. TFDV's counts are not used, because they are not exact enough. For a column
+with more than 1024 distinct values, TFDV uses a sketch of 1024 counters, whose counts may be too
+low by 1/1024 of all rows. TFDV's error would be larger than the threshold for drift.
 
-Rows are counted in two halves, block by block (see `reference`). A request that spans two batches
-or blocks counts as two requests. This lowers the measured correlation slightly (measured: 2 % of
-requests of 64 rows span two blocks).
+Rows are counted in two halves, block by block (see `reference`). A request whose rows are in two
+batches or blocks counts as two requests. Counting such requests twice slightly lowers the measured
+correlation. For example, 2 % of requests of 64 rows are in two blocks.
 """
 
 import io
@@ -41,13 +41,13 @@ from evergreen.statistics.column_profile import (
 from evergreen.statistics.reference import LISTED_VALUES, TrainingReference, inner_buckets
 
 BLOCK_ROWS = 1024
-"""Number of consecutive rows that belong to the same half."""
+"""Number of consecutive rows that are assigned to the same half."""
 MAX_DISTINCT = 131_072
-"""Maximum categories per column and half that are counted in memory. Each category takes 32
-bytes."""
+"""Maximum number of categories that are counted in memory, for each column and half. The counts of
+each category take 32 bytes."""
 CHOOSING, FAIR = 0, 1
-"""Numbers of the halves. The choosing half determines the cells, and the fair half is an unbiased
-sample of them."""
+"""Numbers of the two halves of the rows. The choosing half determines the cells. The fair half
+gives unbiased counts of these cells."""
 
 
 class ValueCounts:
@@ -62,29 +62,28 @@ class ValueCounts:
     def __init__(self, capacity: int = MAX_DISTINCT) -> None:
         self._capacity = capacity
         self.values: Ints = np.zeros(0, np.int64)
-        """[k] distinct values, ascending."""
+        """[k] distinct values in ascending order."""
         self.sums: Ints = np.zeros((0, 3), np.int64)
-        """[k, 3] as in `ColumnProfile.sums`. The numbers of rows may be too low by at most `lost`.
-        The other two sums are exact."""
+        """[k, 3] as in `ColumnProfile.sums`. The row counts may be too low by at most `lost`. The
+        second and third sum are exact."""
         self.lost = 0
-        """Maximum number of rows missing from a count, which is also the maximum number of rows of
-        a value without a count. It is at most the number of added rows divided by `capacity` + 1.
-        """
+        """Maximum error of a row count. A value without a count has at most this number of rows.
+        The error is at most the number of added rows divided by `capacity` + 1."""
 
     @property
     def counts(self) -> Ints:
-        """Return the rows of each value, [k]."""
+        """Return the number of rows of each value, [k]."""
         return self.sums[:, 0]
 
     def add_sums(self, values: Ints, sums: Ints) -> None:
         """Add sums of distinct values.
 
         Args:
-            values: Distinct values, ascending, [n].
-            sums: Their sums, none negative, [n, 3].
+            values: Distinct values in ascending order, [n].
+            sums: Sums of these values, [n, 3]. None of the sums is negative.
         """
-        # Both arrays are sorted. Inserting the new values takes a third of the time of sorting all
-        # values again.
+        # Both arrays of values are sorted. Inserting the new values into the sorted array takes a
+        # third of the time of a complete sort.
         places = np.searchsorted(self.values, values)
         known = np.zeros(len(values), np.bool_)
         inside = places < len(self.values)
@@ -99,7 +98,7 @@ class ValueCounts:
     def _drop_rarest(self) -> None:
         """Drop the least frequent values beyond the capacity.
 
-        The counts of all other values are lowered by the same number.
+        All remaining counts are lowered by the count of the most frequent dropped value.
         """
         least = np.partition(self.counts, -self._capacity - 1)[-self._capacity - 1]
         held = self.counts > least
@@ -114,19 +113,19 @@ class ValueCounts:
 
 
 class BatchRequests:
-    """Rows of one batch, grouped by half, block and request."""
+    """Requests of one batch, with the rows ordered by half, block and request."""
 
     def __init__(self, batch: pa.RecordBatch, first_row: int) -> None:
         """Sort the rows of a batch.
 
         Args:
-            batch: The batch, with at least one row.
+            batch: Batch of at least one row.
             first_row: Number of the batch's first row in the table.
         """
         column = batch.column(raw_rows.REQUEST_ID)
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         blocks = np.arange(first_row, first_row + batch.num_rows) // BLOCK_ROWS
-        # All blocks of the choosing half come first.
+        # The blocks of the choosing half precede all blocks of the fair half.
         ranks = blocks // 2 + blocks % 2 * (int(blocks[-1]) + 1)
         keys = ranks * len(encoded.dictionary) + encoded.indices.to_numpy()
         self.order: Ints = np.argsort(keys, kind="stable")
@@ -142,7 +141,7 @@ class BatchRequests:
         """Ranges of the requests of each half."""
 
     def sums(self, rows: NDArray[Any]) -> Ints:
-        """Return the sums over each request, [g, ...].
+        """Return sums of the rows of each request, [g, ...].
 
         Args:
             rows: Values of the rows in `order`, [n, ...].
@@ -169,14 +168,14 @@ class ProfileCounter:
         self._names = self._dense + self._categorical
         columns, num_dense = len(self._names), len(self._dense)
         self._column_of = np.repeat(np.arange(num_dense), NUM_BUCKETS)
-        # Each sum is an array with one part per half.
+        # Each sum is stored as an array with one part per half.
         self._values = {name: (ValueCounts(), ValueCounts()) for name in self._categorical}
         self._sums = {
-            "rows": np.zeros((2, 3), np.int64),  # rows, requests, sum over requests of squared rows
+            "rows": np.zeros((2, 3), np.int64),  # rows, requests, sum of squared rows by request
             "clicks": np.zeros((2, 1, 3), np.int64),
             "present": np.zeros(
                 (2, columns, 3), np.int64
-            ),  # rows, sum over requests of squared rows, requests
+            ),  # number of rows, sum over requests of squared rows, and number of requests
             "missing": np.zeros((2, columns, 3), np.int64),
             "buckets": np.zeros((2, num_dense * NUM_BUCKETS, 3), np.int64),
             "places": np.zeros((2, num_dense, 3), np.int64),
@@ -192,8 +191,8 @@ class ProfileCounter:
 
         Args:
             batch: Rows with the columns of the features, label and request id.
-            first_row: Number of the batch's first row in the table. None = its rows follow those
-                counted before.
+            first_row: Number of the batch's first row in the table. None means that the batch
+                follows the rows that were counted before.
         """
         if not batch.num_rows:
             return
@@ -213,7 +212,7 @@ class ProfileCounter:
         lengths = [(each != MISSING_CATEGORY).sum(axis=1, keepdims=True) for each in lists]
         dense = np.concatenate([numeric[requests.order], *lengths], axis=1, dtype=np.float32)
         categorical = [*plain.T, *lists]
-        # A list contributes one value per element. An empty list is not missing.
+        # Each element of a list counts as one value. An empty list is not missing.
         num_values = np.concatenate([~np.isnan(dense), plain != MISSING_CATEGORY, *lengths], axis=1)
         misses = num_values == 0
         misses[:, len(self._dense) + len(self._plain) :] = False
@@ -285,8 +284,8 @@ class ProfileCounter:
         distinct = None
         if int(values.max()).bit_length() + bits > 63:  # the key would need more than 63 bits
             distinct, values = np.unique(values, return_inverse=True)
-        # One sort is enough. It makes a value's rows in a request adjacent, and also the value's
-        # requests of one half.
+        # A single sort is sufficient. Sorting makes the rows of a value in one request adjacent,
+        # and also the requests of a value in one half.
         keys = np.sort((values << bits) | requests)
         starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
@@ -312,14 +311,14 @@ class ProfileCounter:
     def dumps(self) -> bytes:
         """Return the counts as NumPy's .npz.
 
-        The file has only numbers, so that reading it runs no code.
+        The file contains only numbers, so reading it runs no code.
         """
         content = io.BytesIO()
         np.savez(content, **self._arrays())
         return content.getvalue()
 
     def merge_dumped(self, content: bytes) -> None:
-        """Add counts that `dumps` wrote for a counter with the same columns.
+        """Add the counts from the bytes that `dumps` returned for a counter of the same columns.
 
         Raises:
             ContractError: The content is not such counts.
@@ -365,7 +364,7 @@ class ProfileCounter:
     ) -> TableProfile:
         """Return the profile of all rows.
 
-        The arguments have the same meaning as in the rows' `RawDataset`.
+        The arguments have the same meaning as the fields of `RawDataset`.
         """
         listed = {}
         for name, halves in self._values.items():
@@ -382,7 +381,7 @@ class ProfileCounter:
     def reference(self) -> TrainingReference:
         """Return the reference for served rows.
 
-        It has the counts of the fair half in the cells that the choosing half determines.
+        The reference contains counts of the fair half, in cells that the choosing half determined.
         """
         listed = {}
         for name, (choosing, fair) in self._values.items():
@@ -405,8 +404,7 @@ class ProfileCounter:
 
         Args:
             halves: The halves.
-            listed: Listed values of each column, the sums of these values, and the floor of the
-                column.
+            listed: For each column, the listed values, the sums of these values, and the floor.
         """
         sums = {name: found[halves].sum(axis=0) for name, found in self._sums.items()}
         columns = {}
@@ -436,7 +434,7 @@ class ProfileCounter:
 
 
 def _counts_like(found: NDArray[Any], name: str, shape: tuple[int | None, ...]) -> Ints:
-    """Return the array after checking its shape. None in `shape` stands for any length.
+    """Return the array of counts after checking its shape. In `shape`, None means any length.
 
     Raises:
         ContractError: The array does not have whole numbers in this shape.
@@ -452,5 +450,5 @@ def _counts_like(found: NDArray[Any], name: str, shape: tuple[int | None, ...]) 
 
 
 def _run_starts(ascending: Ints) -> Ints:
-    """Return the start of each run of equal numbers in `ascending` [n > 0]."""
+    """Return the start of each run of equal numbers in the sorted array `ascending`, [n > 0]."""
     return np.flatnonzero(np.append(True, ascending[1:] != ascending[:-1]))

@@ -1,6 +1,6 @@
 """Files of table profiles: NumPy's .npz, with JSON in `head` and arrays for each column.
 
-Equal profiles give equal bytes. Reading a file runs no code, and each array has a CRC-32.
+Equal profiles give equal bytes. Reading such a file runs no code. Each array has a CRC-32.
 """
 
 import io
@@ -34,8 +34,8 @@ def write_profiles(
         path: The file.
         profiles: Profiles, which are read back in the same order.
         kind: Kind of the file.
-        version: Format version of the kind.
-        more: Additional JSON values, which depend on the kind.
+        version: Format version of this kind of file.
+        more: Additional JSON values in the file, depending on `kind`.
     """
     head = {
         "kind": kind,
@@ -58,7 +58,7 @@ def write_profiles(
 
 
 def _plain_fields(profile: ColumnProfile | TableProfile) -> dict[str, Any]:
-    """Return the fields that are plain JSON values."""
+    """Return the fields that can be stored as plain JSON values."""
     names = [
         field.name for field in fields(profile) if field.name not in ("columns", "values", "sums")
     ]

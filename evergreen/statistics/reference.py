@@ -1,20 +1,20 @@
 """The training profile with which a model's served rows are compared, and its score histogram.
 
-Validation profiles the training rows. Evaluation counts the candidate's scores of the held-out
-rows. The monitor reads both files, which it finds by the model's id:
+Validation profiles the training rows. Evaluation counts the scores that the candidate gave to the
+held-out rows. The monitor reads both files, which it finds by the model's id:
 `<model>/statistics/reference.npz` (`manifests.Model.REFERENCE`) and
 `<store>/verdicts/<model>/scores.json`.
 
-The profile of an incremental run describes only the rows of that run. It is not merged with the
+The profile of an incremental run describes only that run's rows. The profile does not include the
 parent's profile. A merged profile would include every earlier distribution, and would raise an
 alarm about changes on which the model is already trained.
 
 The training rows are split into two halves, block by block. The choosing half determines the listed
-values and the bounds of outliers. Only the fair half is profiled, because it is an unbiased sample
-of the chosen cells. In the choosing half the listed values are more frequent by chance, and the
-unlisted values are less frequent. In a measurement, the same 20,000 rows were used for both. A
-chi-square test at 5 % then reported drift in 73 % of the stationary buckets of a column with 20,000
-values, and in all of them in a column with 1,500.
+values and the bounds of outliers. The profile contains only the fair half, because it is an
+unbiased sample of the chosen cells. In the choosing half, chance makes the listed values more
+frequent and the unlisted values less frequent. To measure the bias, the same 20,000 rows were used
+as both halves. A chi-square test at 5 % then reported drift in 73 % of the stationary buckets of a
+column with 20,000 values. For a column with 1,500 values it reported drift in all buckets.
 """
 
 import json
@@ -36,18 +36,18 @@ LISTED_VALUES = 1000
 """Maximum number of listed values of a categorical column. TFDV's rank histogram in validation has
 the same limit."""
 OUTLIER_SHARE = 0.001
-"""Share of a column's values, at each end of the distribution, that count as outliers at most. It
-refers to the choosing half."""
+"""Maximum share of a column's values that count as outliers at each end of the distribution. The
+share refers to values of the choosing half."""
 _KIND, _VERSION = "TrainingReference", 1
 _SCORES, _SCORES_VERSION = "ScoreHistogram", 2
 
 Bounds = tuple[int, int]
 """Range of buckets without outliers: the first bucket of the range, and the first bucket after it.
-Both are equal if there are no values."""
+Both numbers are equal if the column has no values."""
 
 
 def inner_buckets(choosing: Ints) -> Bounds:
-    """Return the range of buckets between the outliers of a histogram [k].
+    """Return the range of buckets without outliers, from the histogram of the choosing half [k].
 
     Outliers are up to `OUTLIER_SHARE` of the values at either end.
     """
@@ -80,12 +80,12 @@ class ScoreHistogram:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingReference:
-    """Training profile of a model."""
+    """Profile of a model's training rows."""
 
     rows: int
     """Number of training rows in both halves."""
     profile: TableProfile
-    """Profile of the fair half. It has the columns that the model uses."""
+    """Profile of the rows in the fair half. It contains the columns that the model uses."""
     bounds: dict[str, Bounds]
     """Bounds of outliers of each numeric column of the profile."""
     numeric: tuple[str, ...]
@@ -93,7 +93,7 @@ class TrainingReference:
     use."""
     categorical: tuple[str, ...]
     lists: dict[str, int] = field(default_factory=dict)
-    """Number of positions of each list in a row of categories, in the order of the lists."""
+    """Number of positions of each list on the categorical axis, in the order of the lists."""
     scores: ScoreHistogram | None = None
     """Histogram of scores. None if evaluation stored none, because the model was never
     evaluated."""
@@ -102,7 +102,7 @@ class TrainingReference:
     def features(self) -> Features:
         """Return the features of the training rows.
 
-        Only the lengths of lists are set among their options.
+        Among the options of lists, only the lengths are set.
         """
         return Features(
             numeric=self.numeric,
@@ -142,7 +142,8 @@ def read_reference(path: Path, *, scores: Path | None = None) -> TrainingReferen
 
     Args:
         path: File of the profile.
-        scores: File of the histogram. If it is None or absent, there is no histogram.
+        scores: File of the histogram. If it is None, or the file is absent, the result has no
+            histogram.
 
     Raises:
         ContractError: A file cannot be read or is of another kind or version, or the profile's
@@ -175,7 +176,7 @@ def _check_columns(found: TrainingReference) -> None:
     """Check that each column is a feature and has the expected rows and bounds.
 
     Raises:
-        ValueError: A column does not.
+        ValueError: The check fails for a column.
     """
     lengths = [LENGTH.format(name=name) for name in found.lists]
     numeric, categorical = (*found.numeric, *lengths), (*found.categorical, *found.lists)

@@ -1,18 +1,19 @@
 """Two-sample tests of counts: p-values, effects, and corrections for dependent rows of a request.
 
-The callers decide which effects are relevant. Only `scipy.special` is imported, because
-`scipy.stats` takes another 0.4 s and 70 MB. The monitor would need it only for Benjamini and
-Hochberg's procedure.
+The callers decide whether an effect is relevant. Only `scipy.special` is imported, because
+`scipy.stats` takes another 0.4 s and 70 MB. The monitor would need `scipy.stats` only for Benjamini
+and Hochberg's procedure.
 
-Rows of one request are correlated. For each cell, the correlation of two rows of a request is
-estimated from the cell's rows and their sums of squares over requests. The correlation determines
-the design effect of the comparison (Kish, Survey Sampling, 1965: 1 + (rows of a request - 1) x
-correlation), which the tests use. For example, the 64 rows of a request share their user. In the
-user's columns each row then counts as 1/64 of an independent row, and in the item's columns as a
-complete one. Each sample's correlation is measured around its own shares, so that a difference
-between the samples does not increase it.
+Rows of one request are correlated. For each cell, the correlation between two rows of a request is
+estimated from two numbers: the cell's rows, and their sum of squares over requests. The tests use
+the design effect of the comparison, which follows from the correlation (Kish, Survey Sampling,
+1965: 1 + (rows of a request - 1) x correlation). For example, all 64 rows of a request have the
+same user but different items. In the columns of the user, each of these rows counts as 1/64 of an
+independent row. In the columns of the item, each row counts fully. The correlation of each sample
+is measured around the sample's own shares, so that a difference between the samples does not
+increase it.
 
-The divergence is defined as in TFDV's comparator
+The Jensen-Shannon divergence is defined as in TFDV's comparator
 (`tensorflow_data_validation/anomalies/metrics.cc`). Shares are relative to the listed counts,
 missing values are ignored, and the logarithm has base 2.
 """
@@ -31,28 +32,28 @@ Floats = NDArray[np.float64]
 
 MIN_EXPECTED = 5.0
 """Minimum expected rows of a cell (Cochran's rule). Neighbouring cells are merged until they reach
-it."""
+this number."""
 
 
 def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | None:
-    """Return the p-value of the test that two samples have the same distribution.
+    """Return the p-value of the hypothesis that two samples have the same distribution.
 
-    It is twice the smaller of two p-values. The first is Pearson's chi-square over all cells, which
-    detects many small changes. The second is `proportion` of the cell that changed most, times the
-    number of cells, which detects one change among many cells. Before that, neighbouring cells are
-    merged (`taken_together`).
+    The p-value is twice the smaller of two p-values. One of them is that of Pearson's chi-square
+    over all cells, which detects many small changes. The other one is the p-value of `proportion`
+    for the cell that changed most, multiplied by the number of cells. This p-value detects one
+    change among many cells. Before the tests, neighbouring cells are merged (`taken_together`).
 
-    If the cells have different design effects, the chi-square is divided by their mean. Its degrees
-    of freedom are reduced according to their variation (Rao and Scott's second-order correction, by
-    the cells' own variances alone).
+    If the cells have different design effects, the chi-square is divided by their mean. The degrees
+    of freedom are reduced according to the variation of the design effects. The reduction is Rao
+    and Scott's second-order correction, by the cells' own variances alone.
 
     Returns None if a sample is empty, and 1 if one cell has all rows.
 
     Args:
         now: Rows per cell, [k].
         before: Rows per cell, [k].
-        design: Design effect of all cells or of each cell, [k]: the number of clustered rows that
-            are equivalent to one independent row (Rao and Scott, 1981).
+        design: Design effect of all cells, or of each cell [k]. It is the number of clustered rows
+            that are equivalent to one independent row (Rao and Scott, 1981).
     """
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
@@ -73,8 +74,8 @@ def taken_together(
 ) -> tuple[Counts, Counts, Floats]:
     """Return both samples' rows and the design effects after merging neighbouring cells, each [g].
 
-    Each merged cell expects at least `MIN_EXPECTED` rows in the smaller sample. Neither sample may
-    be empty.
+    Each merged cell has an expectation of at least `MIN_EXPECTED` rows in the smaller sample. Both
+    samples must have rows.
     """
     n, m = int(now.sum()), int(before.sum())
     designs = np.broadcast_to(np.asarray(design, np.float64), now.shape)
@@ -88,7 +89,7 @@ def taken_together(
 def mean_design(rows: Counts, designs: Floats) -> tuple[float, float]:
     """Return the mean design effect of at least two cells, and its squared variation coefficient.
 
-    The weight of a cell is its part in the expectation of a chi-square.
+    A cell's weight is its share of the expected chi-square.
 
     Args:
         rows: Rows of both samples, [k].
@@ -103,12 +104,13 @@ def mean_design(rows: Counts, designs: Floats) -> tuple[float, float]:
 def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None:
     """Return the p-value of the test that `a` of `n` rows and `b` of `m` rows have the same share.
 
-    It is the likelihood ratio test with Yates' correction for continuity (Contingency tables
-    involving small numbers, 1934). The correction is half an independent row. It makes the tail
-    accurate for a few rows. If 10 independent rows are all in one of two equal samples, the exact
-    test gives 0.0020, this test gives 0.0017, and the test without the correction gives 0.0002.
-    Without the correction, unchanged windows of 20,000 rows had 7 times too many p-values below
-    0.0005 in columns of many rare categories (measured).
+    The test is the likelihood ratio test with Yates' correction for continuity (Contingency tables
+    involving small numbers, 1934). The correction moves each count by half an independent row. The
+    correction makes the tail accurate for a few rows. Take two samples of equal size, and 10
+    independent rows that are all in one sample. The exact test gives 0.0020, this test gives
+    0.0017, and the test without the correction gives 0.0002. Without the correction, unchanged
+    windows of 20,000 rows had 7 times too many p-values below 0.0005 in columns of many rare
+    categories (measured).
 
     Returns None if a sample is empty.
     """
@@ -122,9 +124,9 @@ def proportion(a: int, n: int, *, b: int, m: int, design: float) -> float | None
 
 
 def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) -> Floats:
-    """Return the likelihood ratio statistic of each cell: two shares against a common share.
+    """Return the likelihood ratio statistic of each cell, for two shares against a common share.
 
-    Both counts are first moved by half of `design` rows towards the common share.
+    The correction first moves each count by half of `design` rows towards the common share.
     """
     share = (a + b) / (n + m)
     beyond = a - n * share
@@ -144,14 +146,14 @@ def _deviances(a: Counts, n: int, *, b: Counts, m: int, design: float | Floats) 
 
 
 def _grouped(expected: NDArray[np.floating[Any]]) -> Counts:
-    """Return the first cell of each group."""
+    """Return the number of the first cell of each group."""
     starts, held = [0], 0.0
     for cell, rows in enumerate(expected.tolist()):
         if held >= MIN_EXPECTED:
             starts.append(cell)
             held = 0.0
         held += rows
-    # If the last cells are too few for a group, they are added to the previous group.
+    # If too few cells are left for a last group, they are added to the previous group.
     return np.array(starts[:-1] if held < MIN_EXPECTED and len(starts) > 1 else starts)
 
 
@@ -159,7 +161,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     """Return Benjamini and Hochberg's adjusted p-values.
 
     If all hypotheses with adjusted values up to a rate are rejected, the expected share of false
-    discoveries among them is at most that rate. If there are no changes, the rate is the
+    discoveries among them is at most that rate. If nothing has changed, this rate is the
     probability of any discovery. The procedure is valid for independent tests and for positively
     dependent tests, such as those of columns that have missing values in the same rows.
 
@@ -174,7 +176,7 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     return result
 
 
-# -- rows of one request
+# -- correlation of rows of one request
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -186,8 +188,8 @@ class Clustered:
     squares: Floats
     """[k] sum over requests of the squared number of rows in the cell. NaN = unknown."""
     products: Floats
-    """[k] sum over requests of the number of rows in the cell times the number of all rows. NaN =
-    unknown."""
+    """[k] sum over requests of a product: the number of rows in the cell times the number of all
+    rows. NaN = unknown."""
     rows: int
     """Rows of all cells."""
     sizes: int
@@ -196,19 +198,19 @@ class Clustered:
     """Number of requests. 0 = unknown."""
 
     def mean_rows(self) -> float | None:
-        """Return the mean size, in rows, of the request of a random row.
+        """Return the mean number of rows in the request of a randomly chosen row.
 
-        It is at least 1. Returns None if it is unknown.
+        The result is at least 1. Returns None if the number is unknown.
         """
         return max(self.sizes / self.rows, 1.0) if self.rows and self.requests else None
 
 
 def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
-    """Return the correlation of two rows of a request: of each cell [k], and of all cells together.
+    """Return the correlation between two rows of a request, for each cell [k] and for all cells.
 
-    Correlations are in [0, 1]. A cell's correlation is at least that of all cells together, because
-    a rare cell has too few requests for a precise estimate. Without data about requests it is 1,
-    the worst case.
+    All results are in [0, 1]. Each cell has at least the correlation of all cells together, because
+    a rare cell has too few requests for a precise estimate. Without data about requests the
+    correlation is assumed to be 1, the worst case.
     """
     beyond, possible = np.zeros(len(samples[0].counts)), np.zeros(len(samples[0].counts))
     for sample in samples:
@@ -221,9 +223,9 @@ def correlations(samples: tuple[Clustered, ...]) -> tuple[Floats, float]:
 
 
 def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
-    """Return how much more rows of a request agree than by chance, per cell [k].
+    """Return the excess of agreement between rows of a request over chance, for each cell [k].
 
-    Also returns the maximum of this excess, [k].
+    The second result is the maximum of this excess, [k].
     """
     beyond, possible = np.zeros(len(sample.counts)), np.zeros(len(sample.counts))
     if sample.requests < 2 or not sample.rows:
@@ -241,7 +243,7 @@ def _agreement(sample: Clustered) -> tuple[Floats, Floats]:
 def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple[Floats, Floats]:
     """Return the design effect of each sample's own shares, [k].
 
-    If the rows of a sample agree more over all cells than `correlation` says, the sample's own
+    If a sample has a higher overall correlation than `correlation` says, the sample's own
     correlation is used, because its requests may be more homogeneous. A sample without data about
     requests is assumed to have the correlation of the other sample. If neither sample has data, the
     design effect is 1.
@@ -268,8 +270,8 @@ def own_designs(correlation: Floats, now: Clustered, before: Clustered) -> tuple
 def comparison_design(correlation: Floats, now: Clustered, before: Clustered) -> Floats:
     """Return the design effect of the difference between two samples' shares, [k].
 
-    It is the mean of the samples' own design effects, weighted by their variances. It is 1 if a
-    sample has no rows. Arguments are as in `own_designs`.
+    The result is the mean of the samples' own design effects, weighted by their variances. The
+    result is 1 if at least one sample has no rows. The arguments are the same as in `own_designs`.
     """
     if not now.rows or not before.rows:
         return np.ones(len(correlation))
@@ -281,9 +283,9 @@ def with_few(p_value: float | None, freedom: float) -> float | None:
     """Convert a normal p-value to a p-value of Student's t, for a variance estimated from few rows.
 
     Args:
-        p_value: p-value by the normal distribution. If it is None, the result is None.
-        freedom: Number of independent rows or requests behind the variance, minus 1. Values below 1
-            are replaced by 1.
+        p_value: p-value by the normal distribution. If it is None, None is returned.
+        freedom: Degrees of freedom: the number of independent rows or requests from which the
+            variance was estimated, minus 1. Values below 1 are replaced by 1.
     """
     if p_value is None or p_value >= 1:
         return p_value
@@ -330,12 +332,12 @@ def _relative_entropy(p: Floats, q: Floats) -> float:
 
 
 def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | None:
-    """Return the Jensen-Shannon divergence in bits of two samples [k], minus what chance adds.
+    """Return the Jensen-Shannon divergence of two samples in bits, minus what chance adds.
 
     If both samples have the same distribution, chance alone adds (K - 1) s to the divergence, by
-    chi-square asymptotics. Here s = design (1/n + 1/m) / (8 ln 2), and K is the number of cells
-    after merging as in the test. The divergence divided by s has a noncentral chi-square
-    distribution. The interval is computed from the variance of this distribution.
+    chi-square asymptotics. Here s = design (1/n + 1/m) / (8 ln 2). K is the number of cells after
+    the merge, as in the test. Divided by s, the divergence has a noncentral chi-square
+    distribution. The interval follows from the variance of this distribution.
 
     Returns None if a sample is empty.
     """
@@ -353,10 +355,10 @@ def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | 
 
 
 def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | None:
-    """Return the change of a share from `b` of `m` rows to `a` of `n` rows.
+    """Return the difference between the shares `a` of `n` rows and `b` of `m` rows.
 
-    The interval is that of Agresti and Caffo (2000), which adds one independent row inside and one
-    outside the share to each sample. Returns None if a sample is empty.
+    The interval of Agresti and Caffo (2000) is used. The interval adds two independent rows to each
+    sample, one of them with the property. Returns None if a sample is empty.
     """
     if not n or not m:
         return None
@@ -373,7 +375,7 @@ def share_change(a: int, n: int, *, b: int, m: int, design: float) -> Effect | N
 def detectable_share(share: float, *, n: int, m: int, design: float, level: float) -> float:
     """Return the smallest change of a share that a test detects with probability `POWER`.
 
-    The result is at most 1.
+    The result is never above 1.
 
     Args:
         share: Approximate share.
@@ -387,7 +389,7 @@ def detectable_share(share: float, *, n: int, m: int, design: float, level: floa
 
 
 def detectable_mean(n: int, m: int, *, design: float, level: float) -> float:
-    """Return the smallest detectable shift of a mean in standard deviations.
+    """Return the smallest shift of a mean that a test detects, in standard deviations.
 
     See `detectable_share`.
     """
@@ -397,7 +399,8 @@ def detectable_mean(n: int, m: int, *, design: float, level: float) -> float:
 def divergence_of_shift(shift: float) -> float:
     """Return the Jensen-Shannon divergence in bits of two normal distributions.
 
-    Their means are `shift` standard deviations apart, which must be small.
+    The means of the distributions are `shift` standard deviations apart. The formula holds for a
+    small `shift`.
 
     >>> round(divergence_of_shift(0.2), 4)
     0.0072

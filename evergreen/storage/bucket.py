@@ -1,12 +1,13 @@
 """Objects of a Cloud Storage bucket, read and written with Google's own client.
 
-The client retries temporary failures (429, 5xx, lost connections) for `retry_seconds`. A
-conditional write can succeed although its answer is lost. Every write therefore has a signature in
-the object's metadata, and the next attempt recognizes the result of the earlier attempt by it. An
-object is read at one generation and compared with its CRC32C. The client's exceptions are
-translated to the errors of `evergreen.runtime.errors`. The module supports client 3. It also
-handles the exceptions that client 2 raises on reads, because Beam pins client 2 in the validation
-image. `STORAGE_EMULATOR_HOST` is honoured, without credentials.
+The client retries temporary failures (429, 5xx, lost connections) for `retry_seconds`. If an answer
+is lost, the conditional write may still have succeeded. Every write therefore adds a signature to
+the object's metadata. If the write is repeated, this signature shows that an earlier attempt
+succeeded. Each read gets one generation of an object, and compares the bytes with the CRC32C of
+that generation. Exceptions of the client are translated to errors of `evergreen.runtime.errors`.
+The module supports version 3 of the client. The module also handles the exceptions that version 2
+raises on reads, because Beam pins version 2 in the validation image. `STORAGE_EMULATOR_HOST` is
+honoured, without credentials.
 """
 
 import io
@@ -47,23 +48,23 @@ except ImportError:  # Client 2 ships its transfers as a separate package.
 logger = logging.getLogger(__name__)
 
 ROLE = "roles/storage.objectUser"
-"""Role of a reader and writer: it can get, list, create and delete objects, but not read the
-bucket's own properties."""
+"""Role that readers and writers need. It allows to get, list, create and delete objects, but not to
+read the bucket's own properties."""
 RETRY_SECONDS = 60.0
 FIRST_DELAY_SECONDS = 0.5
 CHUNK_BYTES = 8 << 20
-"""Part size of an upload above `ONE_REQUEST_BYTES`. After a lost connection only the last part is
-sent again."""
+"""Size of the parts in which objects above `ONE_REQUEST_BYTES` are uploaded. After a lost
+connection only the last part is repeated."""
 ONE_REQUEST_BYTES = 8 << 20
 """Largest object that the client sends in one request, regardless of `chunk_size`."""
 CALL_SECONDS = 60.0
 """Seconds without a byte from the service after which an attempt is abandoned."""
 _READ_ATTEMPTS = 5
-"""Maximum number of reads of a small object. Another read is needed if the object was replaced or
-corrupted during the read."""
+"""Maximum number of reads of a small object. A second read is needed if the object was replaced or
+corrupted during the first read."""
 _FETCH_ATTEMPTS = 3
-"""Maximum number of reads of a large object that was corrupted on the way. A large object that was
-replaced raises `Changed` instead."""
+"""Maximum number of reads of a large object that was corrupted on the way. If a large object was
+replaced, the read raises `Changed` instead."""
 _SIGNATURE = "evergreen-write"
 _CONTENT_TYPE = "application/octet-stream"
 
@@ -74,8 +75,8 @@ class BucketObjects:
     Args:
         uri: `gs://bucket` or `gs://bucket/prefix`.
         retry_seconds: Seconds for which one call is retried.
-        first_delay_seconds: Upper bound of the wait before the first retry. It doubles with every
-            retry.
+        first_delay_seconds: Upper bound of the wait before the first retry. The pause doubles with
+            every retry.
         call_seconds: Seconds that one attempt waits for the next byte.
         chunk_bytes: Part of a large object that is sent in one request, a multiple of 256 KiB.
     """
@@ -115,13 +116,13 @@ class BucketObjects:
             with self._translated(f"{self.uri}/{name}"):
                 try:
                     # One request returns content, generation and checksum of the same write. The
-                    # client's own check skips objects that arrived in several parts.
+                    # client's own check ignores objects that were uploaded in several parts.
                     blob.download_to_file(content, raw_download=True, checksum=None, **self._call)
                 except refusals.NotFound:
                     if not content.tell():
                         self._check_bucket()
                         return None
-                    continue  # These bytes belong to a write that no longer exists.
+                    continue  # the local bytes belong to a write that no longer exists
                 except refusals.RequestRangeNotSatisfiable:
                     continue
                 expected = blob.crc32c or self._crc32c_of(blob)
@@ -169,9 +170,9 @@ class BucketObjects:
                     size=size,
                     content_type=_CONTENT_TYPE,
                     if_generation_match=if_generation,
-                    # The server compares the checksum in any case. On a mismatch, the client's own
-                    # check of a large object would delete the object, even if another writer has
-                    # replaced it.
+                    # The server compares the checksum in any case. If the checksum differed, the
+                    # client's own check of a large object would delete the object, even if another
+                    # writer has replaced it.
                     checksum=None if is_large else "crc32c",
                     crc32c_checksum_value=checksum,
                     **self._call,
@@ -219,7 +220,7 @@ class BucketObjects:
         return self._copy(self._blob(source), target)
 
     def list(self, prefix: str = "") -> list[ObjectInfo]:
-        """See `Objects.list`. As in a folder, hidden names are not objects."""
+        """See `Objects.list`. Objects with hidden names are skipped, as in a folder."""
         with self._translated(f"{self.uri}/{prefix}"):
             blobs = self._client.list_blobs(self._bucket, prefix=self._root + prefix, **self._call)
             found = [
@@ -278,8 +279,8 @@ class BucketObjects:
     def _fetch_rest(self, wanted: ObjectInfo, file: BinaryIO) -> None:
         """Request the missing bytes, and return when some have arrived.
 
-        The client's retry deadline counts from the start of a call, even while bytes arrive. A
-        single call for a large object would therefore fail if its connection is cut after the
+        The client's retry deadline counts from the start of a call, even while bytes arrive.
+        Without this, the download of a large object would fail if its connection is cut after the
         deadline.
         """
         before = file.tell()
@@ -319,9 +320,11 @@ class BucketObjects:
             return str(found.crc32c), int(found.size)
 
     def _crc32c_of(self, blob: Any) -> str | None:
-        """Return the checksum of the write that was read, if the last answer had no checksum.
+        """Request the checksum of the write that was read.
 
-        Returns None if the object of that write no longer exists.
+        The server's previous answer may contain no checksum.
+
+        Returns None if that write's object no longer exists.
         """
         found = self._bucket.get_blob(blob.name, generation=blob.generation, **self._call)
         return None if found is None else str(found.crc32c)
@@ -355,7 +358,7 @@ class BucketObjects:
                 ) from error
 
     def _signed_generation(self, name: str, signature: str) -> int | None:
-        """Return the object's generation if it carries `signature`, else None."""
+        """Return the object's generation if it has this signature, else None."""
         found = self._bucket.get_blob(self._full(name), **self._call)
         if found is None or (found.metadata or {}).get(_SIGNATURE) != signature:
             return None
@@ -364,7 +367,7 @@ class BucketObjects:
     def _check_bucket(self) -> None:
         """Raise an error if the bucket does not exist.
 
-        An absent bucket and an absent object give the same answer.
+        The server's answer is the same for an absent bucket and an absent object.
         """
         if not self._is_bucket_known:
             next(iter(self._client.list_blobs(self._bucket, max_results=1, **self._call)), None)
@@ -372,12 +375,12 @@ class BucketObjects:
 
 
 def _client() -> Any:
-    # Otherwise the client requests the bucket's own properties in the background, for traces that
-    # nobody collects. The role does not permit that.
+    # Without this variable the client requests the bucket's own properties in the background, for
+    # traces that nobody collects. The role of the account does not permit that request.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     if not os.environ.get("STORAGE_EMULATOR_HOST"):
         return storage.Client()
-    # An emulator runs on this machine or nearby, so a proxy from the environment must not be used.
+    # An emulator runs on this machine or nearby, so the configured proxy must not be used.
     session = requests.Session()
     session.trust_env = False
     return storage.Client(_http=session)
@@ -388,10 +391,9 @@ def translated(thing: str, bucket: str) -> Iterator[None]:
     """Translate the client's exceptions about `thing`, an object or a prefix of `bucket`.
 
     Raises:
-        Changed: a precondition failed.
+        Changed: the precondition of a write failed.
         TemporaryError: the client's own retries were not enough.
-        PermanentError: no permission, no bucket, no credentials, no space, or a failing file of
-            this machine.
+        PermanentError: permission, bucket, credentials or space is missing, or a local file fails.
     """
     try:
         yield
@@ -445,7 +447,7 @@ def _refusal(error: refusals.GoogleAPICallError, thing: str, bucket: str) -> Exc
 
 
 def _service_message(error: BaseException) -> str:
-    """Return the status and the service's message, without the request's URL."""
+    """Return the status and the error message of the service, without the URL of the request."""
     response = getattr(error, "response", None)
     if response is None:
         return first_line(error)

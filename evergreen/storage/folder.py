@@ -1,11 +1,12 @@
 """Objects as files of one local folder.
 
-A write renames a finished file. Every change holds a file lock of the folder, so no other process
-of this machine can write between the check of a condition and the write. The lock also gives each
-write its own time. An object's generation is derived from that time, because a new file can have
-the same inode, size and clock tick as the old file. Folders that become empty are removed, because
-a bucket has no empty folders either. Unfinished files of a killed writer are removed before the
-first change. No other program may write below the root.
+Each write first creates a temporary file and then renames it. Every change locks a file of the
+folder. No other process of this machine can then write between the check of a condition and the
+write. While it has the lock, each write chooses a time that no other write has. The generation of
+an object is derived from that time. A new file can have the same inode, size and clock tick as the
+old file. Empty folders are removed, because a bucket has no empty folders either. Before its first
+change, a process removes unfinished files of a killed writer. No other program may write below the
+root.
 """
 
 import errno
@@ -62,8 +63,8 @@ class FolderObjects:
 
         Args:
             root: The folder.
-            readable: Whether other users of the machine or the share may read new files. If this is
-                not set, the umask of the process decides.
+            readable: Whether new files are readable for other users of the machine or share. If
+                False, the umask of the process decides.
         """
         self._readable = readable
         self.root = root.absolute()
@@ -128,7 +129,8 @@ class FolderObjects:
                         )
             elif not _are_equal(final, path):
                 raise Differs(f"{final} is there with other bytes than {path}")
-            # Flush the parent folders too. A killed writer can have created them without a flush.
+            # Flush the parent folders too. A killed writer may have created these folders without
+            # flushing them.
             for folder in (final.parent, *final.parent.parents):
                 fsync_path(folder)
                 if folder == self.root:
@@ -138,7 +140,7 @@ class FolderObjects:
     def copy(self, source: str, target: str) -> int:
         """See `Objects.copy`.
 
-        Both names share one file, because no writer changes a file in place.
+        The copy is a hard link, which is safe because no writer changes a file in place.
         """
         before, after = self.local(source), self.local(target)
         with self._changing(after) as now:
@@ -151,7 +153,7 @@ class FolderObjects:
             except OSError as error:
                 if error.errno not in (errno.EPERM, errno.EMLINK, errno.ENOTSUP):
                     raise
-                # The file system has no hard links, or the file has too many of them.
+                # The file system has no hard links, or the file already has too many of them.
                 with open(before, "rb") as file, whole_file(after) as copy:
                     _fill(copy, file, now)
             fsync_path(after.parent)
@@ -160,11 +162,11 @@ class FolderObjects:
     def list(self, prefix: str = "") -> list[ObjectInfo]:
         """See `Objects.list`.
 
-        Files that start with a dot are unfinished files or locks, not objects.
+        Files whose names start with a dot are unfinished files or locks, not objects.
         """
         found = []
-        # Walk only folders that can hold a match, because a repository of many versions is listed
-        # one version at a time.
+        # Walk only folders that can contain a matching object. A repository of many versions is
+        # listed one version at a time.
         start = self.root / prefix.rpartition("/")[0]
         for folder, folders, names in os.walk(start, onerror=_raise_unless_absent):
             folders[:] = [each for each in folders if not each.startswith(".")]
@@ -201,7 +203,8 @@ class FolderObjects:
             if self.list(f"{target}/") or after.is_file():
                 raise ContractError(f"{after} exists already, expected nothing there")
             if after.is_dir():
-                # Only unfinished files are left. Move them away in one rename, then delete them.
+                # The folder contains only unfinished files. Move the folder away in one rename,
+                # then delete it.
                 aside = after.with_name(f".{after.name}.{uuid4().hex}")
                 os.rename(after, aside)
                 shutil.rmtree(aside, ignore_errors=True)
@@ -224,9 +227,9 @@ class FolderObjects:
             )
 
     def _sweep(self) -> None:
-        """Remove unfinished files of a killed writer.
+        """Remove the unfinished files that a killed writer left.
 
-        Only the holder of the lock may write here.
+        Only the holder of the lock may call this method.
         """
         if not self._is_swept:
             for path in [
@@ -239,7 +242,7 @@ class FolderObjects:
     def _tidy(self, folder: Path) -> None:
         """Remove `folder` and its parents below the root while they are empty.
 
-        The first folder that stays is flushed to disk.
+        The first folder that is not removed is flushed to disk.
         """
         while folder != self.root and not any(folder.iterdir()):
             folder.rmdir()
@@ -248,7 +251,7 @@ class FolderObjects:
 
     @contextmanager
     def _changing(self, path: Path) -> Iterator[int]:
-        """Lock the folder for one change, and yield a time that no other change has.
+        """Lock the folder for one change, and yield a unique time for this change.
 
         System errors are translated. If an error names no file, the translated error names `path`.
         """
@@ -292,7 +295,7 @@ def _are_equal(one: Path, other: Path) -> bool:
 def _generation(status: os.stat_result) -> int:
     """Return a number that changes when a new file is renamed over an old one.
 
-    It is never `ABSENT`.
+    The result is never `ABSENT`.
     """
     identity = f"{status.st_dev} {status.st_ino} {status.st_mtime_ns} {status.st_size}"
     return 1 + int.from_bytes(hashlib.blake2b(identity.encode(), digest_size=7).digest(), "big")

@@ -1,11 +1,12 @@
-"""A lease in a bucket: one holder at a time, without a file lock.
+"""Lease in a bucket: at most one process has it at a time, without a file lock.
 
-One object names the holder and the end of the lease. The object is created if it is absent, renewed
-while the holder runs, and taken over only after the end of the lease. Each of these changes is a
-conditional write, so only one of two takers succeeds. The holder measures time with a monotonic
-clock, so changes of its wall clock neither shorten nor extend the lease. A suspended holder can
-resume after the end and still believe that it holds the lease. Its last write must therefore be
-conditional too (`ModelRepository.write_config`).
+One object contains the name of the holder and the end of the lease. The object is created if it is
+absent. The holder renews it while it runs. Another holder may take it over only after the end of
+the lease. Each of these changes is a conditional write, so only one of two competing processes
+succeeds. The holder measures time with a monotonic clock, so changes of its wall clock neither
+shorten nor extend the lease. A suspended holder may resume after the end of its lease and still
+believe that it holds the lease. The last write of a holder must therefore be conditional too
+(`ModelRepository.write_config`).
 """
 
 import json
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class Taken(NamedTuple):
-    """The content of the lease object."""
+    """Content of the object that stores the lease."""
 
     holder: str
     token: str
@@ -34,11 +35,11 @@ class Taken(NamedTuple):
 
 
 class Lease:
-    """A lease in the object `name`.
+    """A lease that is stored in the object `name`.
 
-    `holder` is the name of this holder in the error messages of others. `seconds` is the time
-    between acquiring or renewing the lease and its end. It must exceed the difference between the
-    clocks of two machines. `monotonic` is a clock that is never set.
+    `holder` is the name that error messages of other processes show. `seconds` is the time between
+    acquiring or renewing the lease and its end. `seconds` must exceed the difference between the
+    clocks of two machines. `monotonic` is a clock that nobody can set back.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class Lease:
         """Acquire the lease.
 
         Raises:
-            TemporaryError: another holder has it. The error names the holder and the end of the
-                lease.
+            TemporaryError: another holder has the lease. The error names the holder and the end of
+                the lease.
         """
         found = self._objects.read(self._name)
         if found is not None:
@@ -88,7 +89,7 @@ class Lease:
         """Extend the lease to `seconds` from now.
 
         Raises:
-            TemporaryError: the lease was taken over, or the storage does not answer.
+            TemporaryError: another holder took the lease over, or the storage does not answer.
         """
         with self._turn:
             assert self._generation is not None, "the lease is not held"
@@ -99,7 +100,7 @@ class Lease:
                 raise TemporaryError(self._lost_message()) from error
 
     def check(self) -> None:
-        """Raise an error unless this holder still has the lease.
+        """Raise an error if this holder no longer has the lease.
 
         Raises:
             TemporaryError: the lease ended, or another holder took it over.
@@ -113,7 +114,7 @@ class Lease:
                 raise TemporaryError(self._lost_message())
 
     def release(self) -> None:
-        """Release the lease. A lease that was taken over is left alone."""
+        """Release the lease. A lease that another holder took over is not changed."""
         with self._turn:
             try:
                 self._objects.delete(self._name, if_generation=self._generation)

@@ -1,12 +1,12 @@
 """The interface of a folder and a bucket: named objects whose generation changes at every write.
 
-The implementations are `folder.FolderObjects` and `bucket.BucketObjects`. Both pass the same
-conformance suite. A write is atomic: a reader gets the complete object from before it or from after
-it. `if_generation` makes a write conditional, like the generation preconditions of Cloud Storage,
-so that two writers notice each other.
+The implementations are `folder.FolderObjects` and `bucket.BucketObjects`. Both implementations pass
+the same conformance suite. A write is atomic: a reader gets either the complete old object or the
+complete new object. With `if_generation` a write is conditional, as in Cloud Storage. Two writers
+can then notice each other.
 
-One object, or several in parallel, can be downloaded to local files. `Objects.fetch` describes how
-bytes are transferred and verified. Extraction caches objects that it reads repeatedly.
+Objects can be downloaded to local files, also several at the same time. `Objects.fetch` describes
+how bytes are transferred and verified. Extraction caches objects that it reads repeatedly.
 """
 
 import base64
@@ -23,12 +23,12 @@ from evergreen.runtime.durable import fsync_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 
 ABSENT = 0
-"""Generation of an object that does not exist, as in Cloud Storage."""
+"""Generation that represents an absent object, as in Cloud Storage."""
 MAX_NAME_BYTES = 900
 """Longest name in UTF-8 bytes. Cloud Storage allows 1024 including the prefix."""
 MAX_PART_BYTES = 200
-"""Longest part between two slashes in bytes. A file system allows 255, and a temporary file adds a
-suffix."""
+"""Longest part between two slashes in bytes. File systems allow 255 bytes, and the name of a
+temporary file has an additional suffix."""
 
 _BUFFER_BYTES = 1 << 20
 
@@ -38,7 +38,7 @@ class Changed(TemporaryError):
 
 
 class Differs(PermanentError):
-    """The object exists with bytes that differ from the uploaded file."""
+    """Error about an existing object whose bytes differ from the uploaded file."""
 
 
 class ObjectInfo(NamedTuple):
@@ -49,7 +49,7 @@ class ObjectInfo(NamedTuple):
     size: int
     """Size in bytes."""
     generation: int
-    """Generation. It changes with every write and is never `ABSENT`."""
+    """Generation. The generation changes with every write and is never `ABSENT`."""
     crc32c: str | None = None
     """CRC32C of the content in base64, as Cloud Storage writes it. None for a folder, which stores
     no checksum."""
@@ -67,7 +67,7 @@ class Stored(NamedTuple):
 def file_crc32c(file: BinaryIO) -> str:
     """Return the CRC32C of a whole file in base64, as Cloud Storage writes it.
 
-    Afterwards the position in the file is its end.
+    After the call, the position of `file` is at its end.
 
     >>> file_crc32c(BytesIO(b"rows"))
     'r5sJTQ=='
@@ -84,36 +84,36 @@ def file_crc32c(file: BinaryIO) -> str:
 class Objects(Protocol):
     """Objects below one root.
 
-    Every method raises TemporaryError if a retry may help. It raises PermanentError if a retry
-    cannot help (no permission, no bucket, disk full). It raises ContractError for a name that
-    `check_name` refuses.
+    Every method raises TemporaryError if a retry may help. Every method raises PermanentError if a
+    retry cannot help (no permission, no bucket, disk full). Every method raises ContractError for a
+    name that `check_name` refuses.
     """
 
     uri: str
     """`file:///...` or `gs://bucket/prefix`, without a trailing slash."""
 
     def read(self, name: str) -> Stored | None:
-        """Return a small object, or None if it is absent.
+        """Return the content of a small object, or None if the object is absent.
 
-        Its checksum is verified if it has one.
+        The checksum of the object is verified if it has one.
         """
 
     def fetch(self, wanted: ObjectInfo, part: Path) -> None:
         """Download the bytes of one write of an object to the local file `part`.
 
         The bytes are verified and flushed to disk. For a bucket, the call resumes an earlier call
-        that ended by a lost connection or a kill. The content of `part` counts as the first bytes
-        of the object, and only the rest is requested. The complete file is compared with the CRC32C
-        of the listing. After a mismatch the object is downloaded again from its start, a few times.
-        On error `part` keeps the bytes that have arrived. Only one call at a time may use the same
-        `part`.
+        that ended by a lost connection or a kill. If `part` has content, it counts as the first
+        bytes of the object, and only the remaining bytes are requested. The complete file is
+        compared with the CRC32C of the listing. After a mismatch the download starts again from the
+        first byte, a limited number of times. After an error `part` still contains the bytes that
+        have arrived. Only one call at a time may use the same `part`.
 
         Args:
-            wanted: The object's entry in `list`.
+            wanted: Entry of the object, as returned by `list`.
             part: Local file, which is created if it is absent.
 
         Raises:
-            Changed: the object is no longer at that generation.
+            Changed: the object no longer has the generation in `wanted`.
             TemporaryError: no byte arrived within the retry time of a call, or the bytes stay
                 corrupt.
             PermanentError: a retry cannot help, or the local disk failed.
@@ -124,12 +124,12 @@ class Objects(Protocol):
 
         Args:
             name: Name of the object.
-            content: Its bytes, or the local file to copy.
-            if_generation: Write only over this generation. `ABSENT` writes only if there is no
-                object, and None writes in any case.
+            content: Bytes of the object, or a local file to copy.
+            if_generation: Generation that the write may replace. `ABSENT` writes only if there is
+                no object, and None writes in any case.
 
         Raises:
-            Changed: the object is at another generation.
+            Changed: the object has another generation.
         """
 
     def upload(self, name: str, path: Path) -> bool:
@@ -137,13 +137,15 @@ class Objects(Protocol):
 
         When the call returns, the stored object is flushed, and the local file may be deleted. The
         stored object has been compared with the local file, byte for byte in a folder, and by size
-        and the service's CRC32C in a bucket. If the object already existed with the same bytes,
-        this counts as success, whoever wrote it. The call may therefore be repeated, even by two
-        processes at once. Returns True if this call wrote the object, and False if it existed.
+        and the service's CRC32C in a bucket. If the object already exists with the same bytes, the
+        upload succeeds, whichever process wrote the object. The call may therefore be repeated,
+        even by two processes at once. Returns True if this call wrote the object, and False if it
+        existed.
 
         Raises:
-            Differs: the object exists with other bytes. It is left unchanged.
-            TemporaryError: the bytes that arrived differ from those sent. No object was created.
+            Differs: the object exists with other bytes. The existing object is not changed.
+            TemporaryError: the bytes that arrived differ from those sent. In this case no object
+                was created.
         """
 
     def copy(self, source: str, target: str) -> int:
@@ -161,14 +163,14 @@ class Objects(Protocol):
         """Delete the object. An absent object is not an error, with or without a condition.
 
         Raises:
-            Changed: the object exists at another generation.
+            Changed: the object already exists, at another generation.
         """
 
     def move(self, source: str, target: str) -> None:
         """Rename every object `source/...` to `target/...`.
 
-        A folder is moved by one rename. In a bucket the objects are moved one by one, so do not
-        publish `target` before this method returns.
+        In a local folder, one rename moves all objects. A bucket moves one object after the other,
+        so do not publish `target` before this method returns.
 
         Raises:
             ContractError: there is no object at `source`, or there is one at `target`.
@@ -222,24 +224,24 @@ NUM_TRANSFERS = 8
 
 
 class Download(NamedTuple):
-    """One object to download."""
+    """Object to download, and its local files."""
 
     wanted: ObjectInfo
     part: Path
-    """Local file of the bytes that have arrived. Other code does not open this file."""
+    """Local file with the bytes that have arrived. No other code opens this file."""
     path: Path
-    """Final local file of the complete object."""
+    """Local file for the complete object."""
 
 
 def download_all(objects: Objects, downloads: Sequence[Download]) -> None:
     """Download every object to its path, the largest object first.
 
-    After the first failure no new transfer starts. Bytes that have arrived stay for the next try.
-    All paths must differ.
+    After the first failure no new transfer starts. A later try continues with the bytes that have
+    arrived. All paths must differ.
 
     Raises:
-        Changed, TemporaryError, PermanentError: the first error of `Objects.fetch`. It is raised
-            when every running transfer has stopped.
+        Changed, TemporaryError, PermanentError: the first error of `Objects.fetch`. The error is
+            raised after every running transfer has stopped.
     """
 
     def bring(download: Download) -> None:
@@ -260,7 +262,7 @@ def download(objects: Objects, name: str, path: Path) -> None:
     """Download the complete object to `path`, or leave `path` unchanged.
 
     Raises:
-        ContractError: there is no such object.
+        ContractError: the object does not exist.
         TemporaryError, PermanentError: the download failed.
     """
     found = [each for each in objects.list(name) if each.name == name]
@@ -271,10 +273,10 @@ def download(objects: Objects, name: str, path: Path) -> None:
 
 @contextmanager
 def local_copy(objects: Objects, name: str) -> Iterator[Path]:
-    """Yield a local file of the object. For a bucket it is a temporary copy.
+    """Yield a local file of the object. For an object in a bucket, the file is a temporary copy.
 
     Raises:
-        ContractError: the bucket has no such object.
+        ContractError: the object is not in the bucket.
         TemporaryError, PermanentError: the download failed.
     """
     if (local := objects.local(name)) is not None:

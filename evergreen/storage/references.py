@@ -1,4 +1,4 @@
-"""References from one manifest to another.
+"""References that manifests contain to other manifests.
 
 A reference is a URI with a hash, which the reader verifies.
 """
@@ -35,7 +35,8 @@ def read_reference(reference: Reference | None, kind: type[M], *, source: str) -
     """Return the manifest that a reference names.
 
     Args:
-        reference: Reference. It is None in a manifest that no step of the pipeline made.
+        reference: Reference. The reference is None in a manifest that was not written by a step of
+            the pipeline.
         kind: Class of the manifest.
         source: Description of the manifest with the reference, for error messages.
 

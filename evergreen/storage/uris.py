@@ -1,8 +1,8 @@
 """URIs of local folders and buckets, and the objects below them.
 
 Every step that reads or writes data by URI uses this module. Object storage is Google Cloud Storage
-(GCS, `gs://`). There is no S3 or Azure backend. Only `file://` URIs and absolute paths
-have a local path. On a cluster the steps share a mounted volume.
+(GCS, `gs://`). S3 and Azure are not supported. Only `file://` URIs and absolute paths have a local
+path. On a cluster the steps of a run share a mounted volume.
 """
 
 import warnings
@@ -15,7 +15,7 @@ from evergreen.storage.objects import Objects
 
 
 def is_bucket_uri(uri: str) -> bool:
-    """Return whether `uri` names a Cloud Storage bucket or an object in one.
+    """Return whether `uri` refers to a Cloud Storage bucket, or to an object in one.
 
     >>> is_bucket_uri("gs://bucket/lake"), is_bucket_uri("file:///data/lake"), is_bucket_uri("/data/lake")
     (True, False, False)
@@ -48,7 +48,7 @@ def local_path(uri: str) -> Path:
 def typed_uri(text: str) -> str:
     """Return a folder from the command line as a URI or an absolute path.
 
-    A relative path is resolved against the working folder. Use this for command lines only:
+    A relative path is resolved against the current working folder. Use this for command lines only:
     manifests and pipelines name complete URIs, so a relative path there is a mistake. Empty text
     and text with a scheme are returned unchanged, and `local_path` checks them.
 
@@ -63,7 +63,7 @@ def typed_uri(text: str) -> str:
 
 
 def typed_folder(text: str, flag: str) -> Path:
-    """Return the existing local folder that a person typed.
+    """Return the existing local folder whose path a person typed.
 
     Raises:
         ContractError: the path is absent, is not a folder, or is not on this machine.
@@ -81,16 +81,16 @@ def open_objects(uri: str, *, readable: bool = False) -> Objects:
 
     Args:
         uri: Root of the objects.
-        readable: Whether other users may read files that are written there. A bucket has its own
-            permissions.
+        readable: Whether other users may read new files. It has no effect in a bucket, which has
+            its own permissions. A bucket has its own permissions.
 
     Raises:
         ContractError: `uri` has none of these forms, or the library for buckets is not installed.
     """
     if is_bucket_uri(uri):
         with warnings.catch_warnings():
-            # Google's packages warn about an old Python version at import, which the user cannot
-            # change.
+            # Google's packages warn at import about an old Python version. The user cannot change
+            # this version.
             warnings.simplefilter("ignore", FutureWarning)
             try:
                 from evergreen.storage.bucket import BucketObjects

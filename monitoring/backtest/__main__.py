@@ -1,6 +1,6 @@
 """Command `evergreen backtest ARCHIVE`: would these policies have fired over recorded records?
 
-The records come from a monitor's archive or a lake. The flags of the rules are those of the
+The records come from a monitor's archive or a lake. The rules are set by the same flags as for the
 monitor. `monitoring.backtest.backtest` computes the decisions.
 """
 
@@ -32,8 +32,8 @@ from monitoring.released_models import ReleasedModels
 from monitoring.state.rules_file import read_rules
 
 FEW_POINTS = 20
-"""Minimum number of decision points. With fewer, the command warns that the result is
-unreliable."""
+"""Minimum number of decision points. With fewer decision points, the command warns that the result
+is unreliable."""
 
 
 @exits_with_code

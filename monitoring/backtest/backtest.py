@@ -8,8 +8,8 @@ day of rows.
 Output is decision points and one `Backtest` per set of policies. The decision lines equal those
 that the monitor wrote over the same records, with two exceptions. The monitor ignored records that
 arrived after their decision point, and the archive does not show which records these are. Also, the
-monitor's settings, verdicts or training profiles may have been different. A backtest releases no
-model, so a second fire assumes that the release after the first fire had no effect.
+monitor's settings, verdicts or training profiles may have been different. A backtest cannot release
+a model. Therefore a second alarm assumes that the run after the first alarm did not fix the drift.
 """
 
 import argparse
@@ -169,8 +169,8 @@ def _raw_columns(archived: ArchivedFile, features: Features | None, user: str | 
                     table = table.append_column(
                         schema.field(name), pa.nulls(len(table), schema.field(name).type)
                     )
-            # Rows that people ingested into a lake may contain string categories. No model served
-            # them.
+            # Rows that people ingested into a lake may contain string categories. These rows have
+            # no model version.
             return table.filter(pc.is_valid(table[raw_rows.MODEL_VERSION])).cast(schema)
         except ValueError as error:
             raise ContractError(
@@ -257,8 +257,8 @@ def evaluate_requests(
         requests: Archived requests.
         settings: Rules of the monitor.
         baseline: Returns the baseline of a version.
-        reference: Returns the training profile of a version. It is called only for requests with
-            features.
+        reference: Returns the training profile of a version. The function is called only for
+            requests with features.
         features: Columns of the requests' features.
         memory: State of an evaluator to continue from.
     """
@@ -298,13 +298,14 @@ class _Stream:
         decided = evaluator.decided_until
         self._decided = -math.inf if decided is None else decided
         self._known_until = self._decided + serving_ahead(settings.judge)
-        """Event time up to which the evaluator's state already contains the serving version."""
+        """Event time up to which the evaluator's state already includes the predictions that show
+        the serving version."""
         window, grace = (
             settings.judge.attribution_window_seconds,
             settings.judge.drift_grace_seconds,
         )
         self._drift_known_until = self._decided + window - grace
-        """Event time up to which the evaluator's state already knows the drift."""
+        """Event time up to which the evaluator's state already includes drift reports."""
 
     def take_in(self, archived: ArchivedRequests, start: int, stop: int) -> None:
         """Add the requests with indexes from `start` to before `stop`."""
@@ -375,10 +376,10 @@ class Backtest:
     held: int
     """Number of decision points at which the cooldown or the budget prevented a run."""
     false_alarms: int | None
-    """Number of fires before the drift, or None if the time of the drift is unknown."""
+    """Number of alarms before the drift, or None if the time of the drift is unknown."""
     delay_seconds: float | None
-    """Seconds from the drift to the first fire after it. None if there is no known drift or no such
-    fire."""
+    """Seconds from the drift to the first alarm after it. None if the time of the drift is unknown,
+    or if no alarm followed."""
 
 
 def backtest(
@@ -395,8 +396,8 @@ def backtest(
         settings: Rules of the monitor.
         run_seconds: Seconds from a fire to the release of its run. No other run is requested before
             the release, and the cooldown begins at the release.
-        drift_at: Time of the known change in seconds since the epoch. If None, no alarm can be
-            called false.
+        drift_at: Time of the known change in seconds since the epoch. If None, the backtest counts
+            no false alarms.
     """
     memory = RunMemory()
     running_until = -math.inf

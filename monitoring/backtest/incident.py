@@ -13,9 +13,9 @@ decisions are computed by `monitoring.backtest.backtest`.
 
 A decision also depends on predictions up to nearly one attribution window after its decision point,
 because these predictions show which version served. The archive contains a prediction only after it
-has matured. An incident that is recorded before then is incomplete. The manifest contains the time
-up to which the incident is complete, and the replay names decisions after that time that cannot be
-compared.
+has matured. An incident is incomplete if it is recorded before these predictions have matured. The
+manifest contains the time up to which the incident is complete. The replay names later decisions,
+which cannot be compared.
 """
 
 import argparse
@@ -340,7 +340,7 @@ def _begin_folder(out: Path, lines: Sequence[str]) -> Path:
     """Create the temporary folder of an incident, and write its decisions.
 
     Raises:
-        ContractError: `out` exists.
+        ContractError: The folder `out` exists already.
     """
     if out.exists():
         raise ContractError(f"{out} exists, expected the name of a folder to create")
@@ -418,7 +418,7 @@ def _copy_rows(
     decided: float | None,
     until: float,
 ) -> set[int]:
-    """Copy whole days up to `until` that fill every version's window, and return the versions.
+    """Copy the archived days up to `until` that are needed to fill the window of every version.
 
     The copied rows fill the windows as of the event time `decided`.
     """

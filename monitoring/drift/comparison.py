@@ -1,7 +1,8 @@
 """Compare a bucket of predictions with the training rows of its model.
 
-The comparison is that of `evergreen.statistics.comparison`, with separate outliers and without
-means. The score is an additional column, whose histogram is compared with that of the holdout rows.
+`evergreen.statistics.comparison` compares the profiles. Outliers are tested separately, and means
+are not compared. The score is an additional column, whose histogram is compared with that of the
+holdout rows.
 
 A record does not name its user, so rows of one user in several requests count as independent. If
 few users make most requests, the rate of false alarms is above the setting.
@@ -21,8 +22,8 @@ class DriftReport:
     """Comparison of one closed bucket of one version."""
 
     bucket_start: float
-    """Event time in seconds since the epoch. If small buckets were merged, the start of the first
-    one."""
+    """Event time in seconds since the epoch. If small buckets were merged, this is the start of the
+    first merged bucket."""
     bucket_end: float
     version: int
     rows: int

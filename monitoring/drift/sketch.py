@@ -7,8 +7,8 @@ settings.
 
 A cell counts values of one column. All cells are in one flat array. A numeric column has one cell
 per bucket of the reference. A categorical column has one cell per listed value and one for all
-others. The score has its own buckets. A list is two columns: its elements as categories, and their
-number as a numeric column. A missing value is in no cell.
+others. The score has one cell per bucket of the reference's score histogram. A list is two columns:
+its elements as categories, and their number as a numeric column. A missing value is in no cell.
 """
 
 import base64
@@ -68,8 +68,8 @@ class Layout:
         self.plain = np.array(
             [i for i, name in enumerate(self.columns) if name not in compared.lists], np.int64
         )
-        """Indexes of the columns with one value per row, shape [k]. These are all columns except
-        lists."""
+        """Indexes of the columns with one value per row, shape [k]. All compared columns except
+        lists have one value per row."""
         self._places = compared.places
         sizes = [NUM_BUCKETS] * len(self._dense)
         sizes += [len(_values(known[name])) + 1 for name in self._categorical]
@@ -85,8 +85,8 @@ class Layout:
     def _listed_values(self, column: str) -> tuple[Any, NDArray[np.int32]]:
         """Return the values of a categorical column as Arrow int64, and their cells.
 
-        The last value is the missing category. The last two cells belong to the missing category
-        (no cell) and to all values that are not listed.
+        The last value is the missing category. The last two cells in the result are `_NO_CELL` for
+        the missing category, and one cell for all unlisted values.
         """
         import pyarrow as pa
 
@@ -293,7 +293,7 @@ class Sketch:
     # -- counting
 
     def _count(self) -> None:
-        """Count all pending rows. Every method that reads counts calls this first."""
+        """Count all pending rows."""
         if not self._pending:
             return
         rows = Predictions.joined(self._pending)

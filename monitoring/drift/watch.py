@@ -6,12 +6,13 @@ the numbers.
 
 A bucket closes when the caller states that no more of its records can arrive. Callers use the
 watermark minus `drift_grace_seconds`, because clients publish records a little after the event. A
-record that arrives even later, from a client with a slow clock, is skipped and counted. A bucket
-with fewer than `drift_min_rows` rows is merged into the next bucket of the same version.
+record that arrives after the bucket closed, for example from a client with a slow clock, is skipped
+and counted. A bucket with fewer than `drift_min_rows` rows is merged into the next bucket of the
+same version.
 
-At most `MAX_OPEN` buckets are open, namely the earliest buckets. If more are needed, for example
-after a long stop of the monitor, later buckets are deferred. Deferred rows are counted once `close`
-reaches their bucket and the caller passes the rows to `resume`.
+At most `MAX_OPEN` buckets are open, namely the earliest buckets. If the rows need more open
+buckets, for example after a long stop of the monitor, later buckets are deferred. Deferred rows are
+counted once `close` reaches their bucket and the caller passes the rows to `resume`.
 
 The saved state contains every open bucket. The caller stores this state with the number of the last
 stored prediction. After a restart, the caller observes again all predictions that were stored after
@@ -36,7 +37,7 @@ from monitoring.drift.sketch import Layout, Sketch
 
 MAX_OPEN = 32
 """Maximum number of open buckets, about 1.5 MB each. The limit bounds memory after a long stop,
-with clocks that are ahead, and with many versions."""
+when clocks run ahead, and when many versions serve."""
 MAX_LAYOUTS = 8
 MAX_UNKNOWN = 1000
 Key = tuple[int, int]
@@ -55,8 +56,8 @@ class DriftWatch:
         """Start without records.
 
         Args:
-            reference_of: Returns a version's training profile, or None. It is called again for each
-                new bucket.
+            reference_of: Returns a version's training profile, or None. The function is called
+                again for each new bucket.
             settings: A bucket length of 0 turns the watch off.
             features: Columns of the predictions. None means the columns of each version's training
                 rows.
@@ -72,7 +73,8 @@ class DriftWatch:
         self._layouts: dict[int, Layout] = {}
         self._closed_up_to: float | None = None
         self._deferred_from: int | None = None
-        """First deferred bucket number. Rows from this bucket on are not counted for now."""
+        """First deferred bucket number. Rows in this and later buckets are not counted until
+        `resume`."""
         self.passed_over: Counter[str] = Counter()
         """Rows in no report, by reason: `late`, `no_reference` (no reference with the same columns)
         or `too_many_versions`."""
@@ -132,7 +134,7 @@ class DriftWatch:
         return number < farthest
 
     def deferred_since(self, up_to: float) -> float | None:
-        """Return the event time from which rows are deferred, if `close(up_to)` reaches it.
+        """Return the event time of the first deferred row if it is at most `up_to`, else None.
 
         Returns None otherwise.
         """

@@ -1,4 +1,4 @@
 """KPIs of matured rows and estimates for open rows, per model version.
 
-The modules of this package compute only. No module uses a file, a clock or the network.
+The modules of this package only compute. No module uses a file, a clock or the network.
 """

@@ -4,24 +4,25 @@ Input is scores and ages of the open rows, which of them are clicked already, an
 of matured rows. Output is the AUC that the open rows will have once their labels are final.
 `window` has the numbers of matured rows.
 
-**Bounds.** A click that has arrived stays. Any other open row may still become a click or not. The
-bounds are the minimum and maximum over all these labelings, so the matured value always lies
-between them. The ranks of all rows do not depend on labels, and U = (sum of the clicks' midranks) -
-n1 (n1 + 1) / 2. Of all labelings with m more clicks, the largest U has the m highest ranks and the
-smallest U the m lowest. One cumulative sum gives both for every m.
+**Bounds.** A click that has arrived remains a click. Any other open row may still become a click or
+not. The bounds are the minimum and maximum over all these labelings, so the matured value always
+lies between them. The ranks of all rows do not depend on labels, and U = (sum of the clicks'
+midranks) - n1 (n1 + 1) / 2. Of all labelings with m more clicks, the largest U has the m highest
+ranks and the smallest U the m lowest. A cumulative sum over the sorted ranks gives the largest and
+smallest U for every m.
 
-**Estimate.** F(a) is the share of clicks that come within age a. It is estimated by the empirical
-distribution of the click delays of matured rows, which are not censored. A row of age a without a
-click becomes one with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with empirical delays
-instead of an exponential). Here p is the row's score times a correction. The correction is the
-number of arrived clicks divided by the number expected by now, among rows with similar scores. The
-expected number is the sum of F(a) times the score. So arrived clicks correct the model, and a
-change in the data shows as soon as clicks arrive. At the end F is 1, the probabilities are 0 or 1,
-and the estimate is the matured value.
+**Estimate.** F(a) is the share of clicks that come within age a. The empirical distribution of the
+click delays of matured rows estimates F. Delays of matured rows are not censored. A row of age a
+without a click becomes one with probability p (1 - F(a)) / (1 - p F(a)) (Chapelle 2014, with
+empirical delays instead of an exponential). Here p is the row's score times a correction. The
+correction is the number of arrived clicks divided by the number expected by now, among rows with
+similar scores. The expected number is the sum of F(a) times the score. The correction makes the
+estimate follow a change in the data as soon as clicks arrive. At the end F is 1, the probabilities
+are 0 or 1, and the estimate is the matured value.
 
 **Assumptions.** Delays depend neither on the score nor on the time. `ages` count up to a time until
-which every click was read, which is the log's watermark and not the clock. Otherwise clicks in
-transit would look like missing clicks.
+which every click was read, which is the log's watermark and not the clock. With the clock, clicks
+in transit would look like missing clicks.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ from numpy.typing import NDArray
 from evergreen.runtime.errors import ContractError
 
 MIN_DELAYS = 20
-"""Minimum number of click delays for an estimate. With fewer there are only bounds."""
+"""Minimum number of click delays for an estimate. Below this number the AUC has bounds but no
+estimate."""
 MAX_DELAYS = 10_000
 """Number of newest delays that are used. Older delays may be outdated."""
 _CLICKS_PER_PART, _MAX_PARTS = 25, 20
@@ -77,7 +79,7 @@ class OpenEstimate:
     final_at: float | None
     """Time when the last label becomes final, in seconds since the epoch. None without rows."""
     auc: float | None = None
-    """The estimate. None with fewer than `MIN_DELAYS` known delays, or if no labeling has both
+    """Estimated AUC. None with fewer than `MIN_DELAYS` known delays, or if no labeling has both
     classes."""
     auc_low: float | None = None
     """Lower bound over the labelings that have an AUC, or None without any. `auc_high` is the upper
@@ -143,7 +145,7 @@ def auc_bounds(
     """Return minimum and maximum AUC over all labelings of the rows `may_click` [n].
 
     The module's docstring has the proof. Labelings of one class have no AUC. The result is (None,
-    None) if there are only such labelings.
+    None) if no labeling has both classes.
     """
     _, inverse, sizes = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(sizes) - (sizes - 1) / 2.0)[inverse.reshape(-1)]
@@ -162,14 +164,16 @@ def auc_bounds(
 
 
 def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating]) -> float | None:
-    """Return the expected pairs that the click wins, divided by all expected pairs.
+    """Return the expected AUC if labels are independent with these click probabilities.
 
-    A pair is a click and a non-click. Labels are independent, so i and j are such a pair with
-    probability p_i (1 - p_j). Probabilities of 0 and 1 give the AUC of these labels.
+    A pair is a click and a non-click. The result is the expected number of pairs in which the click
+    has the higher score, divided by the expected number of pairs. Row i is a click and row j a
+    non-click with probability p_i (1 - p_j). If all probabilities are 0 or 1, the result is the
+    ordinary AUC.
 
     Args:
         probabilities: Click probabilities in [0, 1], shape [n].
-        scores: Finite scores, shape [n]. Only their order counts.
+        scores: Finite scores, shape [n]. Only the order of the scores matters.
 
     Returns:
         None if no pair is possible: fewer than two rows, or all probabilities 0, or all 1.
@@ -183,7 +187,7 @@ def expected_auc(probabilities: NDArray[np.float64], scores: NDArray[np.floating
     if not len(firsts):
         return None
     sizes = np.diff(firsts, append=len(p))
-    # A row forms no pair with itself, but `_below` includes half of its own weight.
+    # `_below` counts half of the weight of the row itself, which is subtracted here.
     others_below = _below(1 - p, firsts, sizes) - (1 - p) / 2
     pairs = float(p.sum()) * float((1 - p).sum()) - float((p * (1 - p)).sum())
     if pairs <= 1e-12:
@@ -227,8 +231,8 @@ def _correction(
 ) -> NDArray[np.float64]:
     """Return arrived divided by expected clicks among rows with similar scores, for each row [n].
 
-    Both numbers are smoothed by one click at the ratio over all rows, so the correction is 1
-    without any clicks.
+    To both numbers one click is added, in the ratio over all rows. Without clicks the correction is
+    therefore 1.
     """
     expected = score * arrived
     overall = (clicked.sum() + 1) / (expected.sum() + 1)

@@ -150,7 +150,7 @@ class Kpis:
     hit_rate: float | None = None
     """Share of ranked lists with a click among the top k positions."""
     ndcg: float | None = None
-    """Mean NDCG@k over the ranked lists with a click. None without one."""
+    """Mean NDCG@k over the ranked lists with a click. None if no list has a click."""
     conversion_rate: float | None = None
     """Share of rows with a conversion, among the newest rows with a closed conversion window. None
     without such rows."""

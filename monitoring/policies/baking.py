@@ -2,13 +2,13 @@
 
 The input is the matured rows of the serving version, the gate's metrics of that version, and
 earlier metrics of its predecessor. The output is a decision, which is `ROLLBACK` if the version
-must be rolled back. Five tests share `bake_alpha` equally. Four of them use outcomes:
+must be rolled back. Five tests share `bake_alpha` equally. Four of the tests use outcomes:
 
 - AUC: the e-process of `monitoring.policies.betting` tests it against a limit. Two 95 % intervals
   set the limit: the gate's interval, and the interval of the predecessor's last window. The limit
-  is the smaller one of their lower ends, minus `max_auc_loss`. The predecessor is included because
-  a rollback to an equally bad version would not help. For example, a change of user behaviour
-  lowers the AUC of both versions.
+  is the lower of the two lower ends, minus `max_auc_loss`. The predecessor is included because a
+  rollback to an equally bad version would not help. For example, a change of user behaviour lowers
+  the AUC of both versions.
 - Calibration in both directions, and the click rate: each test sums the excess over its limit, for
   example clicks minus limit times predicted clicks. Each request adds one term to the sum.
   `mixture_evidence` evaluates the sum, and its result is valid under any number of looks.
@@ -51,12 +51,12 @@ requests, the distribution of the sum is far from normal."""
 STUCK_ROWS = 1_000
 """Number of rows with an equal score after which the model counts as ignoring its input."""
 SUSPICION = 3.0
-"""Evidence at which a version becomes suspect. A suspect version bakes on until the evidence falls
-below this value or is enough for a rollback. For a version within its limits, the evidence begins
-at 1 and falls."""
+"""Evidence at which a version becomes suspect. The version bakes until the evidence falls below
+this value or suffices for a rollback. For a version within its limits, the evidence begins at 1 and
+falls."""
 TUNED_SQUARES = 50.0
-"""Sum of squares at which `mixture_evidence` is most sensitive. It corresponds to about as many
-clicks."""
+"""Sum of squares at which `mixture_evidence` is most sensitive. For the test of clicks, this is
+about the number of clicks."""
 _NOTHING: Mapping[str, Any] = {"state": BAKES, "rows": 0, "evidence": None, "least_auc": None}
 """State of a version before its first row."""
 _NO_WINDOW = {
@@ -67,9 +67,9 @@ _NO_WINDOW = {
     "clicks": 0,
     "window_version": None,
 }
-"""Numbers to report while the window has only rows of another version."""
+"""Numbers of a decision while the window contains only rows of other versions."""
 _OF_TESTS = ("auc", "sums", "low", "high")
-"""Keys of a version's state that only its tests need."""
+"""Keys of a version's state that are used by the statistical tests only."""
 _UNDER, _OVER, _RATE = (
     "more clicks than predicted",
     "fewer clicks than predicted",
@@ -78,7 +78,7 @@ _UNDER, _OVER, _RATE = (
 
 
 def mixture_evidence(total: float, squares: float) -> float:
-    """Return the evidence that terms have a mean above 0. It is 1 without any terms.
+    """Return the evidence that terms have a mean above 0. The evidence is 1 if there are no terms.
 
     If the mean is at most 0, the probability that the evidence ever reaches 1 / alpha is about
     alpha, under any number of looks. The evidence is a mixture of exp(l * total - l^2 * squares /
@@ -87,7 +87,7 @@ def mixture_evidence(total: float, squares: float) -> float:
 
     Args:
         total: Sum of the terms.
-        squares: Sum of their squares.
+        squares: Sum of the squares of the terms.
 
     >>> mixture_evidence(0.0, 0.0)
     1.0
@@ -98,7 +98,7 @@ def mixture_evidence(total: float, squares: float) -> float:
     z = total / math.sqrt(width)
     if z > 30:
         return math.inf
-    if z < -30:  # where the two factors below leave the range of floats
+    if z < -30:  # the two factors below overflow or underflow
         return 2.0 * math.sqrt(TUNED_SQUARES / width) / (-z * math.sqrt(2.0 * math.pi))
     return 2.0 * math.sqrt(TUNED_SQUARES / width) * math.exp(z * z / 2.0) * NormalDist().cdf(z)
 
@@ -119,7 +119,7 @@ class BakingPolicy:
         known: dict[str, Any] = dict(memory.get("versions", {}))
         version, has_rows = str(evidence.version), len(evidence.rows.labels) > 0
         if version not in known and not has_rows:
-            # Use only the version's own rows. The limits come from the last rows of its
+            # Use only the version's own rows. Compute the limits from the last rows of the
             # predecessor.
             reason = f"no row of model version {evidence.version} has matured yet"
             return self._decision(evidence, {**_NOTHING, "reason": reason}), memory
@@ -127,8 +127,8 @@ class BakingPolicy:
         if state["state"] == BAKES and has_rows:
             state = self._judge(evidence, state)
         if state["state"] != BAKES:
-            # Drop what only the tests need, because every decision line contains the complete
-            # state.
+            # Every decision line contains the complete state. Therefore drop the fields that only
+            # the statistical tests use.
             state = {name: value for name, value in state.items() if name not in _OF_TESTS}
         known = without_oldest({**known, version: state}, needed=[evidence.version])
         return self._decision(evidence, state), {"versions": known}

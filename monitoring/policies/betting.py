@@ -1,43 +1,44 @@
-"""E-process against "the AUC is at least theta", the proof behind the policy `sequential`.
+"""Test the claim "the AUC is at least theta" by an e-process, for the policy `sequential`.
 
 Input is matured rows in order. Output is the e-value and the time at which it began to grow.
-`monitoring.policies.policies` decides from both. An e-process can be read as the capital of a
-gambler who bets against the claim.
+`monitoring.policies.policies` uses the e-value and this time for its decisions. An e-process can be
+read as the capital of a gambler who bets against the claim.
 
-**Payoff.** A round is a fixed number of successive requests. It compares every click with every
-non-click of *different* requests of the round. A pair scores 1 if the click has the higher score,
-1/2 for a tie, and 0 otherwise, each minus theta. The payoff X is the sum over pairs, divided by a
-number fixed before the round (the planned pairs), so that X is in [-theta, 1 - theta]. No two
+**Payoff.** A round is a fixed number of successive requests. Each round compares every click with
+every non-click of *different* requests in the round. A pair scores 1 if the click has the higher
+score, 1/2 for a tie, and 0 otherwise, each minus theta. The payoff X is the sum over pairs, divided
+by a number fixed before the round (the planned pairs), so that X is in [-theta, 1 - theta]. No two
 rounds share a row. Rows of one request, which share their user, are in one round and never form a
-pair. If the AUC over such pairs is at least theta, then E[X | earlier rounds] >= 0. Each factor 1 -
-lambda X, with lambda chosen before the round in [0, 1 / (1 - theta)), then has a mean of at most 1.
-The product of the factors is a nonnegative supermartingale (betting on a bounded mean: Waudby-Smith
-and Ramdas 2024, JRSS-B 86).
+pair. If the AUC over the pairs of different requests is at least theta, then E[X | earlier rounds]
+>= 0. Each factor 1 - lambda X, with lambda chosen before the round in [0, 1 / (1 - theta)), then
+has a mean of at most 1. The product of the factors is a nonnegative supermartingale (betting on a
+bounded mean: Waudby-Smith and Ramdas 2024, JRSS-B 86).
 
 **Mixture.** A bet may start before any round s with the share w_s of the capital, where w_1 + w_2 +
-... = 1. Shares that have not started stay constant. Each share is split equally over `FRACTIONS` of
-the largest lambda. A mixture of supermartingales is a supermartingale, so the capital is an
-e-process (Ramdas et al. 2023, Statistical Science 38). By Ville's inequality (1939), P(the capital
-ever reaches 1 / alpha) <= alpha, over all time and at every look. Late starts detect a drift after
-long service. By then, the shares that started early are lost, but a start at round t costs only a
-factor of 1 / w_t, whose logarithm is about log t. The restarted e-detectors of Shin, Ramdas and
-Rinaldo (2024) detect a drift sooner. However, they bound the mean time between false alarms, and
-not the probability that one ever happens.
+... = 1. A share stays constant until its bet starts. Each share is split equally over several
+values of lambda, the `FRACTIONS` of the largest lambda. A mixture of supermartingales is a
+supermartingale, so the capital is an e-process (Ramdas et al. 2023, Statistical Science 38). By
+Ville's inequality (1939), P(the capital ever reaches 1 / alpha) <= alpha, over all time and at
+every look. Bets that start late detect a drift that begins after long service. By then, the bets
+that started early have lost their shares. A bet that starts at round t costs only a factor of 1 /
+w_t, whose logarithm is about log t. The restarted e-detectors of Shin, Ramdas and Rinaldo (2024)
+detect a drift sooner. However, restarted e-detectors bound the mean time between false alarms, and
+not the probability of any false alarm.
 
-**Several versions.** Each version has its own rounds and theta, and all versions bet with one
-capital in turn. The next lambda follows from theta and is chosen before the round's rows. So the
-product over the rounds of all versions is a supermartingale if each version's AUC is at least its
-theta. One inequality covers all versions together.
+**Several versions.** Each version has its own rounds and its own theta. The bets of all versions
+multiply the same capital, one after the other. The next lambda follows from theta and is chosen
+before the round's rows. So the product over the rounds of all versions is a supermartingale if each
+version's AUC is at least its theta. One inequality covers all versions together.
 
-**Start of the change.** It is estimated as in Page's CUSUM test (1954). A `Trail` per fraction
-multiplies the same factors and restarts at 1 when the product falls below 1. The estimate does not
-affect whether there is an alarm.
+**Start of the change.** The start is estimated as in Page's CUSUM test (1954). A `Trail` per
+fraction multiplies the same factors and restarts at 1 when the product falls below 1. The estimate
+does not affect whether there is an alarm.
 
 **Assumptions.** The bound is exact if rows are independent given their labels, or if requests are
-independent and no round has more pairs than planned. A round with more pairs is scaled down, which
-moves the null slightly for dependent rows. The bound is not proven for users who return in other
-requests. In that case the claim is about the observed users, and the gate's interval by user allows
-for the difference. docs/policies.md has simulated rates.
+independent and no round has more pairs than planned. If a round has more pairs, its payoff is
+scaled down. For dependent rows this moves the null hypothesis slightly. The bound is not proven for
+users who return in other requests. For users who return, the claim is about the observed users. The
+gate's interval by user allows for the difference. docs/policies.md has simulated rates.
 """
 
 import base64
@@ -56,8 +57,8 @@ FRACTIONS = tuple(0.9 / 2**k for k in range(6))
 AUC just below theta."""
 ROUND_CLICKS, ROUND_OTHERS = 1.0, 6.0
 """Minimum expected clicks and non-clicks of a round. A click is then compared with several
-non-clicks, and the largest amount that a bet can lose in a round stays small. This amount limits
-lambda."""
+non-clicks, and the largest amount that a bet can lose in a round stays small. The largest possible
+loss limits lambda, the size of a bet."""
 FIRST_CLICKS = 10
 """Number of clicks that are only counted, to choose the size of the first round."""
 REMEMBERED_CLICKS = 1000.0
@@ -76,7 +77,8 @@ class Rounds:
     def __init__(self, theta: float, memory: Mapping[str, Any]) -> None:
         """Continue from what `memory()` returned.
 
-        Start anew if that state is empty or has another `theta`. `theta` must be in (0, 1).
+        Start anew if that state is empty or was computed for another `theta`. `theta` must be in
+        (0, 1).
         """
         if memory.get("theta") != theta:
             memory = {}  # Evidence against another theta does not count.
@@ -127,8 +129,8 @@ class Rounds:
     def _plan_round(self) -> tuple[int, float] | None:
         """Return the next round's number of requests and planned pairs, or None.
 
-        The plan comes from the rows counted so far, and exists after `FIRST_CLICKS` clicks. A
-        payoff is divided by the planned pairs, or by the actual pairs if there are more.
+        The plan comes from the rows counted so far, and there is no plan before `FIRST_CLICKS`
+        clicks. A payoff is divided by the planned pairs, or by the actual pairs if there are more.
         """
         requests, clicks, clicks_squared, others, others_squared = self._sums.tolist()
         if clicks < FIRST_CLICKS or not others:
@@ -155,7 +157,7 @@ class EValue:
     """E-value of the bets on successive rounds."""
 
     def __init__(self, memory: Mapping[str, Any]) -> None:
-        """Continue from what `memory()` returned. Start anew if it is empty."""
+        """Continue from what `memory()` returned. Start anew if the memory is empty."""
         self._shares: list[float] = list(memory.get("shares", (0.0,) * len(FRACTIONS)))
         self.rounds = int(memory.get("rounds", 0))
         """Number of rounds with at least one pair."""
@@ -177,9 +179,10 @@ class EValue:
         """Multiply the capital round by round until it reaches `enough`.
 
         Args:
-            payoffs: One per round.
+            payoffs: Payoff of each round.
             clicks: Number of clicks of each round.
-            lambdas: One per fraction, chosen before the rounds.
+            lambdas: Bets on each round, one per fraction of the largest lambda, chosen before the
+                round.
             enough: E-value after which the remaining rounds are skipped.
 
         Returns:
@@ -244,16 +247,20 @@ _LARGEST = 1e300
 
 @dataclass(frozen=True)
 class Trail:
-    """Product of one fraction's factors since the product was last at most 1."""
+    """Running product of the factors of one bet.
+
+    The product restarts at 1 when it falls to 1 or below.
+    """
 
     value: float = 1.0
     since: float | None = None
-    """Event time in seconds after which the rows of this product came. None if the product is 1."""
+    """Event time in seconds. The product includes only rows after this time. None if the product is
+    1."""
     shown_at: float | None = None
     """Event time of the rows that first made the product large enough, or None."""
 
     def after(self, factor: float, *, since: float, until: float, enough: float) -> "Trail":
-        """Return the trail multiplied by `factor`, for rows between two decision points."""
+        """Return the trail after one decision point's factor, for rows from `since` to `until`."""
         began = since if self.since is None else self.since
         value = min(self.value * factor, _LARGEST)
         if value <= 1.0:
@@ -326,7 +333,7 @@ def _count_wins(
     *,
     num_keys: int,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Count per key the pairs of a click and a non-click, and those that the click wins.
+    """Count the pairs of a click and a non-click per key, and the wins of the click in these pairs.
 
     The results are whole and half numbers, so they are exact.
     """

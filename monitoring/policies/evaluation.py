@@ -6,9 +6,9 @@ or its predecessors. The result does not depend on batch sizes or on the loop, s
 backtest over its archive write equal lines. `monitoring.state.store` stores the state. Cooldowns
 and actions depend on the clock and belong to `monitoring.retraining`.
 
-Rows of a version mature for a whole attribution window after the version was replaced. Such rows
-are evidence about its successor too, because both versions see the same traffic. The policies
-choose which rows count against which version.
+Rows of a version mature for a whole attribution window after the version was replaced. The last
+rows of a version are evidence about its successor too, because both versions see the same traffic.
+The policies choose which rows count against which version.
 
 Decision points are the multiples of `decide_seconds`. Times are whole microseconds
 (`contracts.raw_rows.microseconds`).
@@ -49,7 +49,7 @@ def no_baseline(version: int) -> Baseline | None:
 
 
 def serving_ahead(settings: JudgeSettings) -> float:
-    """Return up to how many seconds after a decision point predictions show its serving version.
+    """Return the seconds after a decision point whose predictions determine the serving version.
 
     The result is the attribution window minus the grace period, because at the watermark the last
     predictions may not have arrived.
@@ -74,10 +74,10 @@ class Evaluator:
         the predictions after `decided_until + serving_ahead(settings)`.
 
         Args:
-            settings: Windows and times.
+            settings: Length of the windows, and the times of decisions.
             policies: Policies in order.
-            baseline: Returns a version's baseline. It is called once per version, so that a verdict
-                that is replaced later does not change the decisions of a backtest.
+            baseline: Returns a version's baseline. The function is called once per version, so that
+                a later verdict does not change the decisions of a backtest.
             memory: What `memory()` returned, or the state in a `DecisionPoint`, or None.
         """
         known = memory or {}
@@ -107,7 +107,7 @@ class Evaluator:
             for each in known.get("drift", ())
         ]
         self.num_passed_over = int(known.get("num_passed_over", 0))
-        """Number of requests that matured too late for their decision point. Such requests are
+        """Number of requests that matured too late for their decision point. Late requests are
         archived but used in no decision."""
         self._passed_over: list[str] = list(known.get("passed_over", ()))
 
@@ -346,10 +346,11 @@ class ServingTimeline:
         # number of entries does not grow with the traffic.
         self._seen: dict[int, dict[int, tuple[int, int]]] = {}
         self.lineage: list[tuple[int, int]] = []
-        """The last serving version and its predecessors, ascending. Each has the time of its first
-        prediction within the span in which it began to serve. Empty before the first prediction."""
+        """The last serving version and its predecessors, ascending. Each version has the time of
+        its first prediction, to within one decision span. Empty before the first prediction."""
         self.reached: int | None = None
-        """The last point passed, or None before the first."""
+        """Time of the last decision point that was passed, or None before the first decision
+        point."""
         self.last: tuple[int, int] | None = None
         """Time and version of the newest prediction at a passed point, or None if unknown."""
 
@@ -394,8 +395,8 @@ class ServingTimeline:
     def advance(self, point: int) -> None:
         """Advance to `point`. Every prediction up to `ahead` after it must have been recorded."""
         if self.reached is not None and point < self.reached:
-            # A clock that was ahead was corrected. Its predictions at later times have not happened
-            # yet.
+            # A clock that was ahead was corrected. The predictions with later times came from the
+            # wrong clock.
             self.last = None
             self.lineage = [
                 (version, min(since, self.seen_until(point))) for version, since in self.lineage

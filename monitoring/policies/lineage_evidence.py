@@ -1,18 +1,18 @@
-"""Evidence of a lineage: whose rows count against the serving version, and until when.
+"""Evidence of a lineage: which rows count against the serving version, and until when.
 
 Input is new rows by version, each version's theta, and the newest training row of each version.
 Output is the evidence about the serving version, from which the policy `sequential` decides.
 
 All versions of a lineage share one e-process (`monitoring.policies.betting`). A release does not
-reset it: a row that matures after its version was replaced counts against the versions that
-followed. An alarm means that the data have changed, and names the rows that show the change. The
+reset the e-process. A row that matures after its version was replaced counts against the later
+versions. An alarm means that the data have changed, and names the rows that show the change. The
 trail with the largest product became large enough at `shown_at`, so the rows up to that time
 suffice to detect the change. A version that was trained on these rows has adapted to the change:
 
 - A version with training rows up to `shown_at` or later starts a new e-process, shared with the
-  later versions that have adapted. Rows that other versions scored do not count in it, because
-  those versions have not adapted.
-- Any other version stays under the alarm, before and after its own rows mature.
+  later versions that have adapted. Rows that other versions scored do not count in the new
+  e-process, because those versions have not adapted.
+- A version without these training rows stays under the alarm.
 
 The rows of a version count in its own e-process and in those of the later versions of the lineage.
 So the rows of a version that is rolled back never count against the version that is live again. If
@@ -29,7 +29,10 @@ from monitoring.policies.policy import Evidence, without_oldest
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """A change that rows have shown. Times are event times in seconds since the epoch."""
+    """A change in the data that was detected in rows.
+
+    Times are event times in seconds since the epoch.
+    """
 
     since: float
     """Time after which the e-value grew."""
@@ -53,8 +56,8 @@ class VersionEvidence:
     alarm: Alarm | None = None
     """A change to which the version has not adapted, or None."""
     learned: Alarm | None = None
-    """A change to which the version has adapted, until a row of an adapted version matures. None
-    otherwise."""
+    """The last change to which this version has adapted, until its own rows or rows of another
+    adapted version mature. None otherwise."""
     value: float = 1.0
     """The e-value."""
     rounds: int = 0
@@ -81,7 +84,8 @@ class _Process:
         self.scored: dict[int, float] = {
             int(version): time for version, time in memory.get("scored", {}).items()
         }
-        """Last decision point with bets on rows of each version, as far back as the trails go."""
+        """For each version, the last decision point with bets on its rows, as far back as the
+        trails go."""
         self.alarm = _alarm(memory.get("alarm"))
         self.change = _alarm(memory.get("change"))
         """The newest change to which its versions have adapted."""
@@ -214,7 +218,7 @@ class LineageEvidence:
         return _Process({"trained_until": trained_until, "change": asdict(alarm)})
 
     def _bet(self, version: int, played: _Played, evidence: Evidence) -> None:
-        """Bet with the capital of each e-process in which rows of the version count."""
+        """Bet on the rows of one version, in each e-process that counts them."""
         trained_until = evidence.trained_until(version)
         multiplied = factors(played.payoffs, played.lambdas)
         for name in [
@@ -250,7 +254,8 @@ def _raised(process: _Process, evidence: Evidence) -> Alarm:
     since = evidence.time if trail.since is None else trail.since
     return Alarm(
         since=since,
-        # If no product is large enough, the rows of this point were needed too.
+        # If no product has reached the limit, the change is visible only with the rows of this
+        # decision point.
         shown_at=evidence.time if trail.shown_at is None else trail.shown_at,
         matured=evidence.matured_total,
         value=process.e_value.value,

@@ -1,7 +1,7 @@
 """The monitor's four policies, and their construction from settings.
 
-- `threshold` evaluates one window of rows at a time. The false alarms of `threshold` are bounded
-  for a single look, not over months.
+- `threshold` evaluates one window of rows at a time. The probability of a false alarm is bounded
+  for each window, but not over many windows.
 - `sequential` has false alarms that are bounded over all time and all versions
   (`monitoring.policies.betting`).
 - `data_drift` needs no labels.
@@ -10,8 +10,8 @@
 `monitoring.policies.baking` evaluates new versions. `monitoring.policies.rate_limit` applies
 cooldowns and the daily budget.
 
-A release does not reset the evidence. Breaches, drifted buckets and e-values carry over, unless the
-new model has training rows from after the change.
+A release does not reset the evidence. Breaches, drifted buckets and e-values stay valid for the new
+version, unless it was trained on rows from after the change.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ class ThresholdPolicy(_ConfiguredPolicy):
     name = "threshold"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`. The state is that of `confirm`."""
+        """See `Policy`. `confirm` defines the state."""
         action, reason = self._evaluate_window(evidence.kpis)
         action, note, memory = confirm(action, evidence, memory, settings=self._settings)
         if evidence.kpis.version != evidence.version:
@@ -142,7 +142,7 @@ class SequentialPolicy(_ConfiguredPolicy):
     name = "sequential"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`. The state is that of `LineageEvidence`."""
+        """See `Policy`. `LineageEvidence` defines the state."""
         settings, enough = self._settings, 1.0 / self._settings.sequential_alpha
         thetas = {
             version: min(max(gate.low - settings.sequential_tolerance, 0.01), 0.99)
@@ -240,8 +240,8 @@ class DataDriftPolicy(_ConfiguredPolicy):
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
         """See `Policy`.
 
-        The state contains `version`, the number of drifted `buckets` in a row, the `last` bucket,
-        and the time and the number of matured rows at the first of these buckets.
+        The state contains the version, the number of drifted buckets in a row, and the last bucket.
+        The state also contains the time and the number of matured rows at the first drifted bucket.
         """
         is_held = _still_holds(memory, evidence, evidence.version)
         buckets, first, since = 0, 0, None
@@ -311,7 +311,7 @@ class SchedulePolicy(_ConfiguredPolicy):
     name = "schedule"
 
     def decide(self, evidence: Evidence, memory: PolicyMemory) -> tuple[Decision, PolicyMemory]:
-        """See `Policy`. There is no state."""
+        """See `Policy`. This policy has no state."""
         served, longest = (
             evidence.seen_until - evidence.serving_since,
             self._settings.max_serving_seconds,
@@ -346,13 +346,13 @@ def confirm(
     """Turn the result of one window into an action, given the windows before it.
 
     OK resets the count of breaches. UNDECIDABLE does not change the count. A BREACH becomes RETRAIN
-    once confirmed, and stays so until a window is OK or belongs to a version with training rows
-    from after the first breach.
+    once enough windows are breaches. The action stays RETRAIN until a window is OK, or until a
+    version serves that was trained on rows from after the first breach.
 
     Returns:
-        The action, an addition to its reason, and the state. The state contains `version` of the
-        last window, the number of `breaches` in a row, the time of the first breach (`since`), and
-        the number of rows before it (`matured_at_breach`).
+        The action, a text that is added to its reason, and the state. The state contains `version`
+        of the last window, the number of `breaches` in a row, the time of the first breach
+        (`since`), and the number of rows before it (`matured_at_breach`).
     """
     version = evidence.kpis.version
     is_held = _still_holds(memory, evidence, version)
@@ -383,8 +383,8 @@ def confirm(
 def _still_holds(memory: PolicyMemory, evidence: Evidence, version: int) -> bool:
     """Return whether the saved evidence applies to this version too.
 
-    The evidence began at `since`. It does not apply to a later version with training rows from that
-    time or later.
+    The evidence began at `since`. The evidence does not apply to a later version that was trained
+    on rows from `since` or later.
     """
     before, since, trained_until = (
         memory.get("version"),

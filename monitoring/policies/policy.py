@@ -66,7 +66,7 @@ class Predecessor:
     """Lower end of the 95 % interval of the AUC over its last window, or None if it does not
     exist."""
     click_rate: float | None
-    """Clicks per row of that window."""
+    """Clicks per row in the predecessor's last window."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,18 +94,18 @@ class Evidence:
     serving_since: float
     """Event time of the first prediction since this version serves, to within one decision span."""
     seen_until: float
-    """Event time up to which predictions are known, and therefore the serving version too. Not
-    before `serving_since`."""
+    """Event time up to which predictions are known, and therefore the serving version too. The
+    value is at least `serving_since`."""
     kpis: Kpis
-    """KPIs of the serving version's window. Before any of its rows matured, KPIs of the newest
-    row's version."""
+    """KPIs of the serving version's window. If no row of the serving version has matured yet, these
+    are the KPIs of the version with the newest row."""
     rows_of: Mapping[int, MaturedRows]
     """New rows of the serving version and its predecessors in the lineage, by ascending version."""
     lineage: tuple[int, ...]
     """The serving version and its predecessors, ascending, without versions that were rolled back.
     Rows of rolled-back versions are not evidence about other versions."""
     matured_total: int
-    """Number of rows so far, of all versions. It never decreases."""
+    """Number of rows so far, of all versions. The number never decreases."""
     baselines: Mapping[int, Baseline]
     """Known baselines of the versions in `rows_of`, of the serving version and of the window's
     version."""
@@ -158,7 +158,7 @@ def without_oldest(of_versions: Mapping[str, T], *, needed: Collection[int]) -> 
 
     Args:
         of_versions: Values by version number, as the keys of a JSON object.
-        needed: Versions that stay in any case.
+        needed: Versions that are never dropped.
 
     >>> known = {str(version): version for version in range(1, 10)}
     >>> without_oldest(known, needed=[1]).keys() >= {"1", "3", "9"}
@@ -171,7 +171,7 @@ def without_oldest(of_versions: Mapping[str, T], *, needed: Collection[int]) -> 
 
 
 def named(versions: Collection[int]) -> str:
-    """Name model versions in a sentence.
+    """Format model versions as English text.
 
     >>> named([5]), named([2, 4]), named([1, 2, 3, 4, 7])
     ('version 5', 'versions 2 and 4', 'versions 1 to 4 and 7')
@@ -201,7 +201,8 @@ class Action(str, Enum):
     BREACH = "breach"
     """A drift is suspected but not confirmed."""
     HELD = "held"
-    """A drift is confirmed, but `policies.rate_limit` forbids a run now. No policy returns this."""
+    """A drift is confirmed, but `policies.rate_limit` forbids a run now. The rate limit sets this
+    action, and no policy returns it."""
     RETRAIN = "retrain"
     """A drift is confirmed. By default a run of the pipeline follows."""
     ROLLBACK = "rollback"
@@ -284,8 +285,8 @@ class DecisionPoint:
 def combine(decisions: tuple[Decision, ...]) -> Decision:
     """Return the first decision with the most severe action.
 
-    A ROLLBACK is more severe than a RETRAIN, and a RETRAIN more severe than a BREACH. Without any
-    of these, the first decision is returned.
+    A ROLLBACK is more severe than a RETRAIN, and a RETRAIN more severe than a BREACH. If no
+    decision has one of these actions, the first decision is returned.
 
     >>> one = Decision(policy="a", action=Action.UNDECIDABLE, reason="few rows", numbers={})
     >>> two = Decision(policy="b", action=Action.RETRAIN, reason="old", numbers={})

@@ -1,9 +1,8 @@
 """Rate limits of retraining runs: the retrain cooldown, back-off and daily budget.
 
 A cooldown follows a release, a growing back-off follows failures, and a daily budget limits the
-number of runs. The functions are pure. They compute the limited decision and the new memory from a
-decision, the memory of past runs and the time. `monitoring.retraining.retraining` stores the
-memory.
+number of runs. The functions are pure. Each function computes its result from a decision, the
+memory of past runs and the time. `monitoring.retraining.retraining` stores the memory.
 
 The name of a `RetrainRequest` is derived from its data. An incremental run takes minutes and
 continues from the current model. A full run takes hours and starts from scratch, which drops
@@ -96,9 +95,9 @@ def ended(
     `failed`. A canary counts as a release, because the gate accepted the model.
 
     Args:
-        memory: Memory before.
-        outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. Also `notified`, if
-            people were notified instead of a run, and `TAKEN_BACK`.
+        memory: Memory before the run ended.
+        outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. Also `notified` if people
+            were notified instead of a run, and `TAKEN_BACK` after a rollback by another program.
         settings: Rate limits.
         now: Seconds since the epoch.
         parent: `none` for a full run, `current` for an incremental one.
@@ -121,8 +120,8 @@ def ended(
         )
     refusals = memory.refusals
     if outcome == "refused":
-        # Allow an incremental run after a refused full run. Otherwise full runs would follow each
-        # other.
+        # Allow an incremental run after a refused full run. Without this reset, full runs would
+        # follow each other.
         refusals = 0 if parent == NONE else refusals + 1
     failures = memory.failures + 1
     backoff = min(settings.failure_backoff_seconds * 2.0 ** min(failures - 1, 30), DAY_SECONDS)
@@ -149,7 +148,7 @@ OBSERVED_NUMBERS = (
         "rows_since_breach",
     ),
 )
-"""Numbers of a decision that its request reports."""
+"""Names of the decision's numbers that its retrain request reports."""
 
 
 def choose_parent(memory: RunMemory, settings: RecipeSettings) -> tuple[str, str]:
@@ -177,15 +176,16 @@ def make_request(
     """Return the request for a run over the rows up to `data_until`.
 
     The name consists of the end of the rows, the serving model and the kind of the run (full or
-    incremental). It does not depend on a clock or on the monitor. So two monitors that saw the same
-    rows request the same run, and every trigger starts that run once. The window ends one
-    microsecond after `data_until`, because its end is exclusive.
+    incremental). The name is independent of clocks and of the monitor's identity. So two monitors
+    that saw the same rows request the same run, and every trigger starts that run once. The window
+    ends one microsecond after `data_until`, because its end is exclusive.
 
     Args:
         decision: The decision to retrain.
         parent: `none` or `current`.
         why: Reason for the parent.
-        data_until: Event time in seconds since the epoch, inclusive. Every row up to it matured.
+        data_until: Event time in seconds since the epoch, inclusive. Every row up to this time has
+            matured.
         now: Seconds since the epoch.
     """
     end = datetime.fromtimestamp(data_until, timezone.utc)

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 TRIGGERS = ("none", "local", "kubeflow")
 NOTIFY_LIMITS = "rate_limits.notify"
-"""Document with the rate limits of notifications that replace a run."""
+"""Name of the document with the rate limits of notifications that replace a run."""
 REPORTED = "reported"
-"""Document with the action of the drift that was last reported. Empty after the drift ended."""
+"""Name of the document with the last reported action of the drift. Empty after the drift ended."""
 LOG_DOWN_SECONDS = 60.0
-"""Seconds without the event log before the outage is reported. A restart of a broker takes less
+"""Seconds without the event log before the outage is reported. A broker restarts within this
 time."""
 
 
@@ -95,7 +95,7 @@ class ActionStatus:
     daily_budget: int | None = None
     budget_left: int | None = None
     blocked_until: float | None = None
-    """No request before this time. None if nothing prevents one."""
+    """No request before this time. None if requests are allowed now."""
     blocked_by: str | None = None
     failures: int | None = None
     """Number of consecutive runs without a release."""
@@ -183,8 +183,8 @@ class DecisionHandler:
             if each.policy == BAKING:
                 self.new_versions.consider(each, now=now)
         if decision.action is Action.ROLLBACK:
-            # The previous version is restored first. The rows of that version then show whether it
-            # needs a successor.
+            # The previous version is restored first. The rows of the restored version then show
+            # whether it needs a successor.
             return decision
         confirmed = [each for each in decisions if each.action is Action.RETRAIN]
         acted = [self._act(each, now, data_until) for each in confirmed]
@@ -277,7 +277,7 @@ class DecisionHandler:
 
     def _report_log(self, problem: str | None, now: float) -> None:
         """Emit an event when the log is down for a while, and when it is back."""
-        is_reported = LOG in self.notifier.open  # includes reports of a predecessor
+        is_reported = LOG in self.notifier.open  # True also for a report by an earlier process
         if problem is None:
             if is_reported:
                 self._journal.emit("log_up", "messages can arrive again")

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNUSABLE, TAKEN_BACK = "unusable_scores", "taken_back"
-"""Names of two documents: `UnusableRows`, and the journal line that was reported last."""
+"""Names of two documents: the `UnusableRows`, and the last reported rollback in the promotion
+journal."""
 LOOK_SECONDS = 2.0
 """Seconds between two reads of the promotion journal."""
 
@@ -56,7 +57,7 @@ class UnusableRows:
 
     def add(self, request_id: str, rows: int, now: float) -> None:
         """Add the rows of a request."""
-        if not self.rows or not now - self.first >= 0:  # also true after the clock was set back
+        if not self.rows or not now - self.first >= 0:  # True also after the clock was set back
             self.first = now
         self.rows, self.last = self.rows + rows, now
         if len(self.requests) < MIN_UNUSABLE_REQUESTS and request_id not in self.requests:
@@ -64,9 +65,9 @@ class UnusableRows:
 
     @property
     def is_enough(self) -> bool:
-        """Whether there are more rows than a burst of a few requests could bring.
+        """Return whether the rows are too many and too spread out to come from a short burst.
 
-        Anybody with publish permission can forge such a burst.
+        Any client with publish permission can forge a short burst.
         """
         return (
             self.rows >= MIN_UNUSABLE_ROWS

@@ -64,8 +64,8 @@ class _Rule(NamedTuple):
     title: str
     done: str = ""
     is_of_run: bool = False
-    """Whether the event is sent once per run and opens no incident, because a run can end after its
-    drift."""
+    """Whether the event is sent once per run without opening an incident. A run can end after its
+    drift has ended."""
 
 
 _RULES = {

@@ -59,9 +59,9 @@ class RunProgress:
     """The last reported obstacle, `busy` or `unreachable`. Each obstacle is reported once."""
     started_at: float = 0.0
     unknown_since: float = 0.0
-    """Time since when the trigger does not know the run, or 0 if it does."""
+    """Time since which the trigger reports the run as unknown, or 0 if the run is known."""
     is_overdue: bool = False
-    """Whether the long duration was reported."""
+    """Whether the long duration of the run was already reported."""
 
     @property
     def request_id(self) -> str:
@@ -118,7 +118,7 @@ class Retraining:
     def step(self, now: float) -> None:
         """Advance the request in progress as far as possible without waiting."""
         if self._trigger is None:
-            return  # a request of an earlier process waits for a start with a trigger
+            return  # A request of an earlier process waits until a monitor with a trigger starts.
         if self.progress.phase == DECIDED:
             self._flush_archive(now)
         if self.progress.phase == UPLOADING:
@@ -197,8 +197,8 @@ class Retraining:
             self._retry_later("unreachable", str(error), now)
             return
         except (PermanentError, ContractError, OSError) as error:
-            # Asking again is useless, and ending the monitor because of a lost run would stop the
-            # archive too.
+            # Further requests for the run's state are useless. Ending the monitor because of a lost
+            # run would also stop the archive.
             run = RunState(FAILED, str(error))
         if run.state == UNKNOWN:
             since = self.progress.unknown_since or now
@@ -268,7 +268,7 @@ class Retraining:
         self._documents.write_documents(
             {PROGRESS: asdict(progress), RATE_LIMITS: asdict(memory)}, counts
         )
-        # Assign these last: after a failed write the step was not made, and the next iteration
-        # makes it.
+        # Change the attributes only after the write succeeded. After a failed write the next
+        # iteration repeats the step.
         self.progress = progress
         self.memory = memory

@@ -3,17 +3,17 @@
 Input is a `RetrainRequest`. Output is whether a run started, and later how it ended. The pipeline
 defines the parameters of a run.
 
-A local run is a process that outlives the monitor that started it. It inherits a locked file, which
-the kernel releases exactly when the process ends, whatever happens to the monitor. A run writes its
-outcome to the model registry (`registry.runs`), and its exit code and output to `<state>/runs`. So
-a restarted monitor still learns how the run ended.
+A local run is a process that outlives the monitor that started it. The process inherits a locked
+file. The kernel releases the lock when the process ends, whatever happens to the monitor. A run
+writes its outcome to the model registry (`registry.runs`), and its exit code and output to
+`<state>/runs`. So a restarted monitor still learns how the run ended.
 
 KFP has no idempotency key, and run names are not unique (kubeflow/pipelines issue 10446). So the
 run is named after the request, and the experiment is searched first for that name, then for any
 active run. Another monitor, started by mistake, may create a run between the search and the
-creation. Therefore each monitor searches again after creating a run. Of several active runs, only
-the run that the server created first stays. A monitor terminates its own run if another run was
-created first.
+creation. Therefore each monitor searches for active runs again after it has created a run. Of
+several active runs, only the run that the server created first stays. A monitor terminates its own
+run if another run was created first.
 
 A server may create a run after its client has given up and asked again. So a search for a request's
 run terminates all active runs of that request except the first.
@@ -57,7 +57,7 @@ UNKNOWN = "unknown"
 class RunState(NamedTuple):
     """State of a run.
 
-    It is `running`, `unknown` to the trigger, or an outcome of `registry.runs.RunOutcome`.
+    The state is `running`, `unknown` to the trigger, or an outcome of `registry.runs.RunOutcome`.
     """
 
     state: str
@@ -82,7 +82,7 @@ class Trigger(Protocol):
 
         Raises:
             TemporaryError: The trigger is unreachable. Submit the same request again.
-            PermanentError: No run can be started this way.
+            PermanentError: This trigger cannot start runs.
         """
 
     def state(self, request_id: str) -> RunState:
@@ -90,13 +90,14 @@ class Trigger(Protocol):
 
         Raises:
             TemporaryError: The trigger is unreachable.
-            PermanentError: The state cannot be determined this way.
+            PermanentError: This trigger cannot determine the state of a run.
         """
 
 
 _STATE_OF_EXIT_CODE = {0: RELEASED, 1: REFUSED}
 _KEEP_EXIT_CODE = '"$@"; code=$?; printf %s "$code" >"$0.aside" && mv "$0.aside" "$0"; exit "$code"'
-"""Shell around the process that writes its exit code, in case the monitor is gone by then."""
+"""Shell command that runs the process and writes its exit code, because the monitor may have ended
+by then."""
 
 
 class LocalTrigger:
@@ -187,7 +188,7 @@ class LocalTrigger:
     def _held_lock(self) -> Iterator[int | None]:
         """Lock the file and yield its descriptor, or yield None while a run has the lock.
 
-        A process started inside inherits the lock.
+        A child process that is started in the `with` block inherits the lock.
         """
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -218,16 +219,16 @@ class KubeflowSettings:
     kubeflow_host: str = ""
     """Kubeflow trigger: URL of the KFP API."""
     kubeflow_namespace: str = ""
-    """Namespace of a multi-user installation. Empty on a single-user one."""
+    """Namespace of a multi-user installation. Empty on a single-user installation."""
     kubeflow_experiment: str = EXPERIMENT
-    """Experiment of the runs, created if it does not exist. Any active run in it makes the trigger
-    busy."""
+    """Experiment of the runs, created if it does not exist. Any active run in this experiment makes
+    the trigger busy."""
     kubeflow_service_account: str = ""
     """Kubernetes service account of the runs' pods. Empty means the server's default. A server that
     checks service accounts must allow it (ALLOWEDSERVICEACCOUNTS)."""
     pipeline_name: str = ""
-    """Name of the uploaded pipeline. Its newest version runs unless `pipeline_version_id` is
-    given."""
+    """Name of the uploaded pipeline. The pipeline's newest version runs unless
+    `pipeline_version_id` is given."""
     pipeline_version_id: str = ""
     """Version of the uploaded pipeline."""
     pipeline_arguments: str = "{}"
@@ -368,7 +369,7 @@ class KubeflowTrigger:
         )
 
     def _resolve_race(self, experiment_id: str, name: str, run_id: str) -> str:
-        """Return the result of a new run that other runs may have raced with.
+        """Terminate the new run if another run was created before it, and return the result.
 
         If several runs were created at the same time, the run that was created first stays.
         """
@@ -427,11 +428,11 @@ def _creation_order(run: Any) -> tuple[str, str]:
 
 
 def _deciding_run(runs: list[Any]) -> Any:
-    """Return the run that determines the request's state, of several with its name.
+    """Select the run that determines the state of a request, if several runs have its name.
 
     A successful run comes first, then the first active one, then one that is being cancelled, then
-    the newest. Several runs exist if a dead run was repeated, if two monitors created it at the
-    same time, or if the server created one after its client had given up.
+    the newest. Several runs exist if a dead run was repeated, or if two monitors created the run at
+    the same time. The server may also have created a run after its client gave up.
     """
     if at_work := [run for run in runs if _is_at_work(run)]:
         first = min(at_work, key=_creation_order)

@@ -1,8 +1,8 @@
 """Limit the model versions that predictions may name.
 
 The versions in the promotion journal are always accepted, and at most `MAX_OTHERS` other versions a
-day. The limit exists because every version has its own windows, drift buckets and state. Without
-it, a client that invents version numbers could slow the monitor down by minutes.
+day. The limit exists because every version has its own windows, drift buckets and state. Without a
+limit, a client that invents version numbers could slow the monitor down by minutes.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -11,8 +11,8 @@ from typing import Any
 from evergreen.runtime.errors import ContractError
 
 MAX_OTHERS = 64
-"""Maximum number of accepted versions that the promotion journal does not name. Such versions
-exist, for example, if another program serves a model."""
+"""Maximum number of accepted versions that the promotion journal does not name. Versions outside
+the journal exist, for example, if another program serves a model."""
 OTHERS_SECONDS = 86_400.0
 """Seconds without a prediction after which a version outside the journal loses its slot."""
 
@@ -32,7 +32,7 @@ class AdmittedVersions:
         Args:
             released: Returns the versions that the promotion journal names.
             clock: Returns seconds since the epoch.
-            memory: What `memory()` returned to the predecessor, or None.
+            memory: Saved state that `memory()` returned in an earlier process, or None.
         """
         self._released, self._clock = released, clock
         others = (memory or {}).get("others", {})
@@ -52,8 +52,8 @@ class AdmittedVersions:
         """Accept a version.
 
         Raises:
-            ContractError: The promotion journal does not name it, and all slots for other versions
-                are taken.
+            ContractError: The promotion journal does not name the version, and all slots for
+                unnamed versions are taken.
         """
         if version in self.now:
             return
@@ -84,7 +84,8 @@ class AdmittedVersions:
 
     def _drop_old(self) -> None:
         now, known = self._clock(), self._known or ()
-        # The absolute difference also drops versions that were seen while the clock was ahead.
+        # The absolute difference also drops versions whose last prediction has a time in the
+        # future.
         self._others = {
             version: at
             for version, at in self._others.items()

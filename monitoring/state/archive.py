@@ -13,12 +13,12 @@ equally good model looked better by 0.04 AUC.
 
 The order of steps survives a kill:
 
-1. The state assigns the rows to a file name (`intended`).
+1. The state assigns the rows to a file name and marks the file as `intended`.
 2. The file is written under a temporary name, flushed and renamed, and its folder is flushed.
 3. The state marks the file as `sealed`.
 
-After a restart, an intended file that exists here or was uploaded is sealed. Otherwise it is
-written again under the same name from the same rows.
+After a restart, an intended file that exists here or was uploaded is sealed. Any other intended
+file is written again under the same name from the same rows.
 """
 
 import logging
@@ -120,7 +120,8 @@ def build_outcome_table(
 
     Args:
         outcomes: At least one outcome.
-        windows: Window of each event in seconds, stored beside its outcomes. A missing event has 0.
+        windows: Window of each event in seconds, stored beside its outcomes. An event without a
+            window gets 0.
     """
     columns = {
         raw_rows.REQUEST_ID: [each.outcome.request_id for each in outcomes],
@@ -160,7 +161,8 @@ UPLOADED_FOLDER = "uploaded"
 def marker_path(archive: Path, name: str) -> Path:
     """Return the path of the marker that proves that the file is in the lake.
 
-    The uploader writes it. `name` is an archive file name such as `day=.../part-....parquet`.
+    The uploader writes the marker. `name` is an archive file name such as
+    `day=.../part-....parquet`.
     """
     return archive / UPLOADED_FOLDER / f"{Path(name).name}.json"
 
@@ -195,7 +197,7 @@ class Archive:
             folder: Folder of the archive.
             store: The monitor's state.
             features: Columns of the recommender.
-            roll_rows: Rows of a full file. Files with wide rows have fewer.
+            roll_rows: Rows of a full file. A file of wide rows has fewer rows.
             roll_seconds: Maximum wait of a row or outcome for its file, in seconds.
             keep_rows: Newest archived rows of each version that stay in the state for the windows.
                 Rows without a decision yet (after `decided_until` in the document `evaluator`) stay
@@ -268,7 +270,7 @@ class Archive:
     def first_written(self, names: Sequence[str]) -> float | None:
         """Return when the oldest of these files was written, in seconds since the epoch.
 
-        Returns None if none of them exists any more.
+        Returns None if all of these files are gone.
         """
         times = []
         for name in names:
@@ -306,7 +308,7 @@ class Archive:
 
     def _finish_intended(self) -> None:
         """Write and seal files that were begun, by a predecessor or before a write failed."""
-        while names := self._store.files("intended"):  # `_divide` intends two more files
+        while names := self._store.files("intended"):  # `_divide` adds two intended files
             for name in names:
                 self._finish_file(name)
 

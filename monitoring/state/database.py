@@ -113,10 +113,10 @@ def pack(requests: Requests) -> bytes:
 
 
 def unpack(kind: type[R], content: bytes, number: int = 0) -> R:
-    """Deserialize requests that `pack` serialized. Their arrays are read-only.
+    """Deserialize requests that `pack` serialized. The arrays of the result are read-only.
 
     Args:
-        kind: Class of the requests.
+        kind: Type of the requests, such as `Predictions`.
         content: The bytes.
         number: Number of the block, for the error message.
 
@@ -143,7 +143,7 @@ class Database:
         """Open or create the file.
 
         Raises:
-            TemporaryError: Another monitor has it open, or the folder cannot be written now.
+            TemporaryError: Another monitor has the file open, or the folder cannot be written now.
             PermanentError: The file is not a monitor's state, or has another version.
         """
         self._path = path
@@ -235,9 +235,9 @@ class Database:
 
     @contextmanager
     def _transaction(self, counts: dict[str, float]) -> Iterator[sqlite3.Connection]:
-        """Run one transaction, and add the `counts` that exist at its end.
+        """Run one transaction, and add `counts` to the counters at its end.
 
-        An error undoes everything.
+        An error rolls the transaction back.
         """
         before = dict(self.counters)
         with self._database_errors():
@@ -294,7 +294,7 @@ def add_to(counts: dict[str, float], name: str, number: float) -> None:
 def read_memory(documents: Database, name: str, kind: type[M]) -> M:
     """Return the dataclass stored under `name`, or its defaults.
 
-    `dataclasses.asdict` gave the stored fields.
+    The fields were stored with `dataclasses.asdict`.
     """
     saved = documents.read_document(name) or {}
     return kind(
@@ -366,7 +366,7 @@ class FileTables(Database):
     def oldest_late(self, max_rows: int) -> list[Unarchived]:
         """Return up to `max_rows` late outcomes that are in no archive file, oldest first."""
         # A prediction more than a day in the future had a wrong clock. The outcomes of such a
-        # prediction must not create a file for that day.
+        # prediction must not create an archive file for a day in the future.
         columns = "number, min(coalesce(predicted_at, time), stored_at + 86400.0), 1"
         query = f"SELECT {columns} FROM late_outcomes WHERE file IS NULL ORDER BY number LIMIT ?"
         return list(map(Unarchived._make, self._connection.execute(query, (max_rows,))))
@@ -382,7 +382,7 @@ class FileTables(Database):
         """Assign the contents of the intended file `name` to other intended files.
 
         Args:
-            name: The file, which is not written.
+            name: The name of the intended file.
             parts: For each new file, some of the numbers that `numbers_of_file` returned.
         """
         with self._transaction({}) as connection:
@@ -404,7 +404,7 @@ class FileTables(Database):
         """Split a part of matured requests in two within its file.
 
         Returns:
-            False if it has one request or is corrupt.
+            False if the part has only one request or is corrupt.
         """
         query = "SELECT matured_at, file, requests FROM matured WHERE last = ? AND num_requests > 1"
         if (found := self._connection.execute(query, (number,)).fetchone()) is None:
@@ -536,7 +536,7 @@ class FileTables(Database):
         Args:
             name: The file.
             keep_rows: Newest matured rows of each version that stay.
-            keep_after: Event time after which requests stay.
+            keep_after: Only requests up to this event time are deleted.
 
         Returns:
             The number of rows or late outcomes in the file.
@@ -564,9 +564,8 @@ class FileTables(Database):
     ) -> None:
         """Delete archived requests beyond the newest rows of each of the newest versions.
 
-        The ids of deleted requests stay. A part is deleted or stays as a whole. At most
-        `MAX_VERSIONS * keep_rows` rows stay, so that a rare version does not keep the rows of all
-        others.
+        The ids of deleted requests stay. A part is deleted only as a whole. At most `MAX_VERSIONS *
+        keep_rows` rows stay, so that a rare version does not keep the rows of all others.
         """
         is_sealed = "file IN (SELECT name FROM files WHERE state IN ('sealed', 'uploaded'))"
         query = (
@@ -593,7 +592,8 @@ class FileTables(Database):
         try:
             numbers = unpack(MaturedRequests, packed, last).numbers
         except CorruptBlock as error:
-            # The part is archived, so no row is lost. The counts of its blocks stay too high.
+            # The part is archived, so no row is lost. The counters of the blocks with rows of this
+            # part stay too high, so these blocks are never deleted.
             logger.error("archived rows are deleted: %s", error)
             return
         for block, of_block in self._by_block(numbers):

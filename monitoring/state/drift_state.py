@@ -82,7 +82,7 @@ class StoredDriftWatch:
     def save(
         self, documents: Mapping[str, Mapping[str, Any]], reports: Iterable[DriftReport] = ()
     ) -> None:
-        """Store the state with the documents that `reports` changed, and count the reports."""
+        """Store the state and the documents that `reports` changed, and count the reports."""
         counts = Counter(
             {
                 f"drift_{name}_row": n
@@ -108,8 +108,8 @@ class StoredDriftWatch:
     def save_if_due(self) -> None:
         """Store the state after `SAVE_SECONDS` with new predictions, or after a resume.
 
-        Deferred predictions may mature in the same iteration as their resume, and then leave the
-        state.
+        After a resume, the state is stored at once. Deferred predictions may mature and be deleted
+        in the same iteration.
         """
         # The absolute difference also covers a clock that was set back.
         is_time = self._saved_at is None or abs(self._clock() - self._saved_at) >= SAVE_SECONDS

@@ -31,7 +31,7 @@ record may be larger."""
 class UnscoredRows(ContractError):
     """A prediction with rows whose score is not a probability.
 
-    Such a prediction is counted and becomes a dead letter.
+    The prediction is counted and becomes a dead letter.
     """
 
     def __init__(self, *, request_id: str, version: int, rows: int) -> None:
@@ -45,7 +45,7 @@ class Intake(NamedTuple):
     """The decoded messages of one pull."""
 
     predictions: Predictions | None
-    """None if there are none."""
+    """None if the messages contained no prediction."""
     places: NDArray[np.int64]
     """Message index of each prediction, shape [m]."""
     outcomes: list[OutcomeBatch]
@@ -57,7 +57,7 @@ class Intake(NamedTuple):
 
 
 class IntakeRules(NamedTuple):
-    """Checks of a record beyond its encoding."""
+    """Rules that a decoded record must meet."""
 
     form: RecordFormat
     recommender: str
@@ -68,7 +68,7 @@ class IntakeRules(NamedTuple):
 
 
 def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -> Intake:
-    """Decode messages, and check what their encoding does not guarantee.
+    """Decode messages, and check the values that their encoding does not check.
 
     One bad message must not stop the monitor later. A message is unusable if it cannot be decoded,
     is too old or far in the future, comes from another recommender, or names a rejected model
@@ -150,11 +150,10 @@ class Attribution(NamedTuple):
 def attribute(waiting: Waiting, clicks: Iterable[Click], *, window_seconds: float) -> Attribution:
     """Label the rows of `waiting` by the first click on each row, in any order.
 
-    The attribution window is `window_seconds` long. A click counts if it happened at most that long
-    after the prediction, compared in whole
-    microseconds as in the archive. Extraction joins the late clicks and must use the same end of
-    the window. A click before its prediction counts too, because the two times come from different
-    clocks.
+    The attribution window is `window_seconds` long. A click counts if it happened within the window
+    after the prediction. Times are compared in whole microseconds, as in the archive. Extraction
+    joins the late clicks and must use the same end of the window. A click before its prediction
+    counts too, because the two times come from different clocks.
     """
     labels = np.zeros(waiting.num_rows, np.uint8)
     delays = np.full(waiting.num_rows, np.nan, np.float32)

@@ -2,8 +2,8 @@
 
 The log delivers at least once, so an equal request under a known id is a redelivery. A different
 request under a known id, for example from a client that passes a session id, cannot be stored,
-because clicks name a row by that id. The monitor makes it a dead letter with a reason, so that it
-is counted and not lost silently.
+because clicks name a row by that id. A different request under a known id becomes a dead letter
+with a reason, so that the loss is counted.
 """
 
 import hashlib
@@ -49,8 +49,8 @@ def classify(
             first one counts.
         known: Stored requests with these ids.
         held: Returns the block that contains the stored prediction with a given number, and the
-            number of the block's first prediction. Returns None if the rows are archived. In that
-            case, only time, version and number of rows are compared.
+            number of the block's first prediction. Returns None if the rows are archived. If the
+            rows are archived, only the time, the version and the number of rows are compared.
     """
     new: dict[str, int] = {}
     redelivered: list[int] = []

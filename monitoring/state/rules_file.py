@@ -1,4 +1,4 @@
-"""The file with the monitor's rules in its state folder, for recording an incident."""
+"""Persist the monitor's rules in its state folder, so that an incident can include them."""
 
 import json
 from pathlib import Path

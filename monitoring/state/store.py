@@ -1,6 +1,6 @@
 """State of the monitor in one SQLite file that survives a SIGKILL at any moment.
 
-It contains:
+The file contains:
 
 - every record, from before its acknowledgement until its row is in a sealed archive file
 - the newest matured rows, which rebuild the windows after a restart
@@ -8,7 +8,7 @@ It contains:
 
 Each method is one transaction that is flushed to disk when it returns. Open records stay in SQLite,
 so they take no memory. This module stores, matures and deletes records. `monitoring.state.join`
-decodes them, and `database` assigns rows to files.
+decodes records, and `monitoring.state.database` assigns rows to files.
 
 Requests are stored in blocks. A block contains the requests of one pull, ordered by time, so that
 matured requests come first. A request moves from a block to a part of matured requests, whose click
@@ -54,8 +54,8 @@ _KEEP_EARLIEST = (
     "ON CONFLICT DO UPDATE SET time = excluded.time, stored_at = excluded.stored_at, file = NULL"
     " WHERE excluded.time < late_outcomes.time"
 )
-"""SQL clause that keeps the earliest outcome. It decides whether the row had an outcome within the
-window."""
+"""SQL clause that keeps the earliest outcome. The earliest outcome determines whether the row had
+an outcome within the window."""
 _OF_RECORDS = (
     sqlite3.DataError,
     sqlite3.IntegrityError,
@@ -68,23 +68,24 @@ _OF_RECORDS = (
 STORE_FILE = "monitor.db"
 """File name in the state folder."""
 RATED_REQUESTS = 20_000
-"""Number of newest requests that the conversion rate covers, over all versions. Their conversion
-windows have closed."""
+"""Number of newest requests that the conversion rate covers, over all versions. The conversion
+windows of these requests have closed."""
 _BLOCK_BYTES = 16 << 20
-"""Maximum bytes of numbers in a block, unless a single request is larger. A block is read at
-once."""
+"""Maximum bytes of numbers in a block, unless a single request is larger. A block is always read
+completely."""
 MAX_DEAD_LETTERS = 100_000
 """Number of newest dead letters whose ids are stored, so that a redelivered dead letter is counted
 once."""
 AHEAD_FOLDER = "ahead"
-"""Folder in the file names for rows with times far in the future. These files are never written."""
+"""Folder in the file names for rows with times far in the future. Archive files in this folder are
+never written."""
 _NOT_APART = "(file IS NULL OR file NOT IN (SELECT name FROM files WHERE state = 'set apart'))"
 _IS_HELD = (
     "predictions.rowid >= (SELECT first FROM blocks WHERE last >= predictions.rowid ORDER "
     "BY last LIMIT 1)"
 )
-"""SQL condition that the block of a prediction still exists. It is NULL if no later block
-exists."""
+"""SQL condition that the block of a prediction still exists. The condition is NULL if no later
+block exists."""
 
 
 class Store(FileTables):
@@ -97,8 +98,8 @@ class Store(FileTables):
         """Parts of matured requests that `newest_rows` skipped."""
 
     user_place: int | None = None
-    """Index of the user in the categories of a row, or None if the recommender names no user. Set
-    it before the first read."""
+    """Index of the user in the categories of a row, or None if the recommender names no user. The
+    caller must set this attribute before the first read."""
 
     def add(
         self,
@@ -161,7 +162,7 @@ class Store(FileTables):
             _insert_ids(connection, added, first, now=now)
         except (
             sqlite3.IntegrityError
-        ):  # some ids are known: rare, and checking first would take as long as inserting
+        ):  # a known id is rare, and a check beforehand would take as long as the insert
             connection.execute("ROLLBACK TO ids")
             apart = self._classify(added)
             added, reused = added.select(apart.new), order[apart.reused]
@@ -177,8 +178,8 @@ class Store(FileTables):
                 zip(range(first, first + len(added)), added.ids.tolist()),
             )
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
-        # A block spans at most one minute. Otherwise one request from a clock that is ahead would
-        # keep all rows of its block.
+        # A block spans at most one minute. With longer blocks, one request from a clock that is
+        # ahead would keep all rows of its block.
         for start, stop in chunks(
             added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000
         ):
@@ -323,7 +324,7 @@ class Store(FileTables):
         """Stop waiting for the labels of a corrupt block. The rest of the block stays in the file.
 
         Args:
-            block: Number of its first prediction, from `CorruptBlock.number`.
+            block: Number of the block's first prediction, from `CorruptBlock.number`.
 
         Returns:
             The number of rows that lose their labels.
@@ -350,7 +351,7 @@ class Store(FileTables):
             try:
                 block = self._waiting_block(first, packed)
             except CorruptBlock:
-                continue  # `waiting` raises it when the block is due
+                continue  # `waiting` raises the error when the block is due
             block = block.between(matured_to + 1 - first, len(block))
             fit = int((np.cumsum(block.sizes[::-1]) <= max_rows).sum())
             found.append(block.between(len(block) - fit, len(block)))
@@ -393,7 +394,7 @@ class Store(FileTables):
     ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.bool_]]:
         """Return times, model versions and canary flags of stored predictions after `time`.
 
-        Returns those of all stored predictions if `time` is None.
+        If `time` is None, all stored predictions are included.
         """
         query = "SELECT time, model_version, canary FROM predictions WHERE time > ?"
         found = self._connection.execute(query, (-1.0 if time is None else time,)).fetchall()
@@ -510,7 +511,7 @@ class Store(FileTables):
     def newest_rows(self) -> MaturedRequests | None:
         """Return the stored matured requests, oldest first, without those that are set apart.
 
-        These requests fill the window of the serving version.
+        The matured requests fill the window of the serving version.
         """
         query = f"SELECT requests, last FROM matured WHERE {_NOT_APART} ORDER BY last"
         found = []
@@ -525,7 +526,7 @@ class Store(FileTables):
     def prepare_conversion_rates(self) -> None:
         """Create the index that makes `conversion_rates` fast.
 
-        Its upkeep takes 5 % of the monitor's time for requests of one row.
+        Maintaining the index takes 5 % of the monitor's time if each request has one row.
         """
         with self._transaction({}) as connection:
             connection.execute("CREATE INDEX IF NOT EXISTS predicted ON predictions (time)")
@@ -533,7 +534,7 @@ class Store(FileTables):
     def conversion_rates(
         self, predicted_before: float, *, window_seconds: float
     ) -> dict[int, float]:
-        """Return converted rows per row for each model version.
+        """Return the share of rows with a conversion for each model version.
 
         The rate covers the newest `RATED_REQUESTS` requests up to `predicted_before`, whose
         conversion windows have closed.
@@ -588,13 +589,14 @@ class Store(FileTables):
     ) -> None:
         """Delete records that were stored before a time and are no longer needed.
 
-        These are ids of requests without stored rows, ids of outcome batches and dead letters, and
-        outcomes in sealed files whose requests have no stored rows. Clicks on requests that stayed
-        unknown become late outcomes.
+        The method deletes ids of requests without stored rows, and ids of outcome batches and dead
+        letters. Outcomes in sealed files are deleted if their requests have no stored rows. Clicks
+        on requests that stayed unknown become late outcomes.
 
         Args:
             before: Delete records stored before this time, in seconds since the epoch.
-            orphans_before: The same limit for clicks on unknown requests. None means `before`.
+            orphans_before: Limit for clicks on unknown requests, in seconds since the epoch. None
+                means `before`.
             ahead: Records stored after this time come from a wrong clock and count as old.
         """
         orphaned = before if orphans_before is None else orphans_before
@@ -665,7 +667,7 @@ def matured_rows_of(memory: sqlite3.Connection, user: int) -> int:
 def waiting_requests_of(
     memory: sqlite3.Connection, user: int, *, columns: dict[str, list[str]], places: Sequence[int]
 ) -> int:
-    """Count unarchived requests that have the user at one of the `places` of these columns."""
+    """Count the unarchived requests in which the user appears in one of these columns."""
     saved = memory.execute("SELECT content FROM documents WHERE name = 'features'").fetchone()
     found, arranged = 0, ColumnMap(json.loads(saved[0]) if saved else columns, columns)
     for (content,) in memory.execute("SELECT content FROM block_rows"):
@@ -687,7 +689,10 @@ def _short_id(message_id: str) -> str:
 
 @contextmanager
 def _records_errors() -> Iterator[None]:
-    """Convert errors of a record's values to ContractError. Errors of the file pass unchanged."""
+    """Convert errors of a record's values to ContractError.
+
+    Errors of the database file are not converted.
+    """
     try:
         yield
     except _OF_RECORDS as error:

@@ -1,7 +1,7 @@
 """Snapshot for the pages, heartbeat of the loop, and health checks.
 
-The loop passes one snapshot per iteration. `web.metrics` and `web.page` render it, and `web.server`
-answers requests.
+The loop passes one snapshot per iteration. `web.metrics` and `web.page` render the snapshot, and
+`web.server` answers requests.
 """
 
 import json
@@ -17,8 +17,8 @@ from monitoring.retraining.actions import ActionStatus
 from monitoring.web.store_status import StoreStatus
 
 STALL_SECONDS = 60.0
-"""Seconds without a heartbeat after which the loop is stuck. No single call of the loop takes
-longer."""
+"""Seconds without a heartbeat after which the loop is stuck. Every single call of the loop is
+shorter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,8 @@ class Exposition:
     def unready(self) -> str | None:
         """Return why published records are not being processed, or None.
 
-        An idle log is ready. A log that cannot deliver is not (`Subscriber.problem`).
+        An idle log is ready. A log that cannot deliver records is not ready (see
+        `Subscriber.problem`).
         """
         if reason := self.unhealthy():
             return reason

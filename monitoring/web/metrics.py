@@ -1,10 +1,10 @@
 """Export the snapshot as Prometheus metrics.
 
-Metric names are an interface, because dashboards and alert rules query them. A test freezes them.
-`monitoring.metrics` and `monitoring.state.store` document the numbers. A gauge is absent if its
-number does not exist. Every metric has the label `recommender`, which distinguishes several
-monitors of one installation. Before its first iteration a monitor exports only its versions,
-without the label.
+Metric names are an interface, because dashboards and alert rules query them. A test checks that the
+names do not change. `monitoring.metrics` and `monitoring.state.store` document the numbers. A gauge
+is absent if its number does not exist. Every metric has the label `recommender`, which
+distinguishes several monitors of one installation. Before its first iteration a monitor exports
+only its versions, without the label.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -140,7 +140,8 @@ PREFIX_OF_COUNTS = {
     "retrain_requests": "request_",
     "notifications": "notification_",
 }
-"""Prefix of the outcomes of a counter, in the names of the state's counters."""
+"""Prefixes of the state's counters by metric. The name of a counter is the prefix and an
+outcome."""
 
 
 def _counter(
@@ -335,7 +336,8 @@ def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
 def _distribution_version() -> str:
     """Return the version of the installed distribution.
 
-    The result is empty, as Prometheus writes unknown values, if only the source is present.
+    The result is empty if Evergreen runs from source without an installation. Prometheus treats an
+    empty label as absent.
     """
     try:
         return version("evergreen")

@@ -43,8 +43,8 @@ from monitoring.web.server import CARDS, link_to
 
 REFRESH_SECONDS = 15
 TAIL_BYTES = 2 * 2**20
-"""Bytes read from the end of each file. That many bytes contain about 4,000 points of the timeline
-or 7,000 events, and take about 30 ms to read and parse."""
+"""Bytes read from the end of each file. This number of bytes contains about 4,000 points of the
+timeline or 7,000 events. Reading and parsing takes about 30 ms."""
 MAX_POINTS = 600
 """Maximum number of points per version in the chart, more than a phone has pixels."""
 MARKED_EVENTS = {
@@ -56,7 +56,7 @@ MARKED_EVENTS = {
 }
 """Kinds of events with a mark in the chart, and the text of the mark."""
 ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
-"""Kinds of events that are folded in the list. Such events occur every minute, and decisions that
+"""Kinds of events that are folded in the list. Folded events occur every minute, and decisions that
 follow from them have their own events."""
 MAX_EVENTS = 80
 """Maximum number of unfolded lines in the list of events."""
@@ -67,7 +67,7 @@ UNITS = (
     (172_800.0, 3600.0, "h"),
     (float("inf"), 86_400.0, "d"),
 )
-"""Longest time shown in a unit, the unit in seconds, and its name."""
+"""For each unit: the longest duration shown in it, its length in seconds, and its name."""
 
 
 class History(NamedTuple):
@@ -215,7 +215,8 @@ def _model_concern(shown: Snapshot, now: float) -> tuple[str, str] | None:
 
 
 _WITHOUT_ROWS = (SchedulePolicy.name, BakingPolicy.name)
-"""Policies whose OK is not a statement about rows: `schedule`, and baking after its end."""
+"""Policies that report OK without evaluating rows: the calendar policy, and the baking policy once
+baking has ended."""
 
 
 def _evaluated(shown: Snapshot, now: float) -> tuple[str, str]:
@@ -322,7 +323,8 @@ def _auc_chart(shown: Snapshot, history: History, now: float) -> LineChart | Non
 def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list[Mapping[str, Any]]:
     """Select the events with a mark.
 
-    Of a series of one kind with gaps below `apart` seconds, only the first is marked.
+    In a series of events of one kind, less than `apart` seconds apart, only the first event is
+    marked.
     """
     last: dict[str, float] = {}
     firsts = []
@@ -513,7 +515,7 @@ def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEve
 def _alike(event: Mapping[str, Any]) -> tuple[str, frozenset[str], tuple[str, ...]]:
     """Return a key that is equal for events that differ only in measured numbers.
 
-    The key contains the kind, the set of words, and the versions.
+    The key contains the kind of the event, its words without numbers, and its versions.
     """
     words = (word.strip("(),.:;") for word in str(event["text"]).split())
     named = frozenset(word for word in words if not word[:1].isdigit())

@@ -1,7 +1,7 @@
 """HTTP server of the monitor's pages, run reports and model cards.
 
-It serves `/` (the status page), /reports/, /models/ (cards), /metrics, /healthz, /readyz and
-/status (JSON). `web.page`, `web.metrics` and `web.exposition` render the monitor's pages, and
+The server answers `/` (the status page), /reports/, /models/ (cards), /metrics, /healthz, /readyz
+and /status (JSON). `web.page`, `web.metrics` and `web.exposition` render the monitor's pages, and
 reports and cards come from the model registry. No page changes anything, so there is no login. The
 network decides who may reach the port.
 
@@ -98,7 +98,7 @@ class HttpSettings:
 
 
 class MonitorServer:
-    """Serves one exposition from a daemon thread."""
+    """Serves the pages of one `Exposition` from a daemon thread."""
 
     def __init__(
         self,
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
     """Seconds after which a silent client is disconnected, so that it does not block its thread."""
 
     def do_GET(self) -> None:
-        """Answer one page."""
+        """Answer a GET request for one page."""
         path = urlsplit(self.path).path
         if path == "/metrics":
             self._answer(

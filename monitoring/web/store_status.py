@@ -1,9 +1,9 @@
 """Status of the model registry, the archive and the disks, for the pages.
 
-The status is read once a minute. It consists of the promotion journal, notes and outcomes of runs,
-files that wait for the uploader, and disk space. The registry may be on a network share, so a read
-costs one listing, the journal, and the outcome of each new run. Runs are counted in the monitor's
-state, so the counts survive a restart and the removal of old runs.
+The status is read once a minute. The status consists of the promotion journal, notes and outcomes
+of runs, files that wait for the uploader, and disk space. The registry may be on a network share,
+so a read costs one listing, the journal, and the outcome of each new run. Runs are counted in the
+monitor's state, so the counts survive a restart and the removal of old runs.
 
 The disks are those of the state, the archive, the registry, and of the lake, work folders and model
 repository beside the registry if they share a parent folder. A lake or repository in a bucket has
@@ -32,7 +32,7 @@ LOOK_SECONDS = 60.0
 """Seconds between two reads, and the maximum age of the numbers."""
 BESIDE_STORE = ("lake", "work", "repository")
 RUNS = "runs_counted"
-"""Document with the counted runs."""
+"""Name of the document with the counted runs."""
 REPEAT_SECONDS = 86_400.0
 """Seconds after its end for which a run's outcome is read again. A run that is repeated under its
 name counts again."""
@@ -86,7 +86,7 @@ class Promotions:
     """Summary of the promotion journal."""
 
     counts: Mapping[str, int] = field(default_factory=dict)
-    """Number of lines by action, without intents."""
+    """Number of journal lines by action, without lines that only announce an action."""
     live_version: int | None = None
     live_action: str | None = None
     """Action that made the version live: `release`, `rollback` or `promote`."""
@@ -95,7 +95,7 @@ class Promotions:
 
 @dataclass(frozen=True, kw_only=True)
 class Disk:
-    """Disk of a folder, in bytes. Other folders may share it."""
+    """Disk of a folder, in bytes. Other folders may be on the same disk."""
 
     free: int
     """Bytes that this user may still write."""

@@ -113,17 +113,6 @@ def test_import_contracts_hold():
     assert done.returncode == 0, f"\n{done.stdout}{done.stderr}"
 
 
-def test_no_modules_import_each_other_in_circle(graph):
-    imports = {
-        module: graph.find_modules_directly_imported_by(module) - {module}
-        for module in graph.modules
-    }
-    try:
-        TopologicalSorter(imports).prepare()
-    except CycleError as error:
-        pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
-
-
 def test_no_rooms_of_package_import_each_other_in_circle(graph):
     found = []
     for package in sorted(graph.modules):
@@ -251,11 +240,6 @@ def test_every_main_ends_with_code_of_table(trees):
         and not name.startswith("benchmarks/")
     ]
     assert undecorated == []
-
-
-def test_files_are_written_for_oldest_python():
-    for path in SOURCES + TESTS:
-        ast.parse(path.read_text(), feature_version=OLDEST_PYTHON)
 
 
 NEWER_THAN_3_10 = {

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.load import closed_loop, open_loop
 from evergreen.runtime.errors import PermanentError, TemporaryError
+from tests.support.errors import raises
 from tests.support.virtual_time import VirtualTime
 
 
@@ -70,5 +71,5 @@ def test_defect_of_what_is_asked_is_raised_and_not_counted(loop):
         if number == 5:
             raise TypeError("defect")
 
-    with pytest.raises(TypeError, match="defect"):
+    with raises(TypeError, "defect"):
         time.run(loop(ask, 2, 10.0, timing=time.timing()))

@@ -1,6 +1,5 @@
 """Tests of ingestion: a user's files become a lake and a replay file."""
 
-import itertools
 import json
 from datetime import date, timedelta
 from pathlib import Path
@@ -18,7 +17,7 @@ from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.criteo import CRITEO
 from evergreen.rows.raw_schema import lake_schema, raw_batch, raw_schema
 from evergreen.storage.bucket import BucketObjects
-from tests.support.crashes import Killed
+from tests.support.crashes import Kill
 from tests.support.lakes import URI, open_storage
 from tests.support.recommenders import accept_into
 
@@ -267,23 +266,12 @@ def test_bucket_holds_what_folder_would_and_other_settings_replace_it(
 
 
 def test_killed_ingest_leaves_whole_files_and_next_one_finishes(
-    tmp_path, criteo_rows, write_text, run_ingest, cloud_storage, monkeypatch
+    tmp_path, criteo_rows, write_text, run_ingest, cloud_storage
 ):
-    path, calls, write = (
-        write_text(tmp_path / "day_0.gz", criteo_rows(400)),
-        itertools.count(),
-        BucketObjects.write,
-    )
-
-    def killed(self, *arguments, **more):
-        if next(calls) >= 2:
-            raise Killed
-        return write(self, *arguments, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BucketObjects, "write", killed)
-        with pytest.raises(Killed):
-            run_ingest(path, lake=URI)
+    path = write_text(tmp_path / "day_0.gz", criteo_rows(400))
+    with Kill(2).watch(BucketObjects, "write") as kill:
+        run_ingest(path, lake=URI)
+    assert kill.is_dead
     shown = held()
     assert run_ingest(path, lake=URI)[0] == 0
     assert shown == dict(list(held().items())[:2])

@@ -28,8 +28,8 @@ from tests.support.canaries import watch
 from tests.support.clocks import Clock
 from tests.support.crashes import Killed
 from tests.support.served_names import CANARY_NAME, MODEL_NAME, NAMES
-from tests.support.serving_double import AlteredDouble, ServerDouble
 from tests.support.shadow_rows import write_shadow_rows
+from tests.support.triton_double import Altered, TritonDouble
 
 POLICY = CanaryPolicy(
     min_pairs=400, max_looks=3, auc_margin=0.05, log_loss_margin=0.05, min_requests=50
@@ -55,7 +55,7 @@ class Place:
         release(*self.candidates[1], settings=self.release_settings())
 
     def server(self, url):
-        return ServerDouble(url, repository=self.repository, state=self.store.with_name("servers"))
+        return TritonDouble(url, repository=self.repository, state=self.store.with_name("servers"))
 
     def remember(self, place):
         """Return a function that restores the current state."""
@@ -471,9 +471,7 @@ def test_one_odd_server_blocks_no_healing_and_canary_reloads_count_apart(place):
     place.start()
     for name in (MODEL_NAME, CANARY_NAME):
         place.servers["b:1"].unload(name)
-    connect = {
-        url: AlteredDouble(server, check_live=check) for url, server in place.servers.items()
-    }.get
+    connect = {url: Altered(server, check_live=check) for url, server in place.servers.items()}.get
     watchdog = Watchdog(site=place.release_settings(connect=connect))
     for _ in range(4):
         watchdog.look()
@@ -576,7 +574,7 @@ def test_canary_that_restarted_server_refuses_or_answers_wrongly_aborts(place, f
         scores, answered = real.infer(name, *rows, version=version)
         return scores + np.float32(0.25 * (name == CANARY_NAME)), answered
 
-    faulty = AlteredDouble(
+    faulty = Altered(
         server, **({"load": refuse} if fault == "refused" else {"infer": answer_wrongly})
     )
     found = place.step(connect=lambda url: faulty if url == "a:1" else place.servers[url])
@@ -612,9 +610,7 @@ def test_start_that_server_refuses_changes_nothing(place):
         real.load(name)
 
     def connect(url):
-        return (
-            AlteredDouble(place.servers[url], load=refuse) if url == "b:1" else place.servers[url]
-        )
+        return Altered(place.servers[url], load=refuse) if url == "b:1" else place.servers[url]
 
     with pytest.raises(PermanentError, match="no room"):
         start(*place.candidates[2], settings=place.release_settings(connect=connect))
@@ -732,8 +728,8 @@ def _killed_at_crash(place, act):
             (ModelRepository, "remove_canary"),
             (ModelRepository, "withdraw"),
             (ModelRepository, "discard_candidate"),
-            (ServerDouble, "unload"),
-            (ServerDouble, "load"),
+            (TritonDouble, "unload"),
+            (TritonDouble, "load"),
         ):
             real = getattr(owner, name)
             patch.setattr(owner, name, lambda *a, real=real, **k: _die(dead) or real(*a, **k))

@@ -19,7 +19,7 @@ from cli.backup import main, restore
 from controller.verify import verify
 from demo.simulation.world import Drift, World, write_lake
 from evergreen.storage.folder import FolderObjects
-from tests.support.crashes import Killed
+from tests.support.crashes import Kill
 from tests.support.monitors import Bench, prediction, publish, traffic
 
 pytestmark = pytest.mark.timeout(300)
@@ -187,24 +187,14 @@ def everything(root):
     return found
 
 
-def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_root, monkeypatch):
+def test_restore_killed_before_any_file_goes_on_at_next_call(lost, installation_root):
     backup, before = lost
-    real, left = os.replace, [0]
-
-    def replace(*arguments):
-        if left[0] == 0:
-            raise Killed
-        left[0] -= 1
-        real(*arguments)
-
-    monkeypatch.setattr(os, "replace", replace)
     for number in (0, 1, 3, 5):
-        left[0] = number
-        with pytest.raises(Killed):
+        with Kill(number).watch(os, "replace") as kill:
             restore(backup, within=installation_root.parent, confirm=no)
+        assert kill.is_dead
         # Next to them are leftovers of a power cut.
         (installation_root / "lake" / f".file.{'0a' * 16}").write_bytes(b"half")
-    left[0] = 10**6
     restore(backup, within=installation_root.parent, confirm=no)
     assert everything(installation_root) == before
     restore(backup, within=installation_root.parent, confirm=no)

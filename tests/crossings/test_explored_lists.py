@@ -61,7 +61,12 @@ def _talk(url, rows, clock):
 @pytest.fixture
 def told(tmp_path, raw_table, chain_of):
     """The client's lists and clicks, the holdout rows, and the verdict."""
-    bench = Bench(tmp_path, attribution_window_seconds=10.0, archive_roll_rows=500)
+    bench = Bench(
+        tmp_path,
+        recommender=CRITEO_RECOMMENDER,
+        attribution_window_seconds=10.0,
+        archive_roll_rows=500,
+    )
     asked = _talk(bench.url, raw_table(LISTS * PLACES, seed=3), bench.clock)
     bench.start()
     bench.turn(12, 10.0)

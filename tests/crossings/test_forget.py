@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from datetime import date, datetime, timezone
 from pathlib import Path
@@ -46,7 +46,7 @@ from monitoring.rows import MaturedRequests
 from monitoring.state.database import unpack
 from monitoring.state.rules_file import write_rules
 from monitoring.uploader import Uploader
-from tests.support.crashes import Killed
+from tests.support.crashes import Kill
 from tests.support.lakes import URI, open_storage, put
 from tests.support.monitors import Bench, clicks, publish
 from tests.support.recommenders import accept_into
@@ -405,25 +405,11 @@ def test_command_names_package_that_is_there_or_first_how_to_compile_it(
     assert shlex.join(["run", "--package", str(world / "retraining.yaml")]) in told
 
 
-def killing(call, left):
-    """Return the call, which raises `Killed` when `left` is used up."""
-
-    def change(*arguments, **more):
-        if next(left, None) is None:
-            raise Killed
-        return call(*arguments, **more)
-
-    return change
-
-
-def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world, monkeypatch):
+def test_killed_again_and_again_it_leaves_whole_files_and_goes_on(world):
     """The command is killed before its third rename, then the fourth, then the third again."""
     before, kills = others_rows(world), 0
     while True:
-        left = iter(range(2 + kills % 2))
-        with monkeypatch.context() as patched, suppress(Killed):
-            for name in ("replace", "rename", "unlink"):
-                patched.setattr(os, name, killing(getattr(os, name), left))
+        with Kill(2 + kills % 2).watch(os, "replace", "rename", "unlink"):
             assert forget(world, "--yes") == 0
             break
         kills += 1

@@ -9,7 +9,7 @@ from demo.plan import DemoSettings, Services, plan_for_simulator
 from demo.runner import LocalFolders
 from evergreen.config.features import MAX_CATEGORY, MISSING_CATEGORY
 from evergreen.contracts import criteo, raw_rows
-from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from evergreen.contracts.records import CONVERSION, PredictionBatch
 from evergreen.storage.uris import local_path
 from inference_client.publisher import Outcome, RecordPublisher
@@ -53,7 +53,12 @@ def predictions():
 def extracted(tmp_path_factory, predictions):
     """The RawDataset that extraction makes from the monitor's archive of the client's records."""
     folder = tmp_path_factory.mktemp("log to lake")
-    bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=50)
+    bench = Bench(
+        folder,
+        recommender=CRITEO_RECOMMENDER,
+        attribution_window_seconds=WINDOW,
+        archive_roll_rows=50,
+    )
     bench.clock.now = BEGIN
     bench.start()
     publisher = RecordPublisher(

@@ -26,6 +26,7 @@ from monitoring.state.store import Store
 from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
 from pipelines.places import PLACES
+from tests.support.errors import raises
 from tests.support.yaml_texts import documents
 
 NOW = 1_767_225_600.5
@@ -158,7 +159,7 @@ def test_local_run_gives_pipeline_only_inputs_that_it_has(
     monkeypatch.setattr(local_run.signal, "signal", lambda *_: None)
     line = build_parser().parse_args(services.run_command()[3:])
     asked = {"parameters": read_parameters(package, line.parameter), "request": request}
-    with pytest.raises(PermanentError, match="ended without an outcome"):
+    with raises(PermanentError, "without an outcome"):
         local_run.run_once(package, services.folders, **asked)
     _fits(given, inputs)
     assert given["trigger_id"] == request.request_id
@@ -187,7 +188,7 @@ def test_users_own_file_is_not_overwritten_and_drifting_column_must_exist(servic
     rows = {"replay_rows": 2_000, "lake_rows": 3_000, "clicks": 600, "replay_requests": 2_000}
     settings = plan_for_data(services.settings, own, **rows).recommender().settings
     assert (settings["gate"]["min_auc"], settings["training"]["seed"]) == (0.7, 1)
-    with pytest.raises(ContractError, match="drift column 'I99' is not a feature, expected I9"):
+    with raises(ContractError, "'I99'", "expected I9"):
         plan_for_data(replace(services.settings, drift_columns=("I99",)), own, **rows)
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from controller.canary.evidence import read_pairs
 from evergreen.contracts import raw_rows
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.records import PredictionBatch
 from evergreen.storage.uris import open_objects
 from monitoring.uploader import Uploader
 from tests.support.clocks import Clock
-from tests.support.crashes import Killed, crash_at
+from tests.support.crashes import Kill
 from tests.support.lakes import extract_by_command, rows_in
 from tests.support.monitors import Bench, clicks, prediction, publish
 
@@ -32,7 +33,11 @@ def _record(number: int) -> PredictionBatch:
     """
     by_canary, has_shadow = number % 3 == 0, number % 4 != 0
     served = prediction(
-        f"request {number:02}", ROWS, time=BEGIN + number, version=4 if by_canary else 3
+        f"request {number:02}",
+        ROWS,
+        time=BEGIN + number,
+        version=4 if by_canary else 3,
+        features=CRITEO_RECOMMENDER.features,
     )
     shadow = np.random.default_rng(number).random(ROWS).astype(np.float32)
     return dataclasses.replace(
@@ -51,10 +56,16 @@ PLAIN = [
 
 def _archived(folder, records):
     """Run a monitor over `records` and a click on row 1 of each, and return the folder."""
-    bench = Bench(folder, attribution_window_seconds=WINDOW, archive_roll_rows=16)
+    bench = Bench(
+        folder,
+        recommender=CRITEO_RECOMMENDER,
+        attribution_window_seconds=WINDOW,
+        archive_roll_rows=16,
+    )
     bench.clock.now = BEGIN
     bench.start()
-    publish(bench.log, *records, clicks("clicks", [(r.request_id, 1, r.time + 1) for r in records]))
+    shown = clicks("clicks", [(r.request_id, 1, r.time + 1) for r in records])
+    publish(bench.log, *records, shown, form=bench.form)
     bench.turn(40, 3.0)
     bench.monitor.stop()
     bench.close()
@@ -94,10 +105,9 @@ def test_evidence_reads_every_pair_before_during_and_after_upload(places):
     archive, lake = folder / "archive", folder / "lake"
     _check_evidence(archive, lake)
 
-    with pytest.raises(Killed):
-        Uploader(
-            archive, lake, clock=Clock(BEGIN), checkpoint=crash_at("uploader.marked")
-        ).run_once()
+    with Kill("uploader.marked") as kill:
+        Uploader(archive, lake, clock=Clock(BEGIN), checkpoint=kill.reach).run_once()
+    assert kill.is_dead
     assert len(list(lake.glob("day=*/*.parquet"))) == 1
     _check_evidence(archive, lake)
     Uploader(archive, lake, clock=Clock(BEGIN)).run_once()

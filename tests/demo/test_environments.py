@@ -17,7 +17,10 @@ LOCKS = environments.REPOSITORY / "requirements"
 
 @pytest.fixture(scope="module")
 def quick_python(tmp_path_factory):
-    """A Python whose `-m venv` copies a prepared environment, because pip takes seconds."""
+    """A fake Python.
+
+    The command `-m venv` copies a prepared environment, because pip would take seconds.
+    """
     root = tmp_path_factory.mktemp("python")
     subprocess.run([sys.executable, "-m", "venv", root / "made"], check=True, timeout=240)
     (root / "python").write_text(
@@ -30,7 +33,7 @@ def quick_python(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path, quick_python):
-    """A repository with only the Makefile and the locks of one empty environment."""
+    """A repository that contains only the Makefile, and the locks of one empty environment."""
     shutil.copy(MAKEFILE, tmp_path)
     (tmp_path / "python").symlink_to(quick_python)
     (tmp_path / "requirements").mkdir()
@@ -62,7 +65,7 @@ def test_environment_is_rebuilt_if_lock_changed_or_interpreter_is_gone(folder):
     assert make_serving(folder).stdout == ""
     lock = folder / "requirements" / "serving.test.lock"
     os.utime(lock, (lock.stat().st_mtime + 60,) * 2)
-    assert make_serving(folder).stdout == ""  # like in a fresh clone with linked environments
+    assert make_serving(folder).stdout == ""  # as in a fresh clone with linked environments
     lock.write_text("# nothing else\n")
     os.utime(lock, (1, 1))
     assert make_serving(folder).stdout == building

@@ -11,6 +11,7 @@ from demo.log_server import HOST_VARIABLE, find_emulator, start_log
 from demo.stack import Stack, tagged_processes
 from evergreen.events.locations import open_subscriber
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises, says
 from tests.support.log_benches import open_log
 from tests.support.processes import wait_for
 
@@ -40,15 +41,15 @@ def test_emulator_is_found_wherever_cloud_sdk_lies(way, tmp_path, java):
 
 
 def test_missing_emulator_and_missing_java_are_each_named(tmp_path, java):
-    with pytest.raises(ContractError, match="emulator is absent"):
+    with raises(ContractError, "emulator is absent"):
         find_emulator({"PATH": str(java)})
     script = program(tmp_path / "emulator" / "cloud-pubsub-emulator")
-    with pytest.raises(ContractError, match="needs Java"):
+    with says(ContractError, "no-java", emulator=script):
         find_emulator({"PATH": str(script.parent)})
 
 
 def exchange(place, monkeypatch):
-    """Publish and read one message like the demo's processes, and return what was read."""
+    """Publish and read one message as the demo's processes do, and return the message."""
     for name, value in place.variables.items():
         monkeypatch.setenv(name, value)
     log = open_log(place.url)

@@ -1,4 +1,4 @@
-"""Tests of the local runner: KFP's handler call, gates, and reported failures."""
+"""Tests of the local runner: the handler that KFP calls, and the errors of failed runs."""
 
 import os
 import subprocess
@@ -9,6 +9,7 @@ import pytest
 
 from demo.runner import STEP_NICENESS, PipelineFailed, yielding
 from evergreen.runtime.exit_codes import ExitCode
+from tests.support.errors import raises
 
 
 def test_tasks_run_in_environment_of_their_image_and_clean_up_files(run_tiny, capfd, monkeypatch):
@@ -47,7 +48,7 @@ def test_gate_that_refuses_skips_next_step_and_still_succeeds(run_tiny):
 
 
 def test_failing_step_raises_after_exit_handler_ran(run_tiny):
-    with pytest.raises(PipelineFailed, match="tiny"):
+    with raises(PipelineFailed, "tiny"):
         run_tiny(passes=True, fails=True)
     assert (run_tiny.folder / "last").read_text() == "FAILED"
     assert "planted failure" in (run_tiny.folder / "logs" / "training.log").read_text()

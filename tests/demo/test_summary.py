@@ -267,7 +267,7 @@ def iso(offset):
 def store(tmp_path):
     """A journal with two releases.
 
-    The second is by a run whose deployment step took from 100 s to 103 s.
+    The second release is from a run whose deployment step lasted from 100 s to 103 s.
     """
     for version, intent, live in ((1, 0, 1), (2, 101, 102.5)):
         for action, at in ((promotion_journal.INTENT, intent), (promotion_journal.RELEASE, live)):
@@ -328,8 +328,8 @@ def test_bad_release_counts_requests_from_start_to_answer_of_old_version():
     traffic += [traffic_line(205, 2), traffic_line(206, 2), traffic_line(207.5, 2, failed=9)]
     found = numbers.bad_release_numbers(PLANTED, traffic)
     assert (found.made, found.rolled_back) == tuple(PLANTED)
-    # The last line starts at 206, exactly when the answer arrives. This line counts, because the
-    # interval includes its end.
+    # The last line of the replay begins at 206 s, exactly when the rollback ends. The line counts,
+    # because the interval includes its end.
     assert found.during == TrafficDuring(requests_sent=7 * 31, requests_failed=9, p99_ms=7.5)
     assert numbers.bad_release_numbers([], traffic) is None
 
@@ -432,7 +432,7 @@ def test_loop_that_turned_needs_nothing():
 def test_rows_needed_for_certainty_grow_with_logarithm_of_evidence(tmp_path):
     """500 rows since the drift gave an e-value of 10.
 
-    The logarithm of 100 is twice as large, so 100 takes twice the rows.
+    The logarithm of 100 is twice that of 10, so evidence of 100 needs twice as many rows.
     """
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     decisions = [

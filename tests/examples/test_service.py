@@ -11,7 +11,8 @@ import pytest
 from fastapi.testclient import TestClient
 
 from evergreen.config.data import ColumnNames
-from evergreen.contracts.criteo import CATEGORICAL, CRITEO_RECOMMENDER
+from evergreen.contracts.criteo import CATEGORICAL, CRITEO, CRITEO_RECOMMENDER
+from evergreen.contracts.record_format import RecordFormat
 from evergreen.contracts.records import CLICK, OutcomeBatch, PredictionBatch
 from evergreen.events.sqlite import SqliteLog
 from evergreen.recommender_file.form import read_recommender
@@ -19,13 +20,12 @@ from examples.service.app import from_environment
 from examples.shop.world import write_clicks
 from tests.support.paths import REPOSITORY
 from tests.support.recommenders import accept_into
-from tests.support.record_messages import decode
-from tests.support.triton_double import RunningServer, known_scores
+from tests.support.triton_double import GrpcTriton, ScoringDouble, known_scores
 
 
 @pytest.fixture
 def server():
-    running = RunningServer()
+    running = GrpcTriton(ScoringDouble(CRITEO))
     running.scoring.version = 6
     yield running
     running.close()
@@ -69,7 +69,7 @@ def test_click_in_log_leads_to_item_that_was_shown(service, items, tmp_path):
     )
     assert page["model_version"] == 6
     log = SqliteLog(tmp_path / "log.db")
-    shown, clicked = (decode(delivery.payload) for delivery in log.pull(10))
+    shown, clicked = (RecordFormat(CRITEO).decode(delivery.payload) for delivery in log.pull(10))
     log.close()
     assert isinstance(shown, PredictionBatch)
     assert isinstance(clicked, OutcomeBatch)

@@ -7,15 +7,16 @@ import grpc
 import numpy as np
 import pytest
 
-from evergreen.contracts.criteo import CRITEO
 from evergreen.runtime.errors import ContractError
 from inference_client import transport as transport_module
 from inference_client.access import TOKEN_SECONDS, ServerAccess, Token
 from inference_client.errors import AccessDenied, ServerUnavailable
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.certificates import Authority
+from tests.support.errors import raises
+from tests.support.recommenders import SHOP
 from tests.support.served_names import MODEL_NAME
-from tests.support.triton_double import RunningServer
+from tests.support.triton_double import GrpcTriton
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def secure(authority):
         credentials = grpc.ssl_server_credentials(
             [pair], authority.pem if mutual else None, require_client_auth=mutual
         )
-        running.append(RunningServer(credentials))
+        running.append(GrpcTriton(credentials=credentials))
         return running[-1]
 
     yield run
@@ -118,11 +119,11 @@ def test_client_shows_its_own_certificate_to_server_that_asks_for_one(
 
 
 @pytest.mark.parametrize(
-    "columns", [None, CRITEO.columns], ids=["", "also the one that asks for columns"]
+    "columns", [None, SHOP.features.columns], ids=["", "also the one that asks for columns"]
 )
 def test_each_call_carries_token(secure, authority, files, make_rows, columns):
     running = secure("triton")
-    running.scoring.token = "s3cret"
+    running.token = "s3cret"
     given = files(ca_file=authority.pem, token_file="s3cret\n")
 
     async def run(**more):
@@ -132,7 +133,7 @@ def test_each_call_carries_token(secure, authority, files, make_rows, columns):
 
     assert asyncio.run(run(token_file=given["token_file"])).model_version == 1
     for wrong in ({}, files(token_file="another")):
-        with pytest.raises(AccessDenied, match="denies access: .* is no token"):
+        with raises(AccessDenied, "denies access", "is no token"):
             asyncio.run(run(**wrong))
 
 

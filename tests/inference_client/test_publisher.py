@@ -1,4 +1,4 @@
-"""Tests of publishing to a real log and to failing ones: order, outages, bounds and counts."""
+"""Tests of publishing to a real log and to failing logs: order, outages, limits and counts."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from evergreen.config.features import Features
-from evergreen.contracts.criteo import CRITEO
+from evergreen.contracts.record_format import RecordFormat
 from evergreen.contracts.records import MAX_ID_CHARACTERS, OutcomeBatch, PredictionBatch
 from evergreen.events.event_log import MAX_MESSAGE_BYTES
 from evergreen.events.sqlite import SqliteLog
@@ -29,8 +29,9 @@ from inference_client.publisher import (
     Unpublished,
     metrics_text,
 )
+from tests.support.errors import raises
 from tests.support.full_disk import files_of_at_most
-from tests.support.record_messages import decode
+from tests.support.recommenders import SHOP
 from tests.support.virtual_time import SteppedTime
 
 
@@ -69,7 +70,8 @@ class MemoryLog:
         self.meanwhile()
         self.sizes.append(len(messages))
         if (error := self.outage()) is not None:
-            # One message is stored anyway, as if the broker was lost halfway.
+            # The log stores one message before the error, as if the broker failed in the middle of
+            # a batch.
             self.messages += messages[:1]
             raise error
         self.messages += messages
@@ -78,13 +80,15 @@ class MemoryLog:
         pass
 
     def records(self):
-        return [decode(payload) for payload in dict(self.messages).values()]
+        return [
+            RecordFormat(SHOP.features).decode(payload) for payload in dict(self.messages).values()
+        ]
 
 
 def publisher_of(log, time, **settings):
     return RecordPublisher(
         log,
-        features=CRITEO,
+        features=SHOP.features,
         source="test",
         settings=PublisherSettings(**settings),
         timing=time.timing(),
@@ -163,9 +167,9 @@ OUTAGES = [
 def test_publishing_goes_on_after_any_outage_and_says_so_twice(
     time, prediction, caplog, kind, seconds, slow_seconds
 ):
-    """A log that recovers slowly takes 20 s for each flush.
+    """A log that recovers slowly needs 20 s for each flush.
 
-    Requests are scored and logged during the flush.
+    Requests are scored and logged while the flush waits.
     """
     caplog.set_level(logging.INFO, logger="inference_client.publisher")
 
@@ -328,9 +332,7 @@ def test_long_outage_keeps_oldest_within_bounds_and_counts_dropped(time, predict
 def test_draining_into_lost_log_ends_and_says_what_is_lost(time, prediction):
     publisher = publisher_of(MemoryLog(lambda: TemporaryError("gone")), time, close_seconds=20.0)
     publisher.add(prediction("r1"), clicks("r1", 0, 1))
-    with pytest.raises(
-        Unpublished, match="4 rows and 2 outcomes could not be published and are lost: gone"
-    ) as loss:
+    with raises(Unpublished, "4 rows and 2 outcomes", "lost", "gone") as loss:
         asyncio.run(publisher.drain())
     assert (loss.value.rows, loss.value.outcomes) == (4, 2)
     assert 1020.0 <= time.now <= 1024.0
@@ -344,7 +346,7 @@ def test_draining_into_lost_log_ends_and_says_what_is_lost(time, prediction):
 def test_draining_into_log_that_refuses_does_not_wait(time, prediction):
     publisher = publisher_of(MemoryLog(lambda: PermanentError("no such topic")), time)
     publisher.add(prediction("r1"))
-    with pytest.raises(Unpublished, match="no such topic"):
+    with raises(Unpublished, "no such topic"):
         asyncio.run(publisher.drain())
     assert time.now == 1000.0
 
@@ -403,16 +405,13 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
     publisher = PartitionedPublisher(
         [publisher_of(log, time, max_queued=share.max_queued) for log in logs]
     )
-    # The last bits of crc32 put all three requests into the second partition. This partition's half
-    # of the queue has room for one request.
+    # crc32 of these names assigns all three requests to the second partition. The second partition
+    # has half of the queue, which has room for one more request.
     names = [f"r{number}" for number in range(20)]
     lost = [name for name in names if zlib.crc32(name.encode()) % 2][:3]
     kept = next(name for name in names if not zlib.crc32(name.encode()) % 2)
     assert [publisher.add(prediction(name)) for name in (kept, *lost)] == [True, True, False, False]
-    with pytest.raises(
-        Unpublished,
-        match="4 rows and 0 outcomes could not be published and are lost: no such topic",
-    ):
+    with raises(Unpublished, "4 rows and 0 outcomes", "lost", "no such topic"):
         asyncio.run(publisher.drain())
     assert [record.request_id for record in logs[0].records()] == [kept]
     assert (
@@ -443,18 +442,19 @@ def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, mo
         publisher.add_outcome(Outcome(request_id=f"r{number}", time=1000.0 - number))
     asyncio.run(publisher.drain())
     assert [len(record) for record in log.records()] == [3, 3, 1]
-    # The oldest first.
+    # The oldest outcomes are dropped first.
     assert [name for _, name, *_ in outcomes_of(log.records())] == [
         f"r{number}" for number in reversed(range(7))
     ]
 
 
 def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
-    """A row has 280 bytes.
+    """One row takes 92 bytes.
 
-    These are 13 numbers of 4 bytes, 26 of 8, and score, position, propensity and shadow.
+    The row has 2 numbers of 4 bytes and 8 positions of 8 bytes, and score, position, propensity
+    and shadow score.
     """
-    monkeypatch.setattr(publisher_module, "MAX_BYTES_PER_FLUSH", 10 * 280)
+    monkeypatch.setattr(publisher_module, "MAX_BYTES_PER_FLUSH", 10 * 92)
     log = MemoryLog()
     publisher = publisher_of(log, time)
     assert all(publisher.add(prediction(f"r{number}")) for number in range(3))
@@ -481,8 +481,8 @@ def test_queue_takes_no_more_memory_than_it_is_allowed(time, num_rows, full):
             request_id=f"{next(ids):032d}",
             time=1000.0 + next(ids),
             model_version=1,
-            dense=np.ones((num_rows, 13), np.float32),
-            categorical=np.ones((num_rows, 26), np.int64),
+            dense=np.ones((num_rows, 2), np.float32),
+            categorical=np.ones((num_rows, 8), np.int64),
             scores=np.full(num_rows, 0.5, np.float32),
             **more,
         )
@@ -544,14 +544,15 @@ def test_conversions_travel_beside_clicks_also_those_of_other_publishers(time, p
 
 
 @pytest.mark.parametrize(
-    "features", [CRITEO, Features(numeric=(), categorical=tuple(f"c{i}" for i in range(350)))]
+    "features",
+    [SHOP.features, Features(numeric=(), categorical=tuple(f"c{i}" for i in range(350)))],
 )
 def test_largest_messages_fit_log(time, features):
     log, longest = MemoryLog(), '"' * MAX_ID_CHARACTERS
     publisher = RecordPublisher(log, features=features, source="test", timing=time.timing())
     scores = np.full(publisher.max_rows, 0.5, np.float32)
     dense = np.ones((len(scores), len(features.numeric)), np.float32)
-    categorical = np.full((len(scores), len(features.categorical)), 2**50)
+    categorical = np.full((len(scores), len(features.place_names)), 2**50)
     ranked = PredictionBatch(
         request_id=longest,
         positions=np.ones(len(scores), np.int32),
@@ -693,7 +694,7 @@ def test_outage_amid_refusal_drops_nothing_twice_and_nothing_else(time, predicti
     failures = [None, TemporaryError("gone"), TemporaryError("gone")]
     log = SmallLog(3000, outage=lambda: failures.pop(0) if failures else None)
     publisher = publisher_of(log, time)
-    for name, n in (("a", 2), ("large", 20), ("b", 2), ("c", 2)):
+    for name, n in (("a", 2), ("large", 60), ("b", 2), ("c", 2)):
         publisher.add(prediction(name, n=n), clicks("a", *range(40)) if name == "a" else ())
     asyncio.run(publisher.drain())
     assert {r.request_id for r in log.records() if isinstance(r, PredictionBatch)} == {
@@ -703,7 +704,7 @@ def test_outage_amid_refusal_drops_nothing_twice_and_nothing_else(time, predicti
     }
     assert len(outcomes_of(log.records())) == 40
     counts = publisher.counts
-    assert (counts.published_rows, counts.dropped_rows, counts.published_outcomes) == (6, 20, 40)
+    assert (counts.published_rows, counts.dropped_rows, counts.published_outcomes) == (6, 60, 40)
 
 
 def test_record_that_cannot_be_encoded_stops_no_other(time, prediction):

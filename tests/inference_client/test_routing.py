@@ -9,13 +9,14 @@ import grpc
 import numpy as np
 import pytest
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from inference_client import routing
 from inference_client.errors import DeadlineExpired
 from inference_client.recommender import RecommenderClient
 from inference_client.routing import PlanFollower, PlannedClient
 from inference_client.rows import FeatureRows
 from inference_client.scoring import shadow_of
+from tests.support.errors import raises
+from tests.support.recommenders import SHOP
 from tests.support.served_names import CANARY_NAME, MODEL_NAME, TRAFFIC_FILE
 from tests.support.traffic_plans import KEYS, follow, make_plan, until
 
@@ -64,7 +65,8 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
             await until(lambda: len(reads) >= 3)
         assert "traffic.json is" in client.plan.problem
         assert (await client.score(*make_rows(2))).canary
-        # A bug in reading also leaves the plan in force, like a storage error.
+        # If reading the plan fails by a bug, the last plan also stays in force, as after a storage
+        # error.
         storage, client.plan.objects = client.plan.objects, None
         await until(lambda: "NoneType" in client.plan.problem)
         publish(make_plan(2, canary=None))
@@ -79,7 +81,8 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
 def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, monkeypatch):
     monkeypatch.setattr(routing, "FIRST_READ_SECONDS", 0.05)
     released = threading.Event()
-    # This ends calls that would wait for it, but so late that the test would notice.
+    # The timer releases calls that wait for the shadow. The timer is so late that the test would
+    # fail before it ends.
     late = threading.Timer(20, released.set)
     late.start()
 
@@ -127,7 +130,7 @@ def test_canary_whose_version_is_no_number_costs_no_request_and_no_record(
 
     async def talk():
         options = {
-            "recommender": CRITEO_RECOMMENDER,
+            "recommender": SHOP,
             "log": f"sqlite:///{tmp_path}/log.db",
             "plan_uri": objects.uri,
         }
@@ -171,8 +174,8 @@ def test_what_canary_cannot_do_stable_arm_does(
 
     answer = follow(served, objects, talk)
     np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # The stable arm is the canary's shadow. Stable has already answered this request, so the shadow
-    # adds no call.
+    # The stable arm is the canary's shadow. The stable version has already answered this request,
+    # so the shadow needs no further call.
     assert (answer.canary, answer.shadow) == (False, None)
     assert served.scoring.asked == [CANARY_NAME, MODEL_NAME]
 
@@ -192,7 +195,7 @@ def test_one_deadline_covers_both_arms(served, objects, publish, make_rows):
             await until(lambda: served.scoring.in_flight == 1)
             served.release(served.scoring.wait)
             served.scoring.wait = served.make_event()
-            with pytest.raises(DeadlineExpired, match=r"within 0\.1 s"):
+            with raises(DeadlineExpired, "within 0.1 s"):
                 await asking
             served.release(served.scoring.wait)
 
@@ -227,7 +230,7 @@ def test_stuck_shadow_delays_nobody_and_those_beyond_bound_are_dropped(
         assert await shadow_of(answers[0], 0.01) is None
         assert await shadow_of(answers[9], 0.01) is None
         served.release(served.scoring.canary_wait)
-        # A caller that did not wait may still check later.
+        # A caller can also read the shadow scores later.
         assert (await shadow_of(answers[0], 20)).model_version == 4
 
     follow(served, objects, talk, max_shadows=2)
@@ -259,7 +262,7 @@ def test_no_shadow_is_sent_while_served_requests_wait(served, objects, publish, 
         return client.shadow_counts
 
     shadow = follow(served, objects, talk, max_in_flight=1, max_shadows=100)
-    # The last request has no successor.
+    # The last request is not dropped, because no request follows.
     assert shadow["dropped"] >= 6
     assert shadow["dropped"] + shadow["answered"] == 8
 
@@ -272,7 +275,7 @@ def test_ranked_list_is_one_arms_and_records_shadow_scores_of_its_rows(
     log = f"sqlite:///{tmp_path}/log.db"
 
     async def talk(planned):
-        async with RecommenderClient(planned, recommender=CRITEO_RECOMMENDER, log=log) as client:
+        async with RecommenderClient(planned, recommender=SHOP, log=log) as client:
             return await client.rank(
                 FeatureRows(dense=dense, categorical=categorical), 10, key="a user"
             )

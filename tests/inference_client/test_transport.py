@@ -16,9 +16,10 @@ from inference_client.errors import BadRequest, DeadlineExpired, Overloaded, Ser
 from inference_client.replicas import CALLS_PER_SLOT
 from inference_client.scoring import ClientSettings, ScoringClient
 from inference_client.timing import Timing, shortened
+from tests.support.errors import raises
 from tests.support.served_names import MODEL_NAME
 from tests.support.traffic_plans import until
-from tests.support.triton_double import RunningServer
+from tests.support.triton_double import GrpcTriton
 from tests.support.virtual_time import VirtualTime
 
 ABSENT = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' is not found")
@@ -26,7 +27,7 @@ ABSENT = (grpc.StatusCode.NOT_FOUND, "Request for unknown model: 'click_model' i
 
 @pytest.fixture
 def stuck(server):
-    """A server that holds every answer back until the test releases it."""
+    """A server that delays every answer until the test releases it."""
     server.scoring.wait = server.make_event()
     yield server
     server.release(server.scoring.wait)
@@ -47,16 +48,14 @@ def test_expired_deadline_is_not_on_wire_and_frees_its_slot(stuck, make_rows, sc
 
     async def talk(client):
         for number in range(1, CALLS_PER_SLOT + 1):
-            with pytest.raises(DeadlineExpired, match=r"within 0\.2 s"):
+            with raises(DeadlineExpired, "within 0.2 s"):
                 await client.score(*rows)
             await until(
                 lambda number=number: (
                     client.transport.num_calls == stuck.scoring.in_flight == number
                 )
             )
-        with pytest.raises(
-            Overloaded, match=r"has 4 unanswered requests and freed no slot within 0\.2 s"
-        ):
+        with raises(Overloaded, "4 unanswered requests", "within 0.2 s"):
             await client.score(*rows)
         assert len(stuck.scoring.requests) == CALLS_PER_SLOT
         stuck.release(stuck.scoring.wait)
@@ -92,7 +91,7 @@ def test_full_line_is_said_at_once_and_takes_callers_again_when_it_moves(
     async def talk(client):
         callers = [asyncio.create_task(client.score(*rows)) for _ in range(3)]
         await until(lambda: stuck.scoring.in_flight == 1)
-        with pytest.raises(Overloaded, match="has 3 callers waiting, expected fewer than 3"):
+        with raises(Overloaded, "3 callers", "fewer than 3"):
             await client.score(*rows)
         stuck.release(stuck.scoring.wait)
         answers = await asyncio.gather(*callers)
@@ -143,9 +142,9 @@ def test_deadline_bounds_all_attempts_and_waits_together(server, make_rows):
         async with ScoringClient(server.url, MODEL_NAME, settings, timing=timing) as client:
             await client.score(*make_rows(1))
 
-    with pytest.raises(ServerUnavailable, match="maximum queue size"):
+    with raises(ServerUnavailable, "maximum queue size"):
         asyncio.run(run())
-    # 0.8 more would exceed the deadline.
+    # A further wait of 0.8 s would exceed the deadline.
     assert waits == [0.05, 0.1, 0.2, 0.4]
 
 
@@ -156,7 +155,7 @@ def test_chance_shortens_waits_by_up_to_half():
 
 
 def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score_rows):
-    """A watchdog unloads a model before it reloads the model."""
+    """A watchdog first unloads the model, and then reloads it."""
     rows = make_rows(3)
 
     async def talk(client):
@@ -172,13 +171,13 @@ def test_model_that_answered_and_is_gone_is_asked_again(server, make_rows, score
 def test_message_larger_than_server_takes_is_not_tried_again(server, make_rows):
     text = "Received message larger than max (300000 vs. 1000)"
     server.scoring.always = (grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-    with pytest.raises(BadRequest, match="takes no message of this size"):
+    with raises(BadRequest, "message of this size"):
         converse(server, lambda client: client.score(*make_rows(1)))
 
 
 @pytest.fixture
 def replicas():
-    running = [RunningServer(), RunningServer()]
+    running = [GrpcTriton(), GrpcTriton()]
     yield running
     for each in running:
         each.close()
@@ -191,7 +190,7 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
     rows = make_rows(2)
 
     async def talk(client):
-        # Both must be connected before requests alternate evenly.
+        # Requests alternate evenly only after the client has connected to both servers.
         while not (first.scoring.requests and second.scoring.requests):
             await client.score(*rows)
         before = [len(each.scoring.requests) for each in replicas]
@@ -216,8 +215,8 @@ def test_requests_go_to_every_replica_in_turn_and_dead_one_costs_none(
 class Unreliable:
     """A TCP port in front of a server.
 
-    Connections that are `frozen` stay open but lead nowhere, as after a lost route. Without a
-    server the port accepts connections and sends nothing.
+    Connections that are `frozen` stay open but transfer no bytes, as after a lost route. If no
+    server listens behind it, the port accepts connections and sends nothing.
     """
 
     def __init__(self, port: int | None) -> None:
@@ -250,7 +249,7 @@ class Unreliable:
                     sink.sendall(content)
 
     def freeze(self) -> None:
-        """Stop forwarding open connections. New connections work."""
+        """Stop forwarding open connections. New connections are forwarded."""
         self._frozen.set()
         self._frozen = threading.Event()
 
@@ -263,7 +262,7 @@ class Unreliable:
 
 @pytest.fixture
 def unreliable():
-    """`unreliable(port)`: see the class."""
+    """Opens an `Unreliable` port in front of a server's port."""
     made = []
 
     def make(port=None):
@@ -321,7 +320,7 @@ def test_replica_that_accepts_and_never_answers_costs_no_request(
     assert len(answers) == 600
     for answer in answers:
         np.testing.assert_array_equal(answer.scores, score_rows(*rows))
-    # At first the server gets its share of requests, then only an occasional copy.
+    # The failing server first gets its share of requests, and later only an occasional copy.
     assert len(ill.scoring.requests) < 60
 
 
@@ -377,7 +376,7 @@ def test_server_that_hangs_alone_gets_its_calls_answered_once_it_goes_on(
 
     async def talk(client):
         callers = [asyncio.create_task(client.score(*rows)) for _ in range(8)]
-        await until(lambda: stuck.scoring.in_flight == 16)  # each request sent twice
+        await until(lambda: stuck.scoring.in_flight == 16)  # each request was sent twice
         stuck.release(stuck.scoring.wait)
         return await asyncio.gather(*callers)
 
@@ -417,5 +416,5 @@ def test_addresses_that_name_gains_and_loses_are_followed(replicas, make_rows, m
 
     converse(None, talk, url="dns:///triton:8001")
     known[0] = OSError("no such name")
-    with pytest.raises(ServerUnavailable, match="dns:///triton:8001 is unavailable: no such name"):
+    with raises(ServerUnavailable, "dns:///triton:8001", "unavailable", "no such name"):
         converse(None, lambda client: client.score(*rows), url="dns:///triton:8001", max_attempts=2)

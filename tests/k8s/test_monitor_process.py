@@ -22,7 +22,7 @@ from tests.k8s.environment import command, container, environment_of, mounted
 from tests.support.monitors import clicks, prediction, publish
 from tests.support.paths import REPOSITORY
 from tests.support.processes import Answer, ask, wait_for
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import accept_into, shop_with
 from tests.support.rendering import Manifest, find
 
 pytestmark = pytest.mark.e2e
@@ -137,7 +137,7 @@ def _lives(pod: Pod) -> None:
     """Run the pod from its init container to SIGTERM, while records are in progress."""
     assert pod.start("folders").wait(120) == 0
     accept_into(
-        pod.root / "evergreen/store", criteo_with(monitor={"attribution_window_seconds": 0.2})
+        pod.root / "evergreen/store", shop_with(monitor={"attribution_window_seconds": 0.2})
     )
     monitor = pod.start("monitor")
     uploader = pod.start("uploader", EVERGREEN_UPLOADER_INTERVAL_SECONDS="0.1")

@@ -20,6 +20,7 @@ from controller.inspection import Inspection
 from controller.release import ReleaseSettings, release
 from controller.watchdog import Watchdog
 from demo.triton import TritonServer, TritonSettings
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import ModelQuality
 from evergreen.registry.models import verdict_paths
 from evergreen.registry.promotion_journal import (
@@ -69,7 +70,11 @@ class Site:
     """Version 1 released, and the traffic that it answers round by round."""
 
     def __init__(self, triton, folder, rows, make_candidate, limits):
-        self.triton, self._make, self.bench = triton, make_candidate, Bench(folder, **limits)
+        self.triton, self._make, self.bench = (
+            triton,
+            make_candidate,
+            Bench(folder, recommender=CRITEO_RECOMMENDER, **limits),
+        )
         self._random, clock = np.random.default_rng(7), self.bench.clock
         workflow, toy = toy_workflow(2), toy_model(toy_workflow(2), 2, scale=0.3)
         self.dense, self.categorical = rows

@@ -1,4 +1,4 @@
-"""A monitor for one test, stopped with the test."""
+"""Fixtures that run a monitor, and stop it at the end of the test."""
 
 import json
 import os

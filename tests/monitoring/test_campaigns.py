@@ -2,7 +2,7 @@
 
 Afterwards each request is in the lake once.
 
-`EVERGREEN_CAMPAIGN_SHARE=0.02` runs a small share of them.
+`EVERGREEN_CAMPAIGN_SHARE=0.02` runs only 2 % of the faults.
 """
 
 import json
@@ -57,13 +57,13 @@ class Installation:
         return self.processes.started[-1]
 
     def kill(self) -> None:
-        """Kill all at once."""
+        """Kill all processes at once."""
         for program in self.programs:
             program.process.kill()
             program.process.wait()
 
     def num_reports(self) -> int:
-        """Return how often programs reported a full disk."""
+        """Return how many log lines of the processes report a full disk."""
         texts = [path.read_text() for path in self.processes.folder.glob("*.log")]
         return sum(text.count(said) for text in texts for said in ("No space left", "disk is full"))
 
@@ -116,7 +116,7 @@ def fill(folder, left: int):
     size = 0
     with open(ballast, "wb") as file:
         while (room := free_bytes(folder) - left) > 0:
-            with suppress(OSError):  # A program may have written meanwhile.
+            with suppress(OSError):  # a process may have written there in the meantime
                 os.posix_fallocate(file.fileno(), size, step := min(room, 1 << 22))
                 size += step
     return ballast
@@ -159,7 +159,8 @@ def meets_full_disk(installation: Installation, folder, chance) -> bool:
     """Fill the disk until a program reports it, for some seconds at most, and wait for recovery.
 
     Returns:
-        Whether one did. SQLite reuses freed pages, and may need no space for a while.
+        Whether a process reported a full disk. SQLite reuses freed pages, and may need no space for
+        a while.
     """
     before, until = installation.num_reports(), time.monotonic() + 5.0
     ballast = fill(folder, chance.choice([0, 0, 4096, chance.randrange(100_000)]))
@@ -178,7 +179,7 @@ def meets_full_disk(installation: Installation, folder, chance) -> bool:
 
 
 def spoiled(chance, payload: bytes) -> bytes:
-    """Return the message after one fault of a wire, a disk or a program."""
+    """Return the message after one fault of the network, the disk or a program."""
     content = bytearray(payload)
     kind, at = chance.randrange(6), chance.randrange(len(content))
     if kind == 0:

@@ -5,14 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from evergreen.contracts.criteo import CRITEO, RAW_TYPES
+from evergreen.contracts.raw_rows import raw_types
 from evergreen.contracts.records import Predictions
 from evergreen.rows.archived_rows import arrow_schema
 from monitoring.state.archive import build_row_table
 from tests.support.monitors import START, WINDOW, prediction
+from tests.support.recommenders import SHOP
 from tests.support.record_messages import decode, encode
 
-SCHEMA = arrow_schema(RAW_TYPES)
+SCHEMA = arrow_schema(raw_types(SHOP.features))
 
 
 def by_canary(name, *, time, version=2):
@@ -21,7 +22,7 @@ def by_canary(name, *, time, version=2):
 
 def archived(*batches):
     requests = Predictions.of(batches)
-    return build_row_table(requests, np.zeros(requests.num_rows, np.uint8), CRITEO)
+    return build_row_table(requests, np.zeros(requests.num_rows, np.uint8), SHOP.features)
 
 
 @pytest.fixture

@@ -19,16 +19,17 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from evergreen.contracts import criteo
 from evergreen.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch, record_id
 from evergreen.events.sqlite import SqliteLog
 from evergreen.storage.uris import open_objects
 from tests.support import monitors
+from tests.support.archives import values_of
 from tests.support.crash_chain import LEASE_SECONDS, WINDOW, Nursery
+from tests.support.recommenders import SHOP, draw_arrays
 from tests.support.record_messages import encode
 
 BEGIN = 1_767_225_000.0
-"""Ten minutes before a UTC midnight. A chain runs past midnight."""
+"""Ten minutes before a UTC midnight. The traffic continues past midnight."""
 KILLED = -9
 
 
@@ -56,9 +57,9 @@ def make_chain(request, tmp_path, nursery):
 
 
 class Chain:
-    """One log, monitor, archive and lake.
+    """An installation with one log, one monitor, one archive and one lake.
 
-    The processes run in turns, and the seed determines when each is killed.
+    The three processes run one after the other. The seed determines when a process is killed.
     """
 
     def __init__(
@@ -74,35 +75,34 @@ class Chain:
         self.poison: list[str] = []
         self.messages: list[tuple[str, bytes]] = []
         self.due: list[tuple[int, str, int, str, float]] = []
-        """(turn, request, row, event, time) of later outcomes."""
+        """Later outcomes as (turn, request, row, event, time)."""
         self.killed_at: Counter[str] = Counter()
         self.reached: set[str] = set()
         self.lengths = {"publisher": 8, "monitor": 30, "uploader": 12}
-        """Number of boundaries that each role passed in its newest uninterrupted run."""
+        """Number of boundaries in each role's last run that was not killed."""
         self.seconds = {"publisher": 0.01, "monitor": 0.06, "uploader": 0.02}
         folder.mkdir()
 
     @property
     def unkilled(self) -> list[str]:
-        """Boundaries that were reached, but at which no process was killed yet."""
+        """Boundaries that a process reached, but where no process was killed yet."""
         return sorted(self.reached - self.killed_at.keys())
 
     # -- publishing
 
     def _next_records(self) -> list[PredictionBatch | OutcomeBatch]:
-        """Return this turn's predictions and due outcomes, in time or late."""
+        """Return the new predictions of this turn, and the outcomes that are due now."""
         new: list[PredictionBatch | OutcomeBatch] = []
         for i in range(0 if self.is_ending else 3):
             num_rows = self.random.randint(1, 4)
             values = np.random.default_rng(self.random.getrandbits(32))
+            dense, categorical = draw_arrays(SHOP.features, num_rows, values)
             prediction = PredictionBatch(
                 request_id=f"request {self.turn}-{i}",
                 time=self.now + i,
                 model_version=1 + self.turn // 4,
-                dense=values.normal(size=(num_rows, criteo.NUM_DENSE)).astype(np.float32),
-                categorical=values.integers(
-                    0, 2**32, (num_rows, criteo.NUM_CATEGORICAL), dtype=np.int64
-                ),
+                dense=dense,
+                categorical=categorical,
                 scores=values.random(num_rows).astype(np.float32),
             )
             self.predictions.append(prediction)
@@ -137,14 +137,14 @@ class Chain:
         if self.messages:
             messages.append(
                 self.random.choice(self.messages)
-            )  # This redelivers records that may be archived already.
+            )  # messages are redelivered after their rows may be archived
         self.messages += [each for each in messages if each[0] not in self.poison]
         name = f"messages {self.turn}"
         batches = [messages[at : at + 2] for at in range(0, len(messages), 2)]
         (self.folder / name).write_bytes(pickle.dumps(batches))
         return name
 
-    # -- lives
+    # -- start, kill and restart of the processes
 
     def _order(self, role: str, **more) -> dict:
         environment = {n: os.environ[n] for n in ("STORAGE_EMULATOR_HOST",) if n in os.environ}
@@ -169,7 +169,7 @@ class Chain:
         return {**order, "kill_after": self.random.uniform(0, 1.2 * self.seconds[role])}
 
     def live_turn(self, kills: str = "", *, stop: bool = False) -> None:
-        """Run each process once.
+        """Run each of the three processes once.
 
         A killed process is restarted, and its last run is not interrupted.
         """
@@ -262,14 +262,12 @@ class Chain:
                 archived = found[prediction.request_id, row]
                 assert np.float32(archived["score"]) == score
                 assert archived["event_time"].timestamp() == prediction.time
-                assert [archived[name] for name in criteo.CATEGORICAL] == prediction.categorical[
-                    row
-                ].tolist()
+                assert values_of(archived, SHOP.features)[1] == prediction.categorical[row].tolist()
 
     def _expect_late_outcomes(self, rows: list[dict], late: list[dict]) -> None:
-        """Assert that a timely click is either a label or late by its arrival.
+        """Assert that a click within the window is a label, or is late because it arrived late.
 
-        Every other outcome is late. Each outcome occurs once.
+        Outcomes of all other kinds are late outcomes. Each outcome occurs once.
         """
         times = {p.request_id: p.time for p in self.predictions}
         clicked = {(row["request_id"], row["row"]) for row in rows if row["label"]}

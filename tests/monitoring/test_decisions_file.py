@@ -9,7 +9,7 @@ import pytest
 
 from monitoring.journal import DECISIONS_FILE, Journal
 from monitoring.policies.policies import POLICIES
-from tests.support.crashes import Killed, crash_at
+from tests.support.crashes import Kill, Killed
 from tests.support.monitors import START, Bench, clicks, prediction, publish
 
 SETTINGS = {
@@ -24,9 +24,10 @@ SETTINGS = {
 
 
 def traffic(seed: int = 5):
-    """Return predictions of a minute with their clicks.
+    """Return the predictions and clicks of one minute.
 
-    A canary comes before version 2, which serves from the middle on.
+    In the first half version 1 serves and version 2 is a canary. In the second half version 2
+    serves.
     """
     random = np.random.default_rng(seed)
     records = []
@@ -49,7 +50,7 @@ def decisions(state: Path) -> list[str]:
 
 
 def play(b: Bench, tick_seconds: float, crash: str = "") -> list[str]:
-    """Publish the traffic at its time, shuffled within a turn, and return the lines."""
+    """Publish the shuffled traffic turn by turn, and return the decision lines."""
     random, records = np.random.default_rng(0), traffic()
     began = START - 1.0
     b.start()
@@ -60,7 +61,7 @@ def play(b: Bench, tick_seconds: float, crash: str = "") -> list[str]:
         due = [record for time, record in records if began < time <= now]
         publish(b.log, *(due[i] for i in random.permutation(len(due))))
         began = now
-        b.checkpoint = crash_at(crash, 1) if crash and turn % 12 == 9 else lambda name: None
+        b.checkpoint = Kill(crash).reach if crash and turn % 12 == 9 else lambda name: None
         try:
             b.monitor.tick()
         except Killed:
@@ -104,7 +105,7 @@ def test_request_after_its_point_counts_once_in_no_window_even_after_kill(tmp_pa
             b.log, prediction("late", 8, time=START + 1.0), prediction("c", 8, time=START + 9.0)
         )
         b.clock.now = START + 17.0
-        b.checkpoint = crash_at(killed)
+        b.checkpoint = Kill(killed).reach
         try:
             b.monitor.tick()
             assert not killed

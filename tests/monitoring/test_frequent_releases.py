@@ -1,4 +1,4 @@
-"""Tests of a running monitor if releases are more frequent than labels become final."""
+"""Tests of a running monitor with releases at shorter intervals than the attribution window."""
 
 import re
 from dataclasses import replace
@@ -35,7 +35,7 @@ def know(store, version: int, *, trained_until: float) -> None:
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The status page's banner at each second, and the monitor's bench.
+    """Returns the state of the status page's banner at each second, and the monitor's bench.
 
     After the drift, scores do not predict clicks.
     """

@@ -18,7 +18,10 @@ QUIET = {**DRIFT, "policies": "threshold", "cooldown_seconds": 1e9}
 
 
 def go_through(b: Bench, *, is_full) -> None:
-    """Run four rounds of good and bad traffic. `is_full(number)` is called before each turn."""
+    """Run four rounds of good and bad traffic.
+
+    The function `is_full` is called with the number of each turn.
+    """
     for number in range(4):
         b.clock.advance(1.0)
         for part in range(3):

@@ -11,7 +11,7 @@ from evergreen.contracts.manifests import ModelQuality, Verdict
 from evergreen.registry.models import verdict_paths
 from evergreen.registry.promotion_journal import ROLLBACK, append_promotion, baking, read_findings
 from monitoring.retraining import new_versions
-from tests.support.crashes import Killed
+from tests.support.crashes import Kill
 from tests.support.monitors import DRIFT, WINDOW, Bench, prediction, publish, traffic
 from tests.support.record_messages import encode
 from tests.support.releases import make_live, passing_verdict, release
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("error")
 def two_versions(bench, tmp_path):
     """A monitor of a registry in which version 2 just replaced version 1.
 
-    Both have an AUC of 0.9.
+    Both versions have an AUC of 0.9.
     """
     b: Bench = bench(
         **{**DRIFT, "consecutive_breaches": 8}, bake_rows=8000, bake_seconds=0.0, max_auc_loss=0.1
@@ -67,7 +67,7 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
         traffic(b, f"after-{number}", auc="bad", version=2)
         b.turn(2, WINDOW)
         if number == 1:
-            b.start()  # as after a kill
+            b.start()  # the state is that after a kill
     found = read_findings(b.settings.store, 2)
     assert (found.state, "of an AUC below 0.79" in found.reason) == (BAD, True), found
     assert b.kinds().count("bad_release") == 1
@@ -78,8 +78,8 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     b.start()
     b.turn(2, 20.0)
     assert b.kinds().count("taken_back") == 1
-    # By now the previous version is as bad. A run is requested, but only after the cooldown that
-    # follows the rollback.
+    # In the meantime the previous version has become equally bad. A run is requested only after the
+    # cooldown of the rollback.
     assert (
         b.monitor.actions.retraining.memory.blocked_by
         == "cool-down after a new version was taken back"
@@ -100,7 +100,7 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
         b.turn(1, 1.0)
     found = read_findings(b.settings.store, 2)
     assert found.state == BAD
-    # After 50 requests, which took more than half a minute.
+    # The rollback follows after 50 requests, which took more than half a minute.
     assert found.reason == (
         "200 of 600 rows have a score that is no probability, expected at most 0.10%: model "
         "version 2"
@@ -147,19 +147,15 @@ def test_versions_that_do_not_bake_hide_no_row_of_one_that_does(two_versions):
     assert read_findings(b.settings.store, 100) is None
 
 
-def test_monitor_killed_before_it_leaves_finding_reports_it_again(two_versions, monkeypatch):
-    def die(*_):
-        raise Killed
-
+def test_monitor_killed_before_it_leaves_finding_reports_it_again(two_versions):
     b = two_versions
-    monkeypatch.setattr(new_versions, "write_findings", die)
     nan = np.full(8, np.nan)
     publish(b.log, *(prediction(f"bad-{number}", version=2, scores=nan) for number in range(49)))
     b.turn(1, 31.0)
     publish(b.log, prediction("bad", version=2, scores=nan))
-    with pytest.raises(Killed):
+    with Kill(0).watch(new_versions, "write_findings") as kill:
         b.turn(1, 1.0)
-    monkeypatch.undo()
+    assert kill.is_dead
     b.start()
     b.turn(2, 1.0)
     assert (b.kinds().count("bad_release"), read_findings(b.settings.store, 2).state) == (2, BAD)

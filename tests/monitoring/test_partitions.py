@@ -11,7 +11,6 @@ from collections import Counter
 
 import pytest
 
-from evergreen.contracts.criteo import CRITEO
 from evergreen.events.event_log import partition_of
 from evergreen.events.locations import open_publisher, open_subscriber, partition_urls
 from inference_client.publisher import Outcome, PartitionedPublisher, RecordPublisher
@@ -20,7 +19,7 @@ from monitoring.uploader import Uploader
 from tests.support.monitors import DRIFT, Bench, prediction, read_rows, traffic
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import SHOP, accept_into, shop_with
 
 PARTITIONS, WAVES, REQUESTS, ROWS = 3, 3, 30, 4
 
@@ -28,7 +27,7 @@ PARTITIONS, WAVES, REQUESTS, ROWS = 3, 3, 30, 4
 class Partitions:
     """A client that publishes to every partition, and a monitor process for each.
 
-    All end with the test.
+    The fixture stops the client and the monitors at the end of the test.
     """
 
     def __init__(self, folder) -> None:
@@ -36,11 +35,11 @@ class Partitions:
         self.url = f"sqlite:///{folder}/log-{{0-{PARTITIONS - 1}}}.db?lease_seconds=1"
         self.logs = [open_publisher(url) for url in partition_urls(self.url)]
         self.client = PartitionedPublisher(
-            [RecordPublisher(log, features=CRITEO, source="test") for log in self.logs]
+            [RecordPublisher(log, features=SHOP.features, source="test") for log in self.logs]
         )
         self.truth: dict[tuple[str, int], int] = {}
         rules = {"attribution_window_seconds": 1.0, "decide_seconds": 0.1}
-        accept_into(folder / "store", criteo_with(monitor=rules))
+        accept_into(folder / "store", shop_with(monitor=rules))
         self.ended_starts = [0] * PARTITIONS
         self.monitors = [self.monitor(partition) for partition in range(PARTITIONS)]
 
@@ -70,10 +69,10 @@ class Partitions:
             )
 
     def publish(self, wave: int) -> None:
-        """Publish requests.
+        """Publish a wave of requests and their clicks.
 
-        A row is clicked if its number divides the request's number. Each click is a separate
-        message.
+        Row n of a request is clicked if n + 2 divides the number of the request. Each click is a
+        separate message.
         """
         now = time.time()
         for number in range(REQUESTS):
@@ -157,6 +156,6 @@ def test_of_log_in_partitions_first_ones_monitor_alone_acts(tmp_path, partition,
     assert b.monitor.stop() is None
     assert len(b.archived) == 400
     assert len(b.trigger.requests) == requests
-    # The pages of the other monitors show statistics of their own requests.
+    # The pages of the other monitors show the metrics of their own requests.
     assert [kpis.auc for kpis in b.monitor._measurements.shown] == [pytest.approx(0.5, abs=0.1)]
     b.close()

@@ -1,4 +1,4 @@
-"""Tests of the facts about a released version that real manifests in a model registry give."""
+"""Tests of the facts about a released version, read from real manifests in a model registry."""
 
 from dataclasses import MISSING, fields
 from datetime import datetime
@@ -19,7 +19,7 @@ def _is_required(field):
 
 
 def blank(manifest, **values):
-    """Return a manifest with empty other fields."""
+    """Return a manifest with these values. Other required fields are empty."""
     unset = {
         f.name: BLANK.get(str(f.type), {})
         for f in fields(manifest)

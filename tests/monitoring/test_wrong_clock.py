@@ -34,7 +34,7 @@ def test_hour_after_clock_was_set_right_nothing_waits_for_its_time(started, whos
     b.tick(at=b.clock.now + 700.0)
     assert b.store.num_pending_rows == 0
     b.monitor.stop()
-    # Every row is in the archive, is set aside, or is a dead letter. No row has a future day.
+    # Every row is archived, set apart, or in a dead letter. No row has a future day.
     apart, dead = int(b.store.counters.get("set_apart", 0)), b.log.list_dead_letters()
     assert len(b.archived) + apart == 400 + 4 + 4 + 400 + (4 if whose == "all clocks" else 0)
     assert [letter.message_id for letter in dead] == (

@@ -16,7 +16,8 @@ from tests.support.kfp_server import ErrorAnswer, KfpServer
 from tests.support.paths import REPOSITORY
 
 RECORDED = (REPOSITORY / "tests" / "support" / "kfp_answers.json").read_text()
-# The recorded pipeline had a parameter `lake`. A current parameter replaces it.
+# The recorded answers contain the parameter `lake`. The parameter is renamed to one of the current
+# pipeline.
 ANSWERS = json.loads(re.sub(r'lake(\\?":)', r"settings\1", RECORDED))
 GOLDEN = REPOSITORY / "tests" / "pipelines" / "golden" / "retraining.yaml"
 NAMED = ("state", "storage_state", "status", "mode", "multi_user", "code")
@@ -50,7 +51,7 @@ def upload(url: str, path: Path) -> tuple[int, dict]:
 
 @pytest.fixture
 def server():
-    """A server with all objects that the recorded requests name, under the double's ids."""
+    """A double that contains the objects of the recorded requests, with its own ids."""
     double = KfpServer()
     double.api = f"{double.url}/apis/v2beta1"
     for name in (
@@ -73,7 +74,7 @@ def server():
 def fields(value) -> object:
     """Return the form of an answer: its fields, the kinds of their values, and the names of states.
 
-    A compiled pipeline counts as one value.
+    A compiled pipeline is treated as one value.
     """
     if isinstance(value, dict):
         plain = {"pipeline_spec": lambda _: "a pipeline"} | dict.fromkeys(NAMED, lambda each: each)
@@ -209,7 +210,7 @@ def test_double_lists_schedules_and_runs_as_real_server(server):
 
 @pytest.mark.parametrize("name", ["run_failed", "run_refused", "run_succeeded"])
 def test_runs_tasks_have_names_that_its_end_is_read_by(name):
-    """`describe_end` distinguishes steps and drivers from groups of tasks by these names."""
+    """`describe_end` uses these names to distinguish steps and drivers from groups of tasks."""
     from types import SimpleNamespace
 
     from evergreen.runtime.kubeflow import describe_end

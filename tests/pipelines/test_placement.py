@@ -59,7 +59,7 @@ def everything(compile_with):
 
 
 def parsed(compiled: Compiled, step: str):
-    """Parse the step's platform section like the backend: an unknown field is an error."""
+    """Parse the platform section of a step as the backend does, which rejects unknown fields."""
     return json_format.ParseDict(
         compiled.platform(step), kubernetes_executor_config_pb2.KubernetesExecutorConfig()
     )
@@ -69,7 +69,7 @@ def parsed(compiled: Compiled, step: str):
 def test_kubeflow_before_2_16_is_given_no_security_context(
     compile_with, security_context, has_user
 ):
-    """The backend refuses a pipeline with fields that it does not know."""
+    """The backend rejects a pipeline that has unknown fields."""
     compiled = compile_with(run_as_user=10001, security_context=security_context)
     assert [("securityContext" in compiled.platform(step)) for step in STEPS] == [has_user] * len(
         STEPS
@@ -81,7 +81,7 @@ def test_every_field_reaches_pods_that_it_is_for(everything, step):
     config, container = parsed(everything, step), everything.executor(step)
     json_format.ParseDict(
         everything.spec, pipeline_spec_pb2.PipelineSpec()
-    )  # an unknown field is an error
+    )  # the backend rejects unknown fields
     on_gpu = step == "training"
     assert json_format.MessageToDict(config) == everything.platform(step)
     assert container["image"] == f"europe-docker.pkg.dev/p/r/evergreen-{dashed(step)}:3f2a9c1"
@@ -271,7 +271,7 @@ def test_file_describes_cluster_with_values_of_file_beside_it(compile_file):
     assert [t.value for t in config.tolerations] == ["", "true"]
     assert compiled.executor("training")["resources"]["resourceMemoryLimit"] == "24Gi"
     assert [e.secret_name for e in parsed(compiled, "run_outcome").secret_as_env] == ["s"]
-    # The rest has default values.
+    # All other settings have their defaults.
     assert compiled.task("training")["retryPolicy"]["maxRetryCount"] == Placement().training_retries
 
 

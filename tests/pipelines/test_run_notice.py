@@ -120,7 +120,7 @@ def closed(server):
 @pytest.mark.parametrize(
     "address",
     [
-        lambda server: server.url.replace(SECRET, "/another"),  # 404: refused
+        lambda server: server.url.replace(SECRET, "/another"),  # 404 is a refusal
         closed,
         lambda server: "not an address" + SECRET,
         lambda server: server.url + "/größe",
@@ -141,7 +141,10 @@ def test_webhook_that_fails_changes_nothing_of_run_and_shows_no_secret(
 
 
 def test_what_step_reports_is_in_message_and_is_sent_for_monitors_runs_too(server):
-    """The monitor reports how its runs end, but not the findings of their steps."""
+    """The monitor reports how its runs end.
+
+    The monitor does not report the findings of the steps.
+    """
     facts = {"notify": ["I7 has no value in any of 200 rows", "C3 drifted"]}
     notes = [*NOTES, StepNote(step="validation", state="done", facts=facts)]
     for trigger_id in ("", "monitor-7"):

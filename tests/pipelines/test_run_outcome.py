@@ -9,6 +9,7 @@ from components.run_outcome.__main__ import record
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.registry.runs import Stopped, find_outcome, noted, read_outcomes
 from evergreen.runtime.errors import ContractError, Preempted, Refused
+from tests.support.errors import raises
 
 
 def promotion(action, *, version):
@@ -40,10 +41,11 @@ def _end(store, run="run", kfp_state="SUCCEEDED"):
     ("step", "noted_as", "facts", "found"),
     [
         ("deployment", "done", {"version": 3, "rollout": "full"}, ("released", 3)),
-        # The version only runs next to the live version, so it is not reported as released.
+        # The version serves beside the live version only, so the run did not release it.
         ("deployment", "done", {"version": 3, "rollout": "canary"}, ("canary", 3)),
         ("deployment", "done", {"version": 3, "rollout": "shadow"}, ("canary", 3)),
-        # The model is stored as requested. This does not count as a refusal.
+        # The request was to store the model without a release, and so it happened. The state is not
+        # `refused`.
         ("deployment", "refused", {"rollout": "none"}, ("evaluated", None)),
         ("evaluation", "refused", {}, ("refused", None)),
     ],
@@ -80,7 +82,7 @@ def test_run_that_yields_to_canary_ends_as_it_and_other_ends_refused(tmp_path, e
 
 def test_step_that_was_killed_is_failure_of_that_step(tmp_path):
     context = noted(tmp_path, "run", "training")
-    context.__enter__()  # The file was never written, because the process was killed.
+    context.__enter__()  # the process was killed before it wrote the file
     outcome = _end(tmp_path, kfp_state="FAILED")
     assert (outcome.state, outcome.step) == ("failed", "training")
     assert "without a note" in outcome.reason
@@ -131,7 +133,7 @@ def failing(store, step):
 def test_run_that_was_retried_in_kubeflow_ends_as_its_second_pass(tmp_path):
     """Kubeflow runs the exit handler once.
 
-    A person's Retry runs the failed step and later ones again.
+    If a person selects Retry in the UI, the failed step and the later steps run again.
     """
     for step in ("extraction", "validation"):
         with noted(tmp_path, "run", step):
@@ -196,7 +198,7 @@ def test_outcome_whose_time_is_corrupt_is_named(tmp_path):
     _end(tmp_path, kfp_state="FAILED")
     path = tmp_path / "runs" / "run" / "outcome.json"
     path.write_text(path.read_text().replace('"ended_at": "2', '"ended_at": "noon 2'))
-    with pytest.raises(ContractError, match="run run of .* has a time that cannot be read"):
+    with raises(ContractError, "run run", "time"):
         find_outcome(tmp_path, "run")
 
 
@@ -207,7 +209,7 @@ def test_outcome_of_another_request_is_not_mistaken(tmp_path):
 
 def test_newest_runs_are_listed_without_look_at_what_older_ones_left(tmp_path, capsys):
     for run in ("last-by-name", "b", "a"):
-        if run != "a":  # None of its steps has started.
+        if run != "a":  # none of the steps has started
             with noted(tmp_path, run, "extraction"):
                 pass
         _end(tmp_path, run)

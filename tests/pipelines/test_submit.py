@@ -28,6 +28,7 @@ from pipelines.images import ENVIRONMENT_OF_STEP
 from pipelines.package import read_parameters, with_places
 from pipelines.retraining import PIPELINE_NAME
 from pipelines.submit import RunRequest
+from tests.support.errors import raises
 from tests.support.kfp_server import KfpServer
 from tests.support.yaml_texts import documents
 
@@ -128,7 +129,7 @@ def test_version_name_of_another_file_is_refused_and_starts_no_run(server, send,
     other = tmp_path / "other.yaml"
     other.write_text(GOLDEN.read_text().replace("defaultValue: current", "defaultValue: none"))
     send(upload_version="same")
-    with pytest.raises(PermanentError, match="version same is on .* with other content"):
+    with raises(PermanentError, "version same", "other content"):
         send(other, upload_version="same")
     assert len(server.runs) == 1
     assert version_names(server) == [PIPELINE_NAME, "same"]
@@ -232,7 +233,7 @@ def test_schedule_that_new_one_could_not_replace_is_still_there(server, command)
 def test_schedule_without_six_fields_is_refused_before_anything_is_sent(
     server, command, cron, capsys
 ):
-    # The server would accept five fields and run every hour.
+    # With five fields, the KFP server would run the pipeline every hour.
     assert command("--recurring", cron) == 2
     assert "expected 6: second, minute, hour, day, month, weekday" in capsys.readouterr().err
     assert server.requests == []
@@ -282,7 +283,7 @@ def test_token_is_read_anew_at_each_request(server, command, tmp_path, capsys):
 
 
 def test_multi_user_installation_is_given_its_namespace(server, send):
-    with pytest.raises(PermanentError, match="shouldn't contain a namespace"):
+    with raises(PermanentError, "shouldn't contain a namespace"):
         send(namespace="team-a")
     assert server.requests == [("GET", "/apis/v2beta1/experiments")]
 
@@ -290,9 +291,9 @@ def test_multi_user_installation_is_given_its_namespace(server, send):
 def test_server_that_never_answers_is_given_up_in_time(server, send):
     server.silence.set()
     begun = time.monotonic()
-    with pytest.raises(TemporaryError, match=f"KFP at {server.url} does not answer"):
+    with raises(TemporaryError, f"KFP at {server.url}", "does not answer"):
         send(upload_version="v", timeout_seconds=(0.2, 0.2))
-    assert time.monotonic() - begun < 60.0  # kfp's client alone would wait forever.
+    assert time.monotonic() - begun < 60.0  # kfp's client would wait forever
 
 
 def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
@@ -304,9 +305,7 @@ def test_run_whose_answer_is_lost_is_found_and_not_started_twice(server, send):
 
 def test_run_created_after_submit_gave_up_is_announced_without_files(server, send):
     server.num_late = 1
-    with pytest.raises(
-        TemporaryError, match="may still create the run: look for 'one' there before you"
-    ):
+    with raises(TemporaryError, "may still create", "'one'"):
         send()
     second = send()
     (late,) = server.commit_late()
@@ -317,7 +316,7 @@ def test_run_created_after_submit_gave_up_is_announced_without_files(server, sen
 @pytest.mark.parametrize(("status", "kind"), [(503, TemporaryError), (400, PermanentError)])
 def test_servers_refusal_is_quoted(server, send, status, kind):
     server.failure = status
-    with pytest.raises(kind, match=f"answered {status} .*as the test says"):
+    with raises(kind, f"answered {status}", "as the test says"):
         send()
 
 
@@ -331,7 +330,7 @@ def leave_end(store, run: str, state: str, step: str, reason: str) -> None:
 
 
 def waiting_as(server, ends):
-    """Return a replacement of `wait`, during which `ends(run)` is called."""
+    """Return a replacement for `wait` that calls `ends` with the newest run."""
 
     def wait_for(kfp, run_id, **_):
         ends(server.runs[-1])
@@ -448,7 +447,7 @@ def test_listing_names_failed_runs_that_left_nothing_in_store(server, command, t
 def test_run_of_schedule_has_kubeflows_name_in_store(server, command, tmp_path, source):
     """Kubeflow fills a schedule's template before its runs have names.
 
-    The page creates schedules from an upload.
+    The UI creates a schedule from an uploaded pipeline.
     """
     assert (
         command(

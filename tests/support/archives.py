@@ -7,9 +7,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from evergreen.config.features import MISSING_CATEGORY, Features
 from evergreen.contracts import raw_rows
 from evergreen.contracts.records import PredictionBatch
 
@@ -31,6 +33,18 @@ def archived_rows(rows: Collection[Mapping[str, Any]]) -> Rows:
     found = {(row["request_id"], row["row"]): (row["label"], row["score"]) for row in rows}
     assert len(found) == len(rows), "a row is archived twice"
     return found
+
+
+def values_of(row: Mapping[str, Any], features: Features) -> tuple[list[float], list[int]]:
+    """Return an archived row's values in the order of the tensors that were served."""
+    dense = [np.nan if row[name] is None else row[name] for name in features.numeric]
+    categorical = [
+        MISSING_CATEGORY if row[name] is None else row[name] for name in features.categorical
+    ]
+    for name, (start, stop, _) in zip(features.lists, features.places.lists):
+        elements = row[name] or []
+        categorical += elements + [MISSING_CATEGORY] * (stop - start - len(elements))
+    return dense, categorical
 
 
 def outcome_files(bench: Any) -> dict[str, list[tuple[str, int, str]]]:

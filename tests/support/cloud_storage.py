@@ -20,14 +20,15 @@ The front also injects faults (`Fault`) before or after the emulator.
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from gcp_storage_emulator.server import RequestHandler, create_server
+
+from tests.support.http_double import HttpDouble, Reply
 
 BUCKET = "models"
 
@@ -227,100 +228,7 @@ def _bucket(request: Request) -> str:
     return request.path.partition("/b/")[2].partition("/")[0]
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
-    front: Front
-    service: _Service
-
-    def handle_any(self) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        body = self.rfile.read(length) if length else b""
-        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            body = self._chunks()
-        parsed = urlsplit(self.path)
-        request = Request(
-            self.command, parsed.path, parse_qs(parsed.query, keep_blank_values=True), body
-        )
-        request.range = self.headers.get("Range", "")
-        self.front.seen.append(request)
-        with self.front.choosing:
-            fault = next((f for f in self.front.faults if f.met < f.times and f.on(request)), None)
-            if fault:
-                fault.met += 1
-        do = fault.do if fault else ""
-        if do == "hang":
-            self.front.released.wait(60)
-        if do in ("cut", "hang"):
-            return self._hang_up()
-        if fault and do == "status":
-            error = {
-                "code": fault.status,
-                "message": fault.message,
-                "errors": [{"message": fault.message}],
-            }
-            return self._answer(fault.status, {}, json.dumps({"error": error}).encode())
-        self.front.before(request)
-        hop = ("connection", "transfer-encoding")
-        headers = {
-            name.title(): value for name, value in self.headers.items() if name.lower() not in hop
-        }
-        status, answered, content = self.service.pass_on(request, self.path, headers)
-        if do == "lose":
-            return self._hang_up()
-        if fault and do == "damage":
-            content = fault.change(content)
-        return self._answer(
-            status, answered, content, half=do in ("half", "stall"), stall=do == "stall"
-        )
-
-    do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = handle_any
-
-    def _chunks(self) -> bytes:
-        body = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            body += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return body
-
-    def _answer(
-        self,
-        status: int,
-        headers: dict[str, str],
-        body: bytes,
-        *,
-        half: bool = False,
-        stall: bool = False,
-    ) -> None:
-        self.send_response(status)
-        for name, value in headers.items():
-            if name.lower() not in ("content-length", "connection", "server", "date"):
-                self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body[: len(body) // 2] if half else body)
-        if stall:
-            self.wfile.flush()
-            self.front.released.wait(60)
-        if half:
-            self._hang_up()
-
-    def _hang_up(self) -> None:
-        self.wfile.flush()
-        self.close_connection = True
-        self.connection.shutdown(2)
-
-    def log_message(self, *args) -> None:
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    def handle_error(self, request, client_address) -> None:
-        """Ignore the error. Clients that hang up are part of the test."""
-
-
-class CloudStorage:
+class CloudStorage(HttpDouble):
     """The emulator and its front with one bucket, `BUCKET`, running between enter and exit."""
 
     def __enter__(self) -> "CloudStorage":
@@ -329,17 +237,53 @@ class CloudStorage:
         RequestHandler.disable_nagle_algorithm = True
         self._emulator = create_server("127.0.0.1", 0, in_memory=True, default_bucket=BUCKET)
         self._emulator.start()
-        port = self._emulator._api._httpd.server_address[1]
-        handler = type("Handler", (_Handler,), {"service": _Service(port)})
-        self._server = _Server(("127.0.0.1", 0), handler)
-        handler.front = self.front = Front(
-            host=f"http://127.0.0.1:{self._server.server_address[1]}"
-        )
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(0.02,), daemon=True
-        )
-        self._thread.start()
+        self._service = _Service(self._emulator._api._httpd.server_address[1])
+        super().__init__()
+        self.front = Front(host=self.url)
         return self
+
+    def answer(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> Reply | None:
+        parsed, front = urlsplit(path), self.front
+        request = Request(method, parsed.path, parse_qs(parsed.query, keep_blank_values=True), body)
+        request.range = headers.get("Range", "")
+        front.seen.append(request)
+        with front.choosing:
+            fault = next((f for f in front.faults if f.met < f.times and f.on(request)), None)
+            if fault:
+                fault.met += 1
+        do = fault.do if fault else ""
+        if do == "hang":
+            front.released.wait(60)
+        if do in ("cut", "hang"):
+            return None
+        if fault and do == "status":
+            error = {
+                "code": fault.status,
+                "message": fault.message,
+                "errors": [{"message": fault.message}],
+            }
+            return Reply(json.dumps({"error": error}).encode(), fault.status)
+        front.before(request)
+        hop = ("connection", "transfer-encoding")
+        passed = {name.title(): value for name, value in headers.items() if name.lower() not in hop}
+        status, answered, content = self._service.pass_on(request, path, passed)
+        if do == "lose":
+            return None
+        if fault and do == "damage":
+            content = fault.change(content)
+        own = ("content-length", "connection", "server", "date")
+        kept = {name: value for name, value in answered.items() if name.lower() not in own}
+        if do in ("half", "stall"):
+            kept["Content-Length"] = str(len(content))
+            return Reply(self._half(content, stall=do == "stall"), status, kept)
+        return Reply(content, status, kept)
+
+    def _half(self, content: bytes, *, stall: bool) -> Iterator[bytes]:
+        yield content[: len(content) // 2]
+        if stall:
+            self.front.released.wait(60)
 
     def reset(self) -> None:
         """Empty the bucket and drop the faults."""
@@ -353,7 +297,5 @@ class CloudStorage:
 
     def __exit__(self, *error) -> None:
         self.front.released.set()
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self.close()
         self._emulator.stop()

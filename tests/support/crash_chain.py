@@ -19,50 +19,29 @@ import time
 import traceback
 from pathlib import Path
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from tests.support.clocks import Clock
+from tests.support.crashes import Kill, sigkill
+from tests.support.recommenders import SHOP
 
 LEASE_SECONDS = 5.0
 WINDOW = 30.0
 
 
-class Boundaries:
-    """Counts the boundaries of this process and kills the process at a boundary in `kill_at`."""
+def watch_boundaries(kill: Kill) -> None:
+    """Make a step before and after every call that this module's docstring names."""
+    import requests
 
-    def __init__(self, kill_at: list[int | str], told: int) -> None:
-        self.kill_at, self.told, self.seen = kill_at, told, 0
+    kill.watch(os, "fsync", "rename", "replace", "unlink", "link", after=True, where=place_of)
+    kill.watch(requests.Session, "request", after=True)
+    connect = sqlite3.connect
 
-    def reach(self, name: str) -> None:
-        os.write(self.told, f"{name}\n".encode())
-        if name in self.kill_at or self.seen in self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.seen += 1
+    class Connection(sqlite3.Connection):
+        def execute(self, sql, *args):
+            if sql.startswith("COMMIT"):
+                return kill.around("COMMIT", super().execute, after=True)(sql, *args)
+            return super().execute(sql, *args)
 
-    def around(self, name, real, where=lambda *args: ""):
-        def call(*args, **more):
-            full = f"{name}{where(*args)}"
-            self.reach(f"before {full}")
-            answer = real(*args, **more)
-            self.reach(f"after {full}")
-            return answer
-
-        return call
-
-    def install(self) -> None:
-        import requests
-
-        for name in ("fsync", "rename", "replace", "unlink", "link"):
-            setattr(os, name, self.around(name, getattr(os, name), place_of))
-        requests.Session.request = self.around("request", requests.Session.request)
-        boundaries, connect = self, sqlite3.connect
-
-        class Connection(sqlite3.Connection):
-            def execute(self, sql, *args):
-                if sql.startswith("COMMIT"):
-                    return boundaries.around("COMMIT", super().execute)(sql, *args)
-                return super().execute(sql, *args)
-
-        sqlite3.connect = lambda *args, **more: connect(*args, factory=Connection, **more)
+    sqlite3.connect = lambda *args, **more: connect(*args, factory=Connection, **more)
 
 
 def place_of(path, *others) -> str:
@@ -99,7 +78,7 @@ def monitor(order, clock, reach) -> None:
         subscriber=log,
         store=store,
         trigger=None,
-        recommender=CRITEO_RECOMMENDER,
+        recommender=SHOP,
         clock=clock,
         checkpoint=reach,
     )
@@ -128,9 +107,11 @@ ROLES = {"publisher": publish, "monitor": monitor, "uploader": upload}
 def live(order: dict, told: int) -> None:
     """Run one life in its own process."""
     os.environ.update(order["environment"])
-    boundaries = Boundaries(order["kill_at"], told)
-    boundaries.install()
-    ROLES[order["role"]](order, Clock(order["now"]), boundaries.reach)
+    kill = Kill(
+        *order["kill_at"], end=sigkill, report=lambda name: os.write(told, f"{name}\n".encode())
+    )
+    watch_boundaries(kill)
+    ROLES[order["role"]](order, Clock(order["now"]), kill.reach)
 
 
 def serve() -> None:

@@ -10,9 +10,8 @@ from evergreen.registry.models import graph_sha256
 from evergreen.registry.promotion_journal import current, interrupted, read_entries
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.storage.uris import open_objects
-from tests.support.file_triton import FileTriton
 from tests.support.served_names import CANDIDATE_NAME, NAMES
-from tests.support.serving_double import AlteredDouble
+from tests.support.triton_double import Altered, TritonDouble
 
 URLS = ("triton-a:8001", "triton-b:8001")
 
@@ -34,7 +33,7 @@ class World:
         self._candidates = {}
 
     def connect(self, url):
-        return FileTriton(url, repository=self.settings.repository, state=self.state)
+        return TritonDouble(url, repository=self.settings.repository, state=self.state)
 
     def candidate(self, seed):
         if seed not in self._candidates:
@@ -50,7 +49,7 @@ class World:
         settings = self.settings
         if altered:
             settings = dataclasses.replace(
-                settings, connect=lambda url: AlteredDouble(self.connect(url), **altered)
+                settings, connect=lambda url: Altered(self.connect(url), **altered)
             )
         return release(*self.candidate(seed), settings=settings)
 

@@ -1,7 +1,8 @@
 """An HTTP server for tests, in its own threads. A subclass defines its answers."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
@@ -9,9 +10,59 @@ from typing import NamedTuple
 class Reply(NamedTuple):
     """Answer to a request."""
 
-    body: bytes
+    body: bytes | Iterable[bytes]
+    """Content. Chunks are sent one by one, and the connection ends after the last one."""
     status: int = 200
     headers: Mapping[str, str] = {}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    """Head and body are sent separately. Nagle's algorithm would delay the body by 40 ms."""
+    double: "HttpDouble"
+
+    def handle_one_request(self) -> None:
+        self.close_connection = True
+        self.raw_requestline = self.rfile.readline()
+        if not self.raw_requestline or not self.parse_request():
+            return
+        if self.headers.get("Transfer-Encoding", "").lower() == "chunked":
+            content = b"".join(iter(self._chunk, b""))
+        else:
+            content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        reply = self.double.answer(self.command, self.path, content, self.headers)
+        if reply is None:
+            self.close_connection = True
+            return
+        is_whole = isinstance(reply.body, bytes)
+        headers = {"Content-Length": str(len(reply.body))} if is_whole else {}
+        self.send_response(reply.status)
+        for name, value in {**reply.headers, **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        # A client that closes the connection is part of a test.
+        with suppress(OSError):
+            for chunk in (reply.body,) if is_whole else reply.body:
+                self.wfile.write(chunk)
+                self.wfile.flush()
+        self.close_connection |= not is_whole
+
+    def _chunk(self) -> bytes:
+        """Return the next chunk of the request, which is empty at the end."""
+        chunk = self.rfile.read(int(self.rfile.readline().split(b";")[0], 16))
+        self.rfile.readline()
+        return chunk
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Ignore the error. A client that closes the connection is part of a test."""
 
 
 class HttpDouble:
@@ -21,31 +72,7 @@ class HttpDouble:
     """
 
     def __init__(self) -> None:
-        double = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def handle_one_request(self) -> None:
-                self.raw_requestline = self.rfile.readline()
-                if not self.raw_requestline or not self.parse_request():
-                    return
-                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                reply = double.answer(self.command, self.path, body, self.headers)
-                if reply is None:
-                    return
-                self.send_response(reply.status)
-                for name, value in {
-                    **reply.headers,
-                    "Content-Length": str(len(reply.body)),
-                }.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(reply.body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
+        self.server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"double": self}))
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(
             target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True

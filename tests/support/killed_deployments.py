@@ -11,10 +11,11 @@ A job is JSON with these keys:
 
 import json
 import os
-import signal
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+
+from tests.support.crashes import Kill, sigkill
 
 IMPORTS = (
     "from controller import baking, rollback; from controller import release; "
@@ -39,9 +40,9 @@ def settings_of(job, checkpoint):
 
 
 def connect_of(job):
-    from tests.support.file_triton import FileTriton
+    from tests.support.triton_double import TritonDouble
 
-    return lambda url: FileTriton(url, repository=job["repository"], state=job["state"])
+    return lambda url: TritonDouble(url, repository=job["repository"], state=job["state"])
 
 
 def deploy(job):
@@ -49,14 +50,8 @@ def deploy(job):
     from controller.rollback import rollback
     from evergreen.contracts.manifests import Model, RawDataset, Verdict
 
-    seen = []
-
-    def checkpoint(name):
-        seen.append(name)
-        if name == job["kill_at"] and seen.count(name) == job["occurrence"]:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    settings = settings_of(job, checkpoint)
+    kill = Kill(job["kill_at"], visit=job["occurrence"], end=sigkill)
+    settings = settings_of(job, kill.reach)
     if job["action"] == "rollback":
         rollback(settings, reason="killed")
     else:
@@ -69,21 +64,20 @@ def bake(job):
     """Run one round of a controller. The servers survive when the controller is killed."""
     from controller.baking import Baking
     from evergreen.runtime.errors import TemporaryError
-    from tests.support.crash_chain import Boundaries
-    from tests.support.serving_double import AlteredDouble
+    from tests.support.crash_chain import watch_boundaries
+    from tests.support.triton_double import Altered
 
-    boundaries = Boundaries([job["kill_at"]], os.open(os.devnull, os.O_WRONLY))
-    boundaries.install()
-    reach = boundaries.reach
+    kill = Kill(job["kill_at"], end=sigkill)
+    watch_boundaries(kill)
 
     def load(server, *names):
-        boundaries.reach = lambda name: None
+        kill.is_paused = True
         server.load(*names)
-        boundaries.reach = reach
-        reach("loaded by a server")
+        kill.is_paused = False
+        kill.reach("loaded by a server")
 
-    settings = settings_of(job, lambda name: reach(name))
-    settings = replace(settings, connect=lambda url: AlteredDouble(connect_of(job)(url), load=load))
+    settings = settings_of(job, kill.reach)
+    settings = replace(settings, connect=lambda url: Altered(connect_of(job)(url), load=load))
     with suppress(TemporaryError):  # another one is running
         Baking(site=settings, metrics=("triton-a:8002",), fetch=lambda address: "").step({})
 

@@ -11,7 +11,7 @@ from evergreen.config.reader import flat_settings
 from evergreen.events.sqlite import SqliteLog
 from tests.support.paths import REPOSITORY
 from tests.support.processes import Answer, ask
-from tests.support.recommenders import accept_into, criteo_with
+from tests.support.recommenders import accept_into, shop_with
 
 
 class Processes:
@@ -42,7 +42,7 @@ class Processes:
         rules = {
             name: values.pop(name) for name in flat_settings(JudgingSettings) if name in values
         }
-        accept_into(self.folder / "store", criteo_with(monitor=rules))
+        accept_into(self.folder / "store", shop_with(monitor=rules))
         return self.start("monitoring", values)
 
     def start(self, module: str, values: dict) -> subprocess.Popen:

@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from evergreen.config.features import MISSING_CATEGORY
+from evergreen.config.features import MISSING_CATEGORY, Features
 from evergreen.config.reader import make_settings
 from evergreen.config.spec import Recommender
-from evergreen.contracts import criteo
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.contracts.record_format import RecordFormat
 from evergreen.contracts.records import (
@@ -31,6 +29,7 @@ from monitoring.rows import MaturedRequests
 from monitoring.settings import MonitorSettings
 from monitoring.state.store import Store
 from tests.support.clocks import Clock
+from tests.support.recommenders import SHOP, draw_arrays
 from tests.support.record_messages import FORM
 
 START = 1_763_000_000.0
@@ -64,13 +63,17 @@ class FakeTrigger:
 
 
 def prediction(
-    request_id: str, rows: int = 8, *, time: float = START, version: int = 1, scores=None, seed=None
+    request_id: str,
+    rows: int = 8,
+    *,
+    time: float = START,
+    version: int = 1,
+    scores=None,
+    seed=None,
+    features: Features = SHOP.features,
 ):
     random = np.random.default_rng(zlib.crc32(request_id.encode()) if seed is None else seed)
-    dense = random.integers(0, 100, (rows, criteo.NUM_DENSE)).astype(np.float32)
-    dense[random.random(dense.shape) < 0.2] = np.nan
-    categorical = random.integers(0, 2**32, (rows, criteo.NUM_CATEGORICAL), dtype=np.int64)
-    categorical[random.random(categorical.shape) < 0.2] = MISSING_CATEGORY
+    dense, categorical = draw_arrays(features, rows, random)
     if scores is None:
         scores = random.random(rows)
     return PredictionBatch(
@@ -158,7 +161,8 @@ class Bench:
     `restart` creates the next one, as after a kill.
     """
 
-    def __init__(self, folder: Path, **changes) -> None:
+    def __init__(self, folder: Path, *, recommender: Recommender = SHOP, **changes) -> None:
+        self.recommender, self.form = recommender, RecordFormat(recommender.features)
         self.folder, self.clock, self.trigger = folder / "a monitor", Clock(START), FakeTrigger()
         self.folder.mkdir(exist_ok=True)
         self.log = SqliteLog(self.folder / "log.db", lease_seconds=5.0, clock=self.clock)
@@ -167,7 +171,7 @@ class Bench:
         self.monitor: Monitor | None = None
         self.store: Store | None = None
 
-    def start(self, recommender: Recommender = CRITEO_RECOMMENDER) -> Monitor:
+    def start(self, recommender: Recommender | None = None) -> Monitor:
         self.kill()
         self.store = Store(self.settings.state / "monitor.db")
         self.monitor = Monitor(
@@ -175,7 +179,7 @@ class Bench:
             subscriber=self.log,
             store=self.store,
             trigger=self.trigger,
-            recommender=recommender,
+            recommender=recommender or self.recommender,
             clock=self.clock,
             checkpoint=lambda name: self.checkpoint(name),
         )
@@ -189,7 +193,7 @@ class Bench:
 
     def tick(self, *records, at: float | None = None) -> None:
         """Run one turn of the monitor after publishing the records and moving the clock to `at`."""
-        publish(self.log, *records)
+        publish(self.log, *records, form=self.form)
         self.clock.now = self.clock.now if at is None else at
         self.monitor.tick()
 
@@ -247,8 +251,14 @@ def traffic(b: Bench, name: str, *, auc: str, version: int = 1, rows: int = 400)
         publish(
             b.log,
             prediction(
-                request, of_request.sum(), time=time, version=version, scores=scores[of_request]
+                request,
+                of_request.sum(),
+                time=time,
+                version=version,
+                scores=scores[of_request],
+                features=b.recommender.features,
             ),
+            form=b.form,
         )
         events = [
             (request, row, time + 1) for row in np.flatnonzero(is_clicked[of_request]).tolist()

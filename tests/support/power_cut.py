@@ -13,38 +13,31 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.crashes import Killed
+from tests.support.crashes import Kill
 
 
-class Disk:
+class Disk(Kill):
     """Watches the changes below `root`, and crashes before the `crash_at`th change or flush."""
 
     def __init__(self, root: Path, crash_at: int | None) -> None:
-        self.root, self.crash_at, self.seen = root, crash_at, 0
+        super().__init__(crash_at)
+        self.root = root
         self._pending: list[tuple[Path, Callable[[], None]]] = []
         """Folder and undo action of each change since its folder's last flush, in order."""
         self._flushed: set[int] = set()
         self._torn: list[Path] = []
-        self._is_dead = False
+        self.watch(os, "mkdir", "rename", "replace", "unlink", "fsync")
 
-    def install(self, monkeypatch) -> None:
-        for name in ("mkdir", "rename", "replace", "unlink", "fsync"):
-            monkeypatch.setattr(
-                os, name, self._watched(getattr(self, f"_{name}"), getattr(os, name))
-            )
+    def around(self, name, real, **more):
+        note = getattr(self, f"_{name}")
 
-    def _watched(self, note, real):
-        def call(*args, **more):
-            if self._is_dead or self.seen == self.crash_at:
-                self._is_dead = True  # Cleanup handlers do not run either.
-                raise Killed
-            self.seen += 1
+        def change(*args, **more):
             undo = note(*args)
             real(*args, **more)
             if undo:
                 self._pending.append(undo)
 
-        return call
+        return super().around(name, change, **more)
 
     def _mkdir(self, path, *mode):
         return (Path(path).parent, lambda: shutil.rmtree(path)) if not Path(path).exists() else None

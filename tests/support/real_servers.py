@@ -12,7 +12,6 @@ from evergreen.serving.servers import Triton
 from inference_client.scoring import ClientSettings, ScoringClient
 from tests.support.processes import runs, wait_for
 from tests.support.served_names import MODEL_NAME
-from tests.support.serving_double import AlteredDouble
 
 
 def live_version(client, rows, model=MODEL_NAME):
@@ -46,11 +45,6 @@ def change_code(triton, version, old, new):
     client.load(MODEL_NAME)
     wait_for(lambda: client.is_ready(MODEL_NAME, version))
     client.close()
-
-
-def Altered(url, **methods):  # noqa: N802
-    """Return a real connection with some methods replaced by the test."""
-    return AlteredDouble(Triton(url), **methods)
 
 
 class Traffic:

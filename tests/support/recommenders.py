@@ -1,4 +1,4 @@
-"""Criteo's recommender with other settings, in a registry or as a run's parameter."""
+"""The default recommender of tests, and Criteo's where digests or published figures need it."""
 
 import json
 import shlex
@@ -6,14 +6,54 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from evergreen.config.features import MISSING_CATEGORY, Features, ListOptions
 from evergreen.config.spec import Recommender
 from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.registry.recommenders import accept, read_accepted
+from tests.support.served_names import MODEL_NAME
+
+SHOP = Recommender(
+    name=MODEL_NAME,
+    features=Features(
+        numeric=("price", "age"),
+        categorical=("item", "shop", "user"),
+        lists=("genres", "seen"),
+        list_options={"genres": ListOptions(max=3), "seen": ListOptions(max=2, table="item")},
+    ),
+)
+"""Every kind of column: numbers, categories, a list, and a list that shares a column's vectors."""
+
+
+def draw_arrays(
+    features: Features, rows: int, random: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draw dense [rows, n] and categorical [rows, m] arrays, with a fifth of missing values."""
+    dense = random.integers(0, 100, (rows, len(features.numeric))).astype(np.float32)
+    dense[random.random(dense.shape) < 0.2] = np.nan
+    categorical = random.integers(0, 2**32, (rows, len(features.place_names)), dtype=np.int64)
+    categorical[random.random(categorical.shape) < 0.2] = MISSING_CATEGORY
+    for start, stop, _ in features.places.lists:
+        # A list is padded at its end.
+        elements = categorical[:, start:stop]
+        order = np.argsort(elements == MISSING_CATEGORY, axis=1, kind="stable")
+        categorical[:, start:stop] = np.take_along_axis(elements, order, 1)
+    return dense, categorical
 
 
 def criteo_with(**sections: dict[str, Any]) -> Recommender:
     """Return Criteo's recommender with these settings by section."""
-    return CRITEO_RECOMMENDER.with_settings(
+    return _with(CRITEO_RECOMMENDER, sections)
+
+
+def shop_with(**sections: dict[str, Any]) -> Recommender:
+    """Return the default recommender with these settings by section."""
+    return _with(SHOP, sections)
+
+
+def _with(recommender: Recommender, sections: dict[str, dict[str, Any]]) -> Recommender:
+    return recommender.with_settings(
         {
             f"{section}.{name}": value
             for section, values in sections.items()

@@ -1,4 +1,4 @@
-"""Messages of records with Criteo's columns.
+"""Messages of records with the default recommender's columns.
 
 Classes are also generated from a published schema by Protobuf itself.
 """
@@ -7,10 +7,10 @@ import re
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.record_format import RecordFormat
+from tests.support.recommenders import SHOP
 
-FORM = RecordFormat(CRITEO)
+FORM = RecordFormat(SHOP.features)
 encode, decode = FORM.encode, FORM.decode
 
 

@@ -7,27 +7,26 @@ import numpy as np
 import pytest
 
 from evergreen.config.features import Features
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.record_format import RecordFormat
 from evergreen.registry.traffic_plan import TrafficPlan
 from evergreen.storage.folder import FolderObjects
-from tests.support.recommenders import accept_into
+from tests.support.recommenders import SHOP, accept_into, draw_arrays
 from tests.support.served_names import TRAFFIC_FILE
-from tests.support.triton_double import RunningServer, known_scores
+from tests.support.triton_double import GrpcTriton, known_scores
 
 
 @pytest.fixture
 def server():
-    running = RunningServer()
+    running = GrpcTriton()
     yield running
     running.close()
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory):
-    """A model registry with the recommender of the simulator."""
+    """A model registry with the default recommender."""
     store = tmp_path_factory.mktemp("store")
-    accept_into(store)
+    accept_into(store, SHOP)
     return store
 
 
@@ -62,17 +61,8 @@ def score_rows():
 
 @pytest.fixture
 def make_rows():
-    """Makes seeded rows: dense [n, 13] and categorical [n, 26] with missing values."""
-
-    def make(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-        random = np.random.default_rng(seed)
-        dense = np.floor(random.lognormal(2, 2, (n, 13))).astype(np.float32)
-        dense[random.random((n, 13)) < 0.2] = np.nan
-        categorical = random.integers(0, 2**32, (n, 26))
-        categorical[random.random((n, 26)) < 0.2] = -1
-        return dense, categorical
-
-    return make
+    """Makes seeded rows of the default recommender, with missing values."""
+    return lambda n, seed=0: draw_arrays(SHOP.features, n, np.random.default_rng(seed))
 
 
 @pytest.fixture
@@ -80,7 +70,7 @@ def read_log():
     """Reads all records of an SQLite log in the order of publication."""
     from evergreen.events.sqlite import SqliteLog
 
-    def read(path: Path, features: Features = CRITEO):
+    def read(path: Path, features: Features = SHOP.features):
         log = SqliteLog(path)
         try:
             return [

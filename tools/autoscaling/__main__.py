@@ -62,7 +62,10 @@ def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
 
 
 def _time_line(outcome: SimulatedRun) -> Iterator[str]:
-    """Yield a header and one line per span of syncs. Long runs have longer spans."""
+    """Yield a header, and one line for each span of several syncs.
+
+    In a long simulation each line covers more syncs.
+    """
     yield f"{'time':>6}  {'ready':>5}  {'wanted':>6}  {'served/s':>8}  {'p50 ms':>8}  {'p99 ms':>8}"
     size = -(-len(outcome.moments) // _MOST_LINES)
     for start in range(0, len(outcome.moments), size):
@@ -192,8 +195,8 @@ def _not_negative(text: str) -> float:
 
 def _positive(text: str) -> float:
     number = _not_negative(text)
-    # The unit of Kubernetes' quantities is a thousandth, and a second has at most a million
-    # requests.
+    # Kubernetes' quantities are multiples of a thousandth. The maximum allows a million requests
+    # per second.
     if not 0.001 <= number <= 1e6:
         raise argparse.ArgumentTypeError(f"{text!r}, expected 0.001 to 1e6")
     return number

@@ -1,4 +1,4 @@
-"""Simulate the pods of the Deployment and their nodes, from creation to readiness.
+"""Simulation of the Deployment's pods and their nodes, from creation to readiness.
 
 Scheduling is simple: each pod gets its own node, or its own slice of a node. An idle node is used
 if there is one, and otherwise a new node. `queueing` simulates the requests in a pod.
@@ -12,13 +12,13 @@ from tools.autoscaling import hpa
 from tools.autoscaling.queueing import PodQueue
 
 READINESS_SECONDS = 5.0
-"""Seconds from a loaded model to the first request: the probe's period, and the time until clients
-see the endpoint."""
+"""Seconds from a loaded model until the first request. They cover the probe's period, and the time
+until clients see the endpoint."""
 STOP_SECONDS = 40.0
 """Seconds from a pod's removal from the Service to its stop. The preStop hook waits this long, so
 that clients notice the removal."""
 IDLE_NODE_SECONDS = 600.0
-"""Seconds until a node without a pod is removed. This is Cluster Autoscaler's default
+"""Seconds until a node without a pod is removed. The value is Cluster Autoscaler's default
 scale-down-unneeded-time."""
 SCRAPE_SECONDS = 15.0
 """Seconds between two scrapes of a pod, as in the PodMonitor."""
@@ -26,20 +26,20 @@ SCRAPE_SECONDS = 15.0
 
 @dataclass(frozen=True, kw_only=True)
 class StartTimes:
-    """Start times in seconds.
+    """Times until nodes and pods are ready, in seconds.
 
-    The times are assumptions and were not measured on a cluster. Replace them by the times of your
-    cluster.
+    The default times are assumptions. The default times were not measured on a cluster. Replace
+    them by measured times of your cluster.
     """
 
     node: float = 330.0
-    """Time from an unschedulable pod to a node with the image. It consists of 150 s until the node
-    is ready and 180 s to pull Triton's image, about 8 GB compressed at 50 MB/s. GKE's documentation
-    gives minutes for a node, and more for nodes with GPU drivers."""
+    """Time from an unschedulable pod to a node with the image. The default consists of 150 s until
+    the node is ready and 180 s to pull Triton's image, about 8 GB compressed at 50 MB/s. GKE's
+    documentation gives minutes for a node, and more for nodes with GPU drivers."""
     pod: float = 15.0
     """Time from the container's start to a loaded model: Triton's start, the download of the model
-    from the bucket, and warm-up. Triton's start takes 0.4 s with the laptop's wheel
-    (docs/performance.md), so this is generous."""
+    from the bucket, and warm-up. Triton's own start takes 0.4 s with the laptop's wheel
+    (docs/performance.md), so the default leaves enough time."""
 
 
 @dataclass
@@ -49,19 +49,19 @@ class Pod:
     name: str
     created_at: float
     node_at: float
-    """Time when its node is ready and has the image."""
+    """Time when the pod's node is ready and has the image."""
     ready_at: float
     queue: PodQueue
     scrape_at: float
-    """Time of its next scrape."""
+    """Time of the pod's next scrape."""
     leaving_at: float = math.inf
 
 
 @dataclass
 class Cluster:
-    """The Deployment's pods. `scale` changes their number.
+    """The Deployment's pods. The method `scale` changes the number of pods.
 
-    `scrape_offset` returns the scrape offset in seconds of a pod's number.
+    `scrape_offset` returns the offset of a pod's scrapes in seconds, for the number of the pod.
     """
 
     times: StartTimes
@@ -70,8 +70,8 @@ class Cluster:
     pods: list[Pod] = field(default_factory=list)
     """Pods that have not stopped yet."""
     _idle_nodes: list[tuple[float, float]] = field(default_factory=list)
-    """Nodes without a pod. Each has the time when it is ready with the image, and the time when it
-    lost its pod."""
+    """Nodes without a pod. For each node there are two times: when the node and the image were
+    ready, and when the node lost its pod."""
     _number: int = 0
     _seconds_of_gone: float = 0.0
 
@@ -96,7 +96,7 @@ class Cluster:
             self.pods[-1].ready_at = 0.0
 
     def scale(self, now: float, wanted: int) -> None:
-        """Create pods, or start to delete pods: first unready pods, then the newest."""
+        """Create pods, or delete pods: first those that are not ready, then the newest ones."""
         staying = self.staying()
         for _ in range(wanted - len(staying)):
             idle = min(self._idle_nodes, default=None)
@@ -109,9 +109,9 @@ class Cluster:
             pod.leaving_at = now
 
     def settle(self, now: float) -> list[Pod]:
-        """Remove finished pods and long idle nodes, and return the removed pods.
+        """Remove finished pods, and nodes that were idle for too long, and return the removed pods.
 
-        A pod that is being deleted is finished when it has processed all its requests.
+        A deleted pod is finished when it has processed all its requests.
         """
         gone = [
             pod
@@ -130,7 +130,7 @@ class Cluster:
         return gone
 
     def pod_hours(self, now: float) -> float:
-        """Return the hours of all pods, each from creation to stop."""
+        """Return the total hours of all pods, from the creation of each pod to its stop."""
         return (self._seconds_of_gone + sum(now - pod.created_at for pod in self.pods)) / 3600
 
     def _create(self, now: float, *, node_at: float, serving_at: float) -> None:

@@ -1,9 +1,10 @@
-"""Simulate Kubernetes' HorizontalPodAutoscaler with the shipped manifests.
+"""Simulation of Kubernetes' HorizontalPodAutoscaler with the shipped manifests.
 
 The algorithm is that of the controller in Kubernetes 1.29 and later (pkg/controller/podautoscaler:
-`replica_calculator.go`, `horizontal.go`). It covers metrics of type External, which KEDA and
-prometheus-adapter serve. The shipped ScaledObject is read here, so that the simulation uses what a
-cluster runs. `simulation` provides pods and metrics.
+`replica_calculator.go`, `horizontal.go`). The simulation covers metrics of type External, which
+KEDA and prometheus-adapter provide. This module reads the shipped ScaledObject, so that the
+simulation uses the same configuration as a cluster. The module `simulation` provides pods and
+metrics.
 """
 
 import math
@@ -24,7 +25,7 @@ TOLERANCE = 0.1
 
 @dataclass(frozen=True)
 class ScalingPolicy:
-    """Maximum change in a period, in pods or per cent."""
+    """Limit on the change of the number of pods within a period, in pods or per cent."""
 
     type: str
     value: int
@@ -33,7 +34,7 @@ class ScalingPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """The `behavior` in one direction."""
+    """Rules for scaling up or down, from the field `behavior`."""
 
     stabilization_seconds: float
     policies: tuple[ScalingPolicy, ...]
@@ -49,13 +50,13 @@ DEFAULT_DOWN = Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One metric and its target, in the metric's unit."""
+    """Name of a metric, and its target in the metric's unit."""
 
     name: str
     target: float
     is_average: bool = False
-    """Whether the target applies to the value divided by the number of pods (`AverageValue`) or to
-    the value (`Value`)."""
+    """Whether the target applies to the value per pod (`AverageValue`). If False, it applies to the
+    total value (`Value`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +75,14 @@ class PodCounts:
     """Counts of the Deployment's pods, as the controller counts them."""
 
     existing: int
-    """Number of pods that are not being deleted."""
+    """Number of pods without those that are being deleted."""
     ready: int
     """Number of running and ready pods. A pod that is being deleted counts until it has ended."""
 
 
 @dataclass
 class Controller:
-    """The controller's state for one autoscaler."""
+    """State of the controller for one autoscaler."""
 
     spec: Autoscaler
     _recommended: list[tuple[float, int]] = field(default_factory=list)
@@ -96,7 +97,8 @@ class Controller:
             now: Time in seconds.
             current: Number of replicas that the Deployment requests.
             pods: Counts of its pods.
-            readings: Value of each metric by name. It is None or absent if unavailable.
+            readings: Value of each metric by name. The value of an unavailable metric is None or
+                absent.
         """
         if not self._recommended:
             self._recommended.append((now, current))
@@ -116,14 +118,17 @@ class Controller:
     def _largest_wish(
         self, current: int, pods: PodCounts, readings: Mapping[str, float | None]
     ) -> int | None:
-        """Return the largest number over all metrics, or None if too little is known to act."""
+        """Return the largest number of replicas that any metric requests.
+
+        Returns None if too few metrics are known for a decision.
+        """
         values = [(metric, readings.get(metric.name)) for metric in self.spec.metrics]
         known = [
             self._wish(metric, value, current, pods=pods)
             for metric, value in values
             if value is not None
         ]
-        # A missing metric could have requested more replicas, so do not scale down without it.
+        # The missing metric might have required more replicas, so do not scale down without it.
         if not known or (len(known) < len(values) and max(known) < current):
             return None
         return max(known)
@@ -138,7 +143,7 @@ class Controller:
         return 1 - TOLERANCE <= ratio <= 1 + TOLERANCE
 
     def _stabilised(self, now: float, current: int, proposal: int) -> int:
-        """Return the current number, changed only as far as all recent recommendations agree."""
+        """Return the number of replicas nearest to `current` within all recent recommendations."""
         up_since = now - self.spec.up.stabilization_seconds
         down_since = now - self.spec.down.stabilization_seconds
         lowest = min([proposal, *(n for at, n in self._recommended if at > up_since)])
@@ -183,14 +188,14 @@ class Controller:
 
 
 def _thousandths(value: float) -> int:
-    """Return the value in thousandths, truncated, as the metrics APIs transport numbers."""
+    """Return the value in thousandths, truncated as in the metrics APIs."""
     if math.isinf(value):
         raise ContractError(f"a query's value is {value}, expected a finite value")
     return int(value * 1000)
 
 
 QUEUE_METRIC, PENDING_METRIC = "triton_queue_microseconds_per_request", "triton_pending_requests"
-"""Metrics that scale Triton, by the names under which the manifests' rules publish them."""
+"""Names of the metrics that scale Triton, as the rules in the manifests publish them."""
 SHIPPED_AUTOSCALER = (
     Path(__file__).resolve().parents[2] / "k8s" / "components" / "keda" / "scaled-object.yaml"
 )
@@ -202,7 +207,8 @@ def read_autoscaler(path: Path) -> Autoscaler:
     Missing fields get their defaults.
 
     Raises:
-        ContractError: the file is not a ScaledObject, or cannot be simulated.
+        ContractError: the file is not a ScaledObject, or has a feature that the simulation does not
+            support.
     """
     try:
         document = yaml.safe_load(path.read_text())
@@ -251,10 +257,10 @@ def _rules(given: Mapping[str, Any], default: Rules) -> Rules:
 
 
 def with_queue_target(spec: Autoscaler, target: float) -> Autoscaler:
-    """Return the autoscaler with another target of queue time in microseconds.
+    """Return a copy of the autoscaler with another target for the queue time, in microseconds.
 
     Raises:
-        ContractError: it does not scale by queue time.
+        ContractError: the autoscaler does not scale by queue time.
     """
     if QUEUE_METRIC not in [each.name for each in spec.metrics]:
         raise ContractError(

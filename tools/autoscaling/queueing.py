@@ -1,12 +1,12 @@
 """Simulate one Triton pod: a bounded queue, instances that process batches, and counters.
 
 The model is Triton's dynamic batcher without delay. A free instance takes as many waiting requests
-as fit into a batch. A request that finds the queue full is refused at once. A request that waited
-too long is refused when its turn comes. Triton also checks every half second, so its refusals
-differ by up to half a second. The simulation is exact, event by event.
+as fit into a batch. A request that finds the queue full is refused at once. If a request has waited
+too long, it is refused when its turn comes. Triton also checks every half second, so its refusals
+differ by up to half a second. The simulation handles each event at its exact time.
 
 The duration of a batch comes from a JSON file of measured times, written by
-`benchmarks/service_times.py`. Times of a GPU were never measured in this project.
+`benchmarks/service_times.py`. No times were measured on a GPU in this project.
 """
 
 import json
@@ -27,7 +27,8 @@ from evergreen.runtime.errors import ContractError
 from evergreen.serving.repository.triton_config import ServingOptions
 
 SHIPPED = Path(__file__).with_name("measured_service_times")
-"""Folder of the measured files of the project, by network. The shipped target is for `demo`."""
+"""Folder with the project's own measurements, one file for each network. The queue target in the
+shipped manifest was chosen for the network `demo`."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,13 @@ class ServiceTimes:
     rows: tuple[int, ...]
     """Numbers of rows, ascending."""
     medians: tuple[float, ...]
-    """Median seconds at each of `rows`, interpolated linearly. Beyond the last of `rows`, the last
-    slope continues, but the time never falls."""
+    """Median seconds at each of `rows`, interpolated linearly. Beyond the largest of `rows`, the
+    last slope continues, but the time never decreases."""
     quantiles: tuple[tuple[float, float], ...] = ((0.0, 1.0), (1.0, 1.0))
-    """Pairs of probability and multiple of the median, ascending and interpolated linearly."""
+    """Pairs of a probability and a multiple of the median, in ascending order. Values in between
+    are interpolated linearly."""
     what: str = ""
-    """Description of the measurement."""
+    """Description of how the times were measured."""
 
     @cache  # noqa: B019 - one set of times lives as long as the command
     def of_rows(self, rows: int) -> float:
@@ -59,13 +61,13 @@ class ServiceTimes:
 
     @cached_property
     def mean_multiple(self) -> float:
-        """The mean of the multiples."""
+        """Mean of the service time, as a multiple of the median."""
         at, values = (np.array(each) for each in zip(*self.quantiles))
         return float((np.diff(at) * (values[1:] + values[:-1]) / 2).sum())
 
 
 def shipped_or_file(text: str) -> Path:
-    """Return the file of a shipped network by its name, or else the path `text`."""
+    """Return the file of the shipped network with this name, or else `text` as a path."""
     shipped = SHIPPED / f"{text}-cpu.json"
     return shipped if shipped.is_file() else Path(text)
 
@@ -73,11 +75,12 @@ def shipped_or_file(text: str) -> Path:
 def read_service_times(path: Path) -> ServiceTimes:
     """Return the times of a file of `benchmarks/service_times.py`.
 
-    The multiple of each probability is the median over the numbers of rows. Other work on the
-    machine may have disturbed the measurement at one number of rows, but rarely at most of them.
+    The multiple for each probability is the median over all measured numbers of rows. Other work on
+    the machine may have disturbed the measurement at one number of rows, but rarely at most of
+    them.
 
     Raises:
-        ContractError: the file cannot be read, or has another form.
+        ContractError: the file cannot be read, or is not in the format of `ServiceTimes`.
     """
     try:
         document = json.loads(path.read_bytes())
@@ -102,7 +105,10 @@ def read_service_times(path: Path) -> ServiceTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings:
-    """Settings of the model in one pod. The defaults are those of an image's `config.pbtxt`."""
+    """Settings of the served model in a pod.
+
+    The default values are those of the `config.pbtxt` of an image.
+    """
 
     instances: int = ServingOptions.instances
     max_queued: int = QUEUED_REQUESTS
@@ -136,9 +142,9 @@ class _Batch(NamedTuple):
 
 @dataclass
 class PodQueue:
-    """State of the pod. `advance` moves its time forward.
+    """Queue and instances of one simulated pod. `advance` moves its time forward.
 
-    `seconds_of` returns the median seconds of a batch with so many rows.
+    `seconds_of` returns the median seconds of a batch with the given number of rows.
     """
 
     settings: PodSettings
@@ -146,7 +152,7 @@ class PodQueue:
     now: float = 0.0
     counters: Counters = field(default_factory=Counters)
     waits: list[float] = field(default_factory=list)
-    """Queue time of each request whose batch started. The caller clears the list."""
+    """Queue times of the requests whose batch has started. The caller clears the list."""
     _arrivals: list[float] = field(default_factory=list)
     _rows: list[int] = field(default_factory=list)
     _multiples: list[float] = field(default_factory=list)
@@ -165,7 +171,7 @@ class PodQueue:
 
     @property
     def num_inside(self) -> int:
-        """Number of waiting, running and announced requests."""
+        """Number of requests that are waiting, running or announced."""
         running = sum(batch.requests for batch in self._running)
         return running + len(self._queue) + len(self._arrivals) - self._head
 
@@ -175,14 +181,14 @@ class PodQueue:
         Args:
             arrivals: Arrival times in seconds, ascending and not before the current time.
             rows: Rows of each request.
-            multiples: Multiple of the median service time of each request.
+            multiples: For each request, its service time as a multiple of the median.
         """
         self._arrivals.extend(arrivals)
         self._rows.extend([rows] * len(arrivals))
         self._multiples.extend(multiples)
 
     def advance(self, until: float) -> None:
-        """Simulate the time up to `until`."""
+        """Simulate all events up to the time `until`."""
         arrivals, queue = self._arrivals, self._queue
         free = self._free
         while True:
@@ -203,9 +209,9 @@ class PodQueue:
         self.now = until
 
     def _admit_requests(self, until: float) -> None:
-        """Move requests that arrive up to `until` into the queue.
+        """Move all requests that arrive up to `until` into the queue.
 
-        This is exact, because between two batches the queue only grows.
+        This order is exact, because the queue only grows between two batches.
         """
         arrivals, queue = self._arrivals, self._queue
         head, most = self._head, self.settings.max_queued
@@ -246,7 +252,10 @@ class PodQueue:
         self._running.append(_Batch(start + seconds, count, waited))
 
     def _count_ended_batches(self, until: float) -> None:
-        """Count the batches that ended, because Triton counts a request when it has responded."""
+        """Count the requests of the batches that ended.
+
+        Triton also counts a request when it has responded.
+        """
         ended = [batch for batch in self._running if batch.end <= until]
         if not ended:
             return

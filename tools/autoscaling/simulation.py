@@ -1,14 +1,14 @@
 """Simulate a trace of requests with pods, Prometheus and the autoscaler.
 
-Clients choose among the ready pods at random, like many clients with a list of addresses. Time
-advances from event to event: scrapes, syncs of the autoscaler, pods that become ready, and steps of
-the trace. The seed determines everything.
+Clients choose among the ready pods at random, like many clients with a list of addresses. Simulated
+time advances from event to event. Events are scrapes, syncs of the autoscaler, pods that become
+ready, and steps of the trace. The result depends only on the settings and the seed.
 
 The two metrics that scale Triton come from the counters that Prometheus scrapes. Queue time per
-request is the growth of all pods' queue time divided by the growth of their answered requests. Both
-are PromQL's `rate` over a minute, with at least one request per minute. Pending requests are the
-sum of the pods' means over the minute. The shipped queries compute the same, and a test compares
-this module with a real Prometheus.
+request is the growth of all pods' queue time divided by the growth of their answered requests.
+Growth is measured with PromQL's `rate` over a minute, and at least one request per minute is
+assumed. Pending requests are the sum of the pods' means over the minute. The shipped queries
+compute the same values. A test compares this module with a real Prometheus.
 """
 
 from collections import deque
@@ -27,14 +27,14 @@ from tools.autoscaling.queueing import Counters, PodQueue, PodSettings, ServiceT
 from tools.autoscaling.traces import Trace, TraceRequests
 
 WINDOW_SECONDS = 60
-"""Range of the shipped queries."""
+"""Time range of the shipped queries, in seconds."""
 _LAG_SECONDS = 1.0
 """Seconds from a scrape until a query sees its samples."""
 _LOWEST_RATE = 1 / WINDOW_SECONDS
 
 
 class Sample(NamedTuple):
-    """Values of one scrape of a pod."""
+    """Values from one scrape of one pod."""
 
     milliseconds: int
     queue_microseconds: float
@@ -43,7 +43,9 @@ class Sample(NamedTuple):
 
 
 def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[str, float | None]:
-    """Return each metric over all pods, or None if no pod has enough samples in the window.
+    """Return the value of each metric over all pods.
+
+    A value is None if no pod has enough samples in the window.
 
     Args:
         samples: Samples by pod, ascending in time, of every pod that was scraped in the window,
@@ -76,11 +78,12 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
 def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float:
     """Return PromQL's `rate`: the growth of a counter per second, extrapolated to the window.
 
-    The result is that of Prometheus 2.42. Prometheus 3 excludes the left end of the window, which
-    matters only for a sample in exactly that millisecond.
+    The result equals that of Prometheus 2.42. Prometheus 3 excludes the left end of the window. The
+    difference matters only for a sample at exactly that millisecond.
 
     Args:
-        samples: At least two pairs of milliseconds and value within the window, ascending.
+        samples: Pairs of a time in milliseconds and a value. At least two pairs are needed, in
+            ascending order and within the window.
         first: Start of the window in milliseconds.
         last: End of the window in milliseconds.
 
@@ -88,13 +91,14 @@ def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) ->
     2.0
     """
     (start, start_value), (end, end_value) = samples[0], samples[-1]
-    # A counter that fell was reset. It grew to its last value, and then from 0 again.
+    # If a counter fell, it was reset. A reset counter grew to its value before the reset, and then
+    # again from 0.
     growth = end_value - start_value + sum(a for (_, a), (_, b) in pairwise(samples) if b < a)
     covered = sampled = (end - start) / 1000
     spacing = sampled / (len(samples) - 1)
     to_start, to_end = (start - first) / 1000, (last - end) / 1000
     if growth > 0 and start_value >= 0:
-        # A counter is never negative, so do not extrapolate beyond the time when it was 0.
+        # A counter is never negative, so the extrapolation ends at the time when it would be 0.
         to_start = min(to_start, sampled * start_value / growth)
     for gap in (to_start, to_end):
         covered += gap if gap < spacing * 1.1 else spacing / 2
@@ -103,7 +107,7 @@ def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) ->
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings of a simulation besides trace and autoscaler."""
+    """Settings of a simulation, apart from the trace and the autoscaler."""
 
     service_times: ServiceTimes
     pod: PodSettings = PodSettings()
@@ -115,13 +119,13 @@ class Settings:
 
 @dataclass(frozen=True)
 class SyncState:
-    """State at one sync of the autoscaler."""
+    """State of the simulation at one sync of the autoscaler."""
 
     seconds: float
     wanted: int
     ready: int
     metrics: dict[str, float | None]
-    """Value of each metric, or None if no pod has it."""
+    """Value of each metric. None if no pod has reported the metric."""
 
 
 @dataclass
@@ -131,7 +135,7 @@ class SimulatedRun:
     moments: list[SyncState] = field(default_factory=list)
     waits: list[NDArray[np.float32]] = field(default_factory=list)
     """Queue times in seconds of the requests whose batch started between two syncs, one array per
-    sync. A last array has the requests after the last sync."""
+    sync. The last array has the requests after the last sync."""
     num_arrived: int = 0
     num_without_pod: int = 0
     """Number of requests that arrived while no pod was ready."""
@@ -211,9 +215,9 @@ class Simulation:
     def _dispatch_requests(
         self, requests: TraceRequests, taken: int, *, now: float, until: float
     ) -> int:
-        """Send the requests before `until` to ready pods.
+        """Send the requests that arrive before `until` to the ready pods.
 
-        Returns how many requests of the step were sent so far.
+        Returns the number of requests of this step that were sent until now.
         """
         last = int(np.searchsorted(requests.arrivals, until))
         if last == taken:
@@ -231,7 +235,10 @@ class Simulation:
         return last
 
     def _scrape_pods(self, now: float) -> None:
-        """Scrape the pods that are due. Durations are whole microseconds, as in Triton."""
+        """Scrape all pods whose next scrape is due.
+
+        Durations are whole microseconds, as in Triton.
+        """
         for pod in self._cluster.pods:
             if pod.scrape_at <= now:
                 pod.queue.advance(now)

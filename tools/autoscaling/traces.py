@@ -17,12 +17,13 @@ from evergreen.contracts.serving import MAX_BATCH_ROWS
 from evergreen.runtime.errors import ContractError
 
 COLUMNS = ("seconds", "requests_per_second", "rows_per_request")
-"""Columns of a trace's file. The last column is optional."""
+"""Columns of a trace's file. The column `rows_per_request` is optional."""
 DEFAULT_ROWS = 1024
-"""Rows of a request (candidates to rank) if the trace has no column for them."""
+"""Default number of rows in a request (candidates to rank), if the trace has no column for it."""
 MOST_SECONDS = 31 * 86400.0
 MOST_OF_STEP = 2e7
-"""Maximum number of requests in one step. They are drawn at once, which takes half a gigabyte."""
+"""Maximum number of requests in one step of a trace. The requests of a step are drawn at once,
+which takes half a gigabyte at this maximum."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +31,11 @@ class Trace:
     """A request rate that is constant within steps."""
 
     starts: NDArray[np.float64]
-    """Start of each step in seconds, the first at 0. The last entry is the end of the trace."""
+    """Start of each step in seconds, the first at 0. The last value is the end of the trace."""
     rates: NDArray[np.float64]
     """Requests per second, per step."""
     rows: NDArray[np.int64]
-    """Rows of each request, per step."""
+    """Number of rows in each request, for each step."""
     name: str = ""
 
     @property
@@ -44,11 +45,11 @@ class Trace:
 
     @property
     def num_expected(self) -> float:
-        """Expected number of requests."""
+        """Expected total number of requests."""
         return float((self.rates * np.diff(self.starts)).sum())
 
     def requests(self, step: int, seed: int) -> "TraceRequests":
-        """Draw the requests of one step as a Poisson process with the step's rate."""
+        """Draw the arrivals of one step from a Poisson process with the step's rate."""
         random = np.random.default_rng([seed, step])
         start, end = self.starts[step], self.starts[step + 1]
         count = random.poisson(self.rates[step] * (end - start))
@@ -66,7 +67,7 @@ class TraceRequests:
 
     arrivals: NDArray[np.float64]
     chances: NDArray[np.float64]
-    """Numbers in [0, 1) that select the pod of each request."""
+    """Random numbers in [0, 1), one for each request, that select its pod."""
     service: NDArray[np.float64]
     """Numbers in [0, 1) that select the quantile of each service time."""
     rows: int
@@ -76,7 +77,7 @@ def read_trace(path: Path) -> Trace:
     """Read a recorded trace.
 
     The file is CSV with the header `seconds,requests_per_second[,rows_per_request]`. The rate of a
-    line holds until the next line, and the last line only ends the trace.
+    line applies until the next line. The last line only marks the end of the trace.
 
     Raises:
         ContractError: the file cannot be read, has another header or an invalid line, or is too
@@ -101,7 +102,7 @@ def read_trace(path: Path) -> Trace:
         raise ContractError(f"trace {path} is not text, expected CSV") from error
     except ContractError:
         raise
-    except ValueError as error:  # counts lines from below the header
+    except ValueError as error:  # NumPy counts lines from the line after the header
         raise ContractError(f"trace {path}: {error}") from error
     seconds, rates, rows = (*lines.T, np.full(len(lines), DEFAULT_ROWS))[:3]
     if not np.all((rates >= 0) & (rates < 1e6) & (rows >= 1) & (rows <= MAX_BATCH_ROWS)):
@@ -110,7 +111,8 @@ def read_trace(path: Path) -> Trace:
         )
     if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > MOST_SECONDS:
         raise ContractError(
-            f"{path}: expected seconds that begin at 0 and rise, to at most {MOST_SECONDS:g}"
+            f"{path} has wrong seconds, expected seconds that begin at 0 and rise to at most "
+            f"{MOST_SECONDS:g}"
         )
     trace = Trace(seconds, rates[:-1], rows[:-1].astype(np.int64), path.name)
     if (most := float((trace.rates * np.diff(trace.starts)).max())) > MOST_OF_STEP:

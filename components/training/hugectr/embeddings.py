@@ -3,8 +3,8 @@
 An embedding of HugeCTR has one width and one way of pooling. A table of the registry
 (`evergreen.networks.files`) has one width. The slots of a table are therefore divided between two
 embeddings. One embedding has the slots of lists that are averaged. The other embedding pools by sum
-and has all other slots. The sum of a single vector is the vector itself. Columns that share a table
-share its keys.
+and contains all other slots of the table. The sum of a single vector is the vector itself. Columns
+that share a table share its keys.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Slot:
     """A slot of an embedding in HugeCTR's sense: look-ups that make one vector of a row."""
 
     vector: int
-    """Number of the vector among a row's vectors."""
+    """Position of the slot's vector in a row."""
     columns: tuple[int, ...]
     """Id columns that look up in this slot: one column, or all columns of a list."""
     is_list: bool
@@ -43,16 +43,17 @@ class Embedding:
     """One embedding of HugeCTR."""
 
     number: int
-    """Position in the order in which embeddings are added. The names of the embedding's files
-    contain it."""
+    """Position in the order in which embeddings are added. The position is part of the names of the
+    embedding's files."""
     combiner: str
     """Pooling of a list's vectors: `sum` or `mean`."""
     width: int
-    """Width of its vectors."""
+    """Width of the vectors in this embedding."""
     table: int
     """Number of the model's table that has the vectors of this embedding."""
     ranges: tuple[tuple[int, int], ...]
-    """Half-open ranges of rows of that table. Keys number the rows of all ranges consecutively."""
+    """Half-open ranges of rows in the registry's table. Keys are numbered consecutively over all
+    ranges."""
     slots: tuple[Slot, ...]
     """Slots in the order of a row's vectors."""
 

@@ -1,9 +1,9 @@
 """The HugeCTR engine: a `hugectr.Model` that is trained on staged Parquet files.
 
 A new model is created after weights are restored and when the batch size changes. Between models,
-and for scoring and saving, the weights are in a folder in the registry's layout. HugeCTR's own
-memory only has the changes since that folder was written. `fit` decides which rows are used, in
-which order and how often. HugeCTR seeds dropout itself, with 0 in every model, so the seed of a
+and for scoring and saving, the weights are in a folder in the registry's layout. The changes since
+the last write of that folder are only in HugeCTR's own memory. `fit` decides which rows are used,
+in which order and how often. HugeCTR seeds dropout itself, with 0 in every model, so the seed of a
 call has no effect here.
 
 HugeCTR only logs failed reads and writes, and continues. HugeCTR does not even notice some
@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 
 IMAGE = "evergreen-training-hugectr (components/training/Dockerfile.hugectr)"
 _SEGMENT_STAGES = 8
-"""Stages in one call of `learn`. Writing a stage overlaps with training on the previous one.
-Scoring between two calls saves the whole table, so a call should be long."""
+"""Stages in one call of `learn`. Writing a stage overlaps with training on the previous one. Before
+scoring, the whole table is saved, so a call of `learn` should be long."""
 
 
 @dataclass(kw_only=True)
@@ -92,8 +92,8 @@ class HugectrEngine:
             settings: Settings of the fit.
             places: Places that a row looks up. If it is None, each slot is looked up once.
             num_gpus: GPUs of each node that share a batch. The node's first GPUs are used.
-            nodes: MPI communicator of the nodes. If it is None, the nodes that MPI started are
-                used, or only this machine.
+            nodes: MPI communicator of the nodes. None means the nodes that MPI started, or only
+                this machine.
             scratch: Folder for weights and staged rows. The folder needs four times the disk space
                 of the model with its state, and 264 bytes for each row of three stages. None for a
                 new temporary folder.
@@ -232,7 +232,7 @@ class HugectrEngine:
                     number + 1
                 ) % self._settings.solver.loss_interval == 0 or number + 1 == stage.num_batches:
                     yield float(running.model.get_current_loss())
-            # The reader restarts only after it has reported its end.
+            # The reader must report the end of its files before it can restart.
             if running.model.train():
                 raise PermanentError(
                     f"HugeCTR continues {stage.file_list} after {stage.num_batches} batches, "
@@ -296,7 +296,7 @@ class HugectrEngine:
         if self._running is None:
             return
         folder, self._running = self._running.stage.file_list.parent, None
-        # Collecting the object releases its GPU memory.
+        # The garbage collection of the model releases its GPU memory.
         gc.collect()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -315,8 +315,8 @@ class HugectrEngine:
                 stored, self._config, self._embeddings, num_gpus=self._num_gpus, folder=folder
             )
             model.load_dense_weights(str(folder / DENSE_FILE))
-            # These calls use the overloads with lists. The overload of load_sparse_optimizer_states
-            # with names opens a name as if it were a path.
+            # The calls of HugeCTR use the overloads with lists. The overload of
+            # load_sparse_optimizer_states with names opens a name as if it were a path.
             model.load_sparse_weights(self._sparse_paths(folder, SPARSE_FOLDER))
             if stored.moments is not None:
                 model.load_dense_optimizer_states(str(folder / DENSE_OPTIMIZER_FILE))

@@ -8,8 +8,8 @@ without headers, and float32 unless stated otherwise.
 - `dcn_opt_dense_0.model` has Adam's m, then v, which starts at a multiple of 256 bytes.
 - `dcn<i>_sparse_0.model/{key,emb_vector}` of embedding i have int64 keys, and a vector for each
   key.
-- `dcn<i>_opt_sparse_0.model` has m, then v. Each is the workspace of every GPU, [capacity, width],
-  with zeros in unused rows.
+- `dcn<i>_opt_sparse_0.model` has m, then v. m and v have the form of the workspace of every GPU,
+  [capacity, width], with zeros in unused rows.
 
 The files do not state the workspace row of a key. Key k is on GPU k % n, where n is the number of
 GPUs. The row of a loaded key is its position among the keys of its GPU. A model that was exported
@@ -126,7 +126,7 @@ def import_model(
         _require_valid(folder, each, num_gpus)
     flat = np.fromfile(folder / DENSE_FILE, "<f4")
     both = np.fromfile(folder / DENSE_OPTIMIZER_FILE, "<f4")
-    # v occupies the end of the file, whether or not there is a gap before it.
+    # v is always at the end of the file. There may be a gap between m and v.
     flats = (flat, both[: len(flat)], both[-len(flat) :])
     dense = unflatten(config, flat)
     num_rows = [0] * len(config.table_widths)

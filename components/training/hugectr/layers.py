@@ -197,9 +197,9 @@ def _solver(hugectr: Any, blueprint: Blueprint) -> Any:
         repeat_dataset=False,
         enable_tf32_compute=settings.precision == "tf32",
         i64_input_key=True,
-        # Staged files have only complete batches. With this flag an incomplete batch would be
-        # reported as missing. Without it, HugeCTR would train on leftovers of the previous batch in
-        # its buffers.
+        # Staged files have only complete batches. With this flag HugeCTR drops an incomplete batch,
+        # and the missing rows are detected. Without the flag, HugeCTR would train on leftovers of
+        # the previous batch in its buffers.
         drop_incomplete_batch=True,
     )
 

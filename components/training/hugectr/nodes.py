@@ -1,7 +1,7 @@
 """Run HugeCTR on several nodes: MPI starts one process on each node, and all share every batch.
 
-The first process runs the step. Each call that it makes on a model is repeated by the other
-processes in the same order, because HugeCTR's calls are collective. Each process reads every batch,
+The first process runs the step. HugeCTR's calls are collective. Therefore the other processes
+repeat each call of the first process on a model, in the same order. Each process reads every batch,
 and its own GPUs train on their share of it. The first process receives the sum of the losses, and
 all processes write into the files of an embedding. This description follows HugeCTR's sources and
 has not been tested. The first process names the files, so all nodes must see the engine's scratch
@@ -43,7 +43,7 @@ class _OnAllNodes:
 def built(hugectr: Any, blueprint: Blueprint, nodes: Any | None) -> tuple[Any, Any]:
     """Return the compiled model and its training reader.
 
-    Both are created on all `nodes`, or only in this process if `nodes` is None.
+    Model and reader are created on all `nodes`, or only in this process if `nodes` is None.
     """
     if nodes is not None:
         nodes.bcast(("build", blueprint))

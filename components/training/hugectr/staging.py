@@ -45,7 +45,7 @@ class Stage:
     def has_room_for(self, other: "Stage") -> bool:
         """Return whether the readers of this stage can also read the other stage.
 
-        The number of workers and the buffers of these readers must suffice.
+        The other stage must not need more files or larger row groups than this stage.
         """
         return other.group_rows <= self.group_rows and other.num_files <= self.num_files
 
@@ -125,7 +125,8 @@ def write_stage(
         order: Row numbers, complete batches.
         embeddings: Layout of the embeddings.
         batch_size: Rows of a batch.
-        num_files: Number of files, one for each GPU. Fewer are written if there are fewer batches.
+        num_files: Number of files, one for each GPU. There are fewer files if there are fewer
+            batches.
         folder: Folder to create.
         group_rows: Maximum rows of a row group.
 

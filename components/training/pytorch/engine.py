@@ -1,10 +1,10 @@
 """The PyTorch engine, for any network, on the available device.
 
-Autograd computes the dense gradients. Gradients of the tables are summed for each row here.
-Autograd would build a gradient for all rows of a table, although a batch touches only a few
-thousand rows. On a CPU equal input gives equal bits. NumPy gathers and indexes the next batch in a
-separate thread during the current step. `fit` decides which rows are used, in which order and how
-often.
+Autograd computes the dense gradients. The gradients of the embedding tables are summed per row in
+this module. Autograd would build a gradient for all rows of a table, although a batch touches only
+a few thousand rows. On a CPU equal input gives equal bits. NumPy gathers and indexes the next batch
+in a separate thread during the current step. `fit` decides which rows are used, in which order and
+how often.
 
 Both optimizers are Adam as HugeCTR computes it. t is the number of steps taken, and g is the
 gradient of the mean loss. The moments are m = b1 m + (1 - b1) g and v = b2 v + (1 - b2) g^2. The
@@ -13,9 +13,9 @@ sqrt(1 - b2^t) before it adds its epsilon. torch's Adam gives the same result if
 t is eps / sqrt(1 - b2^t). Table rows that a batch does not touch keep their weights and moments, as
 with HugeCTR's `Update_t.Local` and torch.optim.SparseAdam.
 
-Shape suffixes are those of `evergreen.networks.network` and three more. P is the number of places
-of a table (`evergreen.networks.files.Table`), L is the number of look-ups of a batch in the table,
-and U is the number of distinct rows among them.
+The suffixes of tensor shapes are those of `evergreen.networks.network`, plus P, L and U. P is the
+number of places of a table (`evergreen.networks.files.Table`), L is the number of look-ups of a
+batch in the table, and U is the number of distinct rows among them.
 """
 
 from collections.abc import Sequence
@@ -81,8 +81,7 @@ class PytorchEngine:
             config: Configuration of the network.
             slot_sizes: Number of ids of each slot.
             settings: Settings of the fit.
-            device: torch's name of the device. If it is None, the GPU is used, or the CPU if there
-                is no GPU.
+            device: torch's name of the device. None means the GPU, or the CPU if there is no GPU.
             places: Places that a row looks up. If it is None, each slot is looked up once.
         """
         self._settings, self._slot_sizes = settings, list(slot_sizes)
@@ -99,7 +98,7 @@ class PytorchEngine:
         ]
         """Vector, m and v of each row of each table. Vector, m and v are adjacent, so that one
         operation reads or writes all three. For the 34,000 distinct rows of a batch, out of 10
-        million rows, this takes 1.6 ms on one core. With three separate tables it takes 3.2 ms."""
+        million rows, this takes 1.6 ms on one core. Three separate arrays take 3.2 ms."""
         self._places = [
             TablePlaces(columns, table.offsets(slot_sizes), table.places)
             for table, columns in zip(self._tables, columns_of(self._tables))
@@ -216,8 +215,8 @@ class PytorchEngine:
             for rows, of, taken_U3E, to_sums_VE in zip(self._rows, batch.lookups, taken, to_sums):
                 if not len(of.table_rows):  # no categorical columns
                     continue
-                # The look-ups are sorted by row, so the gradients of each row are one bag. This
-                # takes 0.06 ms for 2048 x 26 look-ups of width 16, and index_add_ takes 0.3 ms.
+                # The look-ups are sorted by row, so the gradients of each row are one bag. The bags
+                # take 0.06 ms for 2048 x 26 look-ups of width 16, and index_add_ takes 0.3 ms.
                 gradient_UE = embedding_bag(of.order, to_sums_VE, of.starts, mode="sum")
                 vectors_UE, m_UE, v_UE = (part.contiguous() for part in taken_U3E.unbind(1))
                 adam.step([vectors_UE], [gradient_UE], m=[m_UE], v=[v_UE])
@@ -233,7 +232,7 @@ def _summed_lookups(vectors_UE: Tensor, of: Lookups) -> Tensor:
 
 
 def _zeros(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return zeros. On a CPU they take no memory until they are written.
+    """Return a tensor of zeros. On a CPU, zeros take no memory until they are written.
 
     Rows are decoded before an engine is restored, so the zeros need no memory while rows are
     decoded.

@@ -96,8 +96,8 @@ class Steps:
     rates: list[float]
     """Learning rate of each step."""
     scales: list[float]
-    """Factor of each step by which a row's weight is multiplied to get its share of the batch's
-    loss."""
+    """Factor of each step, 1 divided by the sum of the batch's weights. A row's weight times this
+    factor is its share of the batch's loss."""
     seed: int
 
 
@@ -197,7 +197,7 @@ class _Worker:
         return list(zip(num_rows(self._tables, shared.slot_sizes), shared.config.table_widths))
 
     def new_model(self, folder: Path) -> Any:
-        """Create empty model files in `folder`. `save` fills them."""
+        """Create empty model files in `folder`. The contents are written by `save`."""
         shapes = table_shapes(self._table_shapes) | self._dense.shapes
         return new_model(folder, shapes, step=self.num_steps)
 
@@ -370,8 +370,8 @@ class _Worker:
 
 
 _CHECKED = {"restore", "open_rows"}
-"""Calls that read files without communication. If such a call fails in one worker, the error is
-sent to the other workers."""
+"""Calls in which each worker reads files and does not communicate. If a call fails in one worker,
+the error is sent to the other workers."""
 _WORKERS: dict[int, _Worker] = {}
 """Worker parts of this process's engines, by the number of the engine."""
 _NUMBERS = itertools.count()
@@ -471,7 +471,7 @@ class TorchrecEngine:
         places: Places | None = None,
         sharding: Sequence[str] = (TABLE_WISE, COLUMN_WISE),
     ) -> None:
-        """Create an engine on all workers, whose tables are all zero. `restore` loads weights.
+        """Create an engine on all workers. All tables are zero. `restore` loads weights.
 
         Args:
             config: Configuration of the network.
@@ -528,7 +528,10 @@ class TorchrecEngine:
         return max(1, SEGMENT_ROWS[group_device().type] // batch_size)
 
     def open_rows(self, folders: Sequence[RowFolder], slot_sizes: list[int], cache: Path) -> Rows:
-        """See `Engine`. Each worker decodes its row groups below `cache` on its own machine."""
+        """See `Engine`.
+
+        Each worker decodes its share of the row groups into `cache` on its own machine.
+        """
         rows = self._call("open_rows", folders, slot_sizes, cache)
         self._call("gather_labels")
         self._opened = shared = _SharedRows(**vars(rows))

@@ -20,7 +20,10 @@ def is_worker() -> bool:
 
 
 def is_leader() -> bool:
-    """Return whether this worker runs the step. The other workers execute its calls."""
+    """Return whether this worker runs the step.
+
+    The other workers execute the calls of this worker.
+    """
     return os.environ["RANK"] == "0"
 
 

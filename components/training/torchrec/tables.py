@@ -101,7 +101,7 @@ def planner_of(
 class Sharder(EmbeddingBagCollectionSharder):  # type: ignore[misc]
     """Sharder of the collection.
 
-    Its optimizer is named Adam, so that the planner counts two moments for each weight.
+    The sharder's optimizer is named Adam, so that the planner counts two moments for each weight.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class _Group:
     rows: Tensor
     """Vector, m and v of each row, [rows, 3, width]."""
     features: list[int]
-    """Numbers of the kernel's features that look up rows of this group."""
+    """Positions of the kernel's features that look up rows of this group."""
     offsets: Tensor
     """First row of each feature's table."""
     taken: tuple[Tensor, Tensor] | None = None

@@ -1,9 +1,9 @@
 """Dead letters of a Kafka topic, in the topic `<topic>.dead-letters`.
 
-A dead letter has the message's original bytes and key. Its reason and time are headers. Kafka
-cannot delete single messages. The list of dead letters therefore starts at the offset that the
-group `<group>.dead-letters` has committed. A replay publishes the listed messages and then commits
-the end of the list. The topic's retention limits how long dead letters are kept.
+A dead letter has the message's original bytes and key. The reason and the time of a dead letter are
+headers. Kafka cannot delete single messages. The group `<group>.dead-letters` therefore commits an
+offset, at which the list of dead letters starts. A replay publishes the listed messages, and then
+commits the offset after them. The retention of the topic limits how long dead letters are stored.
 """
 
 import time
@@ -59,9 +59,9 @@ class KafkaDeadLetters:
     def keep(self, letters: Sequence[tuple[str, bytes, str]]) -> None:
         """Store messages as dead letters, each with id, payload and reason.
 
-        Returns when the brokers have stored them. Raises the errors of `KafkaSender.send`. A topic
-        may carry larger messages than the brokers accept from this client. Such a message is
-        truncated, and the reason mentions this.
+        The call returns when the brokers have stored the letters. The errors are those of
+        `KafkaSender.send`. A topic may carry larger messages than the brokers accept from this
+        client. If a message is too large, it is truncated, and the stored reason says so.
         """
         topic, time_header = self._location.dead_letter_topic, (_TIME, repr(self._clock()).encode())
         kept = []
@@ -84,8 +84,8 @@ class KafkaDeadLetters:
         """Return the stored dead letters, oldest first, without a commit.
 
         Raises:
-            TemporaryError: no broker answers.
-            PermanentError: the brokers refuse.
+            TemporaryError: all brokers are silent.
+            PermanentError: the brokers refuse the request.
         """
         with self._open_consumer() as consumer:
             letters, _ = self._read_letters(consumer)
@@ -95,7 +95,7 @@ class KafkaDeadLetters:
         """Publish all dead letters again, remove them from the list, and return their number.
 
         If the process is killed between publishing and removing, a later replay publishes them
-        again. Raises the errors of `kept` and of `KafkaSender.send`.
+        again. Raises the same errors as `kept` and `KafkaSender.send`.
         """
         with self._open_consumer() as consumer:
             letters, ends = self._read_letters(consumer)
@@ -112,8 +112,8 @@ class KafkaDeadLetters:
 
     @contextmanager
     def _open_consumer(self) -> Iterator[Consumer]:
-        # Wait for the event at the end of a partition. Its last offsets may be gaps that no message
-        # fills.
+        # Wait for the event that signals the end of a partition. The last offsets of a partition
+        # may be gaps without a message.
         consumer = Consumer(
             self._location.client(
                 group_id=self._group,
@@ -129,18 +129,18 @@ class KafkaDeadLetters:
         except KafkaException as error:
             raise sorted_error(error, f"reading {self._location.dead_letter_topic}") from error
         finally:
-            consumer.unassign()  # assigned by hand, because closing waits until a group revokes its partitions  # noqa: E501
+            consumer.unassign()  # assigned by hand, because closing a consumer waits until its group revokes partitions  # noqa: E501
             close_consumer(consumer)
 
     def _read_letters(self, consumer: Consumer) -> tuple[list[DeadLetter], list[TopicPartition]]:
         """Return the stored dead letters, oldest first, and the end of each partition at that time.
 
-        A crash between storing and acknowledging stores a message twice, and only one copy is
-        returned. Different messages may have the same key.
+        If a reader crashes between storing and acknowledging, a message is stored twice. Only one
+        copy is returned. Messages with the same key may be different messages.
         """
         topic, brokers = self._location.dead_letter_topic, self._location.brokers
         open_ = set(list_partitions(consumer, self._location, topic))
-        # Without an offset, reading starts at the group's committed offset.
+        # Reading starts at the group's committed offset, because no offset is given.
         consumer.assign([TopicPartition(topic, number) for number in open_])
         found: dict[tuple[str, bytes | None], DeadLetter] = {}
         ends: list[TopicPartition] = []

@@ -21,12 +21,12 @@ DEFAULT_LEASE_SECONDS = 45.0
 """Kafka's default session timeout. Brokers refuse less than 6 s by default."""
 DEAD_LETTER_ENDING = ".dead-letters"
 MAX_SENT_BYTES = 1_040_000
-"""Largest message in bytes, with key and headers. It is more than `MAX_MESSAGE_BYTES`, and less
-than a broker's default of 1,048,588."""
+"""Largest message in bytes, with key and headers. The limit is more than `MAX_MESSAGE_BYTES`, and
+less than a broker's default of 1,048,588."""
 
 _CLIENT_LOGGER = logging.getLogger("evergreen.events.kafka.librdkafka")
-# Drop the log line that librdkafka writes for every attempt to connect, 20 per second.
-# `Subscriber.problem` reports when no broker answers.
+# Drop the log line that librdkafka writes for every attempt to connect, 20 per second. If no broker
+# answers, `Subscriber.problem` describes the failure.
 _CLIENT_LOGGER.addFilter(lambda record: not record.getMessage().startswith("FAIL ["))
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,230}")
 _TOO_LARGE = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE}
@@ -48,7 +48,7 @@ _PERMANENT = {
     KafkaError.UNSUPPORTED_SASL_MECHANISM,
     KafkaError.UNSUPPORTED_VERSION,
 }
-"""Errors that a person must fix. Every other error may end without intervention."""
+"""Errors that a person must fix. All other errors may end without a change by a person."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,8 @@ class KafkaOptions:
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     """See `KafkaLocation`."""
     config: Path | None = None
-    """File of `name=value` lines with librdkafka's settings, where credentials belong."""
+    """File with settings of librdkafka, one `name=value` per line. Credentials belong into this
+    file."""
 
     def __post_init__(self) -> None:
         expect(self, "a name", bool, "group")
@@ -87,10 +88,11 @@ class KafkaLocation:
     def parse(cls, url: LogUrl) -> "KafkaLocation":
         """Return the location of `url`, which has the form `kafka://host:port[,host:port]/topic`.
 
-        Its options are those of `KafkaOptions`.
+        A Kafka URL has the options of `KafkaOptions`.
 
         Raises:
-            ContractError: no broker, no topic, an unknown option, or an unreadable file.
+            ContractError: the URL has no broker, no topic or an unknown option, or names an
+                unreadable file.
         """
         options = url.settings(KafkaOptions)
         if "@" in url.authority:
@@ -120,13 +122,13 @@ class KafkaLocation:
     def client(self, **settings: Any) -> dict[str, Any]:
         """Return the settings of one librdkafka client.
 
-        `settings` are written with `_` for `.` and override those of the file.
+        `settings` override the settings of the file. In their names, `_` stands for `.`.
         """
         ours = {name.replace("_", "."): value for name, value in settings.items()}
         return {
             "client.id": "evergreen",
-            # Find a topic that is created after its reader within this time. librdkafka's default
-            # is 5 minutes.
+            # Topics that are created after their reader are found within this time. librdkafka's
+            # default is 5 minutes.
             "topic.metadata.refresh.interval.ms": 10_000,
             "logger": _CLIENT_LOGGER,
             **self.properties,
@@ -153,9 +155,9 @@ def _read_properties(path: Path) -> dict[str, str]:
 
 
 def sorted_error(error: KafkaError | KafkaException, what: str) -> Exception:
-    """Return our error for an error of Kafka.
+    """Return the project's error for an error of Kafka.
 
-    Its message begins with `what`, the attempted operation.
+    The error message begins with `what`, which names the attempted operation.
     """
     inner = error.args[0] if isinstance(error, KafkaException) else error
     if not isinstance(inner, KafkaError):

@@ -1,8 +1,8 @@
-"""Offsets of a topic: its end, the progress of its group, and the messages that this reader holds.
+"""Offsets of a topic: its end, the progress of its group, and the held messages of this reader.
 
-`PartitionProgress` has no connection. It records which messages of a partition are held, and which
-offset may be committed. `BacklogCounter` asks the brokers for the number of messages that are left.
-`subscriber` reads the messages.
+`PartitionProgress` needs no connection to a broker. `PartitionProgress` records which messages of a
+partition are held, and which offset may be committed. `BacklogCounter` asks the brokers for the
+number of messages that are left. The module `subscriber` reads the messages.
 """
 
 import logging
@@ -19,15 +19,16 @@ from evergreen.runtime.errors import PermanentError, TemporaryError
 
 ASK_SECONDS = 2.0
 ASK_AGAIN_SECONDS = 1.0
-"""Pause after a request without an answer. Each request may wait for `ASK_SECONDS`, which delays
-the reader."""
+"""Pause after a request that no broker answered. Each request to a silent broker may block the
+reader for `ASK_SECONDS`."""
 CLOSE_SECONDS = 10.0
-"""Longest wait for a client to close."""
+"""Maximum wait for a client to close, in seconds."""
 SETTLE_SECONDS = 0.02
-"""Seconds without a callback after which a rebalance counts as ended. Only threads of this client
-can delay the next callback."""
+"""Seconds without a callback after which a rebalance counts as ended. Only other threads of this
+client can delay the next callback."""
 _END, _BEGIN = -1, -2
-"""Special times in a request for offsets by time. They request the newest and the oldest offset."""
+"""Special times in a request that maps times to offsets. `_END` requests the newest offset, and
+`_BEGIN` requests the oldest one."""
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +38,13 @@ M = TypeVar("M")
 def close_consumer(consumer: Consumer) -> None:
     """Leave the group and close the client, within `CLOSE_SECONDS`.
 
-    librdkafka's close has two faults. First, if a commit is pending and no broker answers, it
-    searches for the group's coordinator repeatedly (librdkafka issue 3740). This function then
-    stops waiting. The client ends when a broker answers or when the process ends, and other readers
-    get its partitions when its session times out. Second, a rebalance may still wait for its
-    callback when the close begins. The callback's answer can then go to a group that has ended, and
-    the callback blocks forever while it holds Python's interpreter lock. Therefore this function
-    ends rebalances before it closes the client.
+    The close function of librdkafka has two faults. First, it searches for the group's coordinator
+    again and again if a commit is pending and no broker answers (librdkafka issue 3740). In this
+    case the function stops waiting. The client ends when a broker answers or when the process ends,
+    and other readers get its partitions when its session times out. Second, a rebalance may still
+    be waiting for its callback when closing begins. The callback's answer can then go to a group
+    that has ended, and the callback blocks forever while it holds Python's interpreter lock. For
+    this reason the function ends rebalances before it closes the client.
     """
     deadline = time.monotonic() + CLOSE_SECONDS
     _end_rebalances(consumer, deadline)
@@ -65,7 +66,7 @@ def _end_rebalances(consumer: Consumer, deadline: float) -> None:
     try:
         consumer.unsubscribe()
     except KafkaException:
-        return  # the client is in no group, or a fatal error has ended it
+        return  # the client has no group, or a fatal error ended it
     while time.monotonic() < deadline:
         try:
             arrived = consumer.consume(1000, SETTLE_SECONDS)
@@ -91,17 +92,19 @@ class PartitionProgress(Generic[M]):
 
     Kafka stores one committed offset per partition, and every message below that offset counts as
     done. Acknowledgements arrive in any order, so the committed offset may only move to the first
-    unacknowledged message. Offsets that Kafka compacted or deleted leave gaps, which count as done.
+    unacknowledged message. Offsets of compacted or deleted messages leave gaps, which count as
+    done.
     """
 
     generation: int
-    """Number of the assignment. Tokens of an earlier assignment of the same partition are void."""
+    """Number of the assignment. Tokens from an earlier assignment of the partition are invalid."""
     next_offset: int | None = None
-    """Offset after the newest delivered message. None before the first."""
+    """Offset that follows the newest delivered message. None before the first delivery."""
     held: dict[int, Held[M]] = field(default_factory=dict)
     """Held messages by ascending offset."""
     sent_offset: int | None = None
-    """Last offset that was sent to be committed. None if there is none or the commit failed."""
+    """Last offset that was sent to be committed. None if no offset was sent, or if the commit
+    failed."""
 
     def take(self, offset: int, message: M, *, until: float) -> bool:
         """Hold a newly arrived message, and return False if the message is already known."""
@@ -112,10 +115,10 @@ class PartitionProgress(Generic[M]):
         return True
 
     def take_expired(self, now: float, count: int, *, until: float) -> list[int]:
-        """Lease again at most `count` messages whose lease has expired, and return their offsets.
+        """Renew at most `count` expired leases of messages, and return the messages' offsets.
 
-        The oldest messages come first. If a lease ends later than a lease that begins now, it was
-        taken before the clock was set back, so it counts as expired.
+        The oldest messages come first. A lease that ends later than a new lease would was acquired
+        before the clock was set back. Such a lease counts as expired.
         """
         expired = [offset for offset, held in self.held.items() if not now < held.until <= until][
             :count
@@ -138,14 +141,14 @@ class PartitionProgress(Generic[M]):
         return message
 
     def offset_to_commit(self) -> int | None:
-        """Return the offset below which all messages are done, or None if it was already sent."""
+        """Return the offset below which all messages are done, or None if it was sent before."""
         done = next(iter(self.held), self.next_offset)
         return done if done != self.sent_offset else None
 
     def unfinished(self, start: int, end: int) -> int:
         """Return the number of unacknowledged messages before `end`.
 
-        `start` is the offset where reading begins, for a partition without a message so far.
+        For a partition without any delivered message, reading begins at the offset `start`.
         """
         position = start if self.next_offset is None else self.next_offset
         return max(0, end - position) + len(self.held)
@@ -154,9 +157,10 @@ class PartitionProgress(Generic[M]):
 class BacklogCounter:
     """Counter of the messages that the group has not finished, in all partitions of the topic.
 
-    The counter uses a separate client. A broker answers the requests of one connection in order. A
+    The counter has its own client. A broker answers all requests of one connection in order. A
     request on the reader's connection would therefore wait until the reader's fetch ends, for up to
-    `fetch.wait.max.ms`. Measured: 0.5 s instead of 0.2 ms.
+    `fetch.wait.max.ms`. Measured wait: 0.5 s on the reader's connection, and 0.2 ms on a separate
+    one.
     """
 
     def __init__(self, location: KafkaLocation) -> None:
@@ -169,15 +173,15 @@ class BacklogCounter:
         )
         self._silent_until = 0.0
         self.problem: str | None = None
-        """Error of the newest request, or a later error of the client. None if the request was
-        answered."""
+        """Error of the last request, or a later error that the client reported. None if the request
+        was answered."""
 
     def unfinished(self, progress: Mapping[int, PartitionProgress[Any]]) -> int | None:
         """Return the number of messages that are neither acknowledged nor dead-lettered.
 
-        Returns None if no broker answers. In a partition of this reader (a key of `progress`) the
-        count covers held messages and those still to come. In any other partition the count covers
-        the messages after the group's committed offset.
+        Returns None if all brokers are silent. In a partition of this reader (a key of `progress`),
+        held messages and future messages count. In any other partition, the messages after the
+        group's committed offset count.
         """
         if time.monotonic() < self._silent_until:
             return None
@@ -207,7 +211,7 @@ class BacklogCounter:
         close_consumer(self._consumer)
 
     def _committed(self, partitions: Collection[int]) -> dict[int, int]:
-        """Return the committed offset of each partition, or the oldest offset if there is none."""
+        """Return the committed offset of each partition, or its oldest offset if there is none."""
         if not partitions:
             return {}
         places = [TopicPartition(self._location.topic, number) for number in partitions]
@@ -242,10 +246,10 @@ def list_partitions(consumer: Consumer, location: KafkaLocation, topic: str) -> 
 
     Raises:
         TemporaryError: no broker answered.
-        PermanentError: the brokers refuse.
+        PermanentError: the brokers refuse the request.
     """
     what = f"asking {location.brokers} for topic {topic}"
-    consumer.poll(0)  # serve the client's own log lines
+    consumer.poll(0)  # process the client's own log lines
     try:
         found = consumer.list_topics(topic, timeout=ASK_SECONDS).topics[topic]
     except KafkaException as error:

@@ -1,7 +1,7 @@
 """The writing side of a Kafka log, and a producer that waits until each message is stored.
 
-`KafkaSender` publishes messages, stores dead letters and replays them. Its callers choose topic and
-headers.
+`KafkaSender` publishes messages, stores dead letters and replays them. The callers of `KafkaSender`
+choose the topic and the headers.
 """
 
 import threading
@@ -18,14 +18,14 @@ from evergreen.runtime.errors import ContractError, TemporaryError
 Report = Callable[[KafkaError | None, Message], None]
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
-"""Seconds that a delivery report may arrive after librdkafka's own deadline for it."""
+"""Maximum delay of a delivery report after librdkafka's own deadline, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outgoing:
     """One message to send.
 
-    Its id is the key, so a message that is sent again goes to the same partition.
+    The message id is the key, so a message that is sent again goes to the same partition.
     """
 
     topic: str
@@ -39,8 +39,8 @@ class KafkaSender:
 
     Several threads may share one producer.
 
-    A message is stored once even if librdkafka retries it. A message that the caller sends again is
-    stored again.
+    A message is stored once even if librdkafka retries it. If the caller sends a message again, it
+    is stored again.
     """
 
     def __init__(self, location: KafkaLocation) -> None:
@@ -53,9 +53,9 @@ class KafkaSender:
 
         Raises:
             ContractError: a message is larger than a broker accepts.
-            TemporaryError: some messages were not stored within `delivery_seconds`. It is unknown
-                which, so send all again.
-            PermanentError: the brokers refuse.
+            TemporaryError: some messages were not stored within `delivery_seconds`. The error does
+                not say which messages are missing, so send all of them again.
+            PermanentError: the brokers refuse the request.
         """
         producer = self._open_producer()
         reports: list[KafkaError | None] = []
@@ -97,7 +97,7 @@ class KafkaSender:
                 return
             except (
                 BufferError
-            ) as error:  # librdkafka's queue is full, and serving its reports makes room
+            ) as error:  # librdkafka's queue is full, and processing its reports frees space
                 if time.monotonic() > deadline:
                     raise TemporaryError(
                         f"publishing to {message.topic}: the queue stayed full"
@@ -105,7 +105,7 @@ class KafkaSender:
                 producer.poll(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Close the producer. Nothing is pending, because every send was awaited."""
+        """Close the producer. No message is pending, because every send waited for its reports."""
         with self._lock:
             self._producer = None
 
@@ -126,16 +126,16 @@ class KafkaSender:
             return self._producer
 
     def _forget_producer(self, producer: Producer) -> None:
-        """Drop a producer that had a fatal error. The next send opens another."""
+        """Drop a producer that had a fatal error. The next call of `send` opens a new producer."""
         with self._lock:
             if self._producer is producer:
                 self._producer = None
 
 
 def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
-    """Return the error to raise for several failures.
+    """Return the error that represents several failed deliveries.
 
-    A permanent error has priority over a temporary one.
+    A permanent error has priority over a temporary error.
     """
     if any(error.fatal() for error in errors):
         return TemporaryError(f"{what}: {errors[0].str()}; a new producer is needed")
@@ -144,10 +144,10 @@ def _gravest(errors: Sequence[KafkaError], what: str) -> Exception:
 
 
 class KafkaPublisher(KafkaSender):
-    """Publisher to the location's topic. The key of a message is its id."""
+    """Publisher to the topic of a location. The key of a message is its id."""
 
     def __init__(self, location: KafkaLocation) -> None:
-        """Check the settings now, because a ContractError of `publish` must be about a message."""
+        """Check the settings early. A ContractError from `publish` must be about a message."""
         super().__init__(location)
         self._open_producer()
 

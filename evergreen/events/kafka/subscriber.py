@@ -1,11 +1,11 @@
 """The reading side of a Kafka log: one topic, read by one consumer group.
 
 Readers share the partitions of the topic. For each partition a reader commits the offset below
-which everything is acknowledged (`offsets`). After a kill the next reader therefore gets the
+which all messages are acknowledged (`offsets`). After a kill the next reader therefore gets the
 unacknowledged messages again. `dead_letters` stores dead letters, and `offsets` counts the backlog.
 
-Publish with plain or idempotent producers. A transactional producer leaves markers among the
-offsets, so a reader would never reach the end of the topic.
+Other programs must publish with plain or idempotent producers. A transactional producer leaves
+markers among the offsets, so a reader would never reach the end of the topic.
 """
 
 import itertools
@@ -23,8 +23,8 @@ from evergreen.events.kafka.publisher import KafkaSender
 from evergreen.runtime.errors import ContractError, PermanentError
 
 MAX_HELD_BYTES = 256 * 2**20
-"""Highest number of bytes that are pulled and not acknowledged. The limit bounds the memory of a
-reader that cannot store messages."""
+"""Highest number of bytes that are pulled and not acknowledged. The limit keeps the memory of a
+reader bounded while it cannot store messages."""
 
 CONSUMED_AT_ONCE = 50
 """Messages per request to librdkafka. A pull may therefore exceed its byte limit by this many
@@ -32,13 +32,13 @@ messages."""
 
 
 class KafkaSubscriber:
-    """Subscriber of one topic. A lock lets one thread in at a time."""
+    """Subscriber of one topic. A lock admits one thread at a time."""
 
     def __init__(self, location: KafkaLocation, *, clock: Callable[[], float] = time.time) -> None:
         """Open the connections. The first `pull` joins the group.
 
-        Messages arrive once this reader has partitions. A reader that never pulls takes no
-        partition from other readers.
+        Messages arrive once the group has assigned partitions to this reader. A reader that never
+        calls `pull` gets no partition.
 
         Raises:
             ContractError: librdkafka refuses a setting.
@@ -49,8 +49,8 @@ class KafkaSubscriber:
         self._generations = itertools.count(1)
         self._held_bytes = 0
         self._refused: str | None = None
-        """Reason why reading fails although brokers answer. It is reset when a partition or a
-        message arrives."""
+        """Reason why reading fails although brokers answer. A new partition or a new message resets
+        the reason to None."""
         self._fatal: str | None = None
         self._joined = self._closed = False
         self._read_up_to: float | None = None
@@ -70,7 +70,8 @@ class KafkaSubscriber:
             enable_auto_offset_store=False,
             auto_offset_reset="earliest",
             allow_auto_create_topics=True,
-            # Other readers retain their partitions and held messages when a reader comes or goes.
+            # When a reader joins or leaves, the other readers retain their partitions and held
+            # messages.
             partition_assignment_strategy="cooperative-sticky",
             session_timeout_ms=lease_ms,
             heartbeat_interval_ms=max(1, min(3000, lease_ms // 3)),
@@ -83,7 +84,7 @@ class KafkaSubscriber:
         )
         return {**settings, "error_cb": self._on_error, "on_commit": self._on_committed}
 
-    # -- Called by the consumer, from within `consume`.
+    # -- Callbacks, which the consumer calls within `consume`.
 
     def _on_assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         self._refused = None
@@ -100,7 +101,7 @@ class KafkaSubscriber:
         for each in partitions:
             progress = self._progress.get(each.partition)
             if progress is not None and (error is not None or each.error is not None):
-                progress.sent_offset = None  # the next pull sends it again
+                progress.sent_offset = None  # the next pull commits the offset again
 
     def _on_error(self, error: KafkaError) -> None:
         # A single lost connection is not a problem, because librdkafka reconnects or uses another
@@ -178,8 +179,8 @@ class KafkaSubscriber:
         Returns the time of a check that found no message left in any partition.
 
         In a partition of this reader, all messages must be pulled and acknowledged. In a partition
-        of another reader, the committed offset must be the end of the partition. The watermark does
-        not move while no broker answers.
+        of another reader, the committed offset must be the end of the partition. While no broker
+        answers, the watermark does not move.
         """
         with self._lock:
             asked_at = self._clock()
@@ -188,7 +189,7 @@ class KafkaSubscriber:
             return self._read_up_to
 
     def backlog(self) -> int | None:
-        """See `event_log.Subscriber`. Returns None while no broker answers."""
+        """See `event_log.Subscriber`. Returns None while all brokers are silent."""
         with self._lock:
             return self._backlog.unfinished(self._progress)
 
@@ -236,7 +237,10 @@ class KafkaSubscriber:
         return pulled
 
     def _take_message(self, message: Message, until: float) -> list[Delivery]:
-        """Return the delivery of a message, or None if its partition is assigned elsewhere."""
+        """Return the delivery of a message.
+
+        The list is empty if the partition is now assigned elsewhere.
+        """
         error = message.error()
         self._refused = (
             f"reading {self._location.topic}: {error.str()}" if error is not None else None
@@ -274,9 +278,10 @@ class KafkaSubscriber:
                 self._held_bytes -= _size(message)
 
     def _commit_offsets(self) -> None:
-        """Commit finished offsets without waiting.
+        """Commit the offsets of finished messages without waiting.
 
-        If a commit is lost, messages are delivered again, but no message is lost.
+        If a commit is lost, messages are delivered again. No message is lost, because uncommitted
+        messages are delivered again.
         """
         moved = {number: p.offset_to_commit() for number, p in self._progress.items()}
         offsets = [
@@ -289,7 +294,7 @@ class KafkaSubscriber:
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException:
-            return  # the consumer is between two assignments, and the next pull sends it again
+            return  # between two assignments. The next pull commits these offsets
         for each in offsets:
             self._progress[each.partition].sent_offset = each.offset
 

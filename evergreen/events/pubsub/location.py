@@ -1,8 +1,8 @@
-"""URL of a Pub/Sub log, and its two sides: `pubsub://project/topic?subscription=name`.
+"""URL of a Pub/Sub log (`pubsub://project/topic?subscription=name`), and functions to open it.
 
-The publisher needs only the topic. The monitor needs only the subscription (by default
-`<topic>-monitor`) and `<subscription>-dead-letters`. The options are those of `PubsubOptions`. On
-Google's emulator missing topics and subscriptions are created.
+A publisher needs only the topic. The monitor needs only the subscription (by default
+`<topic>-monitor`) and `<subscription>-dead-letters`. The options are those of `PubsubOptions`. If
+Google's emulator is used, missing topics and subscriptions are created.
 """
 
 import math
@@ -47,7 +47,8 @@ class PubsubOptions:
 def open_publisher(url: LogUrl) -> PubsubPublisher:
     """Open the log for writing.
 
-    If the account may only publish, a missing topic is reported only by the first `publish`.
+    An account that may only publish cannot check the topic. A missing topic is then reported by the
+    first `publish`.
 
     Raises:
         ContractError: the URL names no topic, or there are no credentials.
@@ -63,8 +64,8 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
     """Open the log for reading.
 
     Raises:
-        ContractError: the URL names no topic, there are no credentials, or the subscription is
-            missing.
+        ContractError: the URL has no topic, credentials are missing, or the subscription does not
+            exist.
         TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
     """
     names, settings = _parse_url(url)

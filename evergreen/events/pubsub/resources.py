@@ -3,7 +3,7 @@
 A log has one topic with one subscription, and another topic with one subscription for dead letters.
 Pub/Sub itself also moves a message to the dead-letter topic after 100 unsuccessful deliveries. The
 person who grants the permissions also creates the topics and subscriptions (docs/gke.md). This
-module creates them only on Google's emulator.
+module creates topics and subscriptions only on Google's emulator.
 
 If `PUBSUB_EMULATOR_HOST` is set, the clients use the emulator without credentials, like Google's
 own tools. Messages are sent in batches, and `publish` returns when Pub/Sub has confirmed all of
@@ -71,7 +71,7 @@ _CHANNEL = (
 
 @dataclass(frozen=True)
 class Names:
-    """The topic of the publisher and the subscription of the monitor."""
+    """Names of the topic and the subscription of a log."""
 
     project: str
     topic: str
@@ -89,13 +89,19 @@ class Names:
 
     @property
     def dead_letters(self) -> "Names":
-        """Names of the dead-letter topic and its subscription, which are equal."""
+        """Names of the dead-letter topic and of its subscription.
+
+        The topic and its subscription have the same name.
+        """
         name = f"{self.subscription}-dead-letters"
         return Names(self.project, name, name)
 
 
 def translated(error: BaseException, what: str) -> TemporaryError | PermanentError:
-    """Return our error for `error`. The message names the operation or object in `what`."""
+    """Return the project's error for `error`.
+
+    The message names the operation or object in `what`.
+    """
     text = f"{what}: {first_line(error)}"
     return TemporaryError(text) if isinstance(error, RETRYABLE) else PermanentError(text)
 
@@ -109,7 +115,7 @@ def emulator() -> str | None:
 
 
 def publisher_client(seconds: float = CALL_SECONDS) -> Any:
-    """Return a batching publisher that retries a failed request for at most `seconds`.
+    """Return Google's batching publisher, which retries a failed request for up to `seconds`.
 
     Raises:
         ContractError: this machine has no credentials for Google Cloud.
@@ -180,7 +186,7 @@ def check(names: Names, subscriber: Any) -> None:
 
     Raises:
         ContractError: a subscription is missing, or reads another topic.
-        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses the call.
     """
     for log in (names, names.dead_letters):
         try:
@@ -242,7 +248,10 @@ class PubsubPublisher:
         )
 
     def close(self) -> None:
-        """See `event_log.Publisher`. No message is pending, because `publish` waits."""
+        """See `event_log.Publisher`.
+
+        No message is pending, because `publish` waits for the confirmation.
+        """
         if not self._closed:
             self._closed = True
             self._client.stop()
@@ -259,8 +268,8 @@ def publish_all(
     """Publish (data, attributes) messages, and wait until Pub/Sub has confirmed all of them.
 
     Raises:
-        TemporaryError: at least one message was not confirmed within `seconds`. Others may be
-            stored.
+        TemporaryError: at least one message was not confirmed within `seconds`. Other messages may
+            be stored.
         PermanentError: Pub/Sub refuses at least one message permanently.
     """
     deadline = time.monotonic() + seconds
@@ -274,7 +283,7 @@ def publish_all(
         except FutureTimeoutError as too_late:
             error = too_late
         if error is not None:
-            failures[id(error)] = error  # messages of one request share their error
+            failures[id(error)] = error  # messages of one request share one error object
     found = [(translated(error, topic), error) for error in failures.values()]
     for failure, error in sorted(found, key=lambda pair: isinstance(pair[0], TemporaryError)):
         raise failure from error

@@ -1,14 +1,15 @@
 """The reading side of a Pub/Sub log: a thread fills a bounded queue that `pull` empties.
 
-The thread sends one unary pull after another. Each pull waits at Pub/Sub until there is a message,
-and leases the message for `lease_seconds`. A message that is not acknowledged by then is dropped
-here, and Pub/Sub delivers it again. The caller stores a message before it acknowledges it.
-`ReadMark` estimates the watermark.
+The thread sends one pull request after the other. Each pull waits at Pub/Sub until there is a
+message, and leases the message for `lease_seconds`. A message that is not acknowledged within that
+time is dropped from the queue, and Pub/Sub delivers it again. The caller stores a message before it
+acknowledges it. `ReadMark` estimates the watermark of the log.
 
 Dead letters have their own topic. A dead letter is the original payload with id, reason and time as
-attributes. A message that Pub/Sub itself moved to this topic has no reason. Pub/Sub cannot list
-messages without pulling them. While one list or replay runs, a second list or replay sees fewer
-messages. The same is true for `lease_seconds` after a list or replay was killed.
+attributes. If Pub/Sub itself moved a message to this topic, the message has no reason. Pub/Sub
+cannot list messages without pulling them. While one call lists or replays dead letters, a second
+such call sees fewer messages. Fewer messages are also seen for `lease_seconds` after a list or
+replay was killed.
 """
 
 import logging
@@ -44,7 +45,7 @@ _CHUNK = 1000
 
 
 def message_id(message: Any) -> str:
-    """Return the id from the attributes, or Pub/Sub's own id for a message of another publisher."""
+    """Return the message's id attribute. A message of another publisher gets Pub/Sub's own id."""
     return str(message.attributes.get(ID) or f"pubsub-{message.message_id}")
 
 
@@ -56,7 +57,7 @@ def send_ack_ids(
     `ack_ids` may be empty.
 
     Raises:
-        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses the request.
     """
     for start in range(0, len(ack_ids), _CHUNK):
         request = {"subscription": subscription, "ack_ids": ack_ids[start : start + _CHUNK], **more}
@@ -69,10 +70,10 @@ def send_ack_ids(
 def pull_messages(subscriber: Any, subscription: str, count: int, *, seconds: float) -> list[Any]:
     """Return at most `count` messages with their acknowledgement ids.
 
-    The call waits for the first message, and returns none after `seconds`.
+    The call waits up to `seconds` for the first message, and returns an empty list if none arrives.
 
     Raises:
-        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses.
+        TemporaryError, PermanentError: Pub/Sub is unreachable, or refuses the request.
     """
     request = {"subscription": subscription, "max_messages": min(count, _CHUNK)}
     try:
@@ -101,7 +102,7 @@ class PubsubDeadLetters:
     def add(self, letters: Sequence[tuple[str, bytes, str]], *, now: float) -> None:
         """Store messages, each with id, payload and reason.
 
-        Pub/Sub has confirmed them when this returns.
+        The call returns when Pub/Sub has confirmed all letters.
         """
         kept = [
             (payload, {ID: name, REASON: cut_to_attribute(reason), DEAD_LETTERED_AT: repr(now)})
@@ -133,7 +134,7 @@ class PubsubDeadLetters:
     def _take(self) -> dict[str, Any]:
         """Pull messages until none arrives for `wait_seconds`.
 
-        Return them by acknowledgement id.
+        Returns each acknowledgement id with its message.
         """
         subscription = self._names.dead_letters.subscription_path
         taken: dict[str, tuple[str, Any]] = {}
@@ -143,8 +144,8 @@ class PubsubDeadLetters:
             received = {each.message.message_id: (each.ack_id, each.message) for each in answer}
             if received.keys() - taken.keys():
                 empty_since = time.monotonic()
-            # A message that is held longer than its lease arrives again under a new acknowledgement
-            # id, and this could repeat forever.
+            # If a message is held longer than its lease, it arrives again under a new
+            # acknowledgement id. The extension could repeat forever.
             taken.update(received)
         return dict(taken.values())
 
@@ -192,12 +193,13 @@ logger = logging.getLogger(__name__)
 PULL_SECONDS = 30.0
 """Longest wait of one pull for a message."""
 STEADY_SECONDS = 1.0
-"""Seconds after which a waiting pull has certainly reached Pub/Sub, because a refusal comes far
+"""Seconds after which a waiting pull has certainly reached Pub/Sub. A refusal would arrive far
 sooner."""
 GRACE_SECONDS = 3.0
 """Longest outage in seconds that is not reported as a problem, because servers restart."""
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
-"""First and longest pause after failed pulls. The pause doubles after each failure."""
+"""First pause and longest pause after failed pulls, in seconds. Each further failure doubles the
+pause."""
 MAX_QUEUED_BYTES = 100_000_000
 _FULL_SECONDS = 0.02
 """Seconds between two checks of a full queue for free space."""
@@ -212,7 +214,7 @@ class PubsubSettings:
     """Seconds for which the messages of a killed reader are not delivered to the next reader.
     Pub/Sub accepts 10 to 600."""
     settle_seconds: float = 5.0
-    """Seconds that a message may arrive later than other messages of the same age. See
+    """Maximum delay of a message compared with other messages of the same age, in seconds. See
     `ReadMark`."""
     max_messages: int = 2000
     """Highest number of messages that are queued, or pulled and not acknowledged."""
@@ -222,7 +224,7 @@ class PubsubSettings:
 
 @dataclass(frozen=True)
 class _InHand:
-    """A message that arrived and is not acknowledged."""
+    """Message that has arrived and is not acknowledged yet."""
 
     ack_id: str
     message: Any
@@ -232,20 +234,21 @@ class _InHand:
 class ReadMark:
     """Estimate of the watermark from the messages' publish times, as the broker reports none.
 
-    Pub/Sub reports neither the number of messages left nor their order. The estimate uses the
-    publish times of arrived messages, and the time since the last arrival:
+    Pub/Sub reports neither the number of messages left nor their order. The estimate depends on the
+    publish times of arrived messages, and on the time since the last arrival:
 
     - While messages arrive, the watermark is the publish time of the oldest message that is queued
-      or not acknowledged. If there is none, it is the newest publish time so far.
+      or not acknowledged. If there is no such message, the watermark is the newest publish time
+      until now.
     - After `settle_seconds` without a message, the watermark is the current time.
-    - In both cases `settle_seconds` are subtracted, for a message that arrives later than other
-      messages of its age. A message that is later still counts as late.
+    - In the cases above, `settle_seconds` are subtracted to allow for a message that arrives later
+      than others of its age. A message with a larger delay counts as late.
     - For `lease_seconds` after connecting, the watermark is unknown, because a killed predecessor
       or an interrupted call may hold messages.
 
-    Publish times come from the broker's clock, and `now` from ours. The difference of the clocks
-    adds to the error. Arguments called `at` are times of a monotonic clock. `published` and `now`
-    are seconds since the epoch.
+    Publish times come from the broker's clock, and `now` comes from the reader's clock. The
+    estimate is wrong by any difference between these clocks. Arguments with the name `at` are times
+    of a monotonic clock. `published` and `now` are in seconds since the epoch.
     """
 
     def __init__(self, *, settle_seconds: float, lease_seconds: float) -> None:
@@ -266,10 +269,11 @@ class ReadMark:
 
         Args:
             now: Current time.
-            at: The same moment on the monotonic clock.
-            connected_at: Time since when pulls succeed. None if they fail, and then the watermark
-                does not move.
-            oldest_in_hand: Smallest publish time of a message that is not acknowledged, or None.
+            at: Current time of the monotonic clock.
+            connected_at: Start of the current period of successful pulls. None while pulls fail.
+                While pulls fail, the watermark does not move.
+            oldest_in_hand: Earliest publish time of the messages that are not acknowledged. None if
+                all are acknowledged.
         """
         if connected_at is not None and at - connected_at >= self._lease_seconds:
             reached = now if oldest_in_hand is None else min(now, oldest_in_hand)
@@ -294,10 +298,10 @@ class PubsubSubscriber:
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Take no message from another reader before the first `pull`.
+        """Store the clients, without taking messages from other readers before the first `pull`.
 
-        `publisher`, for dead letters, and `subscriber` are clients of `resources`. They are closed
-        together with this subscriber.
+        `publisher` and `subscriber` are clients from the module `resources`. `publisher` is used
+        for dead letters. Both clients are closed together with this subscriber.
         """
         self._names, self._settings = names, settings
         self._clock, self._monotonic = clock, monotonic
@@ -311,22 +315,22 @@ class PubsubSubscriber:
         self._lock = threading.Lock()
         self._queue: deque[_InHand] = deque()
         self._pulled: dict[str, _InHand] = {}
-        """Pulled messages by acknowledgement id, which is the token of the delivery."""
+        """Pulled messages by acknowledgement id. This id is the token of a delivery."""
         self._pulling_client: Any = None
-        """Client of the receiving thread. Closing this client ends a waiting pull."""
+        """Client of the thread that receives messages. Closing this client ends a waiting pull."""
         self._receiver = threading.Thread(target=self._receive, name="Pub/Sub reader", daemon=True)
         self._closing = threading.Event()
         self._asked_at: float | None = None
-        """Start of the current pull. None between two pulls."""
+        """Start of the current pull. None while no pull is running."""
         self._connected_at: float | None = None
         self._failure: TemporaryError | PermanentError | None = None
-        """Error of the newest pull. None if it succeeded."""
+        """Error of the newest pull. None if the newest pull succeeded."""
         self._failing_since = 0.0
 
     def pull(self, max_messages: int) -> list[Delivery]:
         """See `event_log.Subscriber`.
 
-        During an outage it returns nothing, and `problem` reports the outage.
+        During an outage the result is empty, and `problem` reports the outage.
         """
         if self._pulling_client is None:
             self._pulling_client, self._connected_at = subscriber_client(), self._monotonic()
@@ -417,7 +421,7 @@ class PubsubSubscriber:
         return
 
     def close(self) -> None:
-        """Stop the current pull, and release all messages in hand for the next reader."""
+        """Stop the current pull, and release all held messages for the next reader."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -439,7 +443,10 @@ class PubsubSubscriber:
         self._subscriber.close()
 
     def _receive(self) -> None:
-        """Fill the queue until `close`, through any outage. Runs in its own thread."""
+        """Fill the queue until `close` is called, even during outages.
+
+        This method runs in its own thread.
+        """
         subscription = self._names.subscription_path
         pause = FIRST_PAUSE_SECONDS
         while not self._closing.is_set():
@@ -458,7 +465,7 @@ class PubsubSubscriber:
                 pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
     def _room(self) -> int:
-        """Return how many more messages may arrive now."""
+        """Return the number of messages that the queue can still accept."""
         with self._lock:
             self._forget_expired()
             is_full = sum(len(held.message.data) for held in self._queue) >= MAX_QUEUED_BYTES
@@ -488,7 +495,7 @@ class PubsubSubscriber:
         )
 
     def _forget_expired(self) -> None:
-        """Drop messages whose lease has expired, because Pub/Sub delivers them again."""
+        """Drop the held messages whose lease has expired. Pub/Sub delivers these messages again."""
         now = self._monotonic()
         self._queue = deque(held for held in self._queue if held.lease_ends > now)
         self._pulled = {

@@ -272,6 +272,8 @@ class ModelRepository:
         names: Names of the recommender's models.
         holder: Description of this deployment for the error messages of others. The default is this
             process.
+        min_lease: Largest number of a lease that is known from elsewhere. The repository may have
+            been emptied since.
         lease_seconds: Time after which a bucket's lock of a killed holder expires.
         clock: Wall clock in seconds since the epoch.
         monotonic: Monotonic clock in seconds.
@@ -283,6 +285,7 @@ class ModelRepository:
         names: ServedNames,
         *,
         holder: str | None = None,
+        min_lease: int = 0,
         lease_seconds: float = LEASE_SECONDS,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
@@ -297,6 +300,7 @@ class ModelRepository:
         """Versions under the canary's name, at most one."""
         self._holder = holder or f"process {os.getpid()} on {socket.gethostname()}"
         self._lease_seconds, self._clock, self._monotonic = lease_seconds, clock, monotonic
+        self._min_lease = min_lease
         self._check_lock: Callable[[], None] | None = None
         self.lease = 0
         """Number of the lock that this process holds, or held last. 0 = none yet."""
@@ -342,6 +346,7 @@ class ModelRepository:
         """Take the next number, and fence off a previous holder that did not release the lock."""
         stored = self.objects.read(self._fence)
         number, was_released = (0, True) if stored is None else self._parse_fence(stored.content)
+        number = max(number, self._min_lease)
         try:
             self._write_fence(number + 1, False, ABSENT if stored is None else stored.generation)
         except Changed as error:

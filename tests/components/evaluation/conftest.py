@@ -1,8 +1,8 @@
-"""A finished training run on disk, with candidate and champion of known quality.
+"""A finished training run on disk. The candidate and the champion have known quality.
 
-Labels are drawn from a planted linear logit over the raw features. A model is that logit plus noise
-on its weights. The candidate is stored as weights (a DCN with silent cross layers and tower is a
-linear model), and the champion as the served graph of a linear network.
+Labels are drawn from a planted linear logit over the raw features. A model is the planted logit
+plus noise on its weights. The candidate is stored as weights: a DCN with a linear output and no
+effect of its other layers. The champion is stored as the served graph of a linear network.
 """
 
 from collections.abc import Callable
@@ -35,7 +35,7 @@ BIAS = -1.0
 
 @dataclass(frozen=True)
 class Linear:
-    """Weights of the normalised dense values and of every category in the vocabularies."""
+    """A linear model: weights of the normalised dense values and of every category."""
 
     dense: np.ndarray
     categories: tuple[np.ndarray, ...]
@@ -142,7 +142,7 @@ def write_graph(folder: Path, linear: Linear, workflow: FeatureWorkflow) -> None
 class Round:
     """The run's folders, its manifests, and the probabilities that generated its labels.
 
-    `flags()` is the step's command line.
+    The method `flags` returns the step's command line.
     """
 
     root: Path
@@ -195,10 +195,10 @@ class Round:
     def add_old_rows(
         self, table, truth: Linear
     ) -> tuple[np.ndarray, Callable[[Linear], np.ndarray]]:
-        """Add old rows to the holdout, with labels drawn from `truth`.
+        """Add old rows to the holdout. The labels of the old rows are drawn from the model `truth`.
 
         Returns:
-            The labels, and a function that scores these rows by a model.
+            The labels, and a function that returns a model's scores of the old rows.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -257,9 +257,9 @@ def write_encoded(folder: Path, labels, dense, ids) -> None:
 
 @pytest.fixture
 def make_round(raw_table, tmp_path):
-    """Makes a run of `n` holdout rows.
+    """Creates a finished run with `n` holdout rows.
 
-    The candidate is the planted logit with `noise` on its weights.
+    The candidate is the planted logit plus `noise` on its weights.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -24,7 +24,7 @@ class Log(NamedTuple):
 def simulate(
     random, lists: int, *, places: int, share: float, rate: float, noise: float = 0.5
 ) -> Log:
-    """Simulate users who see lower positions less often and click some of the items that they see.
+    """Simulate users who see lower positions less often and click on some of the items.
 
     The served scores ignore the positions and are wrong by a factor of two. The click rate doubles
     over the log.
@@ -94,7 +94,7 @@ def test_interval_holds_truth_at_all_looks_and_estimate_has_no_bias(world, logs)
 
 @pytest.mark.parametrize("odds", [0.5, 0.01])
 def test_bound_is_crossed_at_any_time_with_at_most_5_percent(odds):
-    """Uses the most skewed sums possible, and looks after every one."""
+    """The test uses the most skewed sums possible, and checks the bound after every sum."""
     random, crossed = np.random.default_rng(3), 0
     for _ in range(400):
         sums = 2.0 * (random.random(600) < odds)
@@ -109,7 +109,8 @@ def test_clear_gain_is_found_and_its_opposite_too():
     found = reordering_gain(log.rows)
     assert 0 < found.low < log.gains.sum() / log.disputed.sum() < found.high
     assert found.num_lists == 20_000
-    # The reversed candidate disputes exactly the remaining pairs, and is worse on them.
+    # With reversed scores, the candidate disputes exactly the other pairs, and loses clicks on
+    # them.
     flipped = reordering_gain(log.rows._replace(candidate=-log.rows.candidate))
     assert flipped.high < 0
     assert found.disputed_share + flipped.disputed_share == pytest.approx(1)
@@ -135,7 +136,7 @@ def test_lists_that_are_not_whole_or_not_by_rule_are_left_out():
     whole = reordering_gain(log.rows)
     assert isinstance(whole, ReorderingGain)
     assert whole.gain is not None
-    # These are the last three rows of a truncated list, a single row, a list in the order of its
+    # The rows are the last three rows of a truncated list, a single row, a list in the order of its
     # scores, and an unexplored list.
     strange = ShownRows(
         lists=np.repeat([-1, -2, -3, -4], [3, 1, 3, 2]),

@@ -1,4 +1,4 @@
-"""The gate's decision on all rows together, and the checks behind it."""
+"""Tests of the gate's checks on all rows, and of its decision."""
 
 import re
 from dataclasses import replace
@@ -10,14 +10,15 @@ from components.evaluation import gate
 from evergreen.config.gate import GateSettings
 from evergreen.contracts.checks import advice
 from evergreen.runtime.errors import ContractError, flags_to_run_again
+from tests.support.errors import raises
 
 SETTINGS = GateSettings(min_auc=0.6, max_auc_loss=0.01)
 
 
 def decided(labels, candidate, champion=None, *, settings, groups=None):
-    """Return the gate's verdict on log-odds. Without `groups` each row is a request.
+    """Return the gate's verdict on log-odds. Without `groups`, each row is a request of its own.
 
-    Another file tests calibration.
+    The calibration check is turned off here. Another test file tests the calibration check.
     """
     groups = np.arange(len(labels)) if groups is None else groups
     scores = [
@@ -33,7 +34,7 @@ def result_of(answer, name):
 
 
 def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
-    """Return labels and two scores.
+    """Return labels, and the scores of two models.
 
     The scores separate the clicks by `candidate` and `champion` standard deviations.
     """
@@ -104,8 +105,8 @@ def resample(sample, n, seed):
 )
 def test_too_few_of_class_is_inconclusive(clicks, others, name, requests):
     labels = np.repeat([1, 0], [clicks, others])
-    # With few rows, a perfect model has an interval without width. The gate must not trust this
-    # interval.
+    # With few rows, the interval of a perfect model has width 0. The gate must not trust an
+    # interval of width 0.
     scores = labels + np.linspace(0, 0.1, clicks + others)
     answer = decided(labels, scores, -scores, settings=SETTINGS)
     assert answer.decision == "inconclusive"
@@ -115,7 +116,7 @@ def test_too_few_of_class_is_inconclusive(clicks, others, name, requests):
 
 
 def test_gate_lets_candidate_worse_by_margin_pass_in_one_of_forty_tries():
-    # At the margin itself, a 95 % interval promises an error rate of 2.5 %.
+    # If the true loss equals the margin, a 95 % interval passes with a probability of 2.5 %.
     sample = rows(3000, candidate=0.95, seed=6)
     loss = -decided(*sample, settings=SETTINGS).estimates.difference.auc
     assert loss > 0
@@ -124,7 +125,7 @@ def test_gate_lets_candidate_worse_by_margin_pass_in_one_of_forty_tries():
         decided(*resample(sample, 3000, seed), settings=settings).decision == "pass"
         for seed in range(300)
     )
-    assert passed <= 17  # 99.9 % quantile of Binomial(300, 0.025)
+    assert passed <= 17  # 17 is the 99.9 % quantile of Binomial(300, 0.025)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_threshold_that_makes_no_sense_is_refused(changes, said):
 
 def test_scores_that_are_not_numbers_are_refused():
     labels, scores, _ = rows(50)
-    with pytest.raises(ContractError, match="1 scores are NaN"):
+    with raises(ContractError, "1 scores", "NaN"):
         decided(labels, np.r_[np.nan, scores[1:]], settings=SETTINGS)
 
 

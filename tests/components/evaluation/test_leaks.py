@@ -1,4 +1,7 @@
-"""Tests of the warning about columns that reveal the label. The gate's decision is unchanged."""
+"""Tests of the warning about columns that reveal the label.
+
+The warning does not change the gate's decision.
+"""
 
 import json
 from dataclasses import replace
@@ -44,7 +47,10 @@ def clean_columns(n: int, seed: int) -> dict:
 
 @pytest.fixture
 def make_raw(tmp_path):
-    """Writes training and holdout rows. `leak` computes one of their columns from the labels."""
+    """Writes training and holdout rows.
+
+    `leak` is a function that computes one column from the labels.
+    """
 
     def make(column: str = "", leak=None, *, excluded=()) -> RawDataset:
         for seed, (name, n) in enumerate({"train": 6000, "holdout": 1500}.items()):
@@ -101,7 +107,10 @@ def parity(labels, random):
 
 
 def some_missing(large_or_small):
-    """Return continuous values. The values of clicks are above all others, or missing."""
+    """Return continuous values.
+
+    Return values in which clicks have the largest values, or missing values.
+    """
 
     def values(labels, random):
         drawn = large_or_small * (labels * 10 + random.random(len(labels)))
@@ -161,7 +170,7 @@ def test_clean_columns_have_their_own_aucs_and_none_is_named(make_raw):
 
 
 def test_rates_are_learned_from_training_rows_alone(make_raw):
-    """A value only in holdout rows is not evidence of a leak, even if it determines their label."""
+    """A value that occurs only in holdout rows is not evidence of a leak."""
     fresh = make_raw(
         "outcome", lambda labels, random: labels + random.integers(10**6, 10**9, len(labels)) * 2
     )
@@ -176,7 +185,7 @@ def test_column_left_out_of_run_is_not_measured(make_raw):
 def leaking_round(make_round, leak: str):
     """Return a run whose candidate ranks almost all rows correctly.
 
-    If `leak` is given, a column contains the label.
+    If `leak` is given, one column contains the label.
     """
     made = make_round()
     scores = made.scores(made.planted)

@@ -67,7 +67,7 @@ def test_slice_of_few_clicks_is_not_tested_and_changes_nothing():
 
 
 def test_slice_is_judged_by_its_requests_and_not_by_its_rows():
-    """A decline in only three requests may be chance, however many rows they have."""
+    """A decline in three requests may be chance, although the requests have many rows."""
     drawn = draw(np.random.default_rng(1), rows=6000, rate=0.25, rows_per_request=300)
     part = np.isin(drawn.requests, range(15))
     candidate = np.where(np.isin(drawn.requests, range(3)), 0.5, drawn.candidate)

@@ -76,7 +76,7 @@ def test_rows_of_user_are_one_group_and_unknown_users_group_by_request(made):
 
 
 def test_row_is_new_if_it_holds_id_of_this_round(made):
-    """The test covers appended ids, last ids and reused ids."""
+    """The new ids are appended ids, the last ids of a vocabulary, and reused ids."""
     vocabularies = made.workflow.vocabularies
     new = [
         [len(v) + 2 - i % 3, 3 + (len(v) * i) // 40][: i % 3] for i, v in enumerate(vocabularies)
@@ -90,8 +90,8 @@ def test_row_is_new_if_it_holds_id_of_this_round(made):
 
 
 def test_row_whose_columns_got_no_id_is_not_new_even_where_column_is_empty(made):
-    # A column without categories has only the two reserved ids. Missing and unknown values do not
-    # count as new.
+    # A column without values has only the two reserved ids. Missing and unknown values are not new
+    # categories.
     scored = score(made)
     assert not scored.has_new_category.any()
     assert not scored.has_unknown_category.any()
@@ -125,9 +125,7 @@ def test_missing_values_reach_graph_as_contract_says(made):
     (batch, *_) = raw_batches(local_path(made.raw.holdout_uri), CRITEO)
     n = len(batch.labels)
     np.testing.assert_array_equal(batch.dense, made.dense[:n])  # NaN for a null in the log
-    np.testing.assert_array_equal(
-        batch.categorical, made.categorical[:n]
-    )  # -1 for a null in the log
+    np.testing.assert_array_equal(batch.categorical, made.categorical[:n])  # -1 represents a null
     assert np.isnan(batch.dense).any()
     assert (batch.categorical == -1).any()
 

@@ -278,7 +278,7 @@ def test_inputs_that_do_not_belong_together_are_refused_in_one_line(
     ("extracted", "asked"), [(None, "current"), ("another", "current"), ("champion-model", "none")]
 )
 def test_champion_that_extraction_did_not_know_is_no_opponent(make_round, capsys, extracted, asked):
-    """A model that became champion during the run may have been trained on the evaluation rows."""
+    """A champion that was released during the run may have been trained on the evaluation rows."""
     made = make_round(500)
     made.release_champion(made.planted)
     made.change("raw", champion_model_id=extracted)
@@ -325,7 +325,7 @@ def test_metrics_are_finite_and_named(make_round):
 
 
 def run_as_component(made):
-    """Run the component's process as Kubeflow does, and return it with its recorded outputs."""
+    """Run the component's process as Kubeflow does. Return the finished process and its outputs."""
     files = dict.fromkeys(
         ("statistics_uri", "schema_uri", "report_uri", "json_uri", "parent_statistics_uri"), ""
     )
@@ -391,7 +391,8 @@ def test_component_logs_metrics_curve_and_matrix_and_returns_answer(make_round):
 def forgetful(make_round, raw_table):
     """A candidate that fits the window but not the old rows. The champion fits the old rows.
 
-    Returns the round, the old rows' labels, and the function from a model to its scores of them.
+    Returns the run, the labels of the old rows, and a function that returns a model's scores of
+    these rows.
     """
 
     def make(num_old_rows: int = 1500):

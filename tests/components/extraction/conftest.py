@@ -1,5 +1,3 @@
-"""Fixtures for the tests in this folder."""
-
 from tests.support.click_logs import (  # noqa: F401  fixtures
     clicks,
     criteo_rows,

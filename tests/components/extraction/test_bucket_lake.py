@@ -25,6 +25,7 @@ from evergreen.rows.raw_schema import raw_schema
 from evergreen.rows.times import TimeSpan, parse_day, parse_time
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.storage.objects import ObjectInfo
+from tests.support.errors import raises
 from tests.support.lakes import (
     OUTCOMES,
     URI,
@@ -88,7 +89,7 @@ def folder(tmp_path, raw_table, write_lake):
 
 @pytest.fixture
 def lake(folder, cloud_storage):
-    """The same lake in a bucket. The fixture returns the service."""
+    """The same lake in a bucket. Returns the double of the storage service."""
     put(folder)
     cloud_storage.seen.clear()
     return cloud_storage
@@ -183,7 +184,7 @@ def test_object_replaced_between_listing_and_fetch_is_temporary_error(lake, fold
             open_storage(URI).write(part(5), folder / part(5))
 
     lake.before = replace_before_its_download
-    with pytest.raises(TemporaryError, match=rf"{part(5)} is no longer at generation"):
+    with raises(TemporaryError, part(5), "generation"):
         extract_lake(URI, tmp_path / "work", WINDOW)
     found, expected = (extract_lake(uri, tmp_path / "work", WINDOW) for uri in (URI, str(folder)))
     assert found.digest == expected.digest
@@ -221,10 +222,7 @@ def test_errors_and_malformed_rows_name_object_they_came_from(lake, folder, tmp_
     assert (json.loads(line)["file"], json.loads(line)["line"]) == (f"{URI}/{part(5)}", 61)
     (folder / part(6)).write_bytes(b"corrupt")
     put(folder)
-    with pytest.raises(
-        ContractError,
-        match=rf"1 of 4 files .*the first: {URI}/{part(6)} is not a readable Parquet file",
-    ):
+    with raises(ContractError, "1 of 4 files", f"{URI}/{part(6)}", "readable"):
         extract_lake(URI, tmp_path / "work", WINDOW)
 
 
@@ -297,7 +295,8 @@ def test_killed_run_shows_nothing_and_next_one_asks_only_for_rest(
     finally:
         step.send_signal(signal.SIGKILL)
         step.wait(30)
-    # The bytes in the process's memory are lost. The bytes on disk are the start of the object.
+    # The process lost the bytes that were only in its memory. The bytes on disk are the start of
+    # the object, so they need not be downloaded again.
     arrived = cached_file(work, f"{BIG}.part").read_bytes()
     assert arrived
     assert (big_lake / BIG).read_bytes().startswith(arrived)
@@ -319,9 +318,7 @@ def test_disk_without_room_is_reported_before_anything_is_fetched(
     here = cached(tmp_path / "work")
     cloud_storage.seen.clear()
     needed = sum(p.stat().st_size for p in big_lake.glob("day=2026-03-0[23]/*"))
-    with pytest.raises(
-        PermanentError, match=rf"2 files of {URI} need {needed} bytes more, {needed - 1} are free"
-    ):
+    with raises(PermanentError, "2 files", URI, f"{needed} bytes", needed - 1, "free"):
         extract_lake(URI, tmp_path / "work", TimeSpan(), opened={"free": lambda folder: needed - 1})
     assert fetched(cloud_storage.seen) == {}
     assert cached(tmp_path / "work") == here

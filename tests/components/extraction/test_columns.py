@@ -35,7 +35,7 @@ def champion_without(released, tmp_path):
 
 
 def values_in(dataset, names):
-    """Return the number of values per column and part."""
+    """Return the number of values that are not null, by part and column."""
     found = {}
     for part in ("train", "holdout"):
         paths = sorted(local_path(getattr(dataset, f"{part}_uri")).iterdir())

@@ -1,10 +1,10 @@
 """Checks that a lineage trains on every row of the lake exactly once.
 
-Files arrive late. Some rounds fail, are refused or are retried. Some start from scratch, and some
-from an older parent. The newest rows of every round are held out. The test keeps its own ledger:
-which row is in which files, when these arrived, and on which rows each lineage was trained. The
-test counts rows in the folders that preprocessing reads for training, not in manifests.
-`tests/crossings/test_rounds.py` counts with training's own reader.
+Files arrive late. Some rounds fail, are refused or are retried. Some rounds start from scratch, and
+some rounds start from an older parent. The newest rows of every round are held out from training.
+The test keeps its own ledger: which row is in which files, when these arrived, and on which rows
+each lineage was trained. The test counts rows in the folders that preprocessing reads for training,
+not in manifests. `tests/crossings/test_rounds.py` counts with training's own reader.
 """
 
 import random
@@ -37,8 +37,8 @@ class Line:
     """Files that existed in the model's round."""
     learned: Counter[int] = field(default_factory=Counter)
     passed_over: set[int] = field(default_factory=set)
-    """Rows that arrived too late: their day was too old, or older than the span of a run from
-    scratch."""
+    """Rows that arrived too late. The day of such a row was older than `late_days`, or older than
+    the days that a run from scratch reads."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Ledger:
     files: dict[File, list[int]] = field(default_factory=dict)
     """Rows by number."""
     comes_at: dict[File, int] = field(default_factory=dict)
-    """Round before which the file arrives."""
+    """Number of the round before which each file arrives."""
     lines: dict[str, Line] = field(default_factory=dict)
     """Lineages by model id, newest last."""
 
@@ -60,7 +60,7 @@ class Ledger:
     def expected(
         self, number: int, line: Line, late_days: int
     ) -> tuple[set[int], set[int], set[int]]:
-        """Return which rows a round must read by time, which are late, and which are too late."""
+        """Return the new rows, the late rows, and the rows that arrived too late for the round."""
         fresh, late, lost = set(), set(), set()
         known = {row for file in line.known for row in self.files[file]}
         for file in self.here(number):
@@ -101,9 +101,9 @@ def make_ledger(source: random.Random, table) -> Ledger:
 
 
 def numbered_rows(raw_table, seed: int, request_rows: int):
-    """Return a row every 18 minutes, and after these the new rows.
+    """Return a table with a row every 18 minutes, followed by the new rows.
 
-    The column `NUMBER` numbers them.
+    The column `NUMBER` contains the number of each row.
     """
     old = raw_table(
         ROWS, seed=seed, start=START.timestamp(), seconds=DAYS * 86_400, request_rows=request_rows
@@ -170,9 +170,9 @@ def test_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, r
             continue
         if run_main(flags, run=f"round {number}", **asked) != 0:
             assert not last
-            continue  # Too few new rows.
+            continue  # the window has too few new rows
         dataset = RawDataset.read(flags["--output"])
-        if source.random() < 0.3:  # A retried task.
+        if source.random() < 0.3:  # Retry the task.
             assert run_main(flags, run=f"round {number}", **asked) == 0
             assert RawDataset.read(flags["--output"]) == dataset
         line = ledger.lines.get(dataset.parent_model_id or "", Line())

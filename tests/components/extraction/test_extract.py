@@ -20,6 +20,7 @@ from evergreen.rows.times import TimeSpan, parse_time
 from evergreen.runtime import forked
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.storage.uris import local_path
+from tests.support.errors import raises
 from tests.support.lakes import OUTCOMES, folder_lake, rows_in
 from tests.support.recommenders import criteo_with
 
@@ -75,7 +76,7 @@ def test_retried_task_replaces_what_it_finds(lake, run_step, tmp_path):
 def test_window_too_small_to_split_is_refused(lake, run_step, tmp_path, num_rows):
     start = parse_time("start", "2026-03-01")
     window = TimeSpan(start, start + num_rows * 172_800_000)
-    with pytest.raises(ContractError, match=rf"holds {num_rows} rows, expected at least 10"):
+    with raises(ContractError, f"{num_rows} rows", "at least 10"):
         run_step(lake, window)
     assert not list((tmp_path / "wo rk" / "run").iterdir())
 
@@ -94,7 +95,7 @@ def test_empty_window_names_itself_and_what_lake_holds(lake, run_step):
 
 @pytest.fixture
 def spoilt(tmp_path, lake):
-    """The lake with invalid labels (7) in every 50th of the first day's 500 rows."""
+    """Lake in which every 50th of the 500 rows of the first day has the invalid label 7."""
     path = tmp_path / "la ke" / "day=2026-03-01" / "part-0.parquet"
     table = pq.read_table(path, partitioning=None)
     labels = [
@@ -120,18 +121,17 @@ def test_malformed_rows_are_published_with_dataset(spoilt, run_step, tmp_path):
 
 
 def test_too_many_malformed_rows_leave_nothing_behind(spoilt, run_step, tmp_path):
-    with pytest.raises(
-        ContractError, match=r"part-0.parquet: 10 of 500 rows are malformed \(2.00%\)"
-    ):
+    with raises(ContractError, "part-0.parquet", "10 of 500 rows", "malformed (2.00%)"):
         run_step(spoilt)
     assert not list((tmp_path / "wo rk" / "run").iterdir())
 
 
 @pytest.fixture
 def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
-    """Extracts a lake in many batches.
+    """Extracts the rows of a lake in many small batches.
 
-    Requests are divided by batches and by the split, and some rows have a late click.
+    Some requests are divided between two batches, or between training and holdout. Some rows have a
+    late click.
 
     Returns the manifest and all files by name.
     """
@@ -227,7 +227,7 @@ def test_process_that_is_killed_in_middle_leaves_nothing_and_next_try_same(
 
     expected = extract_lots(1)
     monkeypatch.setattr(PartWriter, "write", write_or_die)
-    with pytest.raises(TemporaryError, match="one of 3 processes was killed"):
+    with raises(TemporaryError, "one of 3 processes", "killed"):
         extract_lots(3)
     assert [path.name for path in tmp_path.glob("*work*")] == []
     assert extract_lots(3) == expected

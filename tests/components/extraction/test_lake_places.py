@@ -1,4 +1,7 @@
-"""Tests of files at unexpected paths of a lake: they are refused or skipped by name."""
+"""Tests of files at unexpected paths of a lake.
+
+Such files are refused, or skipped because of their names.
+"""
 
 import os
 from datetime import datetime, timezone
@@ -8,6 +11,7 @@ import pytest
 from components.extraction.lake_files import LakeFiles
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.folder import FolderObjects
+from tests.support.errors import raises
 from tests.support.lakes import URI, extract_lake, open_storage, put
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
@@ -70,7 +74,7 @@ def test_day_that_is_no_date_is_refused_and_never_another_days_folder(lake, name
     (lake / name / "part-0.parquet").write_bytes(
         (lake / "day=2026-03-01" / "part-0.parquet").read_bytes()
     )
-    with pytest.raises(ContractError, match="expected a date YYYY-MM-DD"):
+    with raises(ContractError, "expected a date YYYY-MM-DD"):
         opened(lake)
     assert len(opened(lake, [f"{name}/*"]).days) == 2
 
@@ -98,18 +102,13 @@ def test_many_files_are_counted_and_first_named(lake):
     (lake / "dt=2026-03-03").mkdir()
     for k in range(9):
         (lake / "dt=2026-03-03" / f"part-{k}.parquet").touch()
-    with pytest.raises(
-        ContractError, match=r"holds 9 files .* dt=2026-03-03/part-4.parquet and 4 more; expected"
-    ):
+    with raises(ContractError, "9 files", "dt=2026-03-03/part-4.parquet and 4 more"):
         opened(lake)
 
 
 def test_pipe_among_days_files_is_named_and_not_waited_for(lake):
     os.mkfifo(lake / "day=2026-03-01" / "part-9.parquet")
-    with pytest.raises(
-        ContractError,
-        match=r"holds 1 files .*day=2026-03-01/part-9.parquet; expected regular files",
-    ):
+    with raises(ContractError, "1 files", "day=2026-03-01/part-9.parquet", "regular files"):
         opened(lake)
     assert len(opened(lake, ["*/part-9.parquet"]).days) == 2
 
@@ -126,6 +125,6 @@ def test_bucket_is_judged_by_same_rules(tmp_path, lake, cloud_storage):
     (lake / "dt=2026-03-03").mkdir()
     (lake / "dt=2026-03-03" / "part-0.parquet").write_bytes(b"x")
     put(lake)
-    with pytest.raises(ContractError, match="dt=2026-03-03/part-0.parquet"):
+    with raises(ContractError, "dt=2026-03-03/part-0.parquet"):
         extract_lake(URI, tmp_path / "work", None)
     assert open_storage(URI).list()

@@ -1,6 +1,6 @@
 """Tests of rows that arrive after training on newer rows.
 
-The next accepted run trains on them once.
+The next accepted run trains on the late rows once.
 """
 
 import logging
@@ -25,7 +25,10 @@ WARNINGS = "components.extraction.window"
 
 
 class Rounds:
-    """A growing lake and the runs over it. Each accepted run is the champion of the next."""
+    """A growing lake, and successive runs that read it.
+
+    Each accepted run is the champion of the next.
+    """
 
     def __init__(self, root, flags, run_main, released):
         self.lake, self._run_main, self._released = root / "a lake", run_main, released
@@ -35,11 +38,11 @@ class Rounds:
             "--replay-days": "0",
             "--late-days": "1",
         }
-        self.flags["--holdout-fraction"] = "1e-9"  # one row
+        self.flags["--holdout-fraction"] = "1e-9"  # the holdout has one row
         self.num = 0
 
     def add(self, table, name: str) -> None:
-        """Add the rows to the lake. Each day gets a file of this name."""
+        """Add the rows to the lake. Rows of each day are written to a file of this name."""
         for rows, folder in day_folders(self.lake, table):
             pq.write_table(rows, folder / name, row_group_size=20)
 
@@ -67,7 +70,7 @@ def rounds(tmp_path, flags, run_main, released):
 
 @pytest.fixture
 def rows(raw_table):
-    """Five days with a row every 6 minutes."""
+    """Rows of five days, with a row every 6 minutes."""
     return raw_table(1200, start=START.timestamp(), seconds=5 * 86_400)
 
 
@@ -92,7 +95,7 @@ def test_days_before_those_asked_for_are_left_and_off_is_off(rounds, between):
     rounds.turn(late_days="3")
     rounds.add(between(0, 80, step=2), "b.parquet")
     rounds.add(between(80, 96), "c.parquet")
-    # The last row is at hour 79.8, on the fourth day.
+    # The newest row is at hour 79.8 of the lake, on the fourth day.
     for late_days, hours in (("0", 0), ("1", 32), ("2", 56), ("3", 80)):
         assert rounds.turn("refused", late_days=late_days).num_late_rows == hours * 5
 
@@ -113,9 +116,8 @@ def test_files_of_each_day_asked_about_are_noted_by_name_and_size(rounds, betwee
 def test_unseen_files_older_than_late_days_are_named_and_read_on_request(rounds, between, caplog):
     rounds.add(between(0, 96, step=2, offset=1), "a.parquet")
     rounds.turn()
-    rounds.add(
-        between(0, 40, step=2), "b.parquet"
-    )  # There are two days. The second day is also older than `late_days`.
+    # These rows are of two days. Both days are older than `late_days`.
+    rounds.add(between(0, 40, step=2), "b.parquet")
     rounds.add(between(72, 80, step=2), "b.parquet")
     for end in (100, 104, 108):
         rounds.add(between(end - 4, end), f"c-{end}.parquet")
@@ -210,7 +212,7 @@ def test_malformed_late_rows_are_set_aside_once_and_judged(rounds, between):
     rounds.turn()
     late = between(20, 30, step=2)
     at = late.column_names.index(raw_rows.EVENT_TIME)
-    # Each day has one row without time, and one without label.
+    # Spoil two rows of each day: one has no time, and one has no label.
     times = late[raw_rows.EVENT_TIME].to_pylist()
     labels = late[raw_rows.LABEL].to_pylist()
     days = [time.date() for time in times]
@@ -268,8 +270,8 @@ def test_of_bucket_only_days_with_unseen_files_are_fetched(rounds, between, clou
     dataset = rounds.turn(lake=URI)
     assert dataset.num_late_rows == 0
     assert {name.partition("/")[0] for name in fetched(cloud_storage.seen)} == {"day=2026-03-03"}
-    # The names identify the files, whether they were fetched or not, and whether the champion has
-    # read them or not.
+    # Files are compared by name, so that the result does not depend on fetched files or on the
+    # champion.
     alone = {"parent": "none", "champion": "none"}
     own = rounds.turn(
         "refused", lake=URI, window_start="2026-03-03T12:00:00Z", late_days="2", **alone

@@ -26,9 +26,9 @@ def at(hours: float) -> str:
 
 @pytest.fixture
 def store(tmp_path):
-    """Models: m1 from scratch, m2 from m1 (live), m3 from m2, and two others from scratch.
+    """Registry with m1 from scratch, m2 from m1 (live), m3 from m2, and two more from scratch.
 
-    The parent of `old` was deleted.
+    The parent of the model `old` was deleted from the registry.
     """
     days = {
         "m1": (None, [saw("2026-03-01", 0, 100), saw("2026-03-02", 0, 50, num_holdout_rows=15)]),
@@ -47,7 +47,7 @@ def store(tmp_path):
 
 @pytest.fixture
 def lake(tmp_path, raw_table, write_lake):
-    """Three days. The first was back-filled once and the second twice."""
+    """A lake of three days. The first day was back-filled once, and the second day twice."""
     table = raw_table(300, start=START.timestamp(), seconds=3 * 86_400)
     folder = write_lake(tmp_path / "la ke", table)
     for day in (1, 2, 2):
@@ -130,7 +130,7 @@ def test_evaluation_rows_are_learned_later_if_windows_cover_them_all(
 ):
     """The model is evaluated on half an hour of rows.
 
-    The child trains on 0.3 h of these rows, and the grandchild on the rest.
+    The child model trains on 0.3 h of these rows, and the grandchild model on the rest.
     """
 
     def start(text):

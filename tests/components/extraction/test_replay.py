@@ -17,12 +17,13 @@ from evergreen.contracts import raw_rows
 from evergreen.rows.times import TimeSpan, parse_time
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
+from tests.support.errors import raises
 from tests.support.lakes import rows_in
 
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 WINDOW = TimeSpan(parse_time("start", "2026-03-09T12:00:00Z"), None)
-"""A window of half a day, out of ten days. 400 of the 8,000 rows are within half a day after the
-window's start, and 400 more within a day."""
+"""Window from noon of the tenth day. The lake has 8,000 rows, of which 400 are in the window's
+first half day and 400 in the next half day."""
 
 
 @pytest.fixture
@@ -72,7 +73,7 @@ def test_old_rows_are_older_than_window_of_newest_days_and_in_time_order(lake, r
         rows = identities(uri)
         assert rows == sorted(rows)
         assert max(rows)[0] < first
-        # The earlier hours of the window's own day count as one of the sampled days.
+        # The first hours of the day on which the window begins count as one of the sampled days.
         assert set(days_of(rows)) == {"2026-03-07", "2026-03-08", "2026-03-09"}
 
 
@@ -150,9 +151,7 @@ def test_without_days_no_older_file_is_opened(lake, run_step, caplog):
 
 def test_corrupt_older_files_stop_round_only_if_it_learns_from_them(lake, run_step, caplog):
     damage_older_days(lake)
-    with pytest.raises(
-        ContractError, match=r"day=2026-03-08/part-0.parquet is not a readable Parquet file"
-    ):
+    with raises(ContractError, "day=2026-03-08/part-0.parquet", "readable"):
         run_step(lake, replay_share=0.2)
     dataset = run_step(lake)
     assert (dataset.replay_uri, dataset.replay_holdout_uri, dataset.replay_days) == (None, None, [])

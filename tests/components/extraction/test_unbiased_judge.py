@@ -23,7 +23,7 @@ REFUSALS = (
 
 
 def moments():
-    """Draw a time in the lake, or shortly before or after it, at rows and between them."""
+    """Draw a time in the lake's range, or shortly before or after it. It may equal a row's time."""
     return st.integers(-6, 2 * ROWS + 6).map(
         lambda half: START + half * timedelta(days=DAYS) / (2 * ROWS)
     )
@@ -31,7 +31,7 @@ def moments():
 
 @st.composite
 def asked_windows(draw):
-    """Draw the flags of a window."""
+    """Draw random flags of the extraction step that define a window."""
     kind = draw(st.sampled_from(["watermark", "start", "full days"]))
     flags = {"parent": draw(st.sampled_from(["current", "none", "m1"]))}
     flags["champion"] = draw(st.sampled_from(["current", "current", "m1", "none"]))

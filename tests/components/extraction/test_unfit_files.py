@@ -1,4 +1,7 @@
-"""Tests of unreadable files in a lake: few are skipped, and training uses repaired files."""
+"""Tests of unreadable files in a lake.
+
+A few are skipped, and training uses them once they are repaired.
+"""
 
 import json
 import logging
@@ -21,7 +24,7 @@ from tests.support.lakes import OUTCOMES, URI, extract_lake, keys_in, keys_of, p
 START = datetime(2026, 3, 1, tzinfo=timezone.utc)
 HOURS = 20
 BAD = 7
-"""The hour of the corrupt file."""
+"""Hour whose file is corrupt."""
 NAME = f"day=2026-03-01/hour-{BAD:02d}.parquet"
 
 
@@ -105,9 +108,9 @@ def lake(tmp_path, hour):
 
 @pytest.fixture
 def turn(tmp_path, flags, run_main, released):
-    """Runs a round over the lake.
+    """Runs the extraction step once over the lake.
 
-    If it is accepted, its model has been trained up to the newest row.
+    If the run is accepted, its model is registered as trained up to the newest row.
     """
     numbers = iter(range(1, 10))
 
@@ -174,7 +177,7 @@ def test_next_run_goes_on_and_one_after_mending_learns_rows_once(
     folder = lake(*range(HOURS))
     spoil(folder / NAME, hour(BAD))
     first = turn(folder)
-    second = turn(lake(HOURS))  # This is a window of one file.
+    second = turn(lake(HOURS))  # the window has one file
     assert read_by(second) == keys_of_hours(hour, [HOURS])
     (named,) = second.quarantined_files
     assert (named["file"], named["known"]) == (NAME, True)
@@ -195,7 +198,7 @@ def test_file_that_breaks_after_its_rows_were_learned_is_not_learned_twice(lake,
     both = pa.concat_tables([late, hour(HOURS + 1)])
     write_parquet(late, path)
     first = turn(folder)
-    write_parquet(both, path)  # This simulates that its newer rows were in another window.
+    write_parquet(both, path)  # as if its newer rows were in another window
     content = path.read_bytes()
     empty(path, both)
     second = turn(lake(*range(HOURS + 2, HOURS + 12)))

@@ -57,7 +57,8 @@ def test_newest_row_is_found_whatever_footers_say(tmp_path, raw_table, write_lak
     for path in newest_day.iterdir():
         pq.write_table(pq.read_table(path, partitioning=None), path, write_statistics=False)
     assert folder_lake(folder).newest() == times.max()
-    # A row in another day's folder, or without time, is malformed and has no influence.
+    # A row in the folder of another day, or without a time, is malformed and does not change the
+    # result.
     stray = table.slice(0, 2)
     of_stray = pa.array([np.datetime64("2026-04-01", "us"), None]).cast(
         stray.schema.field(raw_rows.EVENT_TIME).type

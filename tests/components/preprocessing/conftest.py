@@ -27,7 +27,7 @@ from tests.support.validation_models import make_dataset
 def write_raw(tmp_path):
     """Writes tables as a raw dataset.
 
-    Each part's tables become files in the given order of names.
+    The tables of each part are written as files in order of name.
     """
 
     def write(
@@ -93,7 +93,7 @@ def write_old_rows():
 
 @pytest.fixture
 def run_step(tmp_path):
-    """Runs the step's command line with each engine. Both must write the same bytes.
+    """Runs the step's command line with each engine. Both engines must write equal bytes.
 
     The registry and the work folder have a space in their names.
     """
@@ -103,7 +103,8 @@ def run_step(tmp_path):
         for engine in get_args(get_type_hints(PreprocessingSettings)["engine"]):
             training_set = run_once(raw_path, run=run, expect=expect, engine=engine, **options)
             folder = tmp_path / "big data" / run / "preprocessing"
-            # Among the step's arguments, the copy records the requested engine.
+            # The engine's name is among the step's recorded arguments, so remove it before the
+            # comparison.
             files = [
                 path
                 for path in folder.rglob("*")
@@ -142,7 +143,7 @@ def run_step(tmp_path):
 
 @pytest.fixture
 def keep_as_model(run_step):
-    """Stores a workflow as the workflow of a trained model, like training does."""
+    """Registers a workflow as that of a trained model, as training does."""
 
     def keep(workflow_folder, slot_sizes, model_id):
         folder = model_folder(run_step.store, model_id)
@@ -206,9 +207,9 @@ def replace_column(table, name, values, **options):
 
 @pytest.fixture
 def reading():
-    """Functions that read and change rows.
+    """Return functions that read and change encoded rows.
 
-    They are a fixture, because an import would need packages below tests/.
+    The functions are returned by a fixture, because an import would need packages below tests/.
     """
     return SimpleNamespace(
         workflow=load_workflow,

@@ -9,6 +9,7 @@ import pytest
 
 from evergreen.config.preprocessing import PreprocessingSettings
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 from tests.support.workflows import workflow_of
 
 
@@ -57,7 +58,7 @@ def test_corrupt_parent_workflow(write_raw, keep_as_model, refuses, raw_table, t
 
 
 def with_column(name, values):
-    """Return a function that sets the column to these values."""
+    """Return a function that replaces the column of a table by these values."""
     return lambda table: table.set_column(table.column_names.index(name), name, values)
 
 
@@ -98,11 +99,11 @@ def test_fewer_rows_than_manifest_says(write_raw, refuses, raw_table, tmp_path):
         ("processes", -1, "at least 0"),
         ("negative_rate", 0.0, "more than 0 and at most 1"),
         ("negative_rate", 1.5, "more than 0 and at most 1"),
-        ("category_ttl_days", -0.5, "0 .never. or more"),
-        ("category_ttl_days", float("inf"), "0 .never. or more"),
-        ("category_ttl_days", float("nan"), "0 .never. or more"),
+        ("category_ttl_days", -0.5, "0 (never) or more"),
+        ("category_ttl_days", float("inf"), "0 (never) or more"),
+        ("category_ttl_days", float("nan"), "0 (never) or more"),
     ],
 )
 def test_settings_out_of_range(setting, value, expected):
-    with pytest.raises(ContractError, match=f"{setting} is {value}, expected {expected}"):
+    with raises(ContractError, setting, value, expected):
         PreprocessingSettings(**{setting: value})

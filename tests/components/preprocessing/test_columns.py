@@ -19,7 +19,7 @@ from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, valu
 def table_of(features, n=400):
     """Return rows with some missing values and categories 0 to 8.
 
-    The category 8 occurs once in each column.
+    The category 8 occurs exactly once in each column.
     """
     random = np.random.default_rng(3)
     categories = np.append(np.arange(n - 1) % 8, 8)

@@ -14,6 +14,7 @@ from evergreen.runtime import workers as dask_workers
 from evergreen.runtime.errors import TemporaryError
 from evergreen.runtime.workers import workers_of
 from evergreen.storage.uris import local_path
+from tests.support.errors import raises
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def cluster():
 
 @pytest.fixture
 def arguments(write_raw, run_step, raw_table):
-    """Arguments of the step, except for the scheduler."""
+    """Arguments of the step without the scheduler's address."""
     work = run_step.store.parent
     known = [
         "--run=r",
@@ -54,9 +55,9 @@ def test_scheduler_that_does_not_answer_is_told_by_its_address(
 def test_address_that_is_none_is_refused(arguments, capsys, address):
     assert main([*arguments, "--dask-scheduler", address]) == 2
     assert f"dask_scheduler is {address!r}" in capsys.readouterr().err
-    with pytest.raises(
-        ValueError, match="No clients found"
-    ):  # A remaining worker would get the next step's tasks.
+    with raises(
+        ValueError, "No clients found"
+    ):  # a remaining worker would take tasks of the next step
         distributed.default_client()
 
 
@@ -72,17 +73,14 @@ def test_worker_that_is_killed_is_reason_to_try_again(tmp_path):
         distributed.LocalCluster(
             n_workers=1, threads_per_worker=1, dashboard_address=None
         ) as cluster,
-        pytest.raises(
-            TemporaryError,
-            match=f"workers of Dask scheduler {cluster.scheduler_address} were killed",
-        ),
+        raises(TemporaryError, cluster.scheduler_address, "killed"),
         workers_of(cluster.scheduler_address, processes=1, shared=tmp_path) as workers,
     ):
         workers.run_all(os._exit, [9])
 
 
 def die_once(folder):
-    """Kill the first worker that counts a partition, and the first worker during a write."""
+    """Kill the first worker that counts a partition, and the first worker that writes rows."""
 
     def dying(name, function):
         def call(*arguments, **options):

@@ -55,9 +55,9 @@ def test_categories_below_threshold_are_out_of_vocabulary(
 
 def test_columns_without_values(write_raw, run_step, raw_table, reading):
     first_half, everything, nothing = np.arange(600) < 300, np.full(600, True), np.full(600, False)
-    missing = {  # number in the training rows, number in the holdout rows
+    missing = {  # numbers of missing values in the training rows and in the holdout rows
         ("C4", "I4"): (everything, everything),
-        ("C5", "I5"): (first_half, ~first_half),  # one whole partition
+        ("C5", "I5"): (first_half, ~first_half),  # the values of one complete partition
         ("C6", "I6"): (everything, nothing),
         ("C7", "I7"): (nothing, everything),
     }
@@ -100,7 +100,7 @@ def test_nothing_that_step_writes_is_pickle(write_raw, run_step, raw_table):
     kinds = {path.suffix for path in written}
     assert kinds <= {".parquet", ".json", ".npz", ".txt", ".pbtxt", ".schema", ""}, kinds
     for path in written:
-        # First and last bytes of a pickle from protocol 2 on.
+        # Pickles from protocol 2 on begin with \x80 and end with a dot.
         content = path.read_bytes()
         assert not (content.startswith(b"\x80") and content.endswith(b".")), path
         if path.suffix == ".npz":
@@ -112,9 +112,10 @@ def test_nothing_that_step_writes_is_pickle(write_raw, run_step, raw_table):
     "workflow", [strange_workflow(11), strange_workflow(12, num_keys=3000)], ids=["few", "many"]
 )
 def test_nvtabular_and_contract_agree_on_rows_that_no_client_should_send(workflow, tmp_path):
-    """tests/evergreen/serving/test_graph.py also checks the served graph on such rows."""
+    """tests/evergreen/serving/test_graph.py checks the served graph on the same rows."""
     dense, categorical = nasty_rows(workflow, 4096, 5)
-    # Values that preprocessing's readers accept. They are far from any placeholder of NVTabular.
+    # Values that preprocessing's readers accept. The values are far from the placeholders that the
+    # NVTabular engine uses.
     sent = (categorical >= MISSING_CATEGORY) | (categorical < -(2**31))
     categorical = np.where(sent, categorical, 2**32 - 5)
     columns = {LABEL: np.zeros(4096, np.int32), **dict(zip(DENSE, dense.T))}

@@ -1,4 +1,4 @@
-"""Tests that workflow and encoding do not depend on processes or partitions."""
+"""Tests that workflow and encoded rows are equal for any number of processes and partitions."""
 
 import os
 import re
@@ -20,8 +20,8 @@ from evergreen.storage.uris import local_path
 from tests.support.paths import REPOSITORY
 
 CARRIED = ("workflow.json", "vocabularies.npz", "admission.npz")
-"""Files that the next run, training and serving read. NVTabular also writes a file with the time of
-its save."""
+"""Files that the next run, training and serving read. The files must be equal in both runs.
+NVTabular also writes a file with the time of its save."""
 DASK = REPOSITORY / "k8s" / "components" / "dask" / "base"
 CLUSTER = "address of a cluster"
 ELSEWHERE = {

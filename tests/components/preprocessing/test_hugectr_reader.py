@@ -1,6 +1,6 @@
-"""A second reader of the written folder, with only HugeCTR's rules.
+"""A second reader of the written folder. The reader knows only HugeCTR's rules.
 
-This reader refuses what HugeCTR misreads. It uses neither the step's own check
+This reader refuses what HugeCTR misreads. The reader uses neither the step's own check
 (`encode.verify_file`) nor the contract's column names. HugeCTR reads columns by position, never by
 name.
 """
@@ -25,7 +25,7 @@ PARTITION_ROWS = 300
 
 
 class Refused(Exception):
-    """Raised if HugeCTR would fail here or continue with wrong numbers."""
+    """Raised if HugeCTR would fail on the file, or read wrong numbers."""
 
 
 class Reader:
@@ -59,7 +59,7 @@ class Reader:
             raise Refused(f"positions overlap or leave columns out: {self.order}")
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return labels with dense values, and keys with each slot's offset added."""
+        """Return labels with dense values, and the keys after adding each slot's offset."""
         tables = [self._table(path) for path in self.paths]
         values = np.concatenate(
             [self._stacked(t, self.order["labels"] + self.order["conts"]) for t in tables]
@@ -100,7 +100,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """A window, and the step's output for this window."""
+    """A window of rows, and the output of the step for it."""
     from benchmarks.raw_windows import write_window
 
     folder = tmp_path_factory.mktemp("written")

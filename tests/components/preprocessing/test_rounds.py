@@ -78,7 +78,7 @@ def test_nvtabular_encodes_as_contract_while_category_ids_are_reused(play, run_s
     workflows = [reading.workflow(encoded_set) for encoded_set, _ in rounds]
     assert [w.vocabularies[1].tolist() for w in workflows] == [
         [10, 20, 30],
-        [TOMBSTONE, 20, TOMBSTONE, 7],  # 7 occurs once in each of the first two rounds.
+        [TOMBSTONE, 20, TOMBSTONE, 7],  # 7 occurs once in each of the first two rounds
         [30, 20, 40, 7],
     ]
     for (encoded_set, categorical), workflow in zip(rounds, workflows):

@@ -29,7 +29,7 @@ def candidates(column):
 
 
 class ByHand:
-    """The same rules as plain dicts: id -> category, category -> (count, last seen)."""
+    """Reference with the same rules on dicts: id -> category, category -> (count, last seen)."""
 
     def __init__(self):
         self.ids, self.seen, self.waiting = [], {}, {}
@@ -70,7 +70,7 @@ def test_any_rounds_end_as_by_hand(seed):
         rows = (random.integers(low, low + 40, int(random.integers(0, 120))) * 71_582_788).tolist()
         now = (
             20_000 + round_ + int(random.integers(-1, 2))
-        ) * DAY  # Windows may overlap, or be processed again later.
+        ) * DAY  # windows may overlap, or be processed again
         column = next_column(column, *counted(rows), now=now, rules=rules(threshold, ttl, most))
         by_hand.round(rows, now, threshold, ttl, most)
         assert column.vocabulary.tolist() == by_hand.ids

@@ -9,6 +9,7 @@ import pytest
 from components.training.rows import Rows
 from components.training.torch_parts import TablePlaces, assemble, made_ahead
 from evergreen.networks.files import one_each
+from tests.support.errors import raises
 
 SIZES = np.array([4 + i % 7 for i in range(26)])
 OFFSETS = np.cumsum([0, *SIZES[:-1]])
@@ -39,7 +40,7 @@ def test_what_source_raises_comes_after_items_before_it():
 
     items = made_ahead(source(), 2)
     assert next(items) == 1
-    with pytest.raises(KeyError, match="lost"):
+    with raises(KeyError, "lost"):
         next(items)
 
 

@@ -19,6 +19,7 @@ from evergreen.networks.files import WEIGHTS_FILE, add_to_bias, open_model
 from evergreen.networks.scoring import load_scorer
 from evergreen.runtime.errors import ContractError, Preempted
 from evergreen.storage.uris import local_path
+from tests.support.errors import raises
 from tests.support.logistic_engine import SETTINGS, StopAfter, content, fitted
 from tests.support.training_world import dcn
 
@@ -170,5 +171,5 @@ def test_rows_have_logged_click_rate_when_served_and_next_run_starts_so(
 
 @pytest.mark.parametrize("rate", [0, -0.1, 1.1, float("nan")])
 def test_rate_that_keeps_nothing_or_more_than_all_is_refused(rate):
-    with pytest.raises(ContractError, match="negative_rate"):
+    with raises(ContractError, "negative_rate"):
         log_odds_correction(rate)

@@ -11,6 +11,7 @@ from evergreen.config.training import TrainingSettings
 from evergreen.runtime.errors import ContractError, PermanentError, Preempted
 from evergreen.statistics.metrics import log_loss, roc_auc
 from tests.support.clocks import Clock
+from tests.support.errors import raises
 from tests.support.logistic_engine import (
     SETTINGS,
     LogisticEngine,
@@ -331,7 +332,7 @@ def test_checkpoint_folder_holds_no_more_than_start_now_best_and_final(
 @pytest.mark.parametrize("num_rows", [500, 0, 1], ids=["one class", "no row", "one row"])
 def test_window_without_labels_of_both_classes_is_refused(world, make_training_set, run, num_rows):
     labels, dense, ids, _ = world.rows(num_rows)
-    with pytest.raises(ContractError, match=f"the {num_rows} training rows have 0 clicks"):
+    with raises(ContractError, f"{num_rows} training rows", "0 clicks"):
         run(make_training_set(labels * 0, dense, ids))
 
 
@@ -354,7 +355,7 @@ def test_auc_is_none_where_newest_rows_have_one_class(world, make_training_set, 
 def test_requested_stop_comes_at_next_segment_and_says_where(world, make_training_set, run):
     training_set = make_training_set(*world.rows(3_000)[:3])
     engine = LogisticEngine(training_set.slot_sizes, SETTINGS)
-    with pytest.raises(Preempted, match="saved in pass 1, batch 12 of 94"):
+    with raises(Preempted, "saved", "pass 1, batch 12 of 94"):
         run(training_set, engine=engine, should_stop=StopAfter(2))
     assert len(learned_rows(engine)) == 3
 
@@ -383,7 +384,7 @@ class FullDiskEngine(LogisticEngine):
 def test_save_that_finds_disk_full_costs_no_earlier_one(world, make_training_set, run, tmp_path):
     training_set, path = make_training_set(*world.rows(2_000)[:3]), tmp_path / "full"
     whole, _, _ = run(training_set)
-    with pytest.raises(PermanentError, match="No space left"):
+    with raises(PermanentError, "No space left"):
         run(training_set, path=path, engine=FullDiskEngine(training_set.slot_sizes, SETTINGS))
     assert {p.name for p in path.iterdir() if p.is_dir()} == {
         "start",

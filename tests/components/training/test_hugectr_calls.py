@@ -26,6 +26,7 @@ from components.training.start import write_initial
 from evergreen.config.training import SolverSettings, TrainingSettings
 from evergreen.networks.files import one_each, open_model
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 from tests.support.training_world import dcn
 
 CONFIG = dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 8), dropout=0.25)
@@ -204,7 +205,7 @@ def test_model_exported_and_saved_for_hugectr_in_any_order_loads_again(rank, wor
 
 @pytest.mark.parametrize("name", ["stage_rows", "loss_interval"])
 def test_setting_that_hugectr_would_refuse_later_is_refused_by_name(name):
-    with pytest.raises(ContractError, match=f"{name} is 0, expected at least 1"):
+    with raises(ContractError, name, 0, "at least 1"):
         SolverSettings(**{name: 0})
 
 

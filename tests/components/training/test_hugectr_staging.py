@@ -11,6 +11,7 @@ from components.training.hugectr.staging import write_stage
 from components.training.rows import Rows
 from evergreen.networks.files import one_each
 from evergreen.runtime.errors import PermanentError
+from tests.support.errors import raises
 from tests.support.training_world import dcn
 
 
@@ -64,5 +65,5 @@ def test_staged_files_are_in_hugectrs_form(write, tmp_path):
 
 def test_disk_that_refuses_is_permanent_error(write, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(PermanentError, match="rows for HugeCTR cannot be written"):
+    with raises(PermanentError, "HugeCTR", "written"):
         write(tmp_path / "file" / "stage", 64, 1)

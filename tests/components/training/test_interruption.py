@@ -17,6 +17,7 @@ from evergreen.runtime.durable import sha256_tree
 from evergreen.runtime.errors import PermanentError, Preempted
 from evergreen.storage.uris import local_path
 from tests.support.crashes import Killed
+from tests.support.errors import raises
 from tests.support.training_world import dcn
 
 
@@ -123,7 +124,7 @@ def test_engine_is_closed_and_its_scratch_removed_where_fit_fails(run, folder, m
 
     monkeypatch.setattr(step, "make_engine", made)
     monkeypatch.setattr(step, "fit", failed)
-    with pytest.raises(PermanentError, match="not finite"):
+    with raises(PermanentError, "not finite"):
         run()
     assert len(closed) == 1
     assert not (folder / "engine").exists()

@@ -23,6 +23,7 @@ from evergreen.runtime.exit_codes import ExitCode
 from evergreen.runtime.flags import run_flags
 from evergreen.storage.references import keep, read_reference
 from evergreen.storage.uris import local_path
+from tests.support.errors import raises
 from tests.support.recommenders import criteo_with
 from tests.support.training_world import STEP_MODEL as MODEL
 from tests.support.training_world import dcn
@@ -134,7 +135,7 @@ def test_missing_validation_artefact_leaves_no_model(training_set, validation_re
         settings=TrainingSettings(),
     )
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)
-    with pytest.raises(ContractError, match=r"schema\.pbtxt is absent"):
+    with raises(ContractError, "schema.pbtxt", "absent"):
         train(asked, training_set, validation_report, clock=lambda: now)
     assert not list((tmp_path / "store" / "models").iterdir())
     local_path(validation_report.schema_uri).write_text("schema")
@@ -179,7 +180,7 @@ def test_waiting_threads_sleep_because_policy_is_set_before_torch_loads(
 
 def test_hugectr_without_its_library_says_so(world, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "hugectr", None)
-    with pytest.raises(PermanentError, match="hugectr"):
+    with raises(PermanentError, "hugectr"):
         make_engine(
             "hugectr", dcn(), world.slot_sizes, settings=TrainingSettings(), scratch=tmp_path
         )

@@ -9,6 +9,7 @@ import pytest
 
 from components.training.train_job import TrainJobs, build_job
 from evergreen.runtime.errors import PermanentError, TemporaryError
+from tests.support.errors import raises
 from tests.support.paths import REPOSITORY
 from tests.support.train_job_api import NAMESPACE, TrainJobApi
 
@@ -59,8 +60,5 @@ def test_job_is_created_once_owned_followed_and_deleted(api):
 )
 def test_refusal_is_told_from_trouble_that_passes(api, status, error):
     api.failures.append(status)
-    with pytest.raises(
-        error,
-        match=f"answered {status} .* to get_namespaced_custom_object {RUN}: .*as the test says",
-    ):
+    with raises(error, status, f"get_namespaced_custom_object {RUN}", "as the test says"):
         TrainJobs(api.configuration(), NAMESPACE).find(RUN)

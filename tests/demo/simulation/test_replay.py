@@ -37,7 +37,7 @@ class Scorer:
 
 
 class Rows:
-    """Traffic from a fixed table. Drift inverts the labels."""
+    """Traffic that repeats the rows of a fixed table. Drift inverts the labels."""
 
     def __init__(self, make_rows, limit=None) -> None:
         self.make_rows, self.limit, self.taken, self.requests, self.drifted = (
@@ -79,7 +79,7 @@ def scorer(time, score_rows):
 
 @pytest.fixture
 def play(time, scorer, make_rows, tmp_path):
-    """Runs a replay to its end and returns it, its traffic and the status of its records."""
+    """Runs a replay to its end. Returns the replay, its traffic, and the status of its records."""
 
     def run(traffic=None, prepare=lambda replay: None, **settings):
         traffic = traffic or Rows(make_rows)

@@ -17,6 +17,7 @@ from evergreen.contracts import criteo, raw_rows
 from evergreen.rows.archived_rows import arrow_schema
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import open_objects
+from tests.support.errors import raises
 
 ROWS = 100_000
 
@@ -42,7 +43,7 @@ def drifted_rows(drifted):
 
 
 def within(observed: float, share: float, n: int, sigmas: float = 5.0) -> bool:
-    """Return whether a share of n rows is within the binomial error of the expected one."""
+    """Return whether a share of n rows is within the binomial error of the expected share."""
     return abs(observed - share) <= sigmas * np.sqrt(share * (1 - share) / n) + 1e-12
 
 
@@ -212,5 +213,5 @@ def test_lake_in_bucket_is_that_in_folder_and_no_day_is_written_over(
     }
     assert stored == {name: path.read_bytes() for name, path in written.items()}
     assert len(stored) == 3
-    with pytest.raises(ContractError, match="gs://models/lake holds day 2026-01-02 already"):
+    with raises(ContractError, "gs://models/lake", "2026-01-02", "already"):
         write_lake(world, "gs://models/lake", **asked)

@@ -7,6 +7,7 @@ import pytest
 
 from evergreen.contracts.exploration import explored
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 
 DRAWS = 12_000
 CHANCES = (np.arange(DRAWS) + 0.5) / DRAWS
@@ -38,5 +39,5 @@ def test_one_pair_of_neighbours_changes_places_and_each_as_often():
 
 @pytest.mark.parametrize("share", [-0.1, 0.5, 1.0, float("nan")])
 def test_share_that_would_hide_which_pair_was_swapped_is_refused(share):
-    with pytest.raises(ContractError, match=r"expected a share of the lists in \[0, 0.5\)"):
+    with raises(ContractError, "[0, 0.5)"):
         explored(np.arange(3), share, 0.1)

@@ -13,6 +13,7 @@ from evergreen.config.spec import Recommender
 from evergreen.contracts import manifests
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises, says
 
 KINDS = [
     manifests.RawDataset,
@@ -101,13 +102,13 @@ def test_manifest_that_differs_from_its_checksum_says_so(path):
 
 @pytest.mark.parametrize("version", [4, "3", None])
 def test_unknown_format_version_is_refused(path, version):
-    with pytest.raises(ContractError, match=f"format_version {version}, expected 3"):
+    with says(ContractError, "manifest-version", file=path, found=version):
         manifests.Model.read(changed(example(manifests.Model), path, format_version=version))
 
 
 def test_another_kind_is_refused(path):
     example(manifests.Model).write(path)
-    with pytest.raises(ContractError, match="is a Model manifest, expected Verdict"):
+    with says(ContractError, "another-manifest", file=path, found="Model", expected="Verdict"):
         manifests.Verdict.read(path)
 
 
@@ -132,7 +133,7 @@ def test_what_is_no_json_object_is_refused_by_name(path, content, said):
 
 
 def test_nan_is_never_written(path):
-    with pytest.raises(ValueError, match="JSON"):
+    with raises(ValueError, "JSON"):
         dataclasses.replace(
             example(manifests.Verdict), candidate=manifests.ModelQuality(auc=float("nan"))
         ).write(path)
@@ -157,7 +158,7 @@ def test_defaults_may_be_absent(path):
 
 
 def test_retrain_request_without_reason_is_refused():
-    with pytest.raises(ContractError, match="'r' has reason ''"):
+    with raises(ContractError, "'r'", "reason ''"):
         RetrainRequest(
             request_id="r", reason="", requested_at="", window_start="", window_end="", observed={}
         )

@@ -8,6 +8,7 @@ import pytest
 from evergreen.config.features import category_of
 from evergreen.contracts.words import LISTED_WORDS, WordCounts, read_words
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 
 
 def test_most_frequent_words_are_listed_by_their_categories(tmp_path):
@@ -47,5 +48,5 @@ def test_frequent_words_stay_listed_however_many_rare_ones_come(tmp_path):
 
 def test_corrupt_file_is_refused(tmp_path):
     (tmp_path / "words.json").write_text("[1]")
-    with pytest.raises(ContractError, match="words.json holds no words of columns"):
+    with raises(ContractError, "words.json", "columns"):
         read_words(tmp_path / "words.json")

@@ -21,6 +21,7 @@ from evergreen.events.kafka.publisher import KafkaPublisher
 from evergreen.events.kafka.subscriber import KafkaSubscriber
 from evergreen.events.urls import LogUrl
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from tests.support.errors import raises
 from tests.support.kafka_cluster import KafkaCluster
 from tests.support.log_benches import pull
 from tests.support.paths import REPOSITORY
@@ -216,7 +217,7 @@ def test_broker_away_is_problem_that_ends_with_it_and_loses_nothing(ends, caplog
         reader.acknowledge([d.token for d in held[:2]])
         ends.now += 100
         assert reader.read_up_to() == mark
-        with pytest.raises(TemporaryError, match="publishing 1 messages"):
+        with raises(TemporaryError, "1 messages"):
             publisher.publish([("late", b"late")])
     finally:
         ends.cluster.bring_back()
@@ -427,9 +428,9 @@ def test_kafka_url_is_read_with_its_options_and_settings_file(tmp_path):
 def test_setting_that_librdkafka_does_not_know_is_refused_by_name(tmp_path, cluster):
     (tmp_path / "kafka.conf").write_text("no.such.setting=1\n")
     url = LogUrl.parse(f"kafka://{cluster.brokers}/clicks?config={tmp_path}/kafka.conf")
-    with pytest.raises(ContractError, match="no.such.setting"):
+    with raises(ContractError, "no.such.setting"):
         KafkaSubscriber(KafkaLocation.parse(url))
-    with pytest.raises(ContractError, match="no.such.setting"):
+    with raises(ContractError, "no.such.setting"):
         KafkaPublisher(KafkaLocation.parse(url)).publish([("a", b"1")])
 
 

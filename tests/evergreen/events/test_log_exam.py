@@ -11,6 +11,7 @@ import pytest
 from evergreen.events import event_log
 from evergreen.events.event_log import MAX_MESSAGE_BYTES
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 from tests.support.log_benches import pull
 from tests.support.paths import REPOSITORY
 from tests.support.processes import wait_for
@@ -290,9 +291,7 @@ def test_backlog_counts_what_is_neither_acknowledged_nor_dead_lettered(
 def test_oversize_message_is_refused_before_anything_of_its_batch_is_sent(
     bench, publisher, subscriber
 ):
-    with pytest.raises(
-        ContractError, match=f"big has {MAX_MESSAGE_BYTES + 1} bytes, expected at most"
-    ):
+    with raises(ContractError, "big", f"{MAX_MESSAGE_BYTES + 1} bytes", "at most"):
         publisher.publish([("small", b"x"), ("big", b"x" * (MAX_MESSAGE_BYTES + 1))])
     assert bench.rest(subscriber) == []
     publisher.publish([("largest", b"x" * MAX_MESSAGE_BYTES)])

@@ -5,6 +5,7 @@ import pytest
 from evergreen.events.locations import open_publisher, open_subscriber, partition_urls
 from evergreen.events.sqlite import SqliteLog
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 from tests.support.log_benches import open_log
 
 
@@ -85,5 +86,5 @@ def test_range_in_url_names_log_for_each_partition():
     ]
     urls = partition_urls("kafka://broker:9092/clicks-{0-10}?group=monitor-{0-10}")
     assert urls == [f"kafka://broker:9092/clicks-{n}?group=monitor-{n}" for n in range(11)]
-    with pytest.raises(ContractError, match="expected the same partitions in all places"):
+    with raises(ContractError, "same partitions"):
         partition_urls("pubsub://project/clicks-{0-3}?subscription=monitor-{0-2}")

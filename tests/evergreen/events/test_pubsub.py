@@ -20,6 +20,7 @@ from evergreen.events.pubsub.resources import (
 )
 from evergreen.events.pubsub.subscriber import PubsubSettings, PubsubSubscriber
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
+from tests.support.errors import raises
 from tests.support.log_benches import BENCHES, open_log, pull
 from tests.support.processes import wait_for
 from tests.support.pubsub_emulator import Emulator
@@ -129,15 +130,10 @@ def test_absent_topic_and_subscription_are_named(bench):
         publisher.publish([("a", b"1")])
     publisher.close()
     client = subscriber_client()
-    with pytest.raises(
-        ContractError,
-        match="absent-subscription does not exist, expected a subscription of .*absent-",
-    ):
+    with raises(ContractError, "absent-subscription", "does not exist"):
         resources.check(absent, client)
     wrong = Names("evergreen-test", "another-topic", bench.names.subscription)
-    with pytest.raises(
-        ContractError, match="reads .*, expected projects/evergreen-test/topics/another-topic"
-    ):
+    with raises(ContractError, "expected projects/evergreen-test/topics/another-topic"):
         resources.check(wrong, client)
     client.close()
 
@@ -189,7 +185,7 @@ def test_dead_letters_and_foreign_messages_are_listed_as_such(bench, subscriber)
 
 def test_id_that_no_attribute_can_hold_is_refused(bench, publisher):
     for message_id in ("", "é" * 513):
-        with pytest.raises(ContractError, match="expected 1 to 1024 bytes"):
+        with raises(ContractError, "1 to 1024 bytes"):
             publisher.publish([("fine", b"1"), (message_id, b"2")])
     assert bench.rest(bench.subscriber()) == []
 

@@ -1,6 +1,5 @@
 """Tests of five requests with one id: the first is accepted, and the others are dead-lettered."""
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from monitoring.monitor import Monitor
 from monitoring.state.store import Store
 from tests.support.clocks import Clock
@@ -14,6 +13,7 @@ from tests.support.monitors import (
     read_rows,
 )
 from tests.support.processes import wait_for
+from tests.support.recommenders import SHOP
 
 PAGES = [prediction("session 7", 10, time=START + page, seed=page) for page in range(5)]
 
@@ -28,7 +28,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
         subscriber=subscriber,
         store=store,
         trigger=None,
-        recommender=CRITEO_RECOMMENDER,
+        recommender=SHOP,
         clock=clock,
     )
 

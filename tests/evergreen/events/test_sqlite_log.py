@@ -10,6 +10,7 @@ import pytest
 
 from evergreen.events.sqlite import SqliteLog
 from evergreen.runtime.errors import PermanentError, TemporaryError
+from tests.support.errors import raises
 
 PUBLISH_AND_DIE = """
 import os, signal, sys
@@ -31,9 +32,9 @@ def test_locked_database_is_temporary_error_and_message_goes_through_later(path)
     log = SqliteLog(path, busy_timeout_seconds=0.01)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(TemporaryError, match="locked"):
+    with raises(TemporaryError, "locked"):
         log.publish([("a", b"1")])
-    with pytest.raises(TemporaryError, match="locked"):
+    with raises(TemporaryError, "locked"):
         log.pull(1)
     other.execute("ROLLBACK")
     log.publish([("a", b"1")])
@@ -46,7 +47,7 @@ def test_full_disk_is_temporary_error_and_leaves_no_transaction_open(path):
     log = SqliteLog(path)
     (pages,) = log._connection.execute("PRAGMA page_count").fetchone()
     log._connection.execute(f"PRAGMA max_page_count = {pages + 2}")
-    with pytest.raises(TemporaryError, match="full"):
+    with raises(TemporaryError, "full"):
         log.publish([(str(i), b"x" * 5000) for i in range(10)])
     log._connection.execute("PRAGMA max_page_count = 1000000")
     assert log.backlog() == 0
@@ -57,7 +58,7 @@ def test_full_disk_is_temporary_error_and_leaves_no_transaction_open(path):
 
 def test_file_that_is_no_database_is_permanent_error(path):
     path.write_bytes(b"no database at all, but long enough to be read as one" * 100)
-    with pytest.raises(PermanentError, match=r"log\.sqlite: file is not a database"):
+    with raises(PermanentError, "log.sqlite", "not a database"):
         SqliteLog(path)
 
 
@@ -69,9 +70,7 @@ def test_file_of_older_version_is_permanent_error(path):
             " state TEXT, leased_until REAL)"
         )
     older.close()
-    with pytest.raises(
-        PermanentError, match=r"log\.sqlite: it is of an older version, expected a new file"
-    ):
+    with raises(PermanentError, "log.sqlite", "older version"):
         SqliteLog(path)
 
 
@@ -158,7 +157,7 @@ def test_file_that_was_moved_away_is_problem_although_it_still_answers(path):
     assert log.pull(1) == []
     assert "was moved or replaced" in log.problem()
     SqliteLog(path).close()
-    with pytest.raises(TemporaryError, match="was moved or replaced"):
+    with raises(TemporaryError, "moved or replaced"):
         log.publish([("a", b"1")])
     log.close()
 

@@ -18,6 +18,7 @@ from evergreen.networks.files import (
     open_model,
 )
 from evergreen.runtime.errors import ContractError, PermanentError
+from tests.support.errors import raises
 
 SIZES = [3, 5, 4]
 SHAPES = {TABLE: (12, 4), "tower.0.weight": (2, 6), "bias": (1,)}
@@ -111,7 +112,7 @@ def test_corrupt_file_is_refused_by_name(tmp_path, name, spoil):
 
 def test_table_with_other_rows_than_ids_is_refused(tmp_path):
     filled(tmp_path)
-    with pytest.raises(ContractError, match=r"has shape \(12, 4\), expected 13 rows"):
+    with raises(ContractError, (12, 4), "expected 13 rows"):
         open_model(tmp_path, [3, 5, 5])
 
 
@@ -119,7 +120,7 @@ def test_optimizer_file_without_its_step_is_refused(tmp_path):
     filled(tmp_path)
     path = tmp_path / OPTIMIZER_FILE
     safetensors_numpy.save_file(safetensors_numpy.load_file(path), path)
-    with pytest.raises(ContractError, match="has step None, expected a whole number"):
+    with raises(ContractError, "step None", "whole number"):
         open_model(tmp_path, SIZES)
 
 
@@ -140,7 +141,7 @@ def test_disk_without_room_is_error_and_no_bus_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with (
-        pytest.raises(PermanentError, match=r"cannot be allocated with \d+ bytes: No space left"),
+        raises(PermanentError, "bytes", "No space left"),
         new_model(tmp_path, SHAPES),
     ):
         pass

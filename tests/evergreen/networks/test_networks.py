@@ -18,6 +18,7 @@ from evergreen.networks.files import slot_offsets
 from evergreen.networks.network import build_network, export_onnx, load_dense
 from evergreen.runtime.errors import ContractError
 from tests.support import networks
+from tests.support.errors import raises
 from tests.support.graphs import open_built
 from tests.support.nasty_rows import nasty_rows, strange_workflow
 from tests.support.networks import shaped
@@ -96,9 +97,9 @@ def test_dropout_is_off_outside_training_and_seed_decides_weights(config):
 def test_configuration_survives_json(config):
     document = json.loads(json.dumps(config.as_document()))
     assert config_from_document(document) == config
-    with pytest.raises(ContractError, match="unknown or missing names"):
+    with raises(ContractError, "unknown or missing"):
         config_from_document({**document, "colour": 1})
-    with pytest.raises(ContractError, match="unknown or missing names"):
+    with raises(ContractError, "unknown or missing"):
         config_from_document({name: value for name, value in document.items() if name != "tower"})
 
 
@@ -154,10 +155,10 @@ def test_how_batch_is_cut_changes_no_bit_of_any_score(served, rows_each):
 
 def test_parameters_of_another_network_are_refused():
     network = network_of(CONFIGS["dcn v1"])
-    with pytest.raises(ContractError, match="unknown or missing names"):
+    with raises(ContractError, "unknown or missing"):
         load_dense(network, parameters(network_of(CONFIGS["dlrm"])))
     wrong = {**parameters(network), "bias": np.zeros(2, np.float32)}
-    with pytest.raises(ContractError, match=r"bias has shape \(2,\), expected \(1,\)"):
+    with raises(ContractError, "bias", (2,), "expected (1,)"):
         load_dense(network, wrong)
 
 
@@ -186,10 +187,7 @@ def test_network_that_multiplies_vectors_refuses_other_widths_by_name(network):
         numeric=(), categorical=("user", "item"), lists=("last",), categorical_options=options
     )
     shop = Recommender(name="shop", features=features, settings={"model": {"kind": network}})
-    with pytest.raises(
-        ContractError,
-        match=f"^features.categorical.item.embed is 8, expected 16, .* {network} multipl",
-    ):
+    with raises(ContractError, "features.categorical.item.embed", 8, "expected 16", network):
         network_config(shop)
     same = {name: CategoricalOptions(embed=16) for name in features.categorical}
     assert (
@@ -216,9 +214,7 @@ def test_one_width_of_all_columns_is_models_and_list_has_its_tables():
 
 @pytest.mark.parametrize(("num_dense", "num_categorical"), [(3, 0), (0, 1)])
 def test_dlrm_without_pair_of_vectors_is_refused_and_told_what_it_needs(num_dense, num_categorical):
-    with pytest.raises(
-        ContractError, match="expected two categorical columns, or one beside numeric ones"
-    ):
+    with raises(ContractError, "two categorical columns"):
         shaped("dlrm", SHAPE, num_dense=num_dense, num_categorical=num_categorical)
 
 

@@ -14,6 +14,7 @@ from evergreen.config.features import CategoricalOptions, Features, ListOptions,
 from evergreen.recommender_file.draft import MANY, draft, read_sample
 from evergreen.recommender_file.form import parse_recommender
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 
 WORDS = CategoricalOptions(type="string")
 CLICKS = """\
@@ -142,7 +143,7 @@ def test_several_zero_one_columns_are_resolved_by_name_or_question(tmp_path):
     named = write(tmp_path / "a.csv", "is_new,click,price\n0,1,0.5\n1,0,1.5\n")
     assert drafted(named)[1].data.label == "click"
     unnamed = write(tmp_path / "b.csv", "is_new,is_red,price\n0,1,0.5\n1,0,1.5\n")
-    with pytest.raises(ContractError, match="draft:8: data.label is FILL IN"):
+    with raises(ContractError, "draft:8", "data.label", "FILL IN"):
         drafted(unnamed)
     assert "label: FILL IN  # which of 'is_new', 'is_red' says whether" in draft(
         read_sample(unnamed), name="shop"
@@ -153,7 +154,7 @@ def test_log_without_label_asks_for_it_and_file_is_invalid_until_answered(tmp_pa
     path = write(tmp_path / "a.csv", "price,clicks\n0.5,3\n1.5,9\n")
     text = draft(read_sample(path), name="shop")
     assert "label: FILL IN  # no column holds only 0 and 1" in text
-    with pytest.raises(ContractError, match="d:8: data.label is FILL IN, expected the answer"):
+    with raises(ContractError, "d:8", "data.label", "FILL IN", "expected the answer"):
         parse_recommender(text, source="d")
     assert parse_recommender(text.replace("FILL IN", "sold"), source="d").data.label == "sold"
 

@@ -26,6 +26,7 @@ from evergreen.recommender_file.form import (
     read_recommender,
 )
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 from tests.support.paths import REPOSITORY
 
 MISTAKES = yaml.safe_load((Path(__file__).parent / "mistakes.yaml").read_text())
@@ -152,7 +153,7 @@ def test_no_whole_number_of_setting_is_without_bound(kind):
 
 
 def test_file_without_any_feature_is_refused():
-    with pytest.raises(ContractError, match="shop.yaml:3: features names no column"):
+    with raises(ContractError, "shop.yaml:3", "features", "no column"):
         parse_recommender(
             "format: evergreen/recommender/1\nname: shop\nfeatures: {numeric: []}",
             source="shop.yaml",

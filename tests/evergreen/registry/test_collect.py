@@ -12,6 +12,7 @@ from evergreen.registry import collect
 from evergreen.registry.models import graph_folder, model_folder
 from evergreen.registry.promotion_journal import CANARY, append_promotion, read_journal
 from evergreen.registry.runs import RunOutcome, write_outcome
+from tests.support.crashes import Killed
 from tests.support.releases import keep_model, make_live, release
 
 NOW = datetime(2026, 6, 30, tzinfo=timezone.utc)
@@ -145,9 +146,6 @@ def test_command_killed_anywhere_leaves_whole_folders_and_next_finishes(
     installation, monkeypatch, number
 ):
     removed = []
-
-    class Killed(BaseException):
-        pass
 
     def remove(path):
         removed.append(path)

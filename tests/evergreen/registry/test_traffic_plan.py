@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from evergreen.registry.traffic_plan import Arm, TrafficPlan
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 
 STABLE = Arm(model_name="click_model", version=3)
 CANARY = Arm(model_name="click_model_canary", version=4)
@@ -149,7 +150,7 @@ MALFORMED = [
 def test_malformed_plan_is_refused_with_its_source_and_value(changes, said):
     document = {**json.loads(plan().dumps()), **changes}
     del document["crc32"]
-    with pytest.raises(ContractError, match="traffic.json") as refused:
+    with raises(ContractError, "traffic.json") as refused:
         TrafficPlan.loads(json.dumps(document).encode(), source="traffic.json")
     assert said in str(refused.value)
 

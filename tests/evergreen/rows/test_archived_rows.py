@@ -7,6 +7,7 @@ import pytest
 from evergreen.rows.archived_rows import MovedAway, archived_files, parquet_file, reading_parquet
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import open_objects
+from tests.support.errors import raises
 
 FILES = [
     "day=2026-03-01/part-0.parquet",
@@ -67,7 +68,7 @@ def test_file_gives_its_rows_and_one_that_is_corrupt_or_gone_is_named(archive):
     with whole.opened() as file:
         assert file.read().column("label").to_pylist() == [0, 1]
     with (
-        pytest.raises(ContractError, match=r"day=2026-03-02/part-1.parquet is not a readable"),
+        raises(ContractError, "day=2026-03-02/part-1.parquet", "readable"),
         corrupt.opened(),
     ):
         pass
@@ -92,7 +93,7 @@ def test_column_name_that_is_no_text_is_corrupt_file(tmp_path):
         corrupt[content.index(b"label") + byte] ^= 0x80
         path.write_bytes(corrupt)
         with (
-            pytest.raises(ContractError, match=r"rows.parquet is not a readable Parquet file"),
+            raises(ContractError, "rows.parquet", "readable"),
             reading_parquet(path),
         ):
             parquet_file(path).read(columns=["label"]).column("label")

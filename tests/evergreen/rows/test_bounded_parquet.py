@@ -17,6 +17,7 @@ from evergreen.rows.raw_schema import MalformedRows, open_parquet
 from evergreen.rows.times import TimeSpan
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
+from tests.support.errors import raises
 from tests.support.lakes import folder_lake
 from tests.support.paths import REPOSITORY
 
@@ -110,7 +111,7 @@ def test_pipe_is_refused_and_not_waited_for(tmp_path, is_socket):
         os.mknod(path, 0o140600)
     else:
         os.mkfifo(path)
-    with pytest.raises(ContractError, match="part-0.parquet is no regular file, expected Parquet"):
+    with raises(ContractError, "part-0.parquet", "regular file"):
         open_parquet(path)
 
 

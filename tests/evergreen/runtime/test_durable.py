@@ -8,6 +8,7 @@ import pytest
 
 from evergreen.runtime import durable
 from evergreen.runtime.errors import TemporaryError
+from tests.support.errors import raises
 
 KILLED_IN_FSYNC = """
 import os, signal, sys
@@ -62,7 +63,7 @@ def test_file_written_in_parts_appears_at_end_and_error_keeps_former_one(tmp_pat
             file.write(b"three")
             raise ValueError("half way")
 
-    with pytest.raises(ValueError, match="half way"):
+    with raises(ValueError, "half way"):
         fail_half_way()
     assert path.read_bytes() == b"one two"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
@@ -77,7 +78,7 @@ def test_failed_write_leaves_old_file_and_nothing_else(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(durable.os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
+    with raises(OSError, "No space"):
         durable.write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
@@ -129,7 +130,7 @@ def test_retried_folder_replaces_what_earlier_tries_left_and_nothing_else(tmp_pa
 def test_published_folder_is_never_changed(tmp_path):
     (tmp_path / "final").mkdir()
     with (
-        pytest.raises(FileExistsError, match="expected a new folder"),
+        raises(FileExistsError, "expected a new folder"),
         durable.whole_directory(tmp_path / "final"),
     ):
         pass

@@ -14,6 +14,7 @@ from evergreen.contracts.serving import versions_of
 from evergreen.registry.models import graph_folder, release_path
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import find_corrupt, golden_rows
+from tests.support.errors import raises
 from tests.support.real_servers import live_version
 from tests.support.served_names import MODEL_NAME
 
@@ -179,10 +180,10 @@ def test_what_cannot_be_mended_is_said_at_each_round_and_looked_for_again(world,
     flip(served(world, 1, "golden.npz"))
     flip(kept(world, 1, "golden.npz"), at=40)
     for _ in range(2):
-        with pytest.raises(ContractError, match="the copy is corrupt too"):
+        with raises(ContractError, "copy", "corrupt"):
             inspection.step()
     kept(world, 1, "golden.npz").write_bytes(before)  # from a backup
-    with pytest.raises(ContractError, match="the copy is corrupt too"):
+    with raises(ContractError, "copy", "corrupt"):
         inspection.step()
     clock.now += RETRY_SECONDS
     inspection.step()
@@ -194,7 +195,7 @@ def test_inspection_leaves_deployment_at_work_alone(world, inspection, clock):
     flip(served(world, 1, "golden.npz"))
     with (
         world.repository.locked(),
-        pytest.raises(TemporaryError, match="another controller is at work"),
+        raises(TemporaryError, "another controller", "at work"),
     ):
         inspection.step()
     clock.now += RETRY_SECONDS
@@ -226,9 +227,7 @@ def test_golden_rows_of_another_version_are_no_copy(world):
     assert golden_rows(world.repository, world.settings.store, 2).expected.size
     flip(served(world, 2, "golden.npz"))
     kept(world, 2, "golden.npz").write_bytes(kept(world, 1, "golden.npz").read_bytes())
-    with pytest.raises(
-        ContractError, match="no copy of the golden rows of version 2 is intact"
-    ) as caught:
+    with raises(ContractError, "golden rows", "version 2") as caught:
         golden_rows(world.repository, world.settings.store, 2)
     assert served(world, 2, "golden.npz").as_uri() in str(caught.value)
     assert str(kept(world, 2, "golden.npz")) in str(caught.value)
@@ -245,7 +244,7 @@ def test_corrupt_manifest_of_live_version_keeps_nobody_from_leaving_it(world):
 def test_release_manifest_that_is_corrupt_is_named(world, inspection):
     world.release(1)
     flip(release_path(world.settings.store, 1))
-    with pytest.raises(ContractError, match=r"releases/1\.json"):
+    with raises(ContractError, "releases/1.json"):
         inspection.step()
 
 

@@ -10,9 +10,8 @@ from evergreen.registry.promotion_journal import current
 from evergreen.runtime.errors import ContractError, TemporaryError
 from evergreen.serving import servers
 from evergreen.serving.servers import NotListening, Patience, Triton, parse_urls, resolve
-from tests.support.file_triton import FileTriton
 from tests.support.served_names import MODEL_NAME
-from tests.support.serving_double import AlteredDouble
+from tests.support.triton_double import Altered, TritonDouble
 
 NAME = "dns:///triton-headless:8001"
 
@@ -32,7 +31,7 @@ class Cluster:
         )
 
     def pod(self, host):
-        return FileTriton(
+        return TritonDouble(
             f"{host}:8001", repository=self.settings.repository, state=self.root / "state"
         )
 
@@ -52,7 +51,7 @@ class Cluster:
         """
         settings = dataclasses.replace(
             self.settings,
-            connect=lambda url: AlteredDouble(self.pod(url.removesuffix(":8001")), **altered),
+            connect=lambda url: Altered(self.pod(url.removesuffix(":8001")), **altered),
         )
         return release(*candidate, settings=settings)
 

@@ -19,6 +19,7 @@ from evergreen.serving.graph import parts as graph_parts
 from evergreen.serving.graph.encoding import CHOICES, DENSE, EMPTY, build_table
 from evergreen.serving.graph.export import export, read_network, write_graph
 from evergreen.serving.parity import open_graph
+from tests.support.errors import raises
 from tests.support.graphs import open_built, run_graph
 from tests.support.nasty_rows import STRANGE_CATEGORIES, STRANGE_DENSE, nasty_rows, strange_workflow
 from tests.support.paths import REPOSITORY
@@ -159,7 +160,7 @@ def test_hash_table_keeps_to_its_load_factor_and_grows_if_keys_do_not_fit(monkey
     keys = np.random.default_rng(1).permutation(500).astype(np.int64)
     require_holds(build_table(keys, keys.astype(np.int32)), keys, keys)
     monkeypatch.setattr(encoding, "MAX_KEYS", 9)
-    with pytest.raises(ContractError, match="10 entries, expected at most 9"):
+    with raises(ContractError, "10 entries", "at most 9"):
         build_table(np.arange(10), np.arange(10, dtype=np.int32))
 
 
@@ -198,7 +199,7 @@ def test_network_that_is_not_as_exported_is_refused(make_parts, tmp_path, spoil,
     with pytest.raises(ContractError, match=message):
         read_network(tmp_path / "network.onnx")
     (tmp_path / "network.onnx").write_bytes(b"torn")
-    with pytest.raises(ContractError, match=r"network\.onnx cannot be read"):
+    with raises(ContractError, "network.onnx", "read"):
         read_network(tmp_path / "network.onnx")
 
 
@@ -208,7 +209,7 @@ def test_corrupt_weight_file_is_refused(make_candidate, tmp_path):
     content = bytearray(file.read_bytes())
     content[100] ^= 1
     file.write_bytes(bytes(content))
-    with pytest.raises(ContractError, match=r"weights has sha256 .* as in its manifest"):
+    with raises(ContractError, "weights", "sha256", "manifest"):
         export(model, tmp_path / "graph")
 
 
@@ -265,7 +266,7 @@ def test_absent_or_truncated_file_is_refused_by_name(written, file, kept):
     path.unlink()
     if kept is not None:
         path.write_bytes(content[:kept])
-    with pytest.raises(ContractError, match=r"graph .*model\.onnx cannot be opened"):
+    with raises(ContractError, "graph", "model.onnx", "opened"):
         open_graph(path.with_name(GRAPH_FILE))
 
 

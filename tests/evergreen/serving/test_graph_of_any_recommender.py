@@ -16,6 +16,7 @@ from evergreen.runtime.errors import ContractError
 from evergreen.serving.graph.encoding import DENSE
 from evergreen.serving.graph.export import write_graph
 from evergreen.serving.parity import open_graph
+from tests.support.errors import raises
 from tests.support.graphs import with_inner_values
 from tests.support.numeric_columns import EVERY_KIND, scaling_of, unscaled, values_of
 from tests.support.workflows import workflow_of
@@ -227,7 +228,7 @@ def test_column_that_is_served_as_one_value_has_it_in_every_row(excluded, tmp_pa
 
 
 def test_column_that_is_served_as_value_without_category_is_refused():
-    with pytest.raises(ContractError, match="shop is served as 6, expected one of its categories"):
+    with raises(ContractError, "shop", 6, "categories"):
         shop_workflow(replace(SHOP, categorical_options={"shop": CategoricalOptions(served_as=6)}))
 
 
@@ -258,10 +259,7 @@ def test_categories_of_52_bits_are_found_and_no_other_number_matches(tmp_path):
 def test_too_many_columns_of_wide_categories_are_refused(tmp_path):
     features = Features(numeric=(), categorical=tuple(f"c{i}" for i in range(1024)))
     workflow = workflow_of([[2**40]] * 1024, features)
-    with pytest.raises(
-        ContractError,
-        match="1024 categorical columns are too many for one graph, expected at most 1023",
-    ):
+    with raises(ContractError, "1024 categorical columns", "at most 1023"):
         write_graph(
             tmp_path,
             workflow,

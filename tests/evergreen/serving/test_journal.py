@@ -16,6 +16,7 @@ from evergreen.registry.promotion_journal import (
     live_at,
 )
 from evergreen.runtime.errors import ContractError
+from tests.support.errors import raises
 
 
 def line(action, version, time, **other):
@@ -150,7 +151,7 @@ def test_corrupt_line_is_named(store, change, capsys):
     }
     with open(store / "journal.jsonl", "a") as journal:
         journal.write(json.dumps(document) + "\n")
-    with pytest.raises(ContractError, match=r"journal\.jsonl line 11 is "):
+    with raises(ContractError, "journal.jsonl", "line 11"):
         append_promotion(store, line("intent", 5, at(7)))
     assert main(["models", "--store", str(store)]) == 2
     assert "line 11 is " in capsys.readouterr().err
@@ -169,7 +170,7 @@ def test_torn_last_line_does_not_count_and_is_cut_off(store, ending):
 
 def test_journal_that_is_no_file_is_named(tmp_path):
     (tmp_path / "journal.jsonl").mkdir()
-    with pytest.raises(ContractError, match=r"journal\.jsonl cannot be read: Is a directory"):
+    with raises(ContractError, "journal.jsonl", "Is a directory"):
         current(tmp_path)
 
 
@@ -184,9 +185,7 @@ def test_every_flipped_bit_of_journal_is_named_with_its_line(store):
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
         number = sum(start <= bit // 8 for start in starts)
-        with pytest.raises(
-            ContractError, match=rf"journal\.jsonl line {number} is not a promotion"
-        ):
+        with raises(ContractError, "journal.jsonl", f"line {number}", "promotion"):
             promotion_journal.read_entries(store)
     path.write_bytes(content)
     assert current(store).version == 1

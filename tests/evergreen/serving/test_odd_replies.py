@@ -1,11 +1,10 @@
 """Tests of malformed replies that no Triton should send. Each is reported as a named fault."""
 
 import dataclasses
+import itertools
 import json
 import random
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing, contextmanager
 
 import grpc
 import numpy as np
@@ -20,16 +19,17 @@ from controller.watchdog import ILL, SUSPECT, WELL, Watchdog
 from evergreen.registry.traffic_plan import Arm
 from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.serving.servers import Triton
-from tests.support.odd_triton import edited, odd_triton
+from tests.support.http_double import HttpDouble, Reply
 from tests.support.recommenders import accept_into, criteo_with
 from tests.support.served_names import CANARY_NAME, MODEL_NAME
+from tests.support.triton_double import GrpcTriton, edited
 
 
 @contextmanager
 def site_of(world):
     """Yield the odd behaviours by method, and settings with one server reached by gRPC."""
-    with odd_triton(world.servers[0]) as (odd, url):
-        yield odd, dataclasses.replace(world.settings, triton_urls=(url,), connect=Triton)
+    with GrpcTriton(world.servers[0]) as odd:
+        yield odd, dataclasses.replace(world.settings, triton_urls=(odd.url,), connect=Triton)
 
 
 def one_output(reply):
@@ -143,7 +143,7 @@ def test_odd_replies_to_other_calls_end_nothing_either(controlled, call):
         # The answer is also wrong, so that the watchdog reloads the model.
         odd.odd = {"ModelInfer": ODD_INFERENCES["zeros"], call: reply}
         assert WELL not in [look() for _ in range(4)], (call, name)
-        assert call in odd.asked
+        assert call in odd.called
         odd.odd = {}
         # If a model was unloaded but not loaded again, the wait before the next try doubles each
         # time.
@@ -230,31 +230,14 @@ def test_odd_counters_take_nothing_back_and_end_no_round(world):
             assert {baking.step({}).action for _ in range(2)} == {"bakes"}
 
 
-class Endless(BaseHTTPRequestHandler):
+class Endless(HttpDouble):
     """Endless metrics."""
 
-    def do_GET(self):  # noqa: N802 the library's name
-        self.send_response(200)
-        self.end_headers()
-        try:
-            while True:
-                self.wfile.write(b"# text\n" * 10_000)
-        except OSError:
-            pass
-
-    def log_message(self, *_):
-        pass
+    def answer(self, method, path, body, headers):
+        return Reply(itertools.repeat(b"# text\n" * 10_000))
 
 
 def test_metrics_without_end_are_given_up(monkeypatch):
     monkeypatch.setattr(evidence, "MAX_TEXT_BYTES", 1 << 20)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Endless)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        with pytest.raises(
-            TemporaryError, match="are incomplete after .* bytes, expected at most 1,048,576 bytes"
-        ):
-            fetch(f"127.0.0.1:{server.server_port}")
-    finally:
-        server.shutdown()
-        server.server_close()
+    with closing(Endless()) as server, pytest.raises(TemporaryError, match="at most 1,048,576 b"):
+        fetch(server.url.removeprefix("http://"))

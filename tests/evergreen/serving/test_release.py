@@ -18,9 +18,9 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.storage.uris import local_path, open_objects
-from tests.support.file_triton import FileTriton
-from tests.support.real_servers import Altered, live_version, under_load
+from tests.support.real_servers import live_version, under_load
 from tests.support.served_names import MODEL_NAME, NAMES
+from tests.support.triton_double import Altered, TritonDouble
 
 
 def test_first_release_is_served_recorded_and_is_next_runs_champion(
@@ -46,7 +46,7 @@ def test_first_release_is_served_recorded_and_is_next_runs_champion(
 def test_journal_names_who_why_and_every_hash_before_server_is_notified(world):
     told = []
 
-    class Watched(FileTriton):
+    class Watched(TritonDouble):
         """Records the journal whenever a server gets a load request."""
 
         def load(self, name):
@@ -211,7 +211,7 @@ def test_any_replica_failing_leads_all_back_and_nobody_notices(tmp_path, make_ca
             release(
                 *make_candidate(settings.store, 2),
                 settings=dataclasses.replace(
-                    settings, connect=lambda url: Altered(url, infer=wrong_on_the_last)
+                    settings, connect=lambda url: Altered(Triton(url), infer=wrong_on_the_last)
                 ),
             )
         assert traffic.failures == []

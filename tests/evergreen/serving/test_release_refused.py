@@ -13,9 +13,10 @@ from evergreen.registry.models import graph_folder, release_path
 from evergreen.registry.promotion_journal import current, interrupted, read_entries, read_journal
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.repository.model_repository import ModelRepository
-from evergreen.serving.servers import Patience
-from tests.support.real_servers import Altered, kill_stubs
+from evergreen.serving.servers import Patience, Triton
+from tests.support.real_servers import kill_stubs
 from tests.support.served_names import CANDIDATE_NAME, MODEL_NAME
+from tests.support.triton_double import Altered
 
 
 def kept(world):
@@ -61,7 +62,9 @@ def test_failed_first_release_leaves_nothing_served(
     with pytest.raises(TemporaryError, match="version 1 of click_model .* is not ready after 60"):
         release(
             *make_candidate(settings.store, 1),
-            settings=dataclasses.replace(hasty, connect=lambda url: Altered(url, is_ready=refuse)),
+            settings=dataclasses.replace(
+                hasty, connect=lambda url: Altered(Triton(url), is_ready=refuse)
+            ),
         )
     assert repository.versions() == []
     assert repository.read_config() is None

@@ -10,7 +10,8 @@ from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import warmup_files_of
 from evergreen.storage.folder import FolderObjects
-from tests.support.crashes import Killed
+from tests.support.crashes import every_kill
+from tests.support.errors import raises
 from tests.support.full_disk import files_of_at_most
 from tests.support.model_repository import OPTIONS, everything, named
 from tests.support.served_names import MODEL_NAME, NAMES
@@ -88,9 +89,7 @@ def test_what_storage_gives_back_changed_is_found_while_it_is_staged(repository,
 
     with repository.locked():
         repository.objects = Bitrot()
-        with pytest.raises(
-            PermanentError, match=r"changed after they were written: .*2/model.onnx has sha256"
-        ):
+        with raises(PermanentError, "changed", "2/model.onnx", "sha256"):
             repository.stage(2, make_version(2), OPTIONS)
     assert (repository.versions(), repository.read_config()) == ([], None)
 
@@ -179,42 +178,17 @@ def check_the_next_release(repository, make_version):
         repository.published.check(version)
 
 
-def test_release_killed_at_any_change_of_folder_leaves_whole_versions(
-    tmp_path, make_version, monkeypatch
-):
-    names = ("replace", "rename", "link", "unlink", "rmdir")
-    real = {name: getattr(os, name) for name in names}
-    left = [10**9]
-
-    def counted(name):
-        def call(*arguments, **more):
-            if left[0] <= 0:
-                raise Killed
-            left[0] -= 1
-            return real[name](*arguments, **more)
-
-        return call
-
-    for name in names:
-        monkeypatch.setattr(os, name, counted(name))
-    step, is_done = 0, False
-    while not is_done:
-        left[0] = 10**9
-        root = tmp_path / f"killed after {step}"
+def test_release_killed_at_any_change_of_folder_leaves_whole_versions(tmp_path, make_version):
+    for kill in every_kill():
+        root = tmp_path / f"killed at {kill.at[0]}"
         release(ModelRepository(FolderObjects(root), NAMES), 1, make_version)
-        left[0] = step
-        try:
+        with kill.watch(os, "replace", "rename", "link", "unlink", "rmdir"):
             release(ModelRepository(FolderObjects(root), NAMES), 2, make_version)
-            is_done = True
-        except Killed:
-            pass
-        left[0] = 10**9
         repository = ModelRepository(FolderObjects(root), NAMES)
         check_what_is_published(repository, ([1], [2]))
         check_the_next_release(repository, make_version)
         assert sorted(p.name for p in root.rglob(".*")) == [f".{MODEL_NAME}.lock", ".objects.lock"]
-        step += 1
-    assert step > 12
+    assert len(kill.steps) > 12
 
 
 def break_off(server, make_version, step):

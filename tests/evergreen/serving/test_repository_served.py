@@ -22,6 +22,7 @@ from evergreen.serving.repository.model_repository import ModelRepository
 from evergreen.serving.repository.triton_config import WARMUP_BATCH, ServingOptions
 from evergreen.serving.servers import Triton
 from evergreen.storage.folder import FolderObjects
+from tests.support.errors import raises
 from tests.support.processes import wait_for
 from tests.support.served_names import CANARY_NAME, CANDIDATE_NAME, MODEL_NAME, NAMES
 
@@ -123,7 +124,7 @@ def test_server_serves_only_what_configuration_names(site, make_version):
             with start("two.log") as newcomer:
                 late = connect(newcomer)
                 assert answers(late, rows[0]) == 1
-                with pytest.raises(PermanentError, match="2"):
+                with raises(PermanentError, "2"):
                     late.infer(MODEL_NAME, rows[0].dense, rows[0].categorical, version=2)
                 late.close()
 

@@ -1,6 +1,7 @@
 """Tests of TLS and a token for Triton, over a real gRPC server with a certificate of a test CA."""
 
 import subprocess
+from contextlib import ExitStack
 
 import grpc
 import pytest
@@ -9,8 +10,8 @@ from controller.site import add_site_flags, site_of
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.runtime.flags import CommandParser
 from evergreen.serving.servers import Triton, TritonAccess
-from tests.support.odd_triton import odd_triton
 from tests.support.served_names import MODEL_NAME
+from tests.support.triton_double import GrpcTriton
 
 
 def openssl(*words):
@@ -78,24 +79,17 @@ def secured(world, pki):
     Returns its address and the received metadata.
     """
     world.release(1)
-    with odd_triton(world.servers[0]) as (odd, _):
-        servers = []
+    with ExitStack() as started:
 
         def start(*, mutual=False, token=None):
-            odd.token = token
-            server = grpc.server(odd.executor)
-            server.add_generic_rpc_handlers((odd.handlers(),))
             pair = [((pki / "triton.key").read_bytes(), (pki / "triton.pem").read_bytes())]
             roots = (pki / "ca.pem").read_bytes() if mutual else None
             credentials = grpc.ssl_server_credentials(pair, roots, require_client_auth=mutual)
-            port = server.add_secure_port("127.0.0.1:0", credentials)
-            server.start()
-            servers.append(server)
-            return f"127.0.0.1:{port}"
+            server = started.enter_context(GrpcTriton(world.servers[0], credentials))
+            server.token = token
+            return server.url
 
         yield start
-        for server in servers:
-            server.stop(None).wait()
 
 
 def live(url, **access):
@@ -128,19 +122,19 @@ def test_server_that_asks_for_certificate_is_shown_one(secured, pki):
 
 
 def test_token_is_shown_at_each_call_as_its_file_is_then(secured, pki, tmp_path):
-    url = secured(token="Bearer first")  # noqa: S106
+    url = secured(token="first")  # noqa: S106
     file = tmp_path / "token"
     file.write_text("first\n")
     triton = Triton(url, TritonAccess(ca=str(pki / "ca.pem"), name="triton", token_file=str(file)))
     assert triton.is_ready(MODEL_NAME, 1)
     file.write_text("second")
-    with pytest.raises(PermanentError, match="no such token"):
+    with pytest.raises(PermanentError, match="is no token"):
         triton.is_ready(MODEL_NAME, 1)
     file.unlink()
     with pytest.raises(TemporaryError, match=f"token file {file} cannot be read"):
         triton.is_ready(MODEL_NAME, 1)
     triton.close()
-    with pytest.raises(PermanentError, match="no such token"):
+    with pytest.raises(PermanentError, match="is no token"):
         live(url, ca=pki / "ca.pem", name="triton")
 
 

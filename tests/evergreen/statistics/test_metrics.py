@@ -12,6 +12,7 @@ from sklearn.metrics import roc_auc_score
 
 from evergreen.runtime.errors import ContractError
 from evergreen.statistics import metrics
+from tests.support.errors import raises
 
 
 def delong(labels, *models):
@@ -145,9 +146,7 @@ def test_groups_may_have_any_names_in_any_order():
         labels, scores, groups=[f"request {29 - group}" for group in groups]
     )
     assert named == pytest.approx(metrics.auc_estimate(labels, scores, groups=groups))
-    with pytest.raises(
-        ContractError, match=r"groups have shape \(3,\), expected one for each of 200 rows"
-    ):
+    with raises(ContractError, "groups", (3,), "200 rows"):
         metrics.auc_estimate(labels, scores, groups=[1, 2, 3])
 
 

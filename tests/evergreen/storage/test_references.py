@@ -7,6 +7,7 @@ import pytest
 from evergreen.contracts.manifests import RawDataset, Reference, TrainingSet
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.references import keep, read_reference
+from tests.support.errors import raises
 from tests.support.validation_models import make_dataset
 
 
@@ -46,12 +47,10 @@ def test_file_that_was_changed_is_refused_with_both_hashes(kept):
 
 def test_what_is_absent_or_another_kind_is_named(kept):
     _, reference, file = kept
-    with pytest.raises(ContractError, match="is a RawDataset manifest, expected TrainingSet"):
+    with raises(ContractError, "RawDataset", "expected TrainingSet"):
         read_reference(reference, TrainingSet, source="the model")
-    with pytest.raises(
-        ContractError, match="the model names no TrainingSet manifest, expected the one of its run"
-    ):
+    with raises(ContractError, "no TrainingSet"):
         read_reference(None, TrainingSet, source="the model")
     file.unlink()
-    with pytest.raises(ContractError, match=f"{re.escape(str(file))} cannot be read"):
+    with raises(ContractError, file, "cannot be read"):
         read_reference(reference, RawDataset, source="the set")

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from evergreen.config.monitor import JudgingSettings
-from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import Model
 from evergreen.registry.models import model_folder, scores_path
 from evergreen.storage.folder import FolderObjects
@@ -15,6 +14,7 @@ from monitoring.backtest.backtest import evaluate_requests, read_requests
 from monitoring.released_models import ReleasedModels
 from monitoring.state.rules_file import write_rules
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
+from tests.support.recommenders import SHOP
 from tests.support.releases import release
 
 SECONDS = 300
@@ -34,12 +34,12 @@ SETTINGS = {
 
 @dataclass
 class Ran:
-    """Results of the monitor."""
+    """A bench after a run of the monitor, with the files that the monitor wrote."""
 
     bench: Bench
     settings: JudgingSettings
     folder: Path | None = None
-    """State folder of the monitor, if it is not the bench's."""
+    """State folder of the monitor. None means the folder of the bench."""
     archived: Path | None = None
     """Archive of the monitor, if it is not the bench's."""
 
@@ -96,7 +96,7 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ra
     """Run the real monitor over a stream of `seconds`, with a turn every `every` seconds."""
     bench.start()
     for second, records in records_by_second:
-        publish(bench.log, *records)
+        publish(bench.log, *records, form=bench.form)
         bench.clock.now = START + second + 1.0
         if second % every == 0:
             bench.monitor.tick()
@@ -115,11 +115,11 @@ def know_references(store: Path, reference) -> None:
         release(store, version, f"m{version}")
 
 
-def backtested(settings) -> list[str]:
+def backtested(settings, features=SHOP.features) -> list[str]:
     """Return the decision lines of a backtest of a monitor's archive and registry."""
     models = ReleasedModels(settings.store)
     judged = evaluate_requests(
-        read_requests(FolderObjects(settings.archive), features=CRITEO),
+        read_requests(FolderObjects(settings.archive), features=features),
         settings.judging,
         baseline=models.baseline,
         reference=models.reference,
@@ -129,7 +129,10 @@ def backtested(settings) -> list[str]:
 
 @pytest.fixture(scope="session")
 def ran(tmp_path_factory):
-    """The stream read in turns of three seconds. Do not change it."""
+    """A run of the monitor over the stream, with a turn every three seconds.
+
+    Tests share this run, so do not change it.
+    """
     bench = Bench(tmp_path_factory.mktemp("ran"), **SETTINGS)
     made = run_over(bench, stream(), SECONDS, every=3)
     bench.kill()

@@ -1,8 +1,8 @@
 """Tests that the monitor and a replay make the same decisions, for any rate, gaps and turns.
 
-Requests arrive at rates from one a day to thousands a second, with gaps of hours. The monitor runs
-a turn after each request, after several, or once at the end as after a long stop. The monitor pulls
-any number of messages and is sometimes killed.
+The rates are between one request a day and thousands a second, with gaps of hours. The monitor runs
+a turn after each request, after several requests, or once at the end, as after a long stop. A pull
+returns any number of messages, and the monitor is sometimes killed.
 """
 
 import tempfile
@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from demo.simulation.world import World
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from tests.monitoring.backtest.conftest import backtested, know_references
 from tests.monitoring.drift.conftest import reference_of, requests_of
 from tests.support.monitors import START, WINDOW, Bench, clicks, publish
@@ -48,16 +49,18 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
     """Publish each request `DELAY` after its time, together with its clicks.
 
     Returns:
-        The lines written, and the replay's lines.
+        The decision lines of the monitor and of the replay.
     """
-    bench = Bench(folder, **SETTINGS, pull_messages=pull_messages)
+    bench = Bench(folder, recommender=CRITEO_RECOMMENDER, **SETTINGS, pull_messages=pull_messages)
     know_references(bench.settings.store, reference)
     bench.start().tick()
     for number, (time, (request, labels)) in enumerate(zip(times, requests)):
         batch = replace(request, time=time, model_version=1 + 2 * number // len(times))
         events = [(batch.request_id, int(row), time + 1.0) for row in np.flatnonzero(labels)]
         bench.clock.now = max(bench.clock.now, time + DELAY)
-        publish(bench.log, batch, *([clicks(f"c-{number}", events)] if events else []))
+        publish(
+            bench.log, batch, *([clicks(f"c-{number}", events)] if events else []), form=bench.form
+        )
         if number in kills:
             bench.start()
         if number in looks:
@@ -67,7 +70,7 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
         bench.monitor.tick()
         bench.clock.now += 1.0
     bench.monitor.stop()
-    judged = backtested(bench.settings)
+    judged = backtested(bench.settings, CRITEO)
     lines = (bench.settings.state / "decisions.jsonl").read_text().splitlines()
     counters = dict(bench.store.counters)
     bench.close()
@@ -91,7 +94,10 @@ GAPS = st.one_of(
 
 @st.composite
 def arrivals(draw):
-    """Draw times of requests: intervals of one rate each, with gaps."""
+    """Draw times of requests.
+
+    Within an interval the rate is constant, and intervals are separated by gaps.
+    """
     gaps = []
     for rate, num, gap in draw(
         st.lists(st.tuples(GAPS, st.integers(1, 60), GAPS), min_size=2, max_size=8)

@@ -60,8 +60,7 @@ def judged(actions: str) -> list[DecisionPoint]:
 def test_fires_are_what_live_restraint_lets_through():
     """The policy requests a run at 60 s, which ends at 90 s.
 
-    The cooldown ends at 190 s, and the next request is at 210 s. Then the budget of two runs is
-    used up.
+    The cooldown ends at 190 s, and the next request is at 210 s. These two runs use up the budget.
     """
     found = backtest(judged(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)
     assert [fire.time for fire in found.fires] == [60.0, 210.0]

@@ -8,6 +8,7 @@ import pytest
 
 from demo.simulation.world import World
 from evergreen.contracts import criteo
+from evergreen.contracts.criteo import CRITEO, CRITEO_RECOMMENDER
 from monitoring.backtest.incident import STATISTICS, main, replay
 from tests.monitoring.backtest.conftest import Ran, backtested, know_references, run_over
 from tests.monitoring.drift.conftest import reference_of, requests_of
@@ -32,7 +33,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def stream():
-    """Yields (second, records): four requests of 25 rows a second.
+    """Yields each second and its records: four requests of 25 rows.
 
     After the drift, a third of the rows have the same value of C14.
     """
@@ -58,7 +59,7 @@ def stream():
 
 
 def run_monitor(folder, stream, *, every: int) -> Ran:
-    bench = Bench(folder, **SETTINGS)
+    bench = Bench(folder, recommender=CRITEO_RECOMMENDER, **SETTINGS)
     know_references(
         bench.settings.store, reference_of(World.create(11).draw(40_000, np.random.default_rng(1)))
     )
@@ -79,25 +80,25 @@ def test_monitors_lines_are_backtests_and_say_that_column_drifted(ran):
         each for line in lines for each in line["decisions"] if each["policy"] == "data_drift"
     ]
     assert {each["action"] for each in drifts} == {"ok", "breach", "retrain", "undecidable"}
-    # This holds until the first bucket of a new version has closed.
+    # There is no decision until the first bucket of a new version has closed.
     assert {each["numbers"]["version"] for each in drifts if each["action"] == "undecidable"} == {2}
     fired = next(
         line["time"]
         for line in lines
         if line["policy"] == "data_drift" and line["action"] == "retrain"
     )
-    # The drift is found two whole buckets after its own bucket. Data drift is also evaluated in
-    # rows that have not matured.
+    # The alarm is two complete buckets after the bucket of the drift. Drift is detected before the
+    # rows have matured.
     assert CHANGED_AT - WINDOW < fired < CHANGED_AT + 95.0
     assert any("C14" in each["reason"] for each in drifts)
     assert {line["version"] for line in lines} == {1, 2}
-    assert backtested(ran.bench.settings) == ran.lines
+    assert backtested(ran.bench.settings, CRITEO) == ran.lines
 
 
 def test_predictions_that_reach_log_within_grace_count_in_their_own_bucket(ran, tmp_path, stream):
     late = run_monitor(tmp_path, [[], [], [], *stream], every=1)
     assert late.lines == ran.lines
-    assert backtested(late.bench.settings) == ran.lines
+    assert backtested(late.bench.settings, CRITEO) == ran.lines
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_incident_without_start_and_end_holds_every_decision_written(ran, tmp_pa
 
 
 def test_incident_begins_with_what_is_left_if_first_decisions_are_gone(ran, tmp_path):
-    """Two full files remain.
+    """The journal still has two full files.
 
     The first remaining line provides the state, and later lines are replayed.
     """
@@ -122,7 +122,8 @@ def test_incident_is_never_written_over_and_never_empty(ran, incident, tmp_path,
 def rolled_back(tmp_path_factory):
     """Version 1 served.
 
-    Version 2 was released, rolled back and restored within one window. All versions have baselines.
+    Version 2 was released, rolled back and restored within one window. Both versions have
+    baselines.
     """
     changes = {"policies": "sequential", "drift_grace_seconds": 5.0}
     bench = Bench(tmp_path_factory.mktemp("rolled_back"), **{**SETTINGS, **changes})
@@ -192,7 +193,7 @@ def archive_up_to(ran, folder, until):
 
 
 def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tmp_path, capsys):
-    """The monitor knew that version 1 was live again, but no row of this time had matured."""
+    """Predictions show that version 1 serves again, but no row from this time has matured."""
     end = START + ROLLED_BACK_AT - 20.0
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
     assert record(early, tmp_path / "incident", None, end) == 0

@@ -16,7 +16,7 @@ from tests.support.releases import release
 from .conftest import requests_of
 
 FIRST = START - START % 600 + 600
-"""The start of a bucket."""
+"""Start time of a bucket."""
 DRIFT = {
     "drift_bucket_seconds": 600.0,
     "drift_grace_seconds": 0.5,
@@ -28,7 +28,7 @@ DRIFT = {
 @pytest.fixture
 def watched(bench, reference):
     """A monitor of a registry that holds version 1 with its training profile."""
-    made = bench(**DRIFT)
+    made = bench(recommender=criteo.CRITEO_RECOMMENDER, **DRIFT)
     store = made.settings.store
     reference.write(model_folder(store, "m1") / Model.REFERENCE)
     reference.scores.write(scores_path(store, "m1"))
@@ -71,7 +71,7 @@ def test_drifted_bucket_is_told_shown_counted_and_judged(watched, world):
 
 
 def test_bucket_without_drift_is_shown_and_no_event(watched, world):
-    publish(watched.log, *predictions(world, seed=2, prefix="a"))
+    publish(watched.log, *predictions(world, seed=2, prefix="a"), form=watched.form)
     pass_bucket(watched)
     assert drift_events(watched) == []
     assert watched.monitor._snapshot().drift["rows"] == 3000
@@ -85,7 +85,7 @@ def test_kill_loses_no_prediction_and_counts_none_twice(watched, world, kept):
     watched.tick(*records[:20])
     if kept:
         watched.tick(at=watched.clock.now + 11)
-    publish(watched.log, *records[20:40], *records[:5])
+    publish(watched.log, *records[20:40], *records[:5], form=watched.form)
 
     def crash(name):
         if name == "intake.stored":
@@ -117,7 +117,7 @@ def test_reports_of_another_revision_are_not_shown_and_watching_goes_on(watched,
     watched.store.write_documents({"drift": old}, {})
     watched.start()
     assert watched.monitor._snapshot().drift is None
-    publish(watched.log, *predictions(world, seed=5, prefix="a"))
+    publish(watched.log, *predictions(world, seed=5, prefix="a"), form=watched.form)
     pass_bucket(watched)
     assert watched.monitor._snapshot().drift["rows"] == 3000
 
@@ -126,7 +126,7 @@ def test_version_without_statistics_is_archived_as_ever_and_counted(watched, wor
     records = [
         replace(record, model_version=9) for record in predictions(world, seed=4, prefix="a")
     ]
-    publish(watched.log, *records)
+    publish(watched.log, *records, form=watched.form)
     pass_bucket(watched)
     watched.monitor.stop()
     assert watched.monitor._snapshot().drift is None

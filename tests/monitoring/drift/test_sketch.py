@@ -64,7 +64,10 @@ def test_extreme_values_fall_into_outer_buckets_and_nan_is_missing(layout):
 
 
 def test_sums_over_requests_are_those_of_table_of_requests(layout, world):
-    """Requests have unequal sizes, and half of their rows repeat the first row's values."""
+    """The requests have unequal sizes.
+
+    In each request, half of the rows repeat the values of the first row.
+    """
     random, rows = np.random.default_rng(8), world.draw(6000, np.random.default_rng(8))
     requests = [
         each for size in (1, 7, 40) for each in requests_of(rows, size=size, prefix=f"s{size}-")

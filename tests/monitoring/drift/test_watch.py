@@ -31,7 +31,10 @@ ANY_SIZE = dict.fromkeys(
 
 
 def watching(reference, requests=(), *, settings=SETTINGS, memory=None):
-    """Return a watch that continues from another's state, after it has seen these requests."""
+    """Return a watch that continues from another watch's state.
+
+    The other watch has seen these requests.
+    """
     watch = DriftWatch(lambda version: reference, settings)
     if memory is not None:
         watch.restore(memory)
@@ -56,7 +59,7 @@ def names(columns):
 
 @pytest.fixture
 def rows(world):
-    """A new bucket of rows from the reference's distribution."""
+    """Rows of a further bucket, from the distribution of the reference."""
     drawn = world.draw(8000, np.random.default_rng(21))
     return replace_arrays(drawn)
 
@@ -155,7 +158,7 @@ def test_other_scores_are_drift_of_score_alone(reference, rows):
 
 
 def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference, rows):
-    """Every difference counts if the minimum sizes are 0, and none counts if they are 1."""
+    """With minimum effect sizes of 0 every difference counts, and with 1 no difference counts."""
     rows.dense[:, criteo.DENSE.index("I5")] *= 2
     assert names(report_on(reference, rows).drifted) == {"I5"}
     large = replace(SETTINGS, numeric_drift=1.0)
@@ -165,7 +168,7 @@ def test_change_too_small_to_matter_is_none_however_many_rows_show_it(reference,
 def alike_in_requests(world, n, random, size=40):
     """Return rows in which every second column is constant in a request.
 
-    A user's features in a ranked list are constant in this way.
+    In a ranked list, the features of the user are constant in each request.
     """
     drawn = replace_arrays(world.draw(n, random))
     users = world.draw(n // size, random)
@@ -178,7 +181,10 @@ def alike_in_requests(world, n, random, size=40):
 @pytest.mark.parametrize("pairs", [50, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("alike", [False, True])
 def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pairs):
-    """Pairs of a reference and a bucket, from a fixed seed. Any change counts, however small."""
+    """The test draws pairs of a reference and a bucket with fixed seeds.
+
+    The minimum effect sizes are 0, so any change counts.
+    """
     settings = DriftSettings(false_discovery_rate=0.02, **ANY_SIZE)
     alarms = 0
     for seed in range(pairs // 5):
@@ -190,7 +196,7 @@ def test_stationary_buckets_raise_alarms_at_most_at_stated_rate(world, alike, pa
             for request in requests_of(draw(world, 4000, random), size=40):
                 sketch.add(Predictions.of([request]))
             alarms += any(each.drifted or each.outlying for each in compare(sketch, settings))
-    # At a rate of 0.02, a larger number of alarms has a probability of one in a thousand.
+    # At a rate of 0.02, the probability of more alarms is one in a thousand.
     assert alarms <= stats.binom.isf(0.001, pairs, 0.02)
     print(
         f"{alarms} alarms in {pairs} stationary buckets, rows of a request "

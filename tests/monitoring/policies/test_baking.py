@@ -43,7 +43,7 @@ LIMITS = BakingSettings()
 def taken_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
     """Return the number of rows until the rollback, and the last decision.
 
-    The number is None without a rollback.
+    The number of rows is None if no rollback followed.
 
     Traffic has 64 rows a second.
     """
@@ -117,9 +117,9 @@ def _share_taken_back(planted, runs, *, rows=20_000):
     ids=str,
 )
 def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
-    """One of five metrics is exactly at its limit.
+    """One of the five tests has its metric exactly at the limit.
 
-    At an alpha of 0.25 each metric may roll back a twentieth of the runs.
+    At an alpha of 0.25, each of the five tests may roll back 5 % of the runs.
     """
     assert _share_taken_back(planted, 500) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 500)
 
@@ -127,9 +127,9 @@ def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_of_thousand_equal_versions_at_most_alpha_are_taken_back():
-    """This uses the defaults and all rows.
+    """The test uses the default settings and all rows.
 
-    The numbers of gate and predecessor come from 20,000 other rows each.
+    The metrics of the gate and of the predecessor are each measured on 20,000 other rows.
     """
     taken = 0
     for seed in range(1_000):
@@ -168,7 +168,7 @@ def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
 
 
 def test_after_change_version_is_held_to_what_its_predecessor_reaches():
-    """Both versions are worse than the gate's measurement, so a rollback would help nobody."""
+    """Both versions are worse than the gate measured, so a rollback would not help."""
     rows = traffic(5, rows=40_000, noise=1.2)
     assert (
         taken_back(
@@ -227,7 +227,10 @@ def test_version_without_anything_to_go_back_to_is_not_judged(settings, before):
 
 
 def test_evidence_has_mean_of_one_under_terms_without_mean():
-    """The reference is a quadrature. The e-value is 1 without data, and grows only with the sum."""
+    """The expected evidence is computed by numeric integration.
+
+    The e-value is 1 without data, and grows only with the sum.
+    """
     from scipy import integrate, stats
 
     bets = np.linspace(0.0, 3.0, 200_001)

@@ -44,7 +44,7 @@ def test_pairs_of_different_requests_of_one_round_are_counted(sizes, per_round, 
 def test_bets_that_neither_win_nor_lose_keep_capital_whole():
     """Every pair is a tie and theta is 0.5.
 
-    Then the shares of late starts and the cash sum to one.
+    Then the capital is the sum of all shares, and stays 1.
     """
     process = EProcess(0.5, {})
     for _ in range(50):

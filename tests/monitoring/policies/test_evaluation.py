@@ -16,6 +16,7 @@ from monitoring.policies.evaluation import MAX_LINEAGE, Evaluator, serving_ahead
 from monitoring.policies.policies import POLICIES, make_policies
 from monitoring.policies.policy import Action, Baseline, Decision, FeatureDrift
 from monitoring.rows import MaturedRequests
+from tests.support.errors import raises
 from tests.support.monitors import START, matured
 
 WINDOW, GRACE = 7.0, 2.0
@@ -39,7 +40,8 @@ def make_judge(memory=None, policies=POLICY, judge_settings=JUDGE) -> Evaluator:
 def world(seed: int, num: int = 60):
     """Return requests over 90 s: a canary, then version 2, then a rollback.
 
-    Version 2 is also rolled back for three seconds, which is less than a window.
+    Version 2 is rolled back for three seconds in between, which is shorter than an attribution
+    window.
     """
     random = np.random.default_rng(seed)
     made = []
@@ -76,7 +78,7 @@ def note(judge, request, *, is_canary=False):
 
 
 def note_all(judge, made):
-    """Record these requests at once, each with whether a canary made it."""
+    """Record the predictions of these requests in one call."""
     if made:
         together = MaturedRequests.joined([request for request, _ in made])
         canary = np.array([is_canary for _, is_canary in made])
@@ -86,8 +88,8 @@ def note_all(judge, made):
 def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
     """Return the lines of a monitor that gets the shuffled records in batches.
 
-    Predictions arrive late, but within the grace period. Each batch is evaluated as soon as the
-    watermark allows it.
+    Predictions arrive late, but within the grace period. The evaluator decides on each batch as
+    soon as the watermark permits.
     """
     random = np.random.default_rng(seed)
     arrival = {request.ids[0]: request.times[0] + random.uniform(0, GRACE) for request, _ in made}
@@ -197,7 +199,7 @@ def test_rollback_is_judged_on_older_version_again():
 
 
 class Looking:
-    """A policy that exposes its evidence to the test."""
+    """A policy that passes its evidence to a function of the test."""
 
     name = "looking"
 
@@ -220,9 +222,10 @@ def reasons(points, policy):
 
 
 def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
-    """Version 2 serves from time 23 on.
+    """Version 2 serves from second 23 on.
 
-    When its rows from time 20 on were counted, the text was "14720 matured rows ..., -1254 s".
+    Formerly, rows of version 2 from second 20 on counted, and the reason said "14720 matured rows
+    ..., -1254 s".
     """
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
     judge = Evaluator(
@@ -306,9 +309,9 @@ def test_version_that_served_between_two_decision_points_is_in_line():
 
 
 def test_predecessor_is_measured_when_first_own_row_matures_and_not_before():
-    """The last rows of the old version may be from after a drift.
+    """The last rows of the old version may have been served after a drift.
 
-    Then they are not evidence for either version.
+    Such rows are not evidence for either version.
     """
     seen = {}
 
@@ -362,7 +365,7 @@ def test_request_that_comes_after_its_point_is_skipped_also_after_restart():
 def test_prediction_after_its_point_changes_no_serving_version_or_time(is_restarted):
     """A disconnected client reports version 1 long after version 2 began to serve.
 
-    The start time must not change.
+    The start of version 2 must not change.
     """
     judge = fed(make_judge(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
     judge.decide_up_to(START + 40.0)
@@ -426,5 +429,5 @@ def test_buckets_that_closed_by_one_window_after_point_count_at_it():
 
 def test_policies_that_are_unknown_or_named_twice_are_refused():
     for text in ("", "threshold,tarot", "threshold,threshold"):
-        with pytest.raises(ContractError, match="policies is"):
+        with raises(ContractError, "policies is"):
             PolicySettings(policies=text)

@@ -31,7 +31,10 @@ class Line:
         self.learned, self.random, self.total = learned, np.random.default_rng(5), 0
 
     def see(self, line, aucs, *, points=1):
-        """Decide about the last version of `line` on 400 rows a point with these AUCs."""
+        """Decide on the last version of `line`.
+
+        Each version has 400 rows per point, with this AUC.
+        """
         for _ in range(points):
             self.time += SPAN
             rows = {
@@ -68,7 +71,7 @@ def test_rows_of_earlier_versions_raise_alarm_for_one_without_matured_row():
 
 
 def test_bets_continue_over_release():
-    """Half of the rows does not suffice, but all rows together do."""
+    """The rows of one version do not suffice for an alarm, but the rows of both versions do."""
     apart = [Line({1: -50.0, 2: -40.0}), Line({1: -50.0, 2: -40.0})]
     halves = [each.see([1, 2], {version: 0.76}, points=3) for version, each in zip((1, 2), apart)]
     assert [each.action for each in halves] == [Action.OK, Action.OK]
@@ -210,8 +213,8 @@ def test_factors_are_products_that_capital_is_multiplied_by():
     payoffs = [0.2, -0.8, 0.1, 0.05]
     by_hand = [np.prod([1.0 - each * payoff for payoff in payoffs]) for each in lambdas]
     assert factors(payoffs, lambdas) == pytest.approx(by_hand, rel=1e-12)
-    # All changes that start in the first round share one bet. The e-value of this bet is the cash
-    # plus the invested share times the mean of the factors.
+    # All bets that start in the first round share one part of the capital. The expected e-value is
+    # the cash, plus the invested share times the mean of the factors.
     capital = EValue({})
     capital.bet(payoffs[1:2], [1.0], lambdas, enough=1e9)
     start, cash = 1.0 - 1.0 / np.log2(3), 1.0 / np.log2(3)

@@ -229,7 +229,7 @@ def test_schedule_asks_once_version_has_served_for_long_enough():
     assert decision.numbers["rows_since_breach"] == 0
 
 
-# -- together
+# -- several policies together
 
 
 def said(policy, action):

@@ -1,4 +1,4 @@
-"""Tests that evidence survives a release, with and without drift."""
+"""Tests that evidence is preserved at a release, with and without drift."""
 
 from dataclasses import replace
 
@@ -22,7 +22,7 @@ FALL = Releases(
     gate_half_width=0.005,
 )
 EDGE = PolicySettings(sequential_alpha=0.05, sequential_tolerance=0.0)
-"""This is the limiting case of the bound: the gate measured exactly the stream's AUC."""
+"""Settings at the edge of the bound, where the gate's AUC equals the stream's AUC."""
 
 
 def runs(points):
@@ -33,7 +33,7 @@ def runs(points):
 def test_fall_is_found_however_often_models_are_released(minutes):
     """Data of 30 minutes formerly gave 72 decision points without an alarm.
 
-    Data of 20 minutes gave no decision point.
+    Formerly, releases every 30 minutes gave 72 decision points without an alarm.
     """
     releases = replace(FALL, every=60.0 * minutes, learns=False)
     points = list(decisions(np.random.default_rng(1), releases))
@@ -62,7 +62,7 @@ def test_decision_to_retrain_names_versions_whose_rows_are_evidence():
 
 
 def test_only_version_that_learned_rows_after_change_ends_evidence():
-    """Later bad rows of older versions are not evidence about the new version."""
+    """After that version, bad rows of older versions are not evidence."""
     releases = replace(FALL, every=360.0)
     points = list(decisions(np.random.default_rng(2), releases))
     alarmed = {point.version for point in runs(points)}
@@ -137,7 +137,7 @@ NULL = replace(without_change(FALL), seconds=3 * 3600.0, gate_half_width=0.0, ro
 def test_at_most_alpha_of_unchanged_streams_alarm_whatever_is_released(windows):
     """`make benchmark-policies` simulates 1,000 streams.
 
-    All versions of a stream share one alpha.
+    All versions of a stream share one alpha, also in `make benchmark-policies`.
     """
     assert alarm_share(replace(NULL, every=windows * WINDOW), streams=20, seed=7) <= 3, (
         "P(more of 20 at 5 %) = 0.016"

@@ -59,7 +59,7 @@ def test_two_refused_incremental_runs_lead_to_full_one_and_back(bench):
         b.trigger.end("refused")
         monitor.tick()
         b.clock.now += 24 * hour
-        monitor = b.start()  # the state survives
+        monitor = b.start()  # the monitor continues from the stored state
     assert [request.parent for request in b.trigger.requests] == [
         "current",
         "current",

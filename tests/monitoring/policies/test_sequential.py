@@ -40,7 +40,7 @@ def test_of_stationary_streams_at_most_alpha_alarm():
 def test_few_returning_users_raise_no_more_alarms_if_gate_grouped_by_user():
     """At the bound, the gate evaluates 100 requests of 50 users.
 
-    The monitor evaluates 5,000 requests of other users.
+    The monitor then evaluates 5,000 requests of 50 other users.
     """
     alarms = {"users": 0, "requests": 0}
     for number in range(60):

@@ -81,7 +81,7 @@ def test_run_created_after_request_timed_out_is_one_run_and_counts_once(
 def test_two_monitors_with_same_rows_request_one_run_and_follow_it_to_end(kubeflow, start):
     """For example, a second monitor is started before the first has ended."""
     benches = start("a"), start("b")
-    for b, ahead in zip(benches, (0.25, 3.5)):  # their clocks differ
+    for b, ahead in zip(benches, (0.25, 3.5)):  # the clocks of the two monitors differ
         traffic(b, "bad", auc="bad")
         b.tick(at=b.clock.now + ahead)
     assert [run["display_name"] for run in kubeflow.runs] == ["drift 2025-11-13 02:13:20 v1"]

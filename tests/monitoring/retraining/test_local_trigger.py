@@ -12,6 +12,7 @@ from evergreen.contracts.manifests import RetrainRequest
 from evergreen.registry.runs import RunOutcome, write_outcome
 from evergreen.runtime.errors import PermanentError
 from monitoring.retraining.triggers import LocalTrigger
+from tests.support.errors import raises
 from tests.support.monitors import retrain_request as request
 from tests.support.processes import wait_for
 
@@ -44,7 +45,7 @@ def ended(trigger, name):
 def test_second_request_is_busy_and_same_one_already_there(make):
     first = make()
     assert first.submit(request("a")) == "started"
-    for trigger in (first, make()):  # The second trigger is as after the monitor's restart.
+    for trigger in (first, make()):  # the second trigger is that of a restarted monitor
         assert trigger.submit(request("a")) == "already"
         assert trigger.submit(request("b")) == "busy"
         assert trigger.state("a").state == "running"
@@ -74,7 +75,7 @@ def test_runs_own_outcome_comes_before_its_exit_code(make):
     ended_so = {"state": "refused", "step": "evaluation", "reason": "auc fell", "version": None}
     outcome = RunOutcome(run="a", trigger_id="a", ended_at="2026-01-01", **ended_so)
     write_outcome(make.folder / "store", outcome)
-    assert trigger.state("a").state == "running"  # The process has not ended.
+    assert trigger.state("a").state == "running"  # the process still runs
     make.go.touch()
     assert ended(trigger, "a") == ("refused", "evaluation: auc fell", None)
 
@@ -110,5 +111,5 @@ def test_command_that_does_not_exist_fails(make):
 
 
 def test_unfinished_quote_is_refused(make):
-    with pytest.raises(PermanentError, match="No closing quotation"):
+    with raises(PermanentError, "No closing quotation"):
         LocalTrigger(make.folder / "state", make.folder / "store", "run 'it")

@@ -4,16 +4,17 @@ import logging
 
 import pytest
 
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.notifications.webhook import Answer, compose, post_to_file
 from evergreen.runtime.errors import ContractError
 from monitoring.journal import Event
 from monitoring.retraining import notifications
 from monitoring.retraining.notifications import NotificationSettings, Notifier, Outbox
 from tests.support.clocks import Clock
+from tests.support.errors import raises
 from tests.support.kept_documents import KeptDocuments
 from tests.support.monitors import DRIFT, START
 from tests.support.processes import wait_for
+from tests.support.recommenders import SHOP
 from tests.support.webhook_server import SECRET, WebhookServer
 
 
@@ -32,14 +33,14 @@ def webhook_file(server, tmp_path):
 
 
 def texts(server):
-    """Return the first lines without the recommender at their start."""
+    """Return the first line of each message, without the recommender's name at its start."""
     lines = [message["text"].split("\n")[0].partition(": ") for message in server.messages]
-    assert {recommender for recommender, _, _ in lines} == {CRITEO_RECOMMENDER.name}
+    assert {recommender for recommender, _, _ in lines} == {SHOP.name}
     return [text for _, _, text in lines]
 
 
 def turn(monitor, until, *, what="the messages"):
-    """Let the loop poll until the messages are delivered. The monitor's clock does not advance."""
+    """Let the loop poll until the messages are delivered. The monitor's clock stands still."""
 
     def look():
         monitor.actions.notifier.step(monitor._clock())
@@ -105,7 +106,7 @@ def test_run_that_ends_after_drift_is_reported_and_opens_no_incident():
 
 
 def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
-    """The monitor was killed after the opening event, before it recorded the open drift."""
+    """The monitor was killed after it sent the event, and before it stored the open incident."""
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
     b.judge("bad", auc="bad")
@@ -124,7 +125,7 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
-    for number in range(3):  # The state is as after a kill while the server is down.
+    for number in range(3):  # this is the state after a kill while the server was unreachable
         monitor = b.start()
         b.judge(f"bad{number}", auc="bad")
 
@@ -179,7 +180,7 @@ def test_growing_number_of_dead_letters_is_reported_once_and_remembered(told, se
     assert monitor.actions.notifier.open == {}
 
 
-# -- the outbox, under a manual clock
+# -- outbox with a clock that the test advances
 
 
 def deliver(outbox, clock, server, *, until, seconds=1.0):
@@ -271,7 +272,7 @@ def test_address_never_reaches_log_store_or_error(server, outbox, webhook_file, 
 
 
 def test_address_in_place_of_its_file_is_refused_without_being_repeated():
-    with pytest.raises(ContractError, match="webhook_file is an address") as error:
+    with raises(ContractError, "webhook_file", "address") as error:
         NotificationSettings(webhook_file="https://hooks.example" + SECRET)
     assert "a-secret" not in str(error.value)
 

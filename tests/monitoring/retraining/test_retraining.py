@@ -9,7 +9,7 @@ import pytest
 from evergreen.runtime.errors import PermanentError
 from monitoring.journal import Journal
 from monitoring.uploader import Uploader
-from tests.support.crashes import Killed, crash_at
+from tests.support.crashes import Kill, Killed
 from tests.support.monitors import DRIFT, START, WINDOW, clicks, prediction, publish, traffic
 
 
@@ -46,7 +46,7 @@ def test_drift_requests_one_run_and_new_version_is_judged_afresh(started):
     b.judge("v2", auc="good", version=2)
     for i in range(3):
         b.judge(f"v2-{i}", auc="good", version=2)
-    b.clock.now += 2000  # The cooldown is over, and the old window still breaches.
+    b.clock.now += 2000  # after the cooldown, the old window is still a breach
     b.judge("last", auc="good", version=2)
     assert len(b.trigger.requests) == 1
     kinds = b.kinds()
@@ -109,7 +109,7 @@ def test_uploader_that_never_comes_ends_request_and_backs_off(drifted):
 def test_run_without_release_is_not_repeated_in_loop(started, outcome):
     """Drift lasts six hours and is evaluated every ten minutes.
 
-    Every run ends the same way at once.
+    Every run ends at once and with the same outcome.
     """
     b = started(**{**DRIFT, "cooldown_seconds": 0.0}, daily_budget=100)
     begun = b.clock.now
@@ -120,7 +120,7 @@ def test_run_without_release_is_not_repeated_in_loop(started, outcome):
             b.trigger.end(outcome)
             b.monitor.tick()
     # Runs start at minutes 10, 30, 60, 120 and 240. The cooldowns are 15, 30, 60, 120 and 240
-    # minutes, and the monitor checks every ten minutes.
+    # minutes long. The monitor checks every ten minutes.
     assert len(b.trigger.requests) == 5
 
 
@@ -149,7 +149,7 @@ POINTS = [
 @pytest.mark.parametrize("point", POINTS)
 def test_crash_at_any_step_leads_to_exactly_one_run(bench, point):
     b = bench(**DRIFT)
-    b.checkpoint = crash_at(point)
+    b.checkpoint = Kill(point).reach
     monitor = b.start()
     traffic(b, "bad", auc="bad")
 
@@ -217,7 +217,7 @@ def test_remote_trigger_is_not_queried_at_every_turn(bench):
 def test_every_row_that_was_judged_belongs_to_run(started, offset):
     """The archive counts in microseconds, and the window's end is exclusive.
 
-    The newest evaluated row is before this end.
+    The newest evaluated row is before the end of the run's window.
     """
     b = started(**DRIFT)
     b.clock.now = START + offset

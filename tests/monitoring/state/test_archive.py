@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evergreen.contracts import criteo, raw_rows
-from evergreen.contracts.criteo import CRITEO, RAW_TYPES
+from evergreen.contracts.raw_rows import CANARY_TYPES, raw_types
 from evergreen.contracts.records import Predictions
 from evergreen.rows.archived_rows import arrow_schema
 from evergreen.runtime.errors import PermanentError, TemporaryError
@@ -19,10 +18,13 @@ from monitoring.state.archive import Archive, build_row_table
 from monitoring.state.database import VERSION
 from monitoring.state.join import attribute
 from monitoring.state.store import Store
-from tests.support.archives import archived_rows, expected_rows
+from tests.support.archives import archived_rows, expected_rows, values_of
+from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
+from tests.support.recommenders import SHOP
 
-SCHEMA = arrow_schema(RAW_TYPES)
+FEATURES = SHOP.features
+SCHEMA = arrow_schema(raw_types(FEATURES))
 
 
 def test_rows_are_archived_in_raw_schema_with_their_values(started):
@@ -33,8 +35,8 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
     (path,) = b.settings.archive.glob("day=2025-11-13/part-*.parquet")
     table = pq.ParquetFile(path).read()
     assert table.schema.equals(SCHEMA)
-    spelled = {"float32": "float", "float64": "double"}
-    expected = [(name, spelled.get(text, text)) for name, text in criteo.RAW_TYPES.items()]
+    spelled = {"float32": "float", "float64": "double", "list<int64>": "list<element: int64>"}
+    expected = [(name, spelled.get(text, text)) for name, text in raw_types(FEATURES).items()]
     assert [(field.name, str(field.type)) for field in table.schema] == expected
     rows = {(row["request_id"], row["row"]): row for row in table.to_pylist()}
     assert archived_rows(rows.values()) == expected_rows(batches, {("a", 4)})
@@ -43,15 +45,16 @@ def test_rows_are_archived_in_raw_schema_with_their_values(started):
             row = rows[batch.request_id, i]
             assert row["event_time"].timestamp() == batch.time
             assert row["model_version"] == batch.model_version
-            dense = [np.nan if row[name] is None else row[name] for name in criteo.DENSE]
+            dense, categorical = values_of(row, FEATURES)
             np.testing.assert_array_equal(np.float32(dense), batch.dense[i])
-            assert [
-                -1 if row[name] is None else row[name] for name in criteo.CATEGORICAL
-            ] == batch.categorical[i].tolist()
+            assert categorical == batch.categorical[i].tolist()
 
 
 def test_file_is_durable_before_its_name_and_name_before_row_release(started, monkeypatch):
-    """Only a crash of the machine reveals a wrong order, so the calls' order is checked."""
+    """A wrong order would only show after a crash of the machine.
+
+    Therefore the test checks the order of calls.
+    """
     calls = []
 
     def told(module, name, describe):
@@ -98,14 +101,11 @@ def test_archive_that_cannot_be_written_is_clear_error_and_loses_nothing(
     with monkeypatch.context() as patched:
         patched.setattr(archive, where, refuse)
         for _ in range(2):
-            with pytest.raises(
-                TemporaryError,
-                match=f"archive file .*part-.* cannot be written: .*{error.strerror}",
-            ):
+            with raises(TemporaryError, "archive", error.strerror):
                 b.monitor.tick()
-    assert b.monitor.windows[1].labels.shape == (9,)  # The monitor measured and evaluated anyway.
+    assert b.monitor.windows[1].labels.shape == (9,)  # measured even without the archive
     assert b.archived == []
-    assert list(b.settings.archive.glob("day=*/.*")) == []  # No partial file fills the disk.
+    assert list(b.settings.archive.glob("day=*/.*")) == []  # no partial file remains
     b.monitor.tick()
     b.monitor.stop()
     assert archived_rows(b.archived) == expected_rows([prediction("a", 4), prediction("b", 5)])
@@ -136,7 +136,8 @@ def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, 
     assert "cannot be archived" in event["text"]
     assert "2147483646 bytes" in event["text"]
     assert sum(each["rows"] for each in b.events if each["kind"] == "archived") == 184
-    # The cause may be fixed by the next start. Then the monitor archives the rows.
+    # The cause of the error may be gone at the next start. The monitor then archives the remaining
+    # rows.
     monkeypatch.setattr(archive, "build_row_table", build)
     b.start().tick()
     assert sorted(row["request_id"] for row in b.archived if row["row"] == 0) == names
@@ -146,14 +147,14 @@ def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, 
 
 def test_folders_that_cannot_be_written_are_named(tmp_path):
     (tmp_path / "a file").write_text("")
-    with pytest.raises(TemporaryError, match="state .*a file.* cannot be written"):
+    with raises(TemporaryError, "state", "a file", "written"):
         Store(tmp_path / "a file" / "state" / "monitor.db")
     store = Store(tmp_path / "monitor.db")
-    with pytest.raises(TemporaryError, match="archive .*a file.* cannot be written"):
+    with raises(TemporaryError, "archive", "a file", "written"):
         Archive(
             tmp_path / "a file" / "archive",
             store,
-            features=CRITEO,
+            features=FEATURES,
             roll_rows=1,
             roll_seconds=1,
             keep_rows=1,
@@ -206,9 +207,9 @@ def test_optional_columns_are_in_files_whose_rows_need_them(tmp_path):
 
     def table(*batches):
         requests = Predictions.of(batches)
-        return build_row_table(requests, np.zeros(requests.num_rows, np.uint8), CRITEO)
+        return build_row_table(requests, np.zeros(requests.num_rows, np.uint8), FEATURES)
 
-    raw = list(criteo.RAW_TYPES)
+    raw = list(raw_types(FEATURES))
     assert table(plain).column_names == raw
     assert table(plain, canary).column_names == [*raw, "canary"]
     found = table(plain, ranked)
@@ -216,9 +217,7 @@ def test_optional_columns_are_in_files_whose_rows_need_them(tmp_path):
     assert found["position"].to_pylist() == [None, None, 3, 1, 2]
     assert found["propensity"].to_pylist() == [None, None, 0.9, 0.8, 0.9]
     every = table(plain, ranked, canary)
-    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(
-        raw_rows.CANARY_TYPES.items()
-    )
+    assert [(f.name, str(f.type)) for f in every.schema][len(raw) :] == list(CANARY_TYPES.items())
     assert every["canary"].to_pylist() == [False] * 5 + [True]
 
 
@@ -241,7 +240,7 @@ def test_file_holds_rows_of_one_utc_day(started):
 def test_files_roll_by_rows_and_by_seconds(started):
     b = started(archive_roll_rows=10, archive_roll_seconds=30.0)
     b.tick(*[prediction(f"r{i}", 4) for i in range(7)], at=START + WINDOW)
-    assert len(b.archived) == 24  # three files of 8, and the last 4 rows wait
+    assert len(b.archived) == 24  # three files of 8 rows, and 4 rows that wait
     b.tick(at=b.clock.now + 29)
     assert len(b.archived) == 24
     b.tick(at=b.clock.now + 1)
@@ -272,11 +271,11 @@ def test_state_of_another_version_is_refused_and_left_alone(tmp_path):
         connection = sqlite3.connect(path)
         connection.execute(f"PRAGMA user_version = {version}")
         connection.close()
-        with pytest.raises(PermanentError, match=f"has version {version}, expected {VERSION}"):
+        with raises(PermanentError, f"version {version}", f"expected {VERSION}"):
             Store(path)
 
 
 def test_file_that_is_no_database_is_named(tmp_path):
     (tmp_path / "monitor.db").write_bytes(b"this is no database" * 100)
-    with pytest.raises(PermanentError, match="state .*: file is not a database"):
+    with raises(PermanentError, "state", "not a database"):
         Store(tmp_path / "monitor.db")

@@ -12,6 +12,7 @@ from evergreen.runtime.errors import ContractError
 from monitoring.rows import MaturedRequests
 from monitoring.state.database import CorruptBlock, pack, unpack
 from monitoring.state.store import STORE_FILE
+from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, clicks, matured, prediction
 
 COLUMNS = {
@@ -22,7 +23,7 @@ COLUMNS = {
 
 
 def flip(b, table: str, *, seed: int) -> None:
-    """Flip one bit of one row's block, as a disk might while the monitor is down."""
+    """Flip one bit in the block of one row, as a disk error would while the monitor is down."""
     b.kill()
     column, key = COLUMNS[table]
     chance = random.Random(seed)
@@ -45,9 +46,7 @@ def test_every_flipped_bit_of_block_is_found():
     for at in range(8 * len(packed)):
         flipped = bytearray(packed)
         flipped[at // 8] ^= 1 << at % 8
-        with pytest.raises(
-            CorruptBlock, match=rf"block 7 of the state, {len(packed)} bytes, does not match"
-        ):
+        with raises(CorruptBlock, "block 7", f"{len(packed)} bytes", "does not match"):
             unpack(MaturedRequests, bytes(flipped), 7)
     assert issubclass(CorruptBlock, ContractError)
 
@@ -55,7 +54,7 @@ def test_every_flipped_bit_of_block_is_found():
 @pytest.mark.parametrize("table", COLUMNS)
 @pytest.mark.parametrize("seed", range(8))
 def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
-    """Two thirds of the requests wait for labels at the bit flip, and one third for its file."""
+    """When the bit flips, four requests wait for labels, and two wait for their file."""
     b = bench(archive_roll_rows=10_000, archive_roll_seconds=1e6)
     b.start()
     sent = {}
@@ -75,7 +74,7 @@ def test_rows_are_archived_as_they_were_or_are_named(bench, table, seed):
     for name, rows in found.items():
         if rows:
             assert [row["score"] for row in rows] == sent[name].scores.tolist()
-            assert [row["I1"] is None for row in rows] == [
+            assert [row["price"] is None for row in rows] == [
                 value != value for value in sent[name].dense[:, 0]
             ]
             assert [row["label"] for row in rows] == (

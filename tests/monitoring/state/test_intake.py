@@ -9,14 +9,15 @@ import pytest
 import monitoring.monitor
 import monitoring.state.store as store_module
 from evergreen.config.features import Features
-from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.record_format import RecordFormat
 from evergreen.contracts.records import MAX_ROWS_PER_RECORD, PredictionBatch, Record
 from evergreen.runtime.errors import TemporaryError
 from monitoring.state import join
 from monitoring.state.admission import MAX_OTHERS
 from monitoring.state.store import Store
+from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
+from tests.support.recommenders import SHOP
 from tests.support.record_messages import FORM, encode, fields_of
 from tests.support.releases import make_live, release
 
@@ -52,11 +53,12 @@ TAKEN = {
     "recommender": ("empty",),
     "recommender_digest": ("empty", "text", "bytes of 3 numbers"),
     "features": ("empty",),
-    "I1": ("empty",),
-    "C26": ("empty",),
+    "price": ("empty",),
+    "user": ("empty",),
+    "genres": ("empty",),
 }
-"""Cases of `SPOILT` that are valid. The value has the field's type and is consistent with the
-message."""
+"""Cases of `SPOILT` that are valid. The value has the type of its field, and agrees with the rest
+of the message."""
 
 
 def full_prediction(name: str) -> PredictionBatch:
@@ -68,7 +70,7 @@ def full_prediction(name: str) -> PredictionBatch:
         shadow_version=3,
         shadow_scores=np.full(ROWS, 0.5, np.float32),
         canary=True,
-        recommender=CRITEO_RECOMMENDER.name,
+        recommender=SHOP.name,
         recommender_digest="ab" * 32,
     )
 
@@ -87,7 +89,7 @@ def _varint(number: int) -> bytes:
 
 
 def run_to_the_end(b: Bench) -> None:
-    """Run all that a monitor does with a message, from storing to deleting, with a kill."""
+    """Run a monitor from storing a message to deleting it, with a kill in between."""
     monitor = b.start()
     monitor.tick()
     b.start().tick()
@@ -111,7 +113,7 @@ def test_every_field_with_every_type_of_wire_passes_running_monitor(bench, kind)
     paths["unknown"] = [numbers[kind], 99]
     if kind == "predictions":
         columns = {name: number for *_, name, number in described["Features"]}
-        paths |= {name: [*paths["features"], columns[name]] for name in ("I1", "C26")}
+        paths |= {name: [*paths["features"], columns[name]] for name in ("price", "user", "genres")}
     b = bench(pull_messages=7)
     cases, taken = [], []
     for field, path in paths.items():
@@ -175,7 +177,7 @@ def refuse_by_the_database(b: Bench, monkeypatch) -> None:
 
 
 def refuse_by_the_driver(b: Bench, monkeypatch) -> None:
-    """Store a text that passes every check but that SQLite refuses."""
+    """Store a text that passes all checks of the monitor, but that SQLite rejects."""
     read_records = monitoring.monitor.read_records
 
     def read(payloads, rules, **known):
@@ -218,7 +220,7 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
     monkeypatch.setattr(Store, "add", count)
     monkeypatch.setattr(join, "DECODED_BYTES", 10 * FORM.row_bytes)
     b.tick(prediction("first", 1))
-    narrow = RecordFormat(Features(numeric=("I1",), categorical=()))
+    narrow = RecordFormat(Features(numeric=("price",), categorical=()))
     for number, rows in enumerate((4, 4, 4, 30, 1)):
         whole = prediction(f"r{number}", rows)
         publish(
@@ -226,7 +228,7 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
             replace(whole, dense=whole.dense[:, :1], categorical=whole.categorical[:, :0]),
             form=narrow,
         )
-    b.tick(prediction("whole", 50))  # The record lacks a column that would be filled in.
+    b.tick(prediction("whole", 50))  # the record lacks a column that the monitor would fill in
     assert added == [1, 50 + 12, 30, 1]
     assert b.log.backlog() == 0
     assert b.store.counters["predicted"] == 94
@@ -245,7 +247,7 @@ def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, m
             "request_id",
         ),
         (
-            spoilt(prediction("hot", ROWS), dense=np.full((ROWS, 13), np.inf, np.float32)),
+            spoilt(prediction("hot", ROWS), dense=np.full((ROWS, 2), np.inf, np.float32)),
             "a finite number",
         ),
         (
@@ -290,7 +292,8 @@ def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench)
     make_live(b.settings.store, release(b.settings.store, 7))
     b.tick(prediction("released", 1, version=7, time=START + 1), at=START + 1)
     assert b.monitor.serving_version == 7
-    # This also holds after a restart. The slot of a version that was not seen for a day is free.
+    # The limit also holds after a restart. After a day without predictions, a version loses its
+    # slot.
     b.start().tick()
     b.tick(prediction("one more", 1, version=5), at=START + 2)
     assert len(b.log.list_dead_letters()) == 2 * MAX_OTHERS + 1
@@ -323,7 +326,7 @@ def test_full_disk_sets_nothing_aside(started, monkeypatch):
     b = started()
     b.store._connection.execute("PRAGMA max_page_count = 1")
     publish(b.log, *(prediction(f"r{number}", 500) for number in range(5)))
-    with pytest.raises(TemporaryError, match="state .*: database or disk is full"):
+    with raises(TemporaryError, "state", "full"):
         b.monitor.tick()
     assert b.log.list_dead_letters() == []
     b.store._connection.execute("PRAGMA max_page_count = 1000000")
@@ -346,7 +349,7 @@ def test_what_was_stored_is_known_although_log_failed_before_turn_was_over(
     monkeypatch.setattr(b.log, step, lose_the_answer)
     publish(b.log, prediction("a", version=7))
     b.log.publish([("poison", b"no record")])
-    with pytest.raises(TemporaryError, match="cut off"):
+    with raises(TemporaryError, "cut off"):
         monitor.tick()
     monitor.tick()
     assert b.store.counters["predicted"] == 8

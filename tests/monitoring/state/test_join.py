@@ -18,7 +18,10 @@ def micros(time: float) -> int:
 
 
 def test_window_ends_in_one_microsecond_wherever_floats_round():
-    """Floats are 0.24 microseconds apart at 1.7e9 s, so rounding may cross the limit."""
+    """At 1.7e9 s, floats are 0.24 microseconds apart.
+
+    Rounding may therefore move a time across the limit.
+    """
     for predicted_at in np.random.default_rng(0).uniform(1.7e9, 1.8e9, 200).tolist():
         last = (micros(predicted_at) + micros(1800.3)) / 1e6
         for time, label in ((last, 1), (last + 1e-6, 0)):
@@ -74,7 +77,7 @@ def test_any_order_with_any_repetition_gives_labels_of_oracle(tmp_path_factory, 
 
 
 def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
-    """After a long stop all labels are overdue by the clock.
+    """The monitor was stopped for long, so by the clock all windows have ended.
 
     Clicks that wait in the log must still count.
     """
@@ -151,5 +154,5 @@ def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
     store.forget(before=11.0)
     assert store.counters["unmatched_outcome"] == 1
     store.add(Predictions.of([prediction("b", 1, time=START + 1)]), [], [], now=12.0)
-    assert store.counters["duplicate"] == 2  # The request b is not archived, so it is remembered.
+    assert store.counters["duplicate"] == 2  # request b is not archived, so its id is remembered
     store.close()

@@ -1,4 +1,4 @@
-"""Tests of open rows: they equal a brute-force reading of the records, in bounded memory."""
+"""Tests that open rows equal those of a brute-force reference, in bounded memory."""
 
 import dataclasses
 import tracemalloc
@@ -106,7 +106,7 @@ def test_memory_does_not_grow_with_what_is_open(started):
     assert held[99] < held[9] + 1_000_000
     tracemalloc.reset_peak()
     b.clock.now = START + 100 + WINDOW
-    b.monitor.tick()  # This matures all requests, 10,000 at a time.
+    b.monitor.tick()  # The tick matures all requests, 10,000 at a time.
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert b.store.num_pending_rows == 0

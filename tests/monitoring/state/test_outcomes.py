@@ -12,7 +12,7 @@ from monitoring.state.archive import OUTCOME_SCHEMA as SCHEMA
 from monitoring.state.archive import marker_path
 from monitoring.state.store import Store
 from tests.support.archives import archived_rows, expected_rows, outcome_files, outcomes
-from tests.support.crashes import Killed, crash_at
+from tests.support.crashes import Kill
 from tests.support.monitors import START, WINDOW, Bench, add_in_pulls, clicks, prediction, publish
 
 MIDNIGHT = 1_763_078_400.0  # 2025-11-14
@@ -136,13 +136,14 @@ def stream(b: Bench) -> set[tuple[str, int, str]]:
 
 def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started):
     b = started(keep_ids_seconds=0.0)
-    b.checkpoint = crash_at("outcomes.renamed")
-    with pytest.raises(Killed):
+    with Kill("outcomes.renamed") as kill:
+        b.checkpoint = kill.reach
         stream(b)
+    assert kill.is_dead
     (path,) = b.settings.archive.glob("outcomes/day=*/part-*.parquet")
     marker = marker_path(
         b.settings.archive, path.name
-    )  # The uploader has uploaded the file, and reports it.
+    )  # the uploader has moved the file and reports it
     marker.parent.mkdir()
     marker.write_text("{}")
     path.unlink()
@@ -153,7 +154,7 @@ def test_outcomes_in_uploaded_files_are_not_rewritten_and_expire_in_time(started
     assert b.store._connection.execute(count).fetchone() == (7,), (
         "the windows hold the rows that they are of"
     )
-    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # Simulates newer rows.
+    b.store.seal_file(*b.store.files("sealed"), keep_rows=0)  # simulates newer rows
     b.tick(at=b.clock.now + FORGET_SECONDS + 1)
     assert b.store._connection.execute(count).fetchone() == (0,)
     assert outcomes(b) == []
@@ -188,7 +189,7 @@ EVENTS = st.lists(
 @given(EVENTS, st.data())
 def test_rate_is_that_of_records_in_any_order(tmp_path_factory, events, data):
     store = Store(tmp_path_factory.mktemp("conversions") / "monitor.db")
-    sizes = {name: data.draw(st.integers(1, 3)) for name in "ab"}  # c stays unknown
+    sizes = {name: data.draw(st.integers(1, 3)) for name in "ab"}  # c is unknown
     made = [prediction(name, size, time=100.0, version=ord(name)) for name, size in sizes.items()]
     records = [*made, *(clicks(f"o{i}", [event], CONVERSION) for i, event in enumerate(events))]
     add_in_pulls(store, data.draw(st.permutations(records)), data.draw(st.integers(1, 5)))

@@ -1,6 +1,6 @@
 """Tests of redelivered requests, which are ignored.
 
-A different request with the same id is dead-lettered. No click is lost.
+A different request with the same id is dead-lettered. No click on a redelivered request is lost.
 """
 
 from dataclasses import replace
@@ -88,7 +88,7 @@ def test_equal_request_is_duplicate_before_and_after_it_is_archived(started, res
     assert counts(b) == (9, 5, 0, 0)
     redeliver(
         b, replace(FIRST, time=START + 1)
-    )  # The time still identifies a different request after the first request was archived.
+    )  # the time distinguishes it from the first request, which is archived
     assert counts(b) == (9, 5, 1, 1)
 
 
@@ -139,7 +139,7 @@ def test_crash_before_reused_id_is_counted_loses_and_doubles_nothing(started):
             b.monitor.tick()
         b.checkpoint = lambda name: None
         b.start()
-        b.clock.advance(6)  # its lease
+        b.clock.advance(6)  # the lease of the pulled message must end
         b.monitor.tick()
         assert counts(b) == (ROWS, 0, number, number)
         assert len(b.log.list_dead_letters()) == number

@@ -1,6 +1,8 @@
-"""Tests of the status page in a real browser, on a desktop and a phone. Screenshots are in build/.
+"""Tests of the status page in a real browser, on a desktop and a phone.
 
-tests/crossings/test_pages_in_browser.py checks accessibility together with the other pages.
+The tests write screenshots to build/.
+
+tests/crossings/test_pages_in_browser.py tests the accessibility of all pages.
 """
 
 from dataclasses import replace

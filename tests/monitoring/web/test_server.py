@@ -7,6 +7,7 @@ import pytest
 from evergreen.runtime.errors import PermanentError
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.server import HttpSettings, MonitorServer
+from tests.support.errors import raises
 from tests.support.processes import ask
 from tests.support.snapshots import EMPTY
 
@@ -51,7 +52,5 @@ def test_status_page_may_load_nothing(served):
 
 
 def test_taken_port_is_permanent_error(served, tmp_path):
-    with pytest.raises(
-        PermanentError, match=f"http_port {served.port} on 127.0.0.1 cannot be used"
-    ):
+    with raises(PermanentError, f"http_port {served.port}", "127.0.0.1"):
         MonitorServer(Exposition(), HttpSettings(http_host="127.0.0.1", http_port=served.port))

@@ -25,9 +25,9 @@ def run_pipeline(
     trigger_id: str = "",
     rollout: str = "full",
 ) -> None:
-    """Write what the steps of a run and its exit handler leave.
+    """Write the files that the steps and the exit handler of a run write.
 
-    The last of `states` belongs to the last step.
+    The states are those of the first steps in order.
     """
     for step, state in zip(STEPS, states):
         try:
@@ -52,7 +52,7 @@ DIED = ("done", "done", "failed")
 
 
 class Shown:
-    """A monitor's metrics, read after a turn."""
+    """The metrics of a monitor, read after its turn."""
 
     def __init__(self, bench) -> None:
         self.bench = bench

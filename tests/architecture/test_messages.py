@@ -1,0 +1,16 @@
+"""Tests that each exact text of `tests/messages.yaml` has its one test."""
+
+import ast
+from collections import Counter
+
+from tests.support.errors import messages
+from tests.support.paths import REPOSITORY
+
+
+def test_each_exact_text_is_asserted_by_one_test():
+    asserted: Counter[str] = Counter()
+    for path in (REPOSITORY / "tests").rglob("test_*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "says":
+                asserted[call.args[1].value] += 1
+    assert asserted == Counter(dict.fromkeys(messages(), 1))

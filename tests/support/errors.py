@@ -1,0 +1,53 @@
+"""Assertions on the errors that users see: the type, and the thing and values that are named.
+
+A test that asserts a whole sentence breaks if only the wording changes. Exact texts are in
+`tests/messages.yaml`.
+"""
+
+import re
+from functools import cache
+
+import pytest
+
+from tests.support.paths import REPOSITORY
+
+
+def raises(kind: type[BaseException], *named: object):
+    """Expect an error of type `kind` whose text names all of `named`, in this order.
+
+    Args:
+        kind: Type of the error.
+        named: Things, values and decisive words. Each matches as a whole: 1 is not in "10 rows".
+    """
+    return pytest.raises(kind, match=naming(*named))
+
+
+def naming(*named: object) -> str:
+    """Return a pattern of texts that name all of `named`, in this order."""
+    return "(?s)" + ".*?".join(_whole(str(each)) for each in named)
+
+
+def _whole(text: str) -> str:
+    before = r"(?<![\w])" if re.match(r"\w", text) else ""
+    after = r"(?![\w])" if re.search(r"\w$", text) else ""
+    return before + re.escape(text) + after
+
+
+def says(kind: type[BaseException], message: str, **values: object):
+    """Expect an error whose whole text is the entry `message` of `tests/messages.yaml`.
+
+    Args:
+        kind: Type of the error.
+        message: Key of the entry.
+        values: Values of the entry's fields.
+    """
+    text = messages()[message].format(**values)
+    return pytest.raises(kind, match=f"^{re.escape(text)}$")
+
+
+@cache
+def messages() -> dict[str, str]:
+    """Return the texts of `tests/messages.yaml` by key."""
+    import yaml
+
+    return yaml.safe_load((REPOSITORY / "tests" / "messages.yaml").read_text())
