@@ -8,8 +8,8 @@ an observation too, so there is no second path for recovery.
 
 Each move is one durable write, or one idempotent action on the servers:
 
-- Entries of the journal: `ACCEPT`, `WITHDRAW`, `ANNOUNCE`, `ADOPT`, `RECORD`, `WITHDRAW_INTENT`, `ANSWER`,
-  `REFUSE`, `RECORD_SHARE`, `END_CANARY` and `END_BAKING`.
+- Entries of the journal: `ACCEPT`, `WITHDRAW`, `ANNOUNCE`, `ADOPT`, `RECORD`, `WITHDRAW_INTENT`,
+  `ANSWER`, `REFUSE`, `RECORD_SHARE`, `END_CANARY` and `END_BAKING`.
 - Writes of the repository: `STAGE`, `PUBLISH`, `DISCARD`, `REMOVE_FILES`, `PLACE_CANARY`,
   `CONFIGURE` and `RESTORE_CONFIG`.
 - Writes of the traffic plan: `SHOW_CANARY`, `GROW` and `RESET_PLAN`.

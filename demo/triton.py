@@ -1,6 +1,5 @@
 """Run a real tritonserver on this machine, from the wheel of the serving environment.
 
-<<<<<<< HEAD
 The demo, development and tests use it. The server gets free ports, and must be ready before a
 deadline. It ends with its owner: by its process id, at exit, or by the kernel if the owner is
 killed. The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but not
@@ -9,14 +8,6 @@ at the path where the server looks. Therefore stub and backend are copied into a
 This Triton (2.51) lacks the security fixes of later releases. The server therefore listens only on
 loopback, has no HTTP endpoint except the metrics, and refuses clients' shared memory and changes of
 its logs and traces (docs/threat-model.md).
-=======
-The demo, benchmarks and tests use this server. The server gets free ports, and must be ready before
-a deadline. The server ends with its owner process: at exit, or by the kernel if the owner is
-killed. The next server then removes its shared memory, whose name contains the owner's process id.
-The wheel (nvidia-pytriton) has one stub of the python backend per Python version, but not at the
-path where the server looks. Therefore stub and backend are copied into a runtime folder. The server
-listens only on loopback, because this Triton (2.51) lacks later security fixes.
->>>>>>> w-serve
 """
 
 import atexit
@@ -455,25 +446,12 @@ class TritonServer:
         from tritonclient.utils import InferenceServerException
 
         try:
-<<<<<<< HEAD
             with InferenceServerClient(self.grpc_url, channel_args=[*GRPC_OPTIONS]) as client:
                 # Another Triton may have taken the port before this one. Only the name
                 # distinguishes the two servers.
                 named = client.get_server_metadata().name == self._name
                 return bool(named and client.is_server_ready() and self.alive())
         except InferenceServerException:
-=======
-            # Another Triton may have taken the port before this one. The server's name shows which
-            # of the two servers answered.
-            with DIRECT.open(f"{self.http_url}/v2", timeout=1) as answer:
-                named = json.load(answer)["name"] == self._name
-            with DIRECT.open(f"{self.http_url}/v2/health/ready", timeout=1) as answer:
-                ready = answer.status == 200
-            # Triton opens the metrics port last. If Triton cannot open the metrics port, it exits.
-            with DIRECT.open(self.metrics_url, timeout=1):
-                return bool(named and ready and self.alive())
-        except (OSError, HTTPException, ValueError, KeyError, TypeError):
->>>>>>> w-serve
             return False
 
     def _complaint(self, log_start: int) -> str:

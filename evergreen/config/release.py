@@ -30,13 +30,7 @@ class ServingSettings:
     """
 
     instances: int = 2
-<<<<<<< HEAD
     """Copies of the model that run in parallel (per GPU, on `gpu`)."""
-=======
-    """Copies of the model that run in parallel (per GPU, on `gpu`). With one copy and a limited
-    queue, Triton 2.51 sometimes loses a wake-up, and the request waits half a second. The delay
-    occurred in 99 of 16,200 measured requests with one copy, and in 0 of 33,500 with two copies."""
->>>>>>> w-serve
     response_cache: bool = False
     """Whether the server may answer an equal request from its cache. The server must have a cache
     (flag `--cache-config`). The cache key is a hash of the model's name, the version, and the names
@@ -44,7 +38,6 @@ class ServingSettings:
     never be given to other weights. Deployment uses each number only once."""
     warmup_rows: int = 4
     """Golden rows that the model must answer before it reports ready. 0 = none."""
-<<<<<<< HEAD
     max_queued_requests: int | None = None
     """Maximum waiting requests. The next one is refused at once. 0 = no limit. If absent, 512 with
     server `onnxruntime` and no limit with `python`, because the laptop's Triton 2.51 stalls if a
@@ -53,14 +46,6 @@ class ServingSettings:
     """Maximum wait in the queue. Triton checks it every half second, so that a refusal may come
     that much later. 0 = no limit. If absent, 5,000,000 with server `onnxruntime` and no limit with
     `python`."""
-=======
-    max_queued_requests: int = 512
-    """Maximum waiting requests. Once this number is reached, the next request is refused at
-    once."""
-    queue_timeout_microseconds: int = 5_000_000
-    """Maximum wait in the queue. Triton checks this limit every half second, so a refusal can come
-    up to half a second late."""
->>>>>>> w-serve
     max_queue_delay_microseconds: int = 0
     """Maximum time that a batch waits for more requests. 0 = a batch takes the queued requests at
     once, so that a single request does not wait."""

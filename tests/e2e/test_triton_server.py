@@ -176,14 +176,8 @@ def test_version_folder_that_is_not_configured_may_be_half_copied(repository, tm
     (repository / "click_model" / "2").mkdir()
     (repository / "click_model" / "2" / "model.onnx").write_bytes(b"the first half of")
     with TritonServer(repository, log=tmp_path / "triton.log") as server:
-<<<<<<< HEAD
         assert is_ready(server, "click_model", "1")
         assert not is_ready(server, "click_model", "2")
-=======
-        assert status(f"{server.http_url}/v2/models/click_model/versions/1/ready") == 200
-        with raises(urllib.error.HTTPError, "400"):
-            status(f"{server.http_url}/v2/models/click_model/versions/2/ready")
->>>>>>> w-serve
 
 
 def test_model_that_cannot_load_ends_start_with_servers_own_words(repository, tmp_path):

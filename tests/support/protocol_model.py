@@ -113,8 +113,9 @@ class Controller(NamedTuple):
     is_blocked: bool = False
     is_rehearsed: bool = False
     known: Server | None = None
-    paused: int | None = None
-    """Number of the rule whose move it has checked and not made yet."""
+    paused: tuple[int, Line | None, int | None] | None = None
+    """Number of the rule whose move it has checked and not made yet, with the intent and the
+    position of the request that it saw."""
 
 
 class State(NamedTuple):
@@ -173,6 +174,7 @@ JOURNAL_MOVES = {
     protocol.ACCEPT,
     protocol.WITHDRAW,
     protocol.ANNOUNCE,
+    protocol.ADOPT,
     protocol.RECORD,
     protocol.WITHDRAW_INTENT,
     protocol.ANSWER,
@@ -293,6 +295,7 @@ class ProtocolModel:
                 before=line.before,
                 is_canary=line.is_canary,
                 was_known=line.was_known,
+                lease=line.lease,
             ),
             request=request,
         )
@@ -405,6 +408,15 @@ class ProtocolModel:
             return changed._replace(canary=None, share=0)
         return changed
 
+    def _announce(self, journal: Journal, line: Line) -> Journal:
+        numbers = {number: model for number, model, _ in journal.numbers}
+        model = numbers.get(line.version)
+        expect(
+            line.was_known or model in (None, journal.asks[line.request].model),
+            "no number for two models",
+        )
+        return self._promoted(journal, line, "intent")
+
     def next_number(self, state: State) -> int:
         """Return the number of the next version."""
         used = {number for number, _, _ in state.journal.numbers} | state.files.versions
@@ -447,20 +459,26 @@ class ProtocolModel:
             return None
         return line._replace(version=target, was_known=True)
 
-    def write(self, state: State, me: int, rule: protocol.Rule) -> State | None:
-        """Return the state after a move without servers, or None if the move is refused."""
+    def write(
+        self,
+        state: State,
+        me: int,
+        rule: protocol.Rule,
+        *,
+        seen: tuple[Line | None, int | None] | None = None,
+    ) -> State | None:
+        """Return the state after a move without servers, or None if the move is refused.
+
+        `seen` has the intent and the request that the controller saw, if that was earlier.
+        """
         move, mine, files = rule.move, state.controllers[me], state.files
-        at, line = self.chosen(state.journal), self.intent(state, me)
+        line, at = seen or (self.intent(state, me), self.chosen(state.journal))
         if move == protocol.ANNOUNCE:
             assert at is not None
             if (line := self.announced(state, at, mine.lease)) is None:
                 return None
             expect(state.journal.asks[at].result is None, "an answered request is not begun")
-            numbers = {number: model for number, model, _ in state.journal.numbers}
-            if not line.was_known:
-                fresh = numbers.get(line.version, state.journal.asks[at].model)
-                expect(line.version not in numbers or fresh != fresh, "no number for two models")
-            made = self._entry(state, me, lambda j: self._promoted(j, line, "intent"))
+            made = self._entry(state, me, lambda j: self._announce(j, line))
             return self._with(
                 made,
                 me,
@@ -476,6 +494,10 @@ class ProtocolModel:
             action = "canary" if line.is_canary else "live"
             made = self._entry(state, me, lambda j: self._promoted(j, line, action))
             return self._with(made, me, **_FORGOTTEN, known=None)
+        if move == protocol.ADOPT:
+            assert line is not None
+            line = line._replace(lease=mine.lease)
+            return self._entry(state, me, lambda j: self._promoted(j, line, "intent"))
         if move == protocol.WITHDRAW_INTENT:
             assert line is not None
             made = self._entry(state, me, lambda j: self._promoted(j, line, "withdrawn"))
@@ -646,7 +668,7 @@ class ProtocolModel:
             if mine.lease == 0:
                 yield from self._take_lock(state, me)
             elif mine.paused is not None:
-                rule = self.table[mine.paused]
+                rule = self.table[mine.paused[0]]
                 yield f"{me} resumes: {rule.move}", self._resume(state, me, rule)
                 yield from self._spend(state, CRASH, f"{me} is killed", self._killed(state, me))
             else:
@@ -658,7 +680,7 @@ class ProtocolModel:
         """Return the next state if nothing is disturbed any more, or None if all is settled."""
         for me, mine in enumerate(state.controllers):
             if mine.lease and mine.paused is not None:
-                return self._resume(state, me, self.table[mine.paused])
+                return self._resume(state, me, self.table[mine.paused[0]])
         holders = [me for me, mine in enumerate(state.controllers) if mine.lease]
         if not holders:
             return next(after for _, after in self._take_lock(state, 0))
@@ -730,7 +752,11 @@ class ProtocolModel:
         yield name, self.done(state, me, rule)
         if rule.move == protocol.STAND_DOWN:
             return
-        paused = self._with(state, me, paused=self.table.index(rule))
+        line, at = self.intent(state, me), self.chosen(state.journal)
+        if rule.move == protocol.ANNOUNCE and at is not None:
+            line = self.announced(state, at, state.controllers[me].lease)
+        seen = (self.table.index(rule), line, at)
+        paused = self._with(state, me, paused=seen)
         yield from self._spend(state, PAUSE, f"{me} pauses before: {rule.move}", paused)
         for event, partly in self._parts(self.begin(state, me, rule), me, rule):
             killed, failed = self._killed(partly, me), self.failed(partly, me, rule)
@@ -768,33 +794,34 @@ class ProtocolModel:
         return mine._replace(line=line, known=known, request=at)
 
     def _resume(self, state: State, me: int, rule: protocol.Rule) -> State:
-        """Make a move that was checked before a pause."""
-        state = self._with(state, me, paused=None)
+        """Make a move that was checked before a pause.
+
+        A holder that was fenced meanwhile ends afterwards, because its next check fails. A write of
+        the repository is conditional, but neither an append to the journal nor a server's load is.
+        """
         mine, fence = state.controllers[me], state.files.fence
-        if mine.lease == fence or self.mutant == "ignore the fencing number":
+        assert mine.paused is not None
+        seen = mine.paused[1:]
+        state = self._with(state, me, paused=None)
+        if mine.lease == fence:
             now = self.superseded(state, me)
             current = self.rule(now, me)
-            if mine.lease < fence:
-                expect(rule.move in JOURNAL_MOVES | SERVER_MOVES, "no write of a fenced controller")
-            elif current is None or current.move != rule.move:
-                return now
-            return self.done(state, me, rule)
-        if rule.move in JOURNAL_MOVES and self._is_sensible(state, me, rule):
-            # The number is compared before the append, and the append itself is not conditional.
-            return self._killed(self.done(state, me, rule), me)
-        if rule.move in SERVER_MOVES and rule.move != protocol.UNLOAD_CANARY:
-            if self.intent(state, me) is None and rule.move in (protocol.REHEARSE, protocol.SERVE):
+            is_same = current is not None and current.move == rule.move
+            return self.done(now, me, rule) if is_same else now
+        if rule.move in JOURNAL_MOVES:
+            if rule.move == protocol.ANNOUNCE:  # its number was chosen before
+                line = seen[0]
+                if line is not None:
+                    state = self._entry(state, me, lambda j: self._announce(j, line))
                 return self._killed(state, me)
-            for at in range(len(state.servers)):
-                state = self.serve(state, me, rule, at)
+            made = self.write(state, me, rule, seen=seen)
+            return self._killed(made or state, me)
+        if rule.move in (protocol.SERVE, protocol.HEAL, protocol.RESTORE_SERVERS):
+            for at, server in enumerate(state.servers):  # a load reads the configuration
+                state = self._on(state, at, server._replace(serves=state.files.config))
+        elif self.mutant == "ignore the fencing number" and rule.move not in SERVER_MOVES:
+            expect(False, "no write of a fenced controller")
         return self._killed(state, me)
-
-    def _is_sensible(self, state: State, me: int, rule: protocol.Rule) -> bool:
-        """Return whether the entry can still be written as it was prepared."""
-        line, at = state.controllers[me].line, self.chosen(state.journal)
-        if rule.move in (protocol.RECORD, protocol.WITHDRAW_INTENT):
-            return line is not None
-        return at is not None and rule.move != protocol.ANSWER
 
     # Properties.
 
