@@ -129,6 +129,71 @@ class State(NamedTuple):
     """How often each kind of disturbance can still happen, as in `Scenario.budget`."""
 
 
+class View(NamedTuple):
+    """What a controller sees."""
+
+    live: int
+    canary: int | None
+    share: int
+    intent: tuple[int, int | None, bool, bool, int] | None
+    request: tuple[str, bool, bool, bool, bool] | None
+    lease: int
+    attempt: str
+    is_blocked: bool
+    is_rehearsed: bool
+    files: Files
+    servers: tuple[Server, ...]
+
+    def as_protocol(self) -> tuple[protocol.Desired, protocol.Observed]:
+        """Return the view in the protocol's types."""
+        intent, request, files = None, None, self.files
+        if self.intent is not None:
+            version, before, is_canary, was_known, lease = self.intent
+            intent = protocol.Intent(
+                version=version,
+                before=before,
+                is_canary=is_canary,
+                was_known=was_known,
+                lease=lease,
+            )
+        if self.request is not None:
+            kind, is_accepted, is_expired, is_recorded, is_superseded = self.request
+            request = protocol.OpenRequest(
+                kind=kind,
+                is_accepted=is_accepted,
+                is_expired=is_expired,
+                is_recorded=is_recorded,
+                is_superseded=is_superseded,
+            )
+        plan = None
+        if files.plan is not None:
+            stable, canary, share = files.plan
+            plan = protocol.Plan(stable=stable, canary=canary, share=float(share))
+        desired = protocol.Desired(
+            live=self.live,
+            canary=self.canary,
+            share=float(self.share),
+            intent=intent,
+            request=request,
+        )
+        observed = protocol.Observed(
+            lease=self.lease,
+            fence=files.fence,
+            attempt=self.attempt,
+            is_blocked=self.is_blocked,
+            is_rehearsed=self.is_rehearsed,
+            config=files.config,
+            staged=files.staged,
+            versions=files.versions,
+            placed=files.placed,
+            plan=plan,
+            is_drained=files.is_drained,
+            is_plan_ahead=files.is_ahead,
+            servers=tuple(protocol.Server(**each._asdict()) for each in self.servers),
+        )
+        return desired, observed
+
+
 DISTURBANCES = CRASH, FAILURE, RESTART, JUMP, PAUSE, RECALL = range(6)
 
 
@@ -200,11 +265,12 @@ class ProtocolModel:
     table: tuple[protocol.Rule, ...] = protocol.TABLE
     mutant: str = ""
     """Name of a fault that is built in, or an empty text."""
-    rules: Callable[[Any, Any], int | None] = field(init=False)
+    rules: Callable[[View], int | None] = field(init=False)
 
     def __post_init__(self) -> None:
         @cache
-        def first(desired: protocol.Desired, observed: protocol.Observed) -> int | None:
+        def first(view: View) -> int | None:
+            desired, observed = view.as_protocol()
             found = (at for at, rule in enumerate(self.table) if rule.holds(desired, observed))
             return next(found, None)
 
@@ -265,75 +331,40 @@ class ProtocolModel:
             return journal.live
         return None
 
-    def observe(
-        self, state: State, me: int, *, probed: bool = False
-    ) -> tuple[protocol.Desired, protocol.Observed]:
+    def observe(self, state: State, me: int, *, probed: bool = False) -> View:
         """Return what the controller sees. `probed` = it asks the servers, like the watchdog."""
         journal, files, mine = state.journal, state.files, state.controllers[me]
-        at, line = self.chosen(journal), self.intent(state, me)
-        request = None
+        at, line, request = self.chosen(journal), self.intent(state, me), None
         if at is not None:
             ask = journal.asks[at]
             kind = ask.kind
             if kind == ADVANCE and self.next_share(state, ask) is None:
                 kind = RELEASE
-            request = protocol.OpenRequest(
-                kind=kind,
-                is_accepted=ask.is_accepted,
-                is_expired=ask.is_expired,
-                is_recorded=ask.is_accepted and self.satisfied(state, at) is not None,
-                is_superseded=self.is_superseded(journal, at),
-            )
-        desired = protocol.Desired(
-            live=journal.live,
-            canary=journal.canary,
-            share=float(journal.share) if journal.canary else 0.0,
-            intent=None
-            if line is None
-            else protocol.Intent(
-                version=line.version,
-                before=line.before,
-                is_canary=line.is_canary,
-                was_known=line.was_known,
-                lease=line.lease,
-            ),
-            request=request,
-        )
+            is_recorded = ask.is_accepted and self.satisfied(state, at) is not None
+            is_superseded = self.is_superseded(journal, at)
+            request = (kind, ask.is_accepted, ask.is_expired, is_recorded, is_superseded)
         is_own = at is not None and mine.request == at
         if probed:
-            seen = tuple(protocol.Server(**each._asdict()) for each in state.servers)
+            servers = state.servers
+        elif mine.known is not None:
+            servers = (mine.known,)
+        elif line is not None:
+            servers = (Server(UNKNOWN, UNKNOWN, UNKNOWN),)
         else:
-            seen = (self._believed(mine, desired, files.placed),)
-        observed = protocol.Observed(
+            canary = None if files.placed is None else journal.canary or UNKNOWN
+            servers = (Server(journal.live, canary),)
+        return View(
+            live=journal.live,
+            canary=journal.canary,
+            share=journal.share if journal.canary else 0,
+            intent=line and (line.version, line.before, line.is_canary, line.was_known, line.lease),
+            request=request,
             lease=mine.lease,
-            fence=files.fence,
             attempt=mine.attempt if line is not None or is_own else NONE,
             is_blocked=mine.is_blocked and is_own,
             is_rehearsed=mine.is_rehearsed,
-            config=files.config,
-            staged=files.staged,
-            versions=files.versions,
-            placed=files.placed,
-            plan=None
-            if files.plan is None
-            else protocol.Plan(
-                stable=files.plan[0], canary=files.plan[1], share=float(files.plan[2])
-            ),
-            is_drained=files.is_drained,
-            is_plan_ahead=files.is_ahead,
-            servers=seen,
-        )
-        return desired, observed
-
-    def _believed(
-        self, mine: Controller, desired: protocol.Desired, placed: int | None
-    ) -> protocol.Server:
-        if mine.known is not None:
-            return protocol.Server(**mine.known._asdict())
-        if desired.intent is not None:
-            return protocol.Server(serves=UNKNOWN, canary=UNKNOWN, candidate=UNKNOWN)
-        return protocol.Server(
-            serves=desired.live, canary=None if placed is None else desired.canary or UNKNOWN
+            files=files,
+            servers=servers,
         )
 
     def superseded(self, state: State, me: int) -> State:
@@ -348,9 +379,9 @@ class ProtocolModel:
 
     def rule(self, state: State, me: int) -> protocol.Rule | None:
         """Return the controller's next rule, or None."""
-        at = self.rules(*self.observe(state, me))
+        at = self.rules(self.observe(state, me))
         if at is None:
-            at = self.rules(*self.observe(state, me, probed=True))
+            at = self.rules(self.observe(state, me, probed=True))
             if at is not None and self.table[at].move not in (protocol.HEAL, protocol.LOAD_CANARY):
                 at = None
         return None if at is None else self.table[at]
@@ -639,25 +670,37 @@ class ProtocolModel:
 
     def done(self, state: State, me: int, rule: protocol.Rule) -> State:
         """Return the state after a move without a disturbance, or after its refusal."""
-        state = self.begin(state, me, rule)
+        before, state = state, self.begin(state, me, rule)
         if rule.move == protocol.STAND_DOWN:
-            return self._with(state, me, **Controller()._asdict())
+            return self._killed(state, me)
+        made: State | None = state
         if rule.move in SERVER_MOVES:
             for at in range(len(state.servers)):
                 state = self.serve(state, me, rule, at)
-            return self.served(state, me, rule)
-        made = self.write(state, me, rule)
-        return self.failed(state, me, rule) if made is None else made
+            made = self.served(state, me, rule)
+        else:
+            made = self.write(state, me, rule)
+        if made is None:
+            return self.failed(state, me, rule)
+        # A move that changes nothing is an error, which ends the round.
+        return self._ended(made, me) if made == before else made
 
     def failed(self, state: State, me: int, rule: protocol.Rule) -> State:
         """Return the state after a move has raised an error, as in `reconcile._perform`."""
-        mine = state.controllers[me]
+        mine, at = state.controllers[me], self.chosen(state.journal)
         if rule.state in ("undoing", "undone"):
+            is_own = at is not None and mine.request == at
+            if mine.is_blocked or not is_own:
+                return self._ended(state, me)
             return self._with(state, me, is_blocked=True)
         is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == protocol.ANSWER
         if is_of_request or mine.attempt == RUNNING:
             return self._with(state, me, attempt=FAILED)
-        return state
+        return self._ended(state, me)
+
+    def _ended(self, state: State, me: int) -> State:
+        """Return the state after the end of a round. The next round remembers nothing."""
+        return self._with(state, me, **_FORGOTTEN, known=None)
 
     # Transitions.
 
@@ -829,7 +872,8 @@ class ProtocolModel:
         """Check that a request that is answered as done was done."""
         journal, files, ask = state.journal, state.files, state.journal.asks[at]
         if ask.kind == RELEASE:
-            expect(journal.model(journal.live) == ask.model, "a release that is done is live")
+            is_live = journal.model(journal.live) == ask.model
+            expect(is_live or ask.recorded is not None, "a release that is done was live")
         if ask.kind == ROLLBACK and ask.replaces is not None:
             expect(journal.live != ask.replaces, "a demanded version is gone when it is done")
         if ask.kind == ABORT:
@@ -875,7 +919,7 @@ class ProtocolModel:
             if ask.result == REFUSED and ask.kind == ROLLBACK and ask.replaces is not None:
                 is_last = at == len(journal.asks) - 1
                 spent = state.budget[FAILURE] < self.scenario.failures or ask.is_expired
-                gone = journal.live != ask.replaces
+                gone = journal.live != ask.replaces or journal.model(journal.live) == "first"
                 expect(gone or spent or not is_last, "a demanded rollback is carried out")
 
 
@@ -897,6 +941,16 @@ class Explored(NamedTuple):
     """Largest number of moves from any state until all is settled, if nothing is disturbed."""
 
 
+def canonical(state: State) -> State:
+    """Return the state with servers and controllers in a fixed order, because they are alike."""
+    servers, controllers = state.servers, state.controllers
+    if hash(servers[0]) > hash(servers[1]):
+        servers = servers[::-1]
+    if hash(controllers[0]) > hash(controllers[1]):
+        controllers = controllers[::-1]
+    return state._replace(servers=servers, controllers=controllers)
+
+
 def explore(model: ProtocolModel, *, most: int = 5_000_000) -> Explored:
     """Search all states breadth first, and check all properties.
 
@@ -913,6 +967,7 @@ def explore(model: ProtocolModel, *, most: int = 5_000_000) -> Explored:
             model.check(state)
             for event, after in model.steps(state):
                 transitions += 1
+                after = canonical(after)
                 if after not in parents:
                     parents[after] = (state, event)
                     queue.append(after)
@@ -940,6 +995,7 @@ def _check_settles(model: ProtocolModel, state: State, settled: dict[State, int]
         seen.add(at)
         path.append(at)
         after = model.fair(at)
+        after = None if after is None else canonical(after)
         if after is None:
             model.check_settled(at)
             settled[at] = 0
