@@ -8,13 +8,18 @@ then reload the graph.
 """
 
 import logging
+import shutil
 from contextlib import closing
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 
 from controller.site import SiteSettings
 from evergreen.registry import promotion_journal
+from evergreen.registry.requests import open_requests
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
 from evergreen.serving.intact import find_corrupt, golden_rows, heal
+from evergreen.serving.prepare import PREPARED_FOLDER
 from evergreen.serving.repository.model_repository import ModelRepository, VersionFolders
 from evergreen.serving.servers import addresses, bring_up
 
@@ -71,6 +76,7 @@ class Inspection:
                     self._heal(repository, folders, version)
             except ContractError as error:
                 problems.append(str(error))
+        remove_stale(self.site.store, self.site.clock())
         if problems:
             raise ContractError("; ".join(problems))
 
@@ -123,3 +129,15 @@ class Inspection:
                     )
             except (TemporaryError, PermanentError) as error:
                 logger.warning("the healed version %d: %s", version, error)
+
+
+def remove_stale(store: Path, now: datetime) -> None:
+    """Remove prepared versions of a day ago that no open request names.
+
+    Their steps were killed before they appended a request.
+    """
+    open_ids = {state.id for state in open_requests(store)}
+    for folder in (store / PREPARED_FOLDER).glob("*"):
+        age = now.timestamp() - folder.stat().st_mtime
+        if folder.name not in open_ids and age > DAY_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -449,8 +449,13 @@ TABLE: tuple[Rule, ...] = (
     ),
     Rule(
         state="undoing",
-        condition="the plan names the intent's version as canary",
-        holds=lambda d, o: _undo(d, o) and _plan_canary(o) == _version(d),
+        condition="the plan names the canary that was to start",
+        holds=lambda d, o: (
+            _undo(d, o)
+            and d.intent is not None
+            and d.intent.is_canary
+            and _plan_canary(o) == _version(d)
+        ),
         move=RESET_PLAN,
         then=("undoing", "undone"),
     ),

@@ -18,8 +18,6 @@ from evergreen.registry.models import GRAPH_FILE, graph_sha256
 from evergreen.registry.requests import new_id, new_request
 from evergreen.runtime.durable import sha256_file, whole_directory
 from evergreen.runtime.errors import ContractError
-from evergreen.serving.graph.export import export
-from evergreen.serving.parity import open_graph, prove_parity, read_held_out
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
 from evergreen.serving.repository.triton_config import ServingOptions
 
@@ -135,6 +133,10 @@ def prepare(store: Path, request_id: str, model: Model, verdict: Verdict, raw: R
         ContractError: the verdict is about another model, or the graph's scores differ from
             training. No file is left.
     """
+    # The controller and the commands that only read prepared versions start faster without these.
+    from evergreen.serving.graph.export import export
+    from evergreen.serving.parity import open_graph, prove_parity, read_held_out
+
     check_belonging(model, verdict)
     with whole_directory(prepared_folder(store, request_id), replace=True) as building:
         export(model, building)

@@ -1,6 +1,7 @@
 """Tests of flipped bits in a version's files: the intact copy is used."""
 
 import dataclasses
+import os
 import random
 
 import pytest
@@ -220,6 +221,15 @@ def test_corrupt_configuration_blocks_no_rollback_and_is_written_anew(world, ins
     assert world.rollback().version == 1
     assert versions_of(path.read_text()) == [1]
     world.check_all_is_well(1)
+
+
+def test_inspection_removes_prepared_versions_of_killed_steps_after_a_day(world, inspection):
+    world.release(1)
+    old, new = (world.settings.store / "prepared" / name for name in ("old", "new"))
+    old.mkdir(), new.mkdir()
+    os.utime(old, (0, 0))
+    inspection.step()
+    assert (old.exists(), new.exists()) == (False, True)
 
 
 def test_golden_rows_of_another_version_are_no_copy(world):
