@@ -57,7 +57,6 @@ class Ask(NamedTuple):
     is_expired: bool = False
     result: str | None = None
     recorded: int | None = None
-    num_results: int = 0
 
 
 class Journal(NamedTuple):
@@ -125,6 +124,8 @@ class State(NamedTuple):
     files: Files = Files()
     servers: tuple[Server, ...] = (Server(), Server())
     controllers: tuple[Controller, ...] = (Controller(), Controller())
+    flushed: Journal | None = None
+    """What a crash leaves of the journal, if its last entry is not flushed."""
     budget: tuple[int, ...] = ()
     """How often each kind of disturbance can still happen, as in `Scenario.budget`."""
 
@@ -284,7 +285,8 @@ class ProtocolModel:
 
     def chosen(self, journal: Journal) -> int | None:
         """Return the position of the request that is handled next, or None."""
-        found = [at for at, ask in enumerate(journal.asks) if ask.result is None]
+        results = (None, CANCELLED) if self.mutant == "begin withdrawn requests" else (None,)
+        found = [at for at, ask in enumerate(journal.asks) if ask.result in results]
         urgent = [at for at in found if journal.asks[at].kind in URGENT_KINDS]
         return next(iter([*urgent, *found]), None)
 
@@ -403,7 +405,7 @@ class ProtocolModel:
         if lease < journal.lease and self.mutant != "count entries of old leases":
             return state
         expect(lease >= journal.lease, "entries of a fenced controller have no effect")
-        return state._replace(journal=change(journal)._replace(lease=lease))
+        return state._replace(journal=change(journal)._replace(lease=lease), flushed=None)
 
     def _answered(self, journal: Journal, at: int, result: str) -> Journal:
         asks, ask = list(journal.asks), journal.asks[at]
@@ -455,6 +457,11 @@ class ProtocolModel:
             used = {state.journal.live, *state.files.versions}
         return 1 + max(used)
 
+    def is_stale(self, journal: Journal, ask: Ask) -> bool:
+        """Return whether the gate compared the model with one that is no longer live."""
+        then = journal.live if ask.live_then is None else ask.live_then
+        return journal.model(then) != journal.model(journal.live)
+
     def announced(self, state: State, at: int, lease: int) -> Line | None:
         """Return the change that a request asks for, or None if it is refused."""
         journal, files, ask = state.journal, state.files, state.journal.asks[at]
@@ -467,10 +474,7 @@ class ProtocolModel:
             lease=lease,
         )
         if ask.kind in (RELEASE, CANARY):
-            is_stale = ask.live_then is not None and journal.model(ask.live_then) != journal.model(
-                journal.live
-            )
-            if is_stale or ask.model in journal.blocked:
+            if self.is_stale(journal, ask) or ask.model in journal.blocked:
                 return None
             if ask.kind == CANARY and (journal.canary is not None or files.placed is not None):
                 return None
@@ -508,8 +512,12 @@ class ProtocolModel:
             assert at is not None
             if (line := self.announced(state, at, mine.lease)) is None:
                 return None
-            expect(state.journal.asks[at].result is None, "an answered request is not begun")
+            ask = state.journal.asks[at]
+            expect(ask.result is None, "an answered request is not begun")
+            expect(not ask.is_expired, "no request is begun after its deadline")
             made = self._entry(state, me, lambda j: self._announce(j, line))
+            if self.mutant == "do not flush the intent":
+                made = made._replace(flushed=state.journal)
             return self._with(
                 made,
                 me,
@@ -523,12 +531,17 @@ class ProtocolModel:
         if move == protocol.RECORD:
             assert line is not None
             action = "canary" if line.is_canary else "live"
+            if mine.lease == files.fence and action == "live":
+                served = all(each.serves == line.version for each in state.servers)
+                expect(served, "a version is recorded after every server answers from it")
             made = self._entry(state, me, lambda j: self._promoted(j, line, action))
             return self._with(made, me, **_FORGOTTEN, known=None)
         if move == protocol.ADOPT:
             assert line is not None
             line = line._replace(lease=mine.lease)
             return self._entry(state, me, lambda j: self._promoted(j, line, "intent"))
+        if move == protocol.WITHDRAW_INTENT and self.mutant == "forget to withdraw":
+            return state
         if move == protocol.WITHDRAW_INTENT:
             assert line is not None
             made = self._entry(state, me, lambda j: self._promoted(j, line, "withdrawn"))
@@ -558,7 +571,7 @@ class ProtocolModel:
     def _accepted(self, journal: Journal, at: int | None) -> Journal:
         assert at is not None
         asks = list(journal.asks)
-        if asks[at].result is None:
+        if asks[at].result is None or self.mutant == "begin withdrawn requests":
             asks[at] = asks[at]._replace(is_accepted=True)
         return journal._replace(asks=tuple(asks))
 
@@ -574,6 +587,7 @@ class ProtocolModel:
     ) -> State | None:
         """Return the state after a write of the repository or of the plan."""
         move, mine, files = rule.move, state.controllers[me], state.files
+        expect(mine.lease == files.fence, "no write of a fenced controller has an effect")
         live, version = state.journal.live, line.version if line else 0
         if move == protocol.STAGE:
             files = files._replace(staged=version)
@@ -627,6 +641,7 @@ class ProtocolModel:
                 files.plan is None or files.plan[1] != server.canary or server.canary is None,
                 "no server unloads a canary that the plan names",
             )
+            expect(files.is_drained, "no server unloads a canary that clients may still call")
             server = server._replace(canary=None)
         assert line is not None or move not in (protocol.REHEARSE, protocol.SERVE)
         return self._on(state, at, server)
@@ -744,6 +759,8 @@ class ProtocolModel:
             yield event, after._replace(budget=tuple(budget))
 
     def _killed(self, state: State, me: int) -> State:
+        if state.flushed is not None:
+            state = state._replace(journal=state.flushed, flushed=None)
         return self._with(state, me, **Controller()._asdict())
 
     def _take_lock(self, state: State, me: int) -> Iterator[tuple[str, State]]:
@@ -818,8 +835,9 @@ class ProtocolModel:
             return
         if (made := self.write(state, me, rule)) is None:
             return
-        if self.mutant == f"do not flush: {rule.move}":
-            return
+        if self.mutant == "configure before the intent" and rule.move == protocol.ANNOUNCE:
+            version = made.journal.intent.version if made.journal.intent else 0
+            yield "between", state._replace(files=state.files._replace(config=version))
         # After a lost answer the controller remembers what it knew before.
         memory = self._remembered(state, me, rule)
         controllers = list(made.controllers)
@@ -846,6 +864,9 @@ class ProtocolModel:
         assert mine.paused is not None
         seen = mine.paused[1:]
         state = self._with(state, me, paused=None)
+        if mine.lease == fence and rule.move in (protocol.ACCEPT, protocol.WITHDRAW):
+            # The side that waits can append a withdrawal in between.
+            return self.write(state, me, rule, seen=seen) or state
         if mine.lease == fence:
             now = self.superseded(state, me)
             current = self.rule(now, me)
@@ -863,7 +884,7 @@ class ProtocolModel:
             for at, server in enumerate(state.servers):  # a load reads the configuration
                 state = self._on(state, at, server._replace(serves=state.files.config))
         elif self.mutant == "ignore the fencing number" and rule.move not in SERVER_MOVES:
-            expect(False, "no write of a fenced controller")
+            return self._killed(self.write(state, me, rule, seen=seen) or state, me)
         return self._killed(state, me)
 
     # Properties.
