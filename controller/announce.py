@@ -24,7 +24,7 @@ from controller.site import Attempt, Site
 from evergreen.config.reader import read_mapping
 from evergreen.contracts.checks import FAIL, PASS
 from evergreen.contracts.manifests import CURRENT, Release, ServingPlace, Verdict
-from evergreen.contracts.requests import ADVANCE, CANARY, RELEASE, ROLLBACK, Request
+from evergreen.contracts.requests import ADVANCE, CANARY, RELEASE, ROLLBACK, ServingRequest
 from evergreen.registry import promotion_journal
 from evergreen.registry.models import (
     DATA_FILE,
@@ -111,7 +111,7 @@ def _wanted_then(state: RequestState) -> int | None:
     return intent.version if state.rollback_then else state.live_then
 
 
-def gives_first_share(site: Site, request: Request) -> bool:
+def gives_first_share(site: Site, request: ServingRequest) -> bool:
     """Return whether a `CANARY` request makes its running shadow canary serve."""
     at_work, plan = canary_at_work(site.store), site.repository.read_plan()
     return bool(
@@ -263,7 +263,7 @@ def _announce_rollback(site: Site, state: RequestState) -> None:
     site.announce(Attempt(line=line, options=site.repository.options_for(target.version)))
 
 
-def check_plan(site: Site, request: Request) -> None:
+def check_plan(site: Site, request: ServingRequest) -> None:
     """Check that the plan is still the one about which the request decides.
 
     Raises:
@@ -298,7 +298,7 @@ def _target_release(site: Site, live: Promotion, version: int) -> Release:
     return read_release(site.store, version)
 
 
-def _check_prepared(site: Site, request: Request, prepared: PreparedVersion) -> None:
+def _check_prepared(site: Site, request: ServingRequest, prepared: PreparedVersion) -> None:
     model, name = prepared.model, site.repository.names.model
     if model.model_id != request.model_id:
         raise ContractError(
@@ -313,7 +313,7 @@ def _check_prepared(site: Site, request: Request, prepared: PreparedVersion) -> 
         )
 
 
-def _options(request: Request) -> ServingOptions:
+def _options(request: ServingRequest) -> ServingOptions:
     return read_mapping(ServingOptions, request.options, path="options")
 
 
@@ -361,7 +361,7 @@ def check_may_replace(
             )
 
 
-def _number(site: Site, request: Request, prepared: PreparedVersion) -> Release:
+def _number(site: Site, request: ServingRequest, prepared: PreparedVersion) -> Release:
     """Give the prepared version its number, copy its files in the registry, and return its release.
 
     No server is notified and nothing is live yet.

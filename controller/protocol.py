@@ -124,7 +124,7 @@ class Server:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ShownPlan:
     """The traffic plan."""
 
     stable: int
@@ -154,7 +154,7 @@ class Observed:
     """Complete versions under the served name."""
     placed: int | None = None
     """Version whose files are under the canary's name."""
-    plan: Plan | None = None
+    plan: ShownPlan | None = None
     is_drained: bool = True
     """Whether clients have read the plan: it is old enough, or there is none."""
     is_plan_ahead: bool = False
@@ -202,7 +202,7 @@ Condition = Callable[[Desired, Observed], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rule:
+class ProtocolRule:
     """One row of the protocol's table."""
 
     state: str
@@ -318,8 +318,8 @@ def _load_canary(observed: Observed, version: int | None) -> bool:
     return all(server.canary == version for server in observed.servers)
 
 
-TABLE: tuple[Rule, ...] = (
-    Rule(
+TABLE: tuple[ProtocolRule, ...] = (
+    ProtocolRule(
         state="fenced",
         condition="another controller has a lease with a larger number",
         holds=lambda d, o: o.lease < o.fence,
@@ -327,28 +327,28 @@ TABLE: tuple[Rule, ...] = (
         then=(),
     ),
     # Ending a canary waits for nothing else.
-    Rule(
+    ProtocolRule(
         state="abort accepted",
         condition="the plan names a canary",
         holds=lambda d, o: _aborts(d, o) and _plan_canary(o) is not None,
         move=RESET_PLAN,
         then=("abort done",),
     ),
-    Rule(
+    ProtocolRule(
         state="abort done",
         condition="the plan names no canary",
         holds=_aborts,
         move=ANSWER,
         then=("undoing", "undone", "draining", "settled"),
     ),
-    Rule(
+    ProtocolRule(
         state="requested",
         condition="the deadline of a request that may be accepted has passed",
         holds=lambda d, o: _may_open(d) and d.request is not None and d.request.is_expired,
         move=WITHDRAW,
         then=("settled",),
     ),
-    Rule(
+    ProtocolRule(
         state="requested",
         condition="an abort is requested",
         holds=lambda d, o: _may_open(d) and _asks(d, (ABORT,)),
@@ -356,70 +356,70 @@ TABLE: tuple[Rule, ...] = (
         then=("abort accepted", "abort done"),
     ),
     # An intent of this controller goes forward.
-    Rule(
+    ProtocolRule(
         state="announced",
         condition="the version's files are neither published nor staged",
         holds=lambda d, o: _is_new(d, o) and o.staged != _version(d),
         move=STAGE,
         then=("staged",),
     ),
-    Rule(
+    ProtocolRule(
         state="staged",
         condition="not every server has rehearsed the version",
         holds=lambda d, o: _is_new(d, o) and not o.is_rehearsed,
         move=REHEARSE,
         then=("rehearsed",),
     ),
-    Rule(
+    ProtocolRule(
         state="rehearsed",
         condition="the version's files are staged and rehearsed",
         holds=lambda d, o: _is_new(d, o),
         move=PUBLISH,
         then=("published", "published canary"),
     ),
-    Rule(
+    ProtocolRule(
         state="published",
         condition="the configuration names another version",
         holds=lambda d, o: _goes_live(d, o) and o.config != _version(d),
         move=CONFIGURE,
         then=("configured", "served"),
     ),
-    Rule(
+    ProtocolRule(
         state="configured",
         condition="a server does not answer from the version",
         holds=lambda d, o: _goes_live(d, o) and not _serve(o, _version(d)),
         move=SERVE,
         then=("served",),
     ),
-    Rule(
+    ProtocolRule(
         state="served",
         condition="every server answers from the version",
         holds=lambda d, o: _goes_live(d, o),
         move=RECORD,
         then=("recorded", "plan wrong"),
     ),
-    Rule(
+    ProtocolRule(
         state="published canary",
         condition="the canary's files are not those of the version",
         holds=lambda d, o: _becomes_canary(d, o) and o.placed != _version(d),
         move=PLACE_CANARY,
         then=("placed canary",),
     ),
-    Rule(
+    ProtocolRule(
         state="placed canary",
         condition="a server has not loaded the canary",
         holds=lambda d, o: _becomes_canary(d, o) and not _load_canary(o, _version(d)),
         move=LOAD_CANARY,
         then=("loaded canary",),
     ),
-    Rule(
+    ProtocolRule(
         state="loaded canary",
         condition="the plan does not name the canary",
         holds=lambda d, o: _becomes_canary(d, o) and _plan_canary(o) != _version(d),
         move=SHOW_CANARY,
         then=("shown canary",),
     ),
-    Rule(
+    ProtocolRule(
         state="shown canary",
         condition="the plan names the canary",
         holds=lambda d, o: _becomes_canary(d, o),
@@ -427,7 +427,7 @@ TABLE: tuple[Rule, ...] = (
         then=("recorded", "settled"),
     ),
     # An intent that failed, or that a crash left, is undone.
-    Rule(
+    ProtocolRule(
         state="undoing",
         condition="a controller with an older lease announced the intent",
         holds=lambda d, o: (
@@ -440,14 +440,14 @@ TABLE: tuple[Rule, ...] = (
         move=ADOPT,
         then=("undoing", "undone"),
     ),
-    Rule(
+    ProtocolRule(
         state="undo blocked",
         condition="the attempt failed, and undoing it failed too",
         holds=lambda d, o: _undo(d, o) and _failed(d, o) and o.is_blocked,
         move=REFUSE,
         then=("undoing",),
     ),
-    Rule(
+    ProtocolRule(
         state="undoing",
         condition="the plan names the canary that was to start",
         holds=lambda d, o: (
@@ -459,14 +459,14 @@ TABLE: tuple[Rule, ...] = (
         move=RESET_PLAN,
         then=("undoing", "undone"),
     ),
-    Rule(
+    ProtocolRule(
         state="undoing",
         condition="the configuration is not that from before the intent",
         holds=lambda d, o: _undo(d, o) and o.config != _before(d),
         move=RESTORE_CONFIG,
         then=("undoing", "undone"),
     ),
-    Rule(
+    ProtocolRule(
         state="undoing",
         condition="a server does not answer from the version before, or still has the candidate",
         holds=lambda d, o: (
@@ -478,14 +478,14 @@ TABLE: tuple[Rule, ...] = (
         move=RESTORE_SERVERS,
         then=("undoing", "undone"),
     ),
-    Rule(
+    ProtocolRule(
         state="undoing",
         condition="files are staged",
         holds=lambda d, o: _undo(d, o) and o.staged is not None,
         move=DISCARD,
         then=("undoing", "undone"),
     ),
-    Rule(
+    ProtocolRule(
         state="undoing",
         condition="the version's files are published, and the version never served",
         holds=lambda d, o: (
@@ -499,7 +499,7 @@ TABLE: tuple[Rule, ...] = (
         move=REMOVE_FILES,
         then=("undone",),
     ),
-    Rule(
+    ProtocolRule(
         state="undone",
         condition="nothing of the intent is left, except a canary that no plan names",
         holds=_undo,
@@ -507,14 +507,14 @@ TABLE: tuple[Rule, ...] = (
         then=("failed", "accepted", "expired", "superseded", "draining", "settled"),
     ),
     # A request whose change is made or failed is answered.
-    Rule(
+    ProtocolRule(
         state="failed",
         condition="the request's attempt failed",
         holds=lambda d, o: _settled(d) and _failed(d, o),
         move=REFUSE,
         then=("settled",),
     ),
-    Rule(
+    ProtocolRule(
         state="recorded",
         condition="the journal contains what the request asked for",
         holds=lambda d, o: (
@@ -524,14 +524,14 @@ TABLE: tuple[Rule, ...] = (
         then=("plan wrong", "settled"),
     ),
     # Without an intent, plan and configuration follow the journal.
-    Rule(
+    ProtocolRule(
         state="plan wrong",
         condition="the plan names a version that the journal does not name there",
         holds=lambda d, o: _settled(d) and _is_plan_wrong(d, o),
         move=RESET_PLAN,
         then=("draining", "settled"),
     ),
-    Rule(
+    ProtocolRule(
         state="share unrecorded",
         condition="the plan has another share for the canary than the journal",
         holds=lambda d, o: (
@@ -543,7 +543,7 @@ TABLE: tuple[Rule, ...] = (
         move=RECORD_SHARE,
         then=("recorded", "accepted", "settled"),
     ),
-    Rule(
+    ProtocolRule(
         state="configuration wrong",
         condition="the configuration does not name the live version",
         holds=lambda d, o: _settled(d) and d.live is not None and o.config != d.live,
@@ -551,14 +551,14 @@ TABLE: tuple[Rule, ...] = (
         then=("servers wrong", "settled"),
     ),
     # The next request is handled.
-    Rule(
+    ProtocolRule(
         state="superseded",
         condition="a later rollback or abort supersedes the request",
         holds=lambda d, o: _settled(d) and d.request is not None and d.request.is_superseded,
         move=REFUSE,
         then=("settled",),
     ),
-    Rule(
+    ProtocolRule(
         state="expired",
         condition="the accepted request's deadline has passed",
         holds=lambda d, o: (
@@ -567,7 +567,7 @@ TABLE: tuple[Rule, ...] = (
         move=REFUSE,
         then=("settled",),
     ),
-    Rule(
+    ProtocolRule(
         state="accepted",
         condition="a canary is to start, and no client calls the canary before any more",
         holds=lambda d, o: (
@@ -580,21 +580,21 @@ TABLE: tuple[Rule, ...] = (
         move=UNLOAD_CANARY,
         then=("accepted",),
     ),
-    Rule(
+    ProtocolRule(
         state="accepted",
         condition="the request needs an intent",
         holds=lambda d, o: _settled(d) and _accepted(d) and _asks(d, ANNOUNCED_KINDS),
         move=ANNOUNCE,
         then=("announced", "published", "published canary"),
     ),
-    Rule(
+    ProtocolRule(
         state="accepted",
         condition="the request gives the canary its next share",
         holds=lambda d, o: _settled(d) and _accepted(d) and _asks(d, (ADVANCE,)),
         move=GROW,
         then=("share unrecorded",),
     ),
-    Rule(
+    ProtocolRule(
         state="requested",
         condition="the request's deadline has not passed",
         holds=lambda d, o: _settled(d) and _open(d),
@@ -602,21 +602,21 @@ TABLE: tuple[Rule, ...] = (
         then=("accepted", "recorded"),
     ),
     # What remains of a canary that no plan names.
-    Rule(
+    ProtocolRule(
         state="draining",
         condition="the plan's time is in the future",
         holds=lambda d, o: _settled(d) and _is_left_over(o) and o.is_plan_ahead,
         move=RESET_PLAN,
         then=("draining", "settled"),
     ),
-    Rule(
+    ProtocolRule(
         state="draining",
         condition="clients have read the plan without the canary",
         holds=lambda d, o: _settled(d) and _is_left_over(o) and o.is_drained,
         move=UNLOAD_CANARY,
         then=("canary unloaded", "settled"),
     ),
-    Rule(
+    ProtocolRule(
         state="canary unloaded",
         condition="the journal still names a canary",
         holds=lambda d, o: (
@@ -630,14 +630,14 @@ TABLE: tuple[Rule, ...] = (
         then=("settled",),
     ),
     # Servers follow the journal.
-    Rule(
+    ProtocolRule(
         state="servers wrong",
         condition="a server does not answer from the live version",
         holds=lambda d, o: _settled(d) and d.live is not None and not _serve(o, d.live),
         move=HEAL,
         then=("settled",),
     ),
-    Rule(
+    ProtocolRule(
         state="canary absent",
         condition="a server has not loaded the canary that the plan names",
         holds=lambda d, o: (
@@ -646,7 +646,7 @@ TABLE: tuple[Rule, ...] = (
         move=LOAD_CANARY,
         then=("settled",),
     ),
-    Rule(
+    ProtocolRule(
         state="well",
         condition="the evidence allows the end of the baking",
         holds=lambda d, o: _settled(d) and d.is_baked,
@@ -657,7 +657,7 @@ TABLE: tuple[Rule, ...] = (
 """The protocol. The first rule that holds is applied. Without such a rule everything is settled."""
 
 
-def next_rule(desired: Desired, observed: Observed) -> Rule | None:
+def next_rule(desired: Desired, observed: Observed) -> ProtocolRule | None:
     """Return the first rule that holds, or None if nothing is to be done."""
     return next((rule for rule in TABLE if rule.holds(desired, observed)), None)
 

@@ -36,9 +36,9 @@ from controller.protocol import (
     Intent,
     Observed,
     OpenRequest,
-    Plan,
-    Rule,
+    ProtocolRule,
     Server,
+    ShownPlan,
     next_rule,
 )
 from controller.site import (
@@ -58,7 +58,7 @@ from evergreen.contracts.requests import (
     DONE,
     REFUSED,
     RELEASE,
-    Request,
+    ServingRequest,
 )
 from evergreen.registry import promotion_journal, requests
 from evergreen.registry.promotion_journal import Promotion, canary_at_work
@@ -133,7 +133,7 @@ def observe(site: Site) -> tuple[Desired, Observed, RequestState | None]:
         placed=placed,
         plan=None
         if plan is None
-        else Plan(
+        else ShownPlan(
             stable=plan.stable.version,
             canary=plan.canary.version if plan.canary else None,
             share=plan.canary_share,
@@ -191,7 +191,7 @@ def _open_request(site: Site, state: RequestState, states: list[RequestState]) -
     )
 
 
-def _kind(site: Site, request: Request) -> str:
+def _kind(site: Site, request: ServingRequest) -> str:
     """Return the kind of the moves that the request needs."""
     if request.kind == CANARY and announcing.gives_first_share(site, request):
         return ADVANCE
@@ -200,7 +200,7 @@ def _kind(site: Site, request: Request) -> str:
     return request.kind
 
 
-def _next_share(site: Site, request: Request) -> float | None:
+def _next_share(site: Site, request: ServingRequest) -> float | None:
     """Return the canary's share at its next stage, or None after the last stage."""
     if request.kind == CANARY:
         return request.share
@@ -245,7 +245,7 @@ def drive(site: Site, *, stop: Callable[[], bool] = lambda: False) -> None:
         _perform(site, rule, state)
 
 
-def _perform(site: Site, rule: Rule, state: RequestState | None) -> None:
+def _perform(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
     attempt, is_undoing = site.attempt, rule.state in ("undoing", "undone")
     is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == ANSWER
     if is_of_request and state is not None:
@@ -270,7 +270,7 @@ def _perform(site: Site, rule: Rule, state: RequestState | None) -> None:
             raise
 
 
-def _move(site: Site, rule: Rule, state: RequestState | None) -> None:
+def _move(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
     """Make the rule's move. `state` is the request that is handled next."""
     if rule.move in BODIES:
         BODIES[rule.move](site)
@@ -386,7 +386,7 @@ def _record_share(site: Site, state: RequestState | None) -> None:
     site.checkpoint("journal written")
 
 
-def _reset_plan(site: Site, rule: Rule, state: RequestState | None) -> None:
+def _reset_plan(site: Site, rule: ProtocolRule, state: RequestState | None) -> None:
     plan, live, intent = site.repository.read_plan(), site.live, site.intent
     assert plan is not None
     if rule.state == "abort accepted" and state is not None:
@@ -431,7 +431,7 @@ def reconciled(settings: SiteSettings, *, stages: CanaryStages = DEFAULT_STAGES)
 
 def carry_out(
     settings: SiteSettings,
-    request: Request,
+    request: ServingRequest,
     *,
     stages: CanaryStages = DEFAULT_STAGES,
     report: Callable[[str], None] = lambda _: None,
@@ -442,7 +442,7 @@ def carry_out(
 
     Args:
         settings: Deployment target.
-        request: Request, which is not in the journal yet.
+        request: Request that is not in the journal yet.
         stages: How a canary grows.
         report: Called with sentences about the progress.
 
@@ -490,7 +490,7 @@ def carry_out(
     return state
 
 
-def _drive_for(site: Site, request: Request) -> None:
+def _drive_for(site: Site, request: ServingRequest) -> None:
     """Make moves in this process until nothing is to be done.
 
     Raises:
@@ -512,7 +512,9 @@ def _drive_for(site: Site, request: Request) -> None:
         raise failure
 
 
-def _withdraw_own(settings: SiteSettings, request: Request, error: BaseException) -> RequestState:
+def _withdraw_own(
+    settings: SiteSettings, request: ServingRequest, error: BaseException
+) -> RequestState:
     state = requests.withdraw(
         settings.store,
         request.request,

@@ -16,7 +16,7 @@ from dataclasses import replace
 from controller.reconcile import carry_out
 from controller.site import SiteSettings, add_site_flags, change_reason, site_of
 from controller.waiting import add_waiting_flag, ask
-from evergreen.contracts.requests import ROLLBACK, Request
+from evergreen.contracts.requests import ROLLBACK, ServingRequest
 from evergreen.registry import promotion_journal
 from evergreen.registry.promotion_journal import Promotion
 from evergreen.registry.requests import new_request
@@ -58,7 +58,9 @@ def rollback(
     return line
 
 
-def rollback_request(settings: SiteSettings, *, to_version: int | None, reason: str) -> Request:
+def rollback_request(
+    settings: SiteSettings, *, to_version: int | None, reason: str
+) -> ServingRequest:
     """Return a request of a person for a rollback."""
     request = new_request(
         ROLLBACK,

@@ -22,7 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from controller.protocol import FAILED, NONE, RUNNING, UNKNOWN, Desired, Observed, Rule, Server
+from controller.protocol import (
+    FAILED,
+    NONE,
+    RUNNING,
+    UNKNOWN,
+    Desired,
+    Observed,
+    ProtocolRule,
+    Server,
+)
 from evergreen.config.reader import add_flags
 from evergreen.contracts.manifests import Model, Release
 from evergreen.contracts.serving import ServedNames, versions_of
@@ -83,7 +92,7 @@ class SiteSettings:
     resolve: Resolve = resolve
     held: ModelRepository | None = None
     """Model repository whose lock this process holds, or None. `open_repository` returns it."""
-    trace: Callable[[Rule, Desired, Observed], None] = lambda *_: None
+    trace: Callable[[ProtocolRule, Desired, Observed], None] = lambda *_: None
     """Called before each move, with its rule and what the rule was chosen from."""
     clock: Callable[[], datetime] = partial(datetime.now, timezone.utc)
     """Current time, with a time zone."""

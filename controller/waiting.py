@@ -5,7 +5,7 @@ import sys
 
 from controller.reconcile import carry_out
 from controller.site import DEFAULT_STAGES, CanaryStages, SiteSettings
-from evergreen.contracts.requests import Request
+from evergreen.contracts.requests import ServingRequest
 from evergreen.registry.requests import RequestState, append_request
 
 
@@ -21,7 +21,7 @@ def add_waiting_flag(parser: argparse.ArgumentParser) -> None:
 
 def ask(
     settings: SiteSettings,
-    request: Request,
+    request: ServingRequest,
     *,
     waits: bool,
     stages: CanaryStages = DEFAULT_STAGES,

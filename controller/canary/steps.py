@@ -31,7 +31,7 @@ from controller.moves import load_canary
 from controller.reconcile import carry_out, reconciled
 from controller.site import CanaryStages, Site, SiteSettings
 from evergreen.contracts.requests import ABORT as ABORT_REQUEST
-from evergreen.contracts.requests import ADVANCE, Request
+from evergreen.contracts.requests import ADVANCE, ServingRequest
 from evergreen.registry import promotion_journal
 from evergreen.registry.promotion_journal import canary_at_work
 from evergreen.registry.recommenders import logged_recommender
@@ -179,7 +179,7 @@ def abort(settings: CanarySettings, reason: str) -> Step:
 
 def canary_request(
     settings: CanarySettings, kind: str, reason: str, *, plan: int | None = None
-) -> Request:
+) -> ServingRequest:
     """Return a request to `advance` or `abort` the canary."""
     site = settings.site
     request = new_request(

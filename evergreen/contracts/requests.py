@@ -1,7 +1,7 @@
 """Entries of the journal about requests: what somebody asks of the controller, and its answers.
 
-Steps of the pipeline and commands of people append a `Request`. The controller appends `Answer`s to
-it. Nobody changes an entry later.
+Steps of the pipeline and commands of people append a `ServingRequest`. The controller appends
+`ServingAnswer`s to it. Nobody changes an entry later.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ ACCEPTED = "accepted"
 """The controller has begun with the request. Only the controller can end it now."""
 DONE = "done"
 REFUSED = "refused"
-"""The request was not carried out. `Answer.error` is the kind of the error."""
+"""The request was not carried out. `ServingAnswer.error` is the kind of the error."""
 CANCELLED = "cancelled"
 """The side that waited withdrew the request before the controller accepted it."""
 ANSWERS = (ACCEPTED, DONE, REFUSED, CANCELLED)
@@ -30,7 +30,7 @@ its next share, and end the canary."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ServingRequest:
     """Entry that asks the controller for one change of what is served."""
 
     time: str
@@ -66,7 +66,7 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class ServingAnswer:
     """Entry about the progress or the result of a request."""
 
     time: str

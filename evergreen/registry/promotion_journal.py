@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from evergreen.contracts.baking import Findings
-from evergreen.contracts.requests import REQUEST_ACTIONS, REQUESTED, Answer, Request
+from evergreen.contracts.requests import REQUEST_ACTIONS, REQUESTED, ServingAnswer, ServingRequest
 from evergreen.runtime.durable import append_record, read_records, write_whole
 from evergreen.runtime.errors import ContractError
 
@@ -100,9 +100,9 @@ class Promotion:
         )
 
 
-Line = Promotion | Request | Answer
+Line = Promotion | ServingRequest | ServingAnswer
 """One line of the journal."""
-Entry = TypeVar("Entry", Promotion, Request, Answer)
+Entry = TypeVar("Entry", Promotion, ServingRequest, ServingAnswer)
 
 
 def read_entries(store: Path) -> list[Promotion]:
@@ -140,8 +140,8 @@ def read_lines(store: Path) -> tuple[Line, ...]:
 def _line(**fields: Any) -> Line:
     action = fields.get("action")
     if action == REQUESTED:
-        return Request(**fields)
-    return Answer(**fields) if action in REQUEST_ACTIONS else Promotion(**fields)
+        return ServingRequest(**fields)
+    return ServingAnswer(**fields) if action in REQUEST_ACTIONS else Promotion(**fields)
 
 
 @lru_cache(maxsize=4)

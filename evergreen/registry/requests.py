@@ -1,8 +1,8 @@
 """Requests to the controller: append one, wait for its answer, or withdraw it.
 
-Requests and answers are lines of the promotion journal. Whoever asks appends a `Request` and waits.
-The controller accepts the request, carries it out, and appends the result. If no controller accepts
-the request before its deadline, the waiting side withdraws the request.
+Requests and answers are lines of the promotion journal. Whoever asks appends a `ServingRequest` and
+waits. The controller accepts the request, carries it out, and appends the result. If no controller
+accepts the request before its deadline, the waiting side withdraws the request.
 
 The order of the lines decides between a withdrawal and an acceptance that are appended at the same
 time: the first of the two counts. Both sides therefore read the journal again after they have
@@ -24,8 +24,8 @@ from evergreen.contracts.requests import (
     DONE,
     REFUSED,
     ROLLBACK,
-    Answer,
-    Request,
+    ServingAnswer,
+    ServingRequest,
 )
 from evergreen.registry.promotion_journal import (
     INTENT,
@@ -47,10 +47,10 @@ GRACE_SECONDS = 600.0
 class RequestState:
     """One request with what the journal says about it."""
 
-    request: Request
-    accepted: Answer | None = None
+    request: ServingRequest
+    accepted: ServingAnswer | None = None
     """First acceptance, unless a withdrawal precedes it."""
-    result: Answer | None = None
+    result: ServingAnswer | None = None
     """First `done` or `refused` entry, or the withdrawal, unless an acceptance precedes it."""
     live_then: int | None = None
     """Version that was live when the request was appended. None if no version was live."""
@@ -83,7 +83,7 @@ def fold(lines: Sequence[Line]) -> list[RequestState]:
     before: int | None = None
     last: Promotion | None = None
     for line in lines:
-        if isinstance(line, Request):
+        if isinstance(line, ServingRequest):
             found.setdefault(
                 line.request,
                 RequestState(
@@ -95,7 +95,7 @@ def fold(lines: Sequence[Line]) -> list[RequestState]:
                     and found[last.request].request.kind == ROLLBACK,
                 ),
             )
-        elif isinstance(line, Answer):
+        elif isinstance(line, ServingAnswer):
             if (state := found.get(line.request)) is not None:
                 found[line.request] = _answered(state, line)
         else:
@@ -115,7 +115,7 @@ def fold(lines: Sequence[Line]) -> list[RequestState]:
     return list(found.values())
 
 
-def _answered(state: RequestState, answer: Answer) -> RequestState:
+def _answered(state: RequestState, answer: ServingAnswer) -> RequestState:
     if state.result is not None:
         return state
     if answer.action == ACCEPTED:
@@ -153,9 +153,9 @@ def read_request(store: Path, request_id: str) -> RequestState:
 
 def new_request(
     kind: str, *, who: str, reason: str, now: datetime, seconds: float, request_id: str = ""
-) -> Request:
+) -> ServingRequest:
     """Return a request that expires after `seconds`, with a new id unless one is given."""
-    return Request(
+    return ServingRequest(
         time=_text(now),
         request=request_id or new_id(),
         kind=kind,
@@ -170,7 +170,7 @@ def new_id() -> str:
     return uuid4().hex
 
 
-def append_request(store: Path, request: Request) -> Request:
+def append_request(store: Path, request: ServingRequest) -> ServingRequest:
     """Append the request to the journal and return it as written."""
     return append_entry(store, request)
 
@@ -193,7 +193,7 @@ def answer(
     """
     append_entry(
         store,
-        Answer(
+        ServingAnswer(
             time=_text(now),
             action=action,
             request=request_id,
@@ -214,12 +214,12 @@ def withdraw(store: Path, request_id: str, *, who: str, now: datetime, reason: s
 
 def ask(
     store: Path,
-    request: Request,
+    request: ServingRequest,
     *,
     clock: Callable[[], datetime],
     sleep: Callable[[float], None],
     report: Callable[[str], None] = lambda _: None,
-) -> Answer:
+) -> ServingAnswer:
     """Append the request, and wait for its result as `wait_for_result` does.
 
     If the waiting is interrupted, the request is withdrawn unless it is accepted already.
@@ -236,13 +236,13 @@ def ask(
 
 def wait_for_result(
     store: Path,
-    request: Request,
+    request: ServingRequest,
     *,
     clock: Callable[[], datetime],
     sleep: Callable[[float], None],
     poll_seconds: float = 0.1,
     report: Callable[[str], None] = lambda _: None,
-) -> Answer:
+) -> ServingAnswer:
     """Wait until the request has a result, and return it.
 
     Args:
@@ -284,7 +284,7 @@ _ERRORS: dict[str, type[Exception]] = {
 }
 
 
-def expect_done(state: RequestState) -> Answer:
+def expect_done(state: RequestState) -> ServingAnswer:
     """Return the result of a request that was carried out.
 
     Raises:

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from evergreen.contracts.manifests import Manifest, Model, RawDataset, Verdict
-from evergreen.contracts.requests import RELEASE, Request
+from evergreen.contracts.requests import RELEASE, ServingRequest
 from evergreen.registry.models import GRAPH_FILE, graph_sha256
 from evergreen.registry.requests import new_id, new_request
 from evergreen.runtime.durable import sha256_file, whole_directory
@@ -79,7 +79,7 @@ def prepare_request(
     trigger_id: str | None = None,
     share: float | None = None,
     override: str | None = None,
-) -> Request:
+) -> ServingRequest:
     """Prepare a version, and return the request to serve it. The request is not appended yet.
 
     Args:
@@ -98,14 +98,14 @@ def prepare_request(
         ContractError: as in `prepare`, or the verdict does not accept the model that is to be
             released.
     """
-    model, verdict, raw = candidate
+    model, verdict, _ = candidate
     check_belonging(model, verdict)
     if kind == RELEASE and not verdict.accepted and override is None:
         raise ContractError(
             f"verdict on model {model.model_id} is {verdict.decision!r}, expected an accepted one"
         )
     request_id = new_id()
-    prepare(store, request_id, model, verdict, raw)
+    prepare(store, request_id, candidate)
     request = new_request(
         kind,
         who=who,
@@ -124,10 +124,10 @@ def prepare_request(
     )
 
 
-def prepare(store: Path, request_id: str, model: Model, verdict: Verdict, raw: RawDataset) -> None:
+def prepare(store: Path, request_id: str, candidate: tuple[Model, Verdict, RawDataset]) -> None:
     """Export the model's graph and its golden rows for a request.
 
-    The graph must reproduce the verdict's scores of the holdout rows in `raw`.
+    The graph must reproduce the verdict's scores of the candidate's holdout rows.
 
     Raises:
         ContractError: the verdict is about another model, or the graph's scores differ from
@@ -137,6 +137,7 @@ def prepare(store: Path, request_id: str, model: Model, verdict: Verdict, raw: R
     from evergreen.serving.graph.export import export
     from evergreen.serving.parity import open_graph, prove_parity, read_held_out
 
+    model, verdict, raw = candidate
     check_belonging(model, verdict)
     with whole_directory(prepared_folder(store, request_id), replace=True) as building:
         export(model, building)

@@ -173,9 +173,8 @@ def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
     store += ["--metrics-urls", metrics, "--rule", "shares=0.005"]
     for command, action in (
         ("status", "held"),
-        ("step", "held"),
         ("advance", "released"),
-        ("step", "draining"),
+        ("status", "none"),
     ):
         more = ["--reason", "seen enough"] if command == "advance" else []
         assert main([command, *store, *more]) == 0
@@ -183,7 +182,7 @@ def test_command_line_starts_from_store_alone_and_says_what_it_did_in_json(
     assert current(settings.store).reason == "seen enough"
     with pytest.raises(SystemExit, match="2"):
         main(["abort", *store, "--reason", " "])
-    assert main(["step", *store, "--rule", "shares=0.5,0.1"]) == 2
+    assert main(["status", *store, "--rule", "shares=0.5,0.1"]) == 2
     assert "error: shares are" in capsys.readouterr().err
     client.unload(CANARY_NAME)
 

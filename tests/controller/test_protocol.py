@@ -15,8 +15,8 @@ from controller.protocol import (
     Intent,
     Observed,
     OpenRequest,
-    Plan,
     Server,
+    ShownPlan,
     next_move,
     table_markdown,
 )
@@ -68,7 +68,7 @@ def test_request_that_a_crash_interrupted_is_undone_before_it_is_announced_again
 
 
 def test_abort_waits_for_no_intent():
-    shown = Observed(config=1, plan=Plan(stable=1, canary=2, share=0.05), attempt=RUNNING)
+    shown = Observed(config=1, plan=ShownPlan(stable=1, canary=2, share=0.05), attempt=RUNNING)
     asked = OpenRequest(kind=ABORT, is_accepted=True)
     wanted = Desired(live=1, intent=Intent(version=2, before=1, is_canary=True), request=asked)
     assert next_move(wanted, shown) == "write plan without canary"

@@ -263,7 +263,7 @@ class ProtocolModel:
     """The transitions of the model. Mutants replace `table` or override a method."""
 
     scenario: Scenario
-    table: tuple[protocol.Rule, ...] = protocol.TABLE
+    table: tuple[protocol.ProtocolRule, ...] = protocol.TABLE
     mutant: str = ""
     """Name of a fault that is built in, or an empty text."""
     rules: Callable[[View], int | None] = field(init=False)
@@ -379,7 +379,7 @@ class ProtocolModel:
             return self._with(state, me, attempt=FAILED)
         return state
 
-    def rule(self, state: State, me: int) -> protocol.Rule | None:
+    def rule(self, state: State, me: int) -> protocol.ProtocolRule | None:
         """Return the controller's next rule, or None."""
         at = self.rules(self.observe(state, me))
         if at is None:
@@ -498,7 +498,7 @@ class ProtocolModel:
         self,
         state: State,
         me: int,
-        rule: protocol.Rule,
+        rule: protocol.ProtocolRule,
         *,
         seen: tuple[Line | None, int | None] | None = None,
     ) -> State | None:
@@ -583,7 +583,7 @@ class ProtocolModel:
         return journal._replace(asks=tuple(asks), share=share, last=("canary", version))
 
     def _written(
-        self, state: State, me: int, rule: protocol.Rule, line: Line | None
+        self, state: State, me: int, rule: protocol.ProtocolRule, line: Line | None
     ) -> State | None:
         """Return the state after a write of the repository or of the plan."""
         move, mine, files = rule.move, state.controllers[me], state.files
@@ -624,7 +624,7 @@ class ProtocolModel:
             raise AssertionError(move)
         return state._replace(files=files)
 
-    def serve(self, state: State, me: int, rule: protocol.Rule, at: int) -> State:
+    def serve(self, state: State, me: int, rule: protocol.ProtocolRule, at: int) -> State:
         """Return the state after a move's action on the server at this position."""
         move, files, server = rule.move, state.files, state.servers[at]
         line = self.intent(state, me)
@@ -646,7 +646,7 @@ class ProtocolModel:
         assert line is not None or move not in (protocol.REHEARSE, protocol.SERVE)
         return self._on(state, at, server)
 
-    def begun(self, state: State, me: int, rule: protocol.Rule, at: int) -> State:
+    def begun(self, state: State, me: int, rule: protocol.ProtocolRule, at: int) -> State:
         """Return the state in the middle of the action on a server."""
         server = state.servers[at]
         if rule.move == protocol.REHEARSE:
@@ -658,7 +658,7 @@ class ProtocolModel:
         servers[at] = server
         return state._replace(servers=tuple(servers))
 
-    def served(self, state: State, me: int, rule: protocol.Rule) -> State:
+    def served(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
         """Return the state after a move's actions on all servers."""
         move, line = rule.move, self.intent(state, me)
         if move == protocol.REHEARSE:
@@ -673,7 +673,7 @@ class ProtocolModel:
             return state._replace(files=state.files._replace(placed=None))
         return state
 
-    def begin(self, state: State, me: int, rule: protocol.Rule) -> State:
+    def begin(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
         """Return the state when the controller begins with a move."""
         is_of_request = rule.state in ("accepted", "abort accepted") or rule.move == protocol.ANSWER
         at = self.chosen(state.journal)
@@ -683,7 +683,7 @@ class ProtocolModel:
             return self._know(state, me, candidate=UNKNOWN)
         return state
 
-    def done(self, state: State, me: int, rule: protocol.Rule) -> State:
+    def done(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
         """Return the state after a move without a disturbance, or after its refusal."""
         before, state = state, self.begin(state, me, rule)
         if rule.move == protocol.STAND_DOWN:
@@ -700,7 +700,7 @@ class ProtocolModel:
         # A move that changes nothing is an error, which ends the round.
         return self._ended(made, me) if made == before else made
 
-    def failed(self, state: State, me: int, rule: protocol.Rule) -> State:
+    def failed(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
         """Return the state after a move has raised an error, as in `reconcile._perform`."""
         mine, at = state.controllers[me], self.chosen(state.journal)
         if rule.state in ("undoing", "undone"):
@@ -806,7 +806,7 @@ class ProtocolModel:
             after = self._on(state, at, fresh)
             yield from self._spend(state, RESTART, f"server {at} restarts", after)
 
-    def _make(self, state: State, me: int, rule: protocol.Rule) -> Iterator[tuple[str, State]]:
+    def _make(self, state: State, me: int, rule: protocol.ProtocolRule) -> Iterator[tuple[str, State]]:
         """Yield a move's success, and each way in which it can be disturbed."""
         name = f"{me}: {rule.move}"
         yield name, self.done(state, me, rule)
@@ -823,7 +823,7 @@ class ProtocolModel:
             yield from self._spend(state, CRASH, f"{name} killed {event}", killed)
             yield from self._spend(state, FAILURE, f"{name} fails {event}", failed)
 
-    def _parts(self, state: State, me: int, rule: protocol.Rule) -> Iterator[tuple[str, State]]:
+    def _parts(self, state: State, me: int, rule: protocol.ProtocolRule) -> Iterator[tuple[str, State]]:
         """Yield what a disturbed move leaves behind."""
         yield "before", state
         if rule.move in SERVER_MOVES:
@@ -844,7 +844,7 @@ class ProtocolModel:
         controllers[me] = memory
         yield "after", made._replace(controllers=tuple(controllers))
 
-    def _remembered(self, state: State, me: int, rule: protocol.Rule) -> Controller:
+    def _remembered(self, state: State, me: int, rule: protocol.ProtocolRule) -> Controller:
         mine = state.controllers[me]
         if rule.move != protocol.ANNOUNCE:
             return mine
@@ -854,7 +854,7 @@ class ProtocolModel:
         known = Server(serves=state.files.config, canary=UNKNOWN)
         return mine._replace(line=line, known=known, request=at)
 
-    def _resume(self, state: State, me: int, rule: protocol.Rule) -> State:
+    def _resume(self, state: State, me: int, rule: protocol.ProtocolRule) -> State:
         """Make a move that was checked before a pause.
 
         A holder that was fenced meanwhile ends afterwards, because its next check fails. A write of

@@ -129,7 +129,7 @@ def test_watchdog_waits_for_first_release_of_registry_without_recommender(places
     shop.settings.store.mkdir(parents=True)
     watchdog = Watchdog(site=shop.settings)
     assert watchdog.look() == {}
-    assert steps.step(steps.CanarySettings(site=shop.settings)).action == serving_canary.NONE
+    assert steps.step(steps.CanarySettings(site=shop.settings)).action == steps.NONE
     with raises(ContractError, "no release", "no recommender"):
         shop.settings.open_repository()
     shop.release(11)
