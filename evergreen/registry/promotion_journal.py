@@ -177,7 +177,7 @@ def _parsed_lines(path: Path, _identity: tuple[int, int, int]) -> tuple[Line, ..
 def _unfenced(lines: list[Line]) -> Iterator[Line]:
     newest = 0
     for line in lines:
-        lease = None if isinstance(line, Request) else line.lease
+        lease = None if isinstance(line, ServingRequest) else line.lease
         if lease is None or lease >= newest:
             newest = max(newest, lease or 0)
             yield line
@@ -185,7 +185,7 @@ def _unfenced(lines: list[Line]) -> Iterator[Line]:
 
 def newest_lease(store: Path) -> int:
     """Return the largest number of a lease in the journal. 0 = the journal names none."""
-    leases = [line.lease for line in read_lines(store) if not isinstance(line, Request)]
+    leases = [line.lease for line in read_lines(store) if not isinstance(line, ServingRequest)]
     return max((lease for lease in leases if lease is not None), default=0)
 
 

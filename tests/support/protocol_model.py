@@ -806,7 +806,9 @@ class ProtocolModel:
             after = self._on(state, at, fresh)
             yield from self._spend(state, RESTART, f"server {at} restarts", after)
 
-    def _make(self, state: State, me: int, rule: protocol.ProtocolRule) -> Iterator[tuple[str, State]]:
+    def _make(
+        self, state: State, me: int, rule: protocol.ProtocolRule
+    ) -> Iterator[tuple[str, State]]:
         """Yield a move's success, and each way in which it can be disturbed."""
         name = f"{me}: {rule.move}"
         yield name, self.done(state, me, rule)
@@ -823,7 +825,9 @@ class ProtocolModel:
             yield from self._spend(state, CRASH, f"{name} killed {event}", killed)
             yield from self._spend(state, FAILURE, f"{name} fails {event}", failed)
 
-    def _parts(self, state: State, me: int, rule: protocol.ProtocolRule) -> Iterator[tuple[str, State]]:
+    def _parts(
+        self, state: State, me: int, rule: protocol.ProtocolRule
+    ) -> Iterator[tuple[str, State]]:
         """Yield what a disturbed move leaves behind."""
         yield "before", state
         if rule.move in SERVER_MOVES:
