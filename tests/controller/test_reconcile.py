@@ -14,7 +14,7 @@ from controller.rollback import rollback_request
 from controller.site import opened
 from evergreen.contracts.requests import CANCELLED, DONE, REFUSED, RELEASE
 from evergreen.contracts.serving import versions_of
-from evergreen.registry.promotion_journal import current, read_entries
+from evergreen.registry.promotion_journal import append_promotion, current, read_entries
 from evergreen.registry.requests import append_request, read_request, read_requests, withdraw
 from evergreen.runtime.errors import PermanentError, TemporaryError
 from evergreen.serving.prepare import prepare_request
@@ -237,3 +237,39 @@ def test_failed_release_is_undone_by_moves_of_the_table_before_it_is_refused(wor
     assert attempts[-1] == FAILED
     assert versions_of(world.repository.read_config()) == [1]
     assert [each.result.action for each in read_requests(world.settings.store)] == [DONE, REFUSED]
+
+
+def test_record_of_a_fenced_holder_has_no_effect_after_its_intent_was_adopted(world):
+    """The model found this: a holder paused between its last check and the record of its change."""
+    world.release(1)
+    request = requested(world, 2)
+
+    def pause(rule, desired, observed):
+        if rule.move == "record change":
+            raise Killed(rule.move)
+
+    with pytest.raises(Killed):
+        reconcile(world, trace=pause)
+    intent = read_entries(world.settings.store)[-1]
+    withdraw_at_undo = []
+
+    def record_late(rule, desired, observed):
+        if rule.move == "remove version's files":
+            late = dataclasses.replace(intent, action="release", config=None)
+            append_promotion(world.settings.store, late)
+            withdraw_at_undo.append(current(world.settings.store).version)
+
+    reconcile(world, trace=record_late)
+    assert withdraw_at_undo == [1], "the late record does not count"
+    assert state_of(world, request).result.version == 3, "the number 2 is not used again"
+    world.check_all_is_well(3)
+
+
+def test_lease_numbers_go_on_after_the_repository_was_emptied(world):
+    world.release(1)
+    number = read_entries(world.settings.store)[-1].lease
+    for path in world.repository.objects.root.glob("*.fence.json"):
+        path.unlink()
+    assert world.release(2).version == 2
+    assert read_entries(world.settings.store)[-1].lease > number
+    world.check_all_is_well(2)
