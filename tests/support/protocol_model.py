@@ -169,7 +169,7 @@ class View(NamedTuple):
         plan = None
         if files.plan is not None:
             stable, canary, share = files.plan
-            plan = protocol.Plan(stable=stable, canary=canary, share=float(share))
+            plan = protocol.ShownPlan(stable=stable, canary=canary, share=float(share))
         desired = protocol.Desired(
             live=self.live,
             canary=self.canary,
