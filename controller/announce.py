@@ -181,7 +181,7 @@ def _announce_canary(site: Site, state: RequestState) -> None:
         )
     if (live := site.live) is None:
         raise ContractError(
-            f"model store {site.store} has no live version, expected one beside a canary"
+            f"model registry {site.store} has no live version, expected one beside a canary"
         )
     if (at_work := canary_at_work(site.store)) is not None:
         raise Refused(
@@ -241,7 +241,9 @@ def _announce_promotion(site: Site, state: RequestState) -> None:
 def _announce_rollback(site: Site, state: RequestState) -> None:
     request, live = state.request, site.live
     if live is None:
-        raise ContractError(f"model store {site.store} has no release, expected one to roll back")
+        raise ContractError(
+            f"model registry {site.store} has no release, expected one to roll back"
+        )
     if request.replaces is not None and (
         live.version != request.replaces or live.action == promotion_journal.ROLLBACK
     ):

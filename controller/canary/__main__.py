@@ -33,7 +33,7 @@ _SUMMARIES = {
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser with its subcommands."""
-    parser = CommandParser(prog="evergreen canary", description=steps.__doc__)
+    parser = CommandParser(prog="evergreen release canary", description=steps.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in _SUMMARIES.items():
         command = commands.add_parser(name, help=summary)

@@ -248,13 +248,13 @@ def running(
         stack.enter_context(reference)
         _load_model(reference.grpc_url, REFERENCE)
         web = _start_web_server(processes, peers_python, ours.graph(version))
-        contestants = [
+        servers = [
             MeasuredServer(OURS, ours.server.grpc_url, CRITEO_RECOMMENDER.name),
             MeasuredServer(FLOOR, ours.server.grpc_url, FLOOR),
             MeasuredServer(REFERENCE, reference.grpc_url, REFERENCE),
             MeasuredServer(WEB, web, "/score"),
         ]
-        yield ours, {contestant.name: contestant for contestant in contestants}
+        yield ours, {server.name: server for server in servers}
 
 
 def _load_model(url: str, name: str) -> None:
