@@ -299,7 +299,9 @@ def run(machine, num_examples, **more):
 
 
 @pytest.mark.parametrize(
-    "num_examples", [25, pytest.param(300, marks=pytest.mark.slow)], ids=["few", "many"]
+    "num_examples",
+    [25, pytest.param(150, marks=(pytest.mark.slow, pytest.mark.timeout(1800)))],
+    ids=["few", "many"],
 )
 def test_every_move_of_controller_has_the_effect_of_the_model(snapshot, num_examples):
     world, _ = snapshot
