@@ -55,7 +55,7 @@ class TracedModel(ProtocolModel):
 
 
 class Faults:
-    """What goes wrong in one round."""
+    """Faults of one round."""
 
     def __init__(self, *, kill_before=NEVER, load=NEVER, entry=NEVER):
         self.kill_before, self.load, self.entry = kill_before, load, entry

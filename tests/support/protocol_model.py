@@ -94,7 +94,7 @@ class Files(NamedTuple):
 
 
 class Server(NamedTuple):
-    """What one server has loaded."""
+    """Versions that one server has loaded."""
 
     serves: int | None = 1
     canary: int | None = None
@@ -125,13 +125,13 @@ class State(NamedTuple):
     servers: tuple[Server, ...] = (Server(), Server())
     controllers: tuple[Controller, ...] = (Controller(), Controller())
     flushed: Journal | None = None
-    """What a crash leaves of the journal, if its last entry is not flushed."""
+    """The journal after a crash, if its last entry is not flushed."""
     budget: tuple[int, ...] = ()
     """How often each kind of disturbance can still happen, as in `Scenario.budget`."""
 
 
 class View(NamedTuple):
-    """What a controller sees."""
+    """View of a controller."""
 
     live: int
     canary: int | None
