@@ -151,14 +151,23 @@ class ReleaseController:
 
 
 def control(
-    controller: ReleaseController, interval_seconds: float, wait: Callable[[float], bool]
+    controller: ReleaseController,
+    interval_seconds: float,
+    wait: Callable[[float], bool],
+    *,
+    check_held: Callable[[], None] = lambda: None,
 ) -> None:
     """Run rounds until `wait` returns True.
 
     `wait` is called with the seconds between two rounds, in parts after which new requests are
     carried out.
+
+    Raises:
+        TemporaryError: `check_held`, which is called before each round, found that the lock was
+            lost.
     """
     while True:
+        check_held()
         controller.round()
         left = interval_seconds
         while left > 0:
@@ -203,12 +212,7 @@ class Holder:
             TemporaryError: the lock was lost.
         """
         controller = self.make(replace(self.site, held=repository))
-
-        def wait(seconds: float) -> bool:
-            repository.check_held()
-            return self.stop.wait(seconds)
-
-        control(controller, self.interval_seconds, wait)
+        control(controller, self.interval_seconds, self.stop.wait, check_held=repository.check_held)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -126,7 +126,7 @@ def gives_first_share(site: Site, request: ServingRequest) -> bool:
 
 
 def announce(site: Site, state: RequestState) -> None:
-    """Announce the change that a request asks for.
+    """Write the intent of the change that a request asks for.
 
     Raises:
         Refused: the change may not be made now. `check_may_replace` has the reasons.

@@ -141,7 +141,7 @@ class Observed:
     fence: int = 1
     """Largest number of a lease in the repository."""
     attempt: str = NONE
-    """What this controller remembers about the intent, or about the request without an intent."""
+    """Memory of this controller about the intent, or about the request without an intent."""
     is_blocked: bool = False
     """Whether a move that undoes the intent failed in this attempt."""
     is_rehearsed: bool = False

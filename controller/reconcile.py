@@ -88,7 +88,7 @@ def is_superseded(state: RequestState, states: list[RequestState]) -> bool:
         for each in later
         if each.result is None
         or each.result.action == DONE
-        # A person who wanted to go back where nothing is to go back to wants nothing new either.
+        # A person who asked for a rollback wants no release, even if no version can be restored.
         or (each.result.action == REFUSED and each.request.replaces is None)
     )
 

@@ -162,7 +162,7 @@ DEFAULT_STAGES = CanaryStages()
 
 @dataclass(kw_only=True)
 class Attempt:
-    """What this process remembers about the change that it is making."""
+    """Memory of this process about the change that it is making."""
 
     state: str = NONE
     """`NONE`, `RUNNING` or `FAILED` (`controller.protocol`)."""
@@ -199,7 +199,8 @@ class Site:
     stages: CanaryStages = DEFAULT_STAGES
     attempt: Attempt = field(default_factory=Attempt)
     known: Server | None = None
-    """What all servers are known to have loaded. None = what the journal names."""
+    """Models that every server has loaded, as far as this process knows. None = those of the
+    journal."""
     errors: dict[str, BaseException] = field(default_factory=dict)
     """Error of each request that failed in this process, by the id of the request."""
     recovered: Promotion | None = None

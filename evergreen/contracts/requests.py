@@ -49,7 +49,7 @@ class ServingRequest:
     to_version: int | None = None
     """Version of a `rollback`. None = the version before the live version."""
     replaces: int | None = None
-    """Version that an automatic `rollback` takes back. The request is refused if another version is
+    """Version that an automatic `rollback` removes. The request is refused if another version is
     live by then. Otherwise the version's model is blocked from automatic releases."""
     plan: int | None = None
     """Sequence number of the traffic plan that an automatic `advance` or `abort` decides about."""
