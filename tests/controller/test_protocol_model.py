@@ -33,7 +33,7 @@ TWO_REQUESTS = {
     "a canary, and its release": Scenario(asks=(TRIED, GROWN), recalls=0),
     "a canary, and its next share": Scenario(asks=(TRIED, GROWN), shares=(1, 2), recalls=0),
 }
-QUIET = {"recalls": 0, "failures": 0, "pauses": 0}
+QUIET = {"recalls": 0, "failures": 0}
 
 
 @pytest.mark.parametrize("name", ONE_REQUEST)
@@ -44,7 +44,7 @@ def test_all_states_of_one_request_keep_every_property(name):
 
 
 @pytest.mark.parametrize("name", TWO_REQUESTS)
-def test_crash_anywhere_between_two_requests_keeps_every_property(name):
+def test_kill_and_pause_during_two_requests_keep_every_property(name):
     scenario = dataclasses.replace(TWO_REQUESTS[name], **QUIET)
     assert explore(ProtocolModel(scenario)).states > 1_000
 

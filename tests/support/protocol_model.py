@@ -127,7 +127,7 @@ class State(NamedTuple):
     flushed: Journal | None = None
     """The journal after a crash, if its last entry is not flushed."""
     budget: tuple[int, ...] = ()
-    """How often each kind of disturbance can still happen, as in `Scenario.budget`."""
+    """Disturbances that can still happen, by kind, as in `Scenario.budget`."""
 
 
 class View(NamedTuple):
@@ -200,7 +200,7 @@ DISTURBANCES = CRASH, FAILURE, RESTART, JUMP, PAUSE, RECALL = range(6)
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What may be asked, and how often what can go wrong."""
+    """Requests, and bounds of the disturbances."""
 
     asks: tuple[Ask, ...]
     """Requests in the order in which they are appended, at any time."""
