@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. docs/pipeline.md lists the exit codes."""
+    """Run one command. docs/reference/exit-codes.md lists the exit codes."""
     arguments = build_parser().parse_args(argv)
     log_as_text("%(asctime)s %(name)s %(message)s")
     commands = {"compile": _run_compile, "run": _run_pipeline, "submit": _run_submit}

@@ -7,7 +7,7 @@ at the path where the server looks. Therefore stub and backend are copied into a
 
 This Triton (2.51) lacks the security fixes of later releases. The server therefore listens only on
 loopback, has no HTTP endpoint except the metrics, and refuses clients' shared memory and changes of
-its logs and traces (docs/threat-model.md).
+its logs and traces (docs/design/threat-model.md).
 """
 
 import atexit

@@ -85,6 +85,7 @@ class Nodes:
     selector: Mapping[str, str] = field(default_factory=dict)
     """Labels that a node must have. Empty means any node."""
     tolerations: tuple[Toleration, ...] = ()
+    """Taints that the pods tolerate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +119,7 @@ class Placement:
     """Name of a ReadWriteMany volume claim for the work files and the model registry. The lake is
     on it too, unless it is in a bucket."""
     mount_path: str = "/evergreen"
+    """Folder in the pods where the volume is mounted."""
     accelerator: str = "nvidia.com/gpu"
     """Extended resource that training requests. Empty means no GPU. On GKE a MIG slice is also
     called `nvidia.com/gpu`, and `gpu_nodes` selects its nodes by their partition size. NVIDIA's
@@ -141,6 +143,7 @@ class Placement:
     labels: Mapping[str, str] = field(default_factory=dict)
     """Additional labels of the steps' pods, such as a cost centre."""
     secrets: tuple[Variables, ...] = ()
+    """Environment variables from Secrets."""
     lake: str = ""
     """Folder or gs://bucket/prefix of the click logs, with day=YYYY-MM-DD partitions of Parquet.
     Empty means `lake` on the volume."""
@@ -186,7 +189,7 @@ class Placement:
     num_retries: int = 2
     """Number of retries of a step, whatever its exit code. Steps replace their own partial output.
     If a pod vanishes together with its node, it has no exit code. KFP retries such a pod only if
-    its API server is configured with `retryPolicy: Always` (docs/pipeline.md)."""
+    its API server is configured with `retryPolicy: Always` (docs/kubernetes/kfp-runs.md)."""
     training_retries: int = 4
     """Number of retries of training, the longest step. A retry resumes from the checkpoint, so that
     the loss of a node costs only minutes. Preemptible nodes need a larger number. Retry n, counted

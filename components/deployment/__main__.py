@@ -4,10 +4,10 @@ The step exports the graph, checks its parity, and appends a request to the jour
 registry. The controller carries the request out and answers it. If no controller accepts the
 request in time, the step withdraws it and ends with code 3.
 
-docs/pipeline.md lists the exit codes. Code 1 means that the model must not be released: the verdict
-rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer live, or a
-canary is running. A retry cannot help, only a new run can. After codes 2 and 3 the previous live
-version is still live.
+docs/reference/exit-codes.md lists the exit codes. Code 1 means that the model must not be released:
+the verdict rejects it, `rollout` is `none`, the verdict compared it with a model that is no longer
+live, or a canary is running. A retry cannot help, only a new run can. After codes 2 and 3 the
+previous live version is still live.
 """
 
 import argparse

@@ -41,7 +41,7 @@ class ServingSettings:
     max_queued_requests: int | None = None
     """Maximum waiting requests. The next one is refused at once. 0 = no limit. If absent, 512 with
     server `onnxruntime` and no limit with `python`, because the laptop's Triton 2.51 stalls if a
-    queue has a limit ([more](serving.md#stalls-of-limited-queues))."""
+    queue has a limit ([more](../guides/serve.md#stalls-of-limited-queues))."""
     queue_timeout_microseconds: int | None = None
     """Maximum wait in the queue. Triton checks it every half second, so that a refusal may come
     that much later. 0 = no limit. If absent, 5,000,000 with server `onnxruntime` and no limit with

@@ -292,7 +292,7 @@ def kfp(monkeypatch):
     double.close()
 
 
-def test_candidate_is_tried_apart_and_promoted_with_clusters_folders_alone(checkout, kfp, tmp_path):
+def test_candidate_is_tried_apart_and_promoted_with_clusters_folders(checkout, kfp, tmp_path):
     kfp.token = "of the build"
     (tmp_path / "token").write_text("of the build")
     server = {"KFP_HOST": kfp.url, "KFP_TOKEN_FILE": str(tmp_path / "token")}

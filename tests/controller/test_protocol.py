@@ -25,7 +25,7 @@ from tests.support.paths import REPOSITORY
 
 
 def test_table_is_the_one_in_documentation():
-    page = (REPOSITORY / "docs" / "serving.md").read_text()
+    page = (REPOSITORY / "docs" / "design" / "release-protocol.md").read_text()
     _, _, rest = page.partition("<!-- the table of the protocol -->\n")
     assert rest.partition("\n<!-- end of the table -->")[0] == table_markdown()
 

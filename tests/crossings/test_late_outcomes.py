@@ -11,6 +11,7 @@ from itertools import groupby
 
 import pytest
 
+from evergreen.contracts.criteo import CRITEO_RECOMMENDER
 from evergreen.contracts.manifests import RawDataset
 from evergreen.contracts.records import CLICK, CONVERSION, OutcomeBatch, PredictionBatch
 from evergreen.storage.objects import download
@@ -109,7 +110,7 @@ class Place(monitors.Bench):
 
 
 def extracted(folder, lake, *, run: str) -> tuple[RawDataset, dict]:
-    raw = extract_by_command(folder, lake, run=run, replay_days=0)
+    raw = extract_by_command(folder, lake, run=run, replay_days=0, recommender=CRITEO_RECOMMENDER)
     rows = rows_in(raw.train_uri, raw.holdout_uri)
     labels = {(row["request_id"], row["row"]): row["label"] for row in rows}
     assert len(labels) == len(rows)

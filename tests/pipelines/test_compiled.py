@@ -41,7 +41,7 @@ def test_every_input_of_step_is_described(compiled, step):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_task_runs_its_image_within_its_limits_is_retried_and_never_cached(compiled, step):
+def test_task_runs_image_within_limits_is_retried_and_never_cached(compiled, step):
     container, task, needs = compiled.executor(step), compiled.task(step), NEEDS[step]
     assert container["image"] == f"evergreen-{dashed(step)}:dev"
     resources = container["resources"]

@@ -66,7 +66,7 @@ def test_free_instance_batches_all_that_waits_up_to_largest_size():
     assert pod.counters.queue_seconds == pytest.approx(13.4)
 
 
-def test_request_that_finds_queue_full_is_refused_and_later_ones_are_taken():
+def test_request_at_full_queue_is_refused_and_later_ones_are_accepted():
     pod = queue(instances=1, max_queued=2, max_batch_rows=1)
     pod.offer([0.0, 0.1, 0.2, 0.3, 2.5], 1, [1.0] * 5)
     pod.advance(100.0)
