@@ -306,15 +306,15 @@ def test_candidate_is_tried_apart_and_promoted_with_clusters_folders(checkout, k
     (run,) = kfp.runs
     given = run["body"]["runtime_config"]["parameters"]
     sample = f"file:///evergreen/sample/{REVISION}"
-    apart = {name: f"{sample}/{name}" for name in ("store", "work", "repository")}
-    apart |= {"lake": "file:///evergreen/sample/lake", "triton_urls": ""}
+    apart = {name: f"{sample}/{name}" for name in ("store", "work")}
+    apart |= {"lake": "file:///evergreen/sample/lake"}
     (tried := tmp_path / "tried.yaml").write_bytes(kfp.uploads[-1])
     places = read_places(tried)
     assert places.items() >= apart.items()
     assert run["body"]["pipeline_version_reference"]["pipeline_id"] == "p1"
     assert given == {
         "recommender": "file:///evergreen/sample/store",
-        "settings": "gate.min_auc=0.0 gate.max_calibration_factor=1000",
+        "settings": "gate.min_auc=0.0 gate.max_calibration_factor=1000 release.rollout=none",
     }
     assert REVISION in kfp.uploads[-1].decode()
 
