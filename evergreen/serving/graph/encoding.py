@@ -46,7 +46,7 @@ CHOICES = 3
 """Number of possible cells of a key in the hash table."""
 LOAD = 0.8
 """Share of cells that contain a key. With three choices of a cell per key, up to 92 % of the cells
-can be filled. It is built quickly at the share chosen here."""
+can be filled. With the smaller share chosen here, the table is built quickly."""
 EMPTY = -1
 """Key of an empty cell in `HashTable.keys`. Real keys are not negative."""
 MAX_KEYS = 2**30
@@ -192,7 +192,7 @@ def _column_constant(parts: Parts, name: str, values: Sequence[float]) -> str:
 
 
 def encode_categorical(parts: Parts, workflow: FeatureWorkflow, tables: Sequence[Table]) -> str:
-    """Add `table_rows` [n, `Features.id_places`], the embedding row (slot offset + id) of each value.
+    """Add `table_rows` [n, `Features.id_places`], the row (slot offset + id) of each value.
 
     The rows of unused positions of lists are arbitrary, and `evergreen.serving.graph.export`
     ignores them.

@@ -666,7 +666,7 @@ class ModelRepository:
             return set() if config is None else set(versions_of(config))
         except ContractError as error:
             logger.error("%s/%s is corrupt: %s", self.uri, self._config, error)
-            return set(self.taken_numbers())  # any of these versions may be the served version
+            return set(self.taken_numbers())  # any version with files may be the served version
 
     def _write_loadable(
         self, name: str, version: int, *, golden: GoldenRows, options: ServingOptions
