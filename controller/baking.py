@@ -2,12 +2,13 @@
 
 After its release each version must stay within the limits of its recommender (`contracts.baking`).
 The module `baking` evaluates the servers' counters. Failures are tested sequentially, so the test
-stays valid however often it is repeated. The time in the model is compared with the previous version's time in the model, by the ratios of the means and of the p99. The number of reloads by the watchdog
-has a limit too. If all servers have histograms, their buckets are summed and give the p99 of all
-requests. Without histograms there is one p99 for each server, and the p99 of all servers together
-cannot be computed from these. The p99 of all servers is between the lowest and the highest p99 of a
-single server. The version's lowest p99 is therefore compared with the highest p99 of the previous
-version. Each p99 is a median over time.
+stays valid however often it is repeated. The time in the model is compared with the previous
+version's time in the model, by the ratios of the means and of the p99. The number of reloads by the
+watchdog has a limit too. If all servers have histograms, their buckets are summed and give the p99
+of all requests. Without histograms there is one p99 for each server, and the p99 of all servers
+together cannot be computed from these. The p99 of all servers is between the lowest and the highest
+p99 of a single server. The version's lowest p99 is therefore compared with the highest p99 of the
+previous version. Each p99 is a median over time.
 
 The monitor evaluates the live traffic, and this module reads its findings from the registry. A
 breach rolls back to the previous version and blocks the model. After that only a person can release

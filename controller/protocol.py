@@ -640,7 +640,7 @@ TABLE: tuple[ProtocolRule, ...] = (
         move=END_CANARY,
         then=("settled",),
     ),
-    # Servers follow the journal.
+    # Change the servers to what the journal says.
     ProtocolRule(
         state="servers wrong",
         condition="a server does not answer from the live version",

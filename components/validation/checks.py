@@ -221,8 +221,8 @@ def _observe_domain(measured: Measured, rules: ValidationSettings) -> Observatio
 def _observe_anomalies(measured: Measured, rules: ValidationSettings) -> Observations:
     """Yield TFDV's anomalies, each with its rule.
 
-    Anomalies are left out if another rule reports the same problem in more detail. If too few rows have a value in a
-    column, and the difference may be chance, the anomaly is only reported.
+    Anomalies are left out if another rule reports the same problem in more detail. If too few rows
+    have a value in a column, and the difference may be chance, the anomaly is only reported.
     """
     features = by_feature(measured.statistics)
     wanted = {feature.name: feature for feature in measured.schema.feature}

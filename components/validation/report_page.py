@@ -205,7 +205,7 @@ def _describe_values(column: Entry, entry: Entry | None) -> str:
 
 
 def _describe_chart(column: Entry) -> str:
-    """Return a sentence about a chart: its largest change, or without a champion its largest share."""
+    """Return a sentence: the largest change of a chart, or without a champion its largest share."""
     bars, text = column["bars"], f"distribution of {column['column']}"
     if not bars:
         return text
