@@ -58,7 +58,7 @@ def assert_same(left, right):
 
 
 def decode(message, form=FORM):
-    """Decode the record alone and in a batch.
+    """Decode the record both alone and in a batch.
 
     Both must return equal rows, or both must refuse it.
     """

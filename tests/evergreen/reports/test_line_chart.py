@@ -8,7 +8,7 @@ from evergreen.reports.svg import Line, Mark, line_chart, ticks
 
 
 def _svg(chart):
-    """Return the plot without its axis."""
+    """Return the SVG of the chart's plot without its axis."""
     return ElementTree.fromstring(chart.__html__()).find("div")[1]
 
 
