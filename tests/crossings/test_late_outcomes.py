@@ -19,7 +19,7 @@ from monitoring.uploader import Uploader
 from tests.support import monitors
 from tests.support.lakes import extract_by_command, rows_in
 
-BEGIN = 1_767_225_400.0  One midnight passes while rows arrive, another while clicks arrive.
+BEGIN = 1_767_225_400.0  # One midnight passes while rows arrive, another while clicks arrive.
 WINDOW, STEP, ROWS, NUM_REQUESTS = 30.0, 15.0, 5, 60
 OTHERS = ["at the end", "both", "just late", "clicked late", "days late", "converted"]
 
