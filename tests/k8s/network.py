@@ -3,8 +3,8 @@
 A pod that a policy selects for a direction is isolated in this direction: only connections that
 some policy allows are possible. A connection needs the egress of its source and the ingress of its
 destination. The documentation leaves open whether an `ipBlock` also matches pods' own addresses.
-Here it matches them, so that a denial holds in both interpretations. Whether a cluster's network
-enforces policies at all is outside the scope of these tests.
+This evaluator matches them, so that a denied connection is denied in both interpretations. Whether
+a cluster's network enforces policies at all is outside the scope of these tests.
 """
 
 import ipaddress

@@ -30,7 +30,7 @@ needs_browser = pytest.mark.skipif(
 
 def browse(tmp_path, *flags: str) -> str:
     """Run the browser to its end and return its output."""
-    # It runs without a session bus and a display, as on a server. The browser's profile is deleted
+    # The browser runs without a session bus and without a display. The browser's profile is deleted
     # with the test.
     environment = {**os.environ, "HOME": str(tmp_path)}
     command = [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags]
@@ -80,7 +80,7 @@ def pixels_too_wide(tmp_path, page: str, *widths: int) -> list[int]:
 def cut_texts(tmp_path, page: str, *widths: int) -> list[list[str]]:
     """Return the first characters of the texts that a page cuts off at each screen width.
 
-    Texts that overflow the screen count too. Everything foldable is unfolded first.
+    Texts that extend beyond the screen count as cut off. All foldable elements are unfolded first.
     """
     return _in_frames(tmp_path, page, widths, _CUT)
 
