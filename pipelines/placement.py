@@ -159,6 +159,9 @@ class Placement:
     """Device on which onnxruntime runs. A MIG slice is a GPU."""
     backend: typing.Literal["pytorch", "hugectr", "torchrec"] = "pytorch"
     """Trainer of the training step, which also decides its image."""
+    fbgemm: typing.Literal["cpu", "gpu"] = "cpu"
+    """Build of FBGEMM, TorchRec's kernels, in the training image. `gpu` states that the image was
+    built with `--build-arg FBGEMM=fbgemm-gpu`, which `torchrec` needs with an accelerator."""
     training_gpus: int = 1
     """Number of GPUs of the training step, which share each batch. Only `hugectr` and `torchrec`
     support more than one GPU."""
@@ -209,6 +212,12 @@ class Placement:
                 f"training_processes is {self.training_processes} with backend {self.backend}, "
                 "which trains in one "
                 "process, expected 1, or backend torchrec"
+            )
+        if self.backend == "torchrec" and self.accelerator and self.fbgemm != "gpu":
+            raise ContractError(
+                f"backend is torchrec with accelerator {self.accelerator!r} and fbgemm is "
+                f"{self.fbgemm!r}, expected accelerator '' or fbgemm gpu: the training image has "
+                "FBGEMM's kernels for CPUs unless it was built with --build-arg FBGEMM=fbgemm-gpu"
             )
         if (
             self.backend == "torchrec"

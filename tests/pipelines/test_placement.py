@@ -210,8 +210,12 @@ def test_folders_and_servers_are_placements_in_every_step_that_has_them(everythi
             "training_processes is 2 with backend hugectr",
         ),
         (
-            {"training_processes": 2, "backend": "torchrec"},
+            {"training_processes": 2, "backend": "torchrec", "fbgemm": "gpu"},
             "training_processes is 2 with 1 training_gpus",
+        ),
+        (
+            {"backend": "torchrec"},
+            "torchrec with accelerator 'nvidia.com/gpu' and fbgemm is 'cpu', expected accelerator",
         ),
         (
             {"needs": {"trainig": NeedsChange(cpu="1")}},
