@@ -150,7 +150,7 @@ golden: environments
 	$(DRIVER) -m cli compile --output tests/pipelines/golden/retraining.yaml
 	$(DRIVER) -m evergreen.recommender_file.reference > docs/recommender.md
 	$(DRIVER) -m evergreen.recommender_file.json_schema > docs/recommender.schema.json
-	$(DRIVER) -m cli recommender records examples/shop/recommender.yaml > docs/records.proto
+	$(DRIVER) -m cli data records examples/shop/recommender.yaml > docs/records.proto
 
 format: environments
 	$(DRIVER) -m ruff check --fix .

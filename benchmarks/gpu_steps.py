@@ -661,7 +661,7 @@ def serving(name: str, *, is_quick: bool) -> StepFigures:
     try:
         import onnxruntime
 
-        from benchmarks.lists import CONTESTANTS, TimedGraph
+        from benchmarks.lists import MODELS, TimedGraph
     except ImportError as error:
         step.skipped.append(f"the served graph: {error}")
         return step
@@ -674,7 +674,7 @@ def serving(name: str, *, is_quick: bool) -> StepFigures:
     with tempfile.TemporaryDirectory(prefix="gpu-") as scratch:
         ways = {
             way: TimedGraph(
-                CONTESTANTS["columns"], Path(scratch) / way, provider=f"{way}ExecutionProvider"
+                MODELS["columns"], Path(scratch) / way, provider=f"{way}ExecutionProvider"
             )
             for way in ("CPU", *["CUDA"] * has_gpu)
         }

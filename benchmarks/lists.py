@@ -32,7 +32,7 @@ from evergreen.serving.parity import open_graph
 
 _COLUMNS = tuple(f"c{i}" for i in range(26))
 _LENGTH, _CATEGORIES, _WIDTH = 20, 10_000, 16
-CONTESTANTS = {
+MODELS = {
     "columns": Features(numeric=(), categorical=_COLUMNS),
     "list": Features(
         numeric=(),
@@ -99,12 +99,12 @@ class TimedGraph:
         return 1000 * passed / count
 
 
-def measure(num_rows: int, contestants: dict[str, TimedGraph], *, is_quick: bool) -> dict[str, Any]:
+def measure(num_rows: int, graphs: dict[str, TimedGraph], *, is_quick: bool) -> dict[str, Any]:
     """Return the figures of one batch size."""
     rounds, seconds = (_QUICK_ROUNDS, _QUICK_SECONDS) if is_quick else (_ROUNDS, _SECONDS)
-    taken: dict[str, list[float]] = {name: [] for name in contestants}
+    taken: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(rounds):
-        for name, each in contestants.items():
+        for name, each in graphs.items():
             taken[name].append(each.answer_ms(num_rows, seconds))
     ratio = [with_list / flat for with_list, flat in zip(taken["list"], taken["flat"])]
     for name, values in taken.items():
@@ -120,12 +120,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark, and return 0."""
     flags = benchmark_parser("lists", __doc__, quick="shorter rounds").parse_args(argv)
     with documented(flags) as document, tempfile.TemporaryDirectory() as folder:
-        contestants = {
-            name: TimedGraph(each, Path(folder) / name) for name, each in CONTESTANTS.items()
-        }
-        document["batches"] = [
-            measure(each, contestants, is_quick=flags.quick) for each in _BATCHES
-        ]
+        graphs = {name: TimedGraph(each, Path(folder) / name) for name, each in MODELS.items()}
+        document["batches"] = [measure(each, graphs, is_quick=flags.quick) for each in _BATCHES]
         for batch in document["batches"]:
             what = f"answer to {batch['rows']} rows"
             document["figures"] += [

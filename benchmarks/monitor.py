@@ -51,7 +51,7 @@ from evergreen.statistics.profile_counter import ProfileCounter
 from monitoring.monitor import Monitor
 from monitoring.settings import MonitorSettings
 from monitoring.state.archive import build_row_table
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.releases import keep_model, release
 
 TARGETS = {64: 100_000, 1: 60_000}
@@ -210,7 +210,7 @@ def measure(
         subscriber: Any = sqlite if log == "sqlite" else memory
         settings = _monitor_settings(folder)
         write_reference(settings.store, traffic.records)
-        store = Store(settings.state / "monitor.db")
+        store = StateStore(settings.state / "monitor.db")
         monitor = Monitor(
             settings,
             subscriber=subscriber,
@@ -295,7 +295,7 @@ def measure_partitions(rows: int, *, rows_per_message: int, partitions: int) -> 
                 partition=number,
             )
             write_reference(settings.store, traffic.records)
-            stores.append(Store(settings.state / "monitor.db"))
+            stores.append(StateStore(settings.state / "monitor.db"))
             monitors.append(
                 Monitor(
                     settings,
@@ -420,7 +420,7 @@ def _print_run(run: dict[str, Any]) -> None:
         f"  memory {held['after_a_tenth']} MiB after a tenth, {held['half_way']} half way, "
         f"{held['at_the_end']} at the"
         f" end, at most {held['highest']}; database {run['database_bytes'] >> 20} MiB;"
-        f" {run['drift_buckets']} buckets of drift judged",
+        f" {run['drift_buckets']} buckets of drift compared",
         flush=True,
     )
 

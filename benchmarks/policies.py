@@ -155,7 +155,7 @@ FirstRun = Callable[[MaturedRows, Windows, int], "int | None"]
 stream, its windows, and the first row that counts."""
 
 
-def contestants(case: PolicyCase) -> dict[str, tuple[float | None, FirstRun]]:
+def compared_policies(case: PolicyCase) -> dict[str, tuple[float | None, FirstRun]]:
     """Return the policies by name, each with its bound on false alarms, or None without a bound."""
     alpha, tolerance = PolicySettings.sequential_alpha, PolicySettings.sequential_tolerance
 
@@ -215,7 +215,7 @@ def reference_first_run(stream: MaturedRows, *, after: int) -> int | None:
 
 def study(case: PolicyCase, *, streams: int, falls: int, seed: int) -> dict[str, Any]:
     """Return false alarms and delays of every policy at one click rate."""
-    compared = contestants(case)
+    compared = compared_policies(case)
     alarms: dict[str, list[int | None]] = {name: [] for name in compared}
     delays: dict[str, list[int | None]] = {name: [] for name in compared}
     for number in range(streams):

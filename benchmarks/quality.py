@@ -55,7 +55,7 @@ from examples.shop.world import draw
 
 OURS, DEEPCTR, LIGHTGBM = "evergreen", "DeepCTR-Torch", "LightGBM"
 SIZES = (2_000, 5_000, 20_000)
-JUDGING_ROWS = 50_000
+HOLDOUT_ROWS = 50_000
 PASSES, TREES = (1, 2, 3), (25, 50, 100, 200)
 _DENSE_MEAN = 4.0
 """Mean of the long-tailed simulator's dense values on the logarithmic scale, so that none is
@@ -66,7 +66,7 @@ class Split(NamedTuple):
     """Training rows and evaluation rows of a recommender's features."""
 
     window: WorldRows
-    judging: WorldRows
+    holdout: WorldRows
     recommender: Recommender = CRITEO_RECOMMENDER
 
 
@@ -80,7 +80,7 @@ class TrainedScores(NamedTuple):
 def demo_world(num_rows: int, seed: int) -> Split:
     """Return rows of the demo's simulator with this seed."""
     world, random = World.create(seed), np.random.default_rng([seed, 31])
-    return Split(world.draw(num_rows, random), world.draw(JUDGING_ROWS, random))
+    return Split(world.draw(num_rows, random), world.draw(HOLDOUT_ROWS, random))
 
 
 def long_tail(num_rows: int, seed: int) -> Split:
@@ -95,7 +95,7 @@ def long_tail(num_rows: int, seed: int) -> Split:
             dense, rows.ids.astype(np.int64), probability, rows.labels.astype(np.int32)
         )
 
-    return Split(drawn(num_rows, 1), drawn(JUDGING_ROWS, 2))
+    return Split(drawn(num_rows, 1), drawn(HOLDOUT_ROWS, 2))
 
 
 def shop(num_rows: int, seed: int) -> Split:
@@ -105,7 +105,7 @@ def shop(num_rows: int, seed: int) -> Split:
     )  # imports the YAML reader, which only the shop needs
 
     recommender = read_recommender(REPOSITORY / "examples/shop/recommender.yaml")
-    table, probability = draw(num_rows + JUDGING_ROWS, seed)
+    table, probability = draw(num_rows + HOLDOUT_ROWS, seed)
     (log,) = table.combine_chunks().to_batches()
     features = recommender.features
     for name in (*features.categorical, *features.lists):
@@ -115,11 +115,11 @@ def shop(num_rows: int, seed: int) -> Split:
     dense = feature_matrix(log, features.numeric, "float32", missing=np.nan)
     label = log.column(recommender.data.label).to_numpy(zero_copy_only=False).astype(np.int32)
     rows = WorldRows(dense, category_matrix(log, features), probability, label)
-    learned, judging = (
+    learned, holdout = (
         WorldRows(*(column[of] for column in rows))
         for of in (slice(num_rows), slice(num_rows, None))
     )
-    return Split(learned, judging, recommender)
+    return Split(learned, holdout, recommender)
 
 
 def criteo_file(path: Path) -> WorldRows:
@@ -153,7 +153,7 @@ def folds(rows: WorldRows, num_folds: int) -> Iterator[Split]:
         )
 
 
-def contestants(split: Split, seed: int) -> dict[str, TrainedScores]:
+def train_all(split: Split, seed: int) -> dict[str, TrainedScores]:
     """Return the scores of the evaluation rows by model."""
     torch.manual_seed(seed)
     recommender = split.recommender.with_settings({"training.seed": seed})
@@ -161,12 +161,12 @@ def contestants(split: Split, seed: int) -> dict[str, TrainedScores]:
         began = time.perf_counter()
         ours = FirstModel(split.window, Path(scratch), recommender)
         seconds = time.perf_counter() - began
-        window, judging = ours.encoded(split.window), ours.encoded(split.judging)
-        found = {OURS: TrainedScores(ours.score(split.judging).astype(np.float64), seconds)}
+        window, holdout = ours.encoded(split.window), ours.encoded(split.holdout)
+        found = {OURS: TrainedScores(ours.score(split.holdout).astype(np.float64), seconds)}
         sizes = ours.slot_sizes
-    labels, features = split.judging.label, recommender.features
-    found[DEEPCTR] = _best(labels, _deepctr(recommender, sizes, window, judging=judging))
-    parts = ((split.window, window), (split.judging, judging))
+    labels, features = split.holdout.label, recommender.features
+    found[DEEPCTR] = _best(labels, _deepctr(recommender, sizes, window, holdout=holdout))
+    parts = ((split.window, window), (split.holdout, holdout))
     tables = [lightgbm_table(raw, rows, features, sizes=sizes) for raw, rows in parts]
     found[LIGHTGBM] = _best(
         labels, _lightgbm(*tables, split.window.label, features=features, seed=seed)
@@ -175,7 +175,7 @@ def contestants(split: Split, seed: int) -> dict[str, TrainedScores]:
 
 
 def _deepctr(
-    recommender: Recommender, sizes: list[int], window: Rows, *, judging: Rows
+    recommender: Recommender, sizes: list[int], window: Rows, *, holdout: Rows
 ) -> Iterator[TrainedScores]:
     """Yield the scores after each pass of DeepCTR-Torch's DCN v1, and of its v2 if ours is a v2."""
     settings, config = (
@@ -194,7 +194,7 @@ def _deepctr(
             began = time.perf_counter()
             peer.learn(prepared)
             seconds += time.perf_counter() - began
-            yield TrainedScores(peer.score(judging).astype(np.float64), seconds)
+            yield TrainedScores(peer.score(holdout).astype(np.float64), seconds)
 
 
 def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: list[int]) -> Any:
@@ -216,7 +216,7 @@ def lightgbm_table(raw: WorldRows, rows: Rows, features: Features, *, sizes: lis
 
 
 def _lightgbm(
-    learned: Any, judged: Any, label: NDArray[np.int32], *, features: Features, seed: int
+    learned: Any, holdout: Any, label: NDArray[np.int32], *, features: Features, seed: int
 ) -> Iterator[TrainedScores]:
     """Yield the scores with each number of trees."""
     import lightgbm
@@ -230,7 +230,7 @@ def _lightgbm(
         began = time.perf_counter()
         booster = lightgbm.train(parameters, data, number)
         yield TrainedScores(
-            np.asarray(booster.predict(judged, num_threads=1)), time.perf_counter() - began
+            np.asarray(booster.predict(holdout, num_threads=1)), time.perf_counter() - began
         )
 
 
@@ -243,8 +243,8 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) 
 
     The differences from each peer have 95 % intervals.
     """
-    labels = [split.judging.label for split in splits]
-    document: dict[str, Any] = {"contestants": {}, "differences": {}}
+    labels = [split.holdout.label for split in splits]
+    document: dict[str, Any] = {"models": {}, "differences": {}}
     for name in (OURS, DEEPCTR, LIGHTGBM):
         of: dict[str, Callable[[NDArray[np.int32], TrainedScores], float | None]] = {
             "auc": lambda label, each: roc_auc(label, each.scores),
@@ -255,12 +255,12 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) 
         values = {
             key: [of[key](label, each[name]) for label, each in zip(labels, found)] for key in of
         }
-        document["contestants"][name] = {
+        document["models"][name] = {
             key: {"mean": float(np.mean(each)), **spread(each)._asdict()}
             for key, each in values.items()
         }
-    if not any(np.isnan(split.judging.probability).any() for split in splits):
-        best = [roc_auc(split.judging.label, split.judging.probability) or 0.0 for split in splits]
+    if not any(np.isnan(split.holdout.probability).any() for split in splits):
+        best = [roc_auc(split.holdout.label, split.holdout.probability) or 0.0 for split in splits]
         short = [
             most - (roc_auc(label, each[OURS].scores) or 0.0)
             for most, label, each in zip(best, labels, found)
@@ -272,7 +272,7 @@ def figures(splits: Sequence[Split], found: Sequence[dict[str, TrainedScores]]) 
             auc = auc_difference(
                 label, each[OURS].scores, each[name].scores, groups=np.arange(len(label))
             )
-            assert auc is not None, "the judging rows hold both classes"
+            assert auc is not None, "the holdout rows hold both classes"
             aucs.append((auc.auc, auc.standard_error))
             rows = row_log_losses(label, each[OURS].scores) - row_log_losses(
                 label, each[name].scores
@@ -301,12 +301,12 @@ def print_case(name: str, result: dict[str, Any]) -> None:
         f"\n{name}\n  "
         f"{'':<14}{'AUC':>8}{'log loss':>10}{'mean prediction over rate':>32}{'seconds':>9}"
     )
-    for contestant, values in result["contestants"].items():
+    for model, values in result["models"].items():
         ratio = values["mean_over_rate"]
         shown = f"{ratio['mean']:.3f} ({ratio['least']:.3f} to {ratio['most']:.3f})"
         print(
             "  "
-            f"{contestant:<14}{values['auc']['mean']:>8.4f}{values['log_loss']['mean']:>10.4f}{shown:>32}"
+            f"{model:<14}{values['auc']['mean']:>8.4f}{values['log_loss']['mean']:>10.4f}{shown:>32}"
             f"{values['seconds']['mean']:>9.2f}"
         )
     if best := result.get("best_possible"):
@@ -332,7 +332,7 @@ def figures_of(name: str, result: dict[str, Any]) -> list[Figure]:
         rows.append(
             Figure(f"{name}, log loss more than the peer's [95 %]", parts["log_loss"], "", peer)
         )
-    seconds = result["contestants"][OURS]["seconds"]
+    seconds = result["models"][OURS]["seconds"]
     return [
         *rows,
         Figure(f"{name}, learned in", Spread(*(seconds[key] for key in Spread._fields)), "s"),
@@ -364,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results = document["results"] = {}
         for name, make in cases.items():
             splits = make()
-            found = [contestants(split, seed) for seed, split in enumerate(splits, start=1)]
+            found = [train_all(split, seed) for seed, split in enumerate(splits, start=1)]
             results[name] = figures(splits, found)
             print_case(name, results[name])
             document["figures"] += figures_of(name, results[name])

@@ -164,7 +164,7 @@ def measure(
     return found
 
 
-def run_contestant(
+def run_baseline(
     backend: str, processes: int, folder: Path, *, num_rows: int, rounds: int
 ) -> dict[str, Any]:
     """Run `measure` in new processes, and if allowed in a new network namespace."""
@@ -275,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results: dict[str, Any] = {}
         for backend, processes in (("pytorch", 1), ("torchrec", 1), ("torchrec", 2)):
             name = f"{backend} {processes}"
-            results[name] = found = run_contestant(
+            results[name] = found = run_baseline(
                 backend, processes, Path(scratch), num_rows=num_rows, rounds=rounds
             )
             for rows, each in found.items():

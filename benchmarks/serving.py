@@ -10,7 +10,7 @@ Prints latencies, rows per second, the parts of a request's time, cold starts an
 load, and writes all figures as JSON. A missed target is printed, and the exit code stays 0. If
 servers give different scores, the benchmark fails.
 
-`serving_model` has the model, `serving_contestants` the servers, and `serving_runs` the
+`serving_model` has the model, `measured_servers` the servers, and `serving_runs` the
 measurements.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.load import run_precisely
-from benchmarks.serving_contestants import FLOOR, OURS, REFERENCE, running
+from benchmarks.measured_servers import FLOOR, OURS, REFERENCE, running
 from benchmarks.serving_model import Models
 from benchmarks.serving_runs import (
     FULL,
@@ -67,19 +67,19 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
     """
     models = Models(scratch, python_of(SERVING_PEERS))
     results: dict[str, Any] = {"table_rows": sum(models.workflow.slot_sizes)}
-    with running(models, python_of(SERVING_PEERS)) as (ours, contestants):
-        results["parity"] = run_precisely(check_parity(contestants, models))
+    with running(models, python_of(SERVING_PEERS)) as (ours, servers):
+        results["parity"] = run_precisely(check_parity(servers, models))
         differences = ", ".join(f"{name} {value:.1e}" for name, value in results["parity"].items())
         print(
             f"{results['table_rows']:,} table rows; largest difference from the expected scores: "
             f"{differences}"
         )
         alone = Alone(ours.graph(1), models.asked, ours.options().instances)
-        results["closed"] = run_precisely(closed(contestants, alone, models.asked, sizes=sizes))
+        results["closed"] = run_precisely(closed(servers, alone, models.asked, sizes=sizes))
         _print_closed(results["closed"])
         rates = {batch: capacities(results["closed"], batch) for batch in _SMALL_BATCHES}
         results["half_load"] = run_precisely(
-            half_load(contestants, alone, models.asked, sizes=sizes, capacities=rates)
+            half_load(servers, alone, models.asked, sizes=sizes, capacities=rates)
         )
         _print_half_load(results["half_load"])
         results["cold_starts"] = cold_starts(ours, models, sizes)
@@ -92,7 +92,7 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
         for seed in range(1, sizes.releases + 1):
             run = release_under_load(
                 ours,
-                contestants[OURS],
+                servers[OURS],
                 models.asked,
                 quiet_seconds=sizes.quiet_seconds,
                 rate=rate,
@@ -107,8 +107,8 @@ def measure(scratch: Path, sizes: Sizes) -> dict[str, Any]:
 def capacities(closed_results: dict[str, Any], batch: int) -> dict[str, float]:
     """Return each server's maximum requests per second in a closed loop."""
     best: dict[str, float] = {}
-    for contestants in closed_results[str(batch)].values():
-        for name, rounds in contestants.items():
+    for servers in closed_results[str(batch)].values():
+        for name, rounds in servers.items():
             rate = over_rounds(rounds, "rows_per_second").median / batch
             best[name] = max(rate, best.get(name, 0.0))
     return best
@@ -224,8 +224,8 @@ def _print_closed(results: dict[str, Any]) -> None:
             "most), rows/s"
         )
         print(f"  {'':<14} {'at once':>7} {'p50':>26} {'p99':>26} {'rows/s':>32}")
-        for concurrency, contestants in of_batch.items():
-            for name, rounds in contestants.items():
+        for concurrency, servers in of_batch.items():
+            for name, rounds in servers.items():
                 latencies = f"{_ms(rounds, 'p50_ms')} {_ms(rounds, 'p99_ms')}"
                 rate = over_rounds(rounds, "rows_per_second").shown(",.0f")
                 print(f"  {name:<14} {concurrency:>7} {latencies} {rate:>32}{_failures(rounds)}")

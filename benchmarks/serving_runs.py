@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tritonclient.grpc import InferenceServerClient
 
 from benchmarks.load import Answers, Latencies, closed_loop, open_loop
-from benchmarks.serving_contestants import FLOOR, OURS, MeasuredServer, Released
+from benchmarks.measured_servers import FLOOR, OURS, MeasuredServer, Released
 from benchmarks.serving_model import Models
 from benchmarks.spread import Spread, spread
 from benchmarks.triton_counters import PARTS, counters, increase
@@ -80,7 +80,7 @@ class Disagreement(Refused):
     """The servers give different scores, so that their speeds cannot be compared."""
 
 
-async def check_parity(contestants: dict[str, MeasuredServer], models: Models) -> dict[str, float]:
+async def check_parity(servers: dict[str, MeasuredServer], models: Models) -> dict[str, float]:
     """Return each server's largest difference from the expected scores, except the floor's.
 
     Raises:
@@ -88,12 +88,12 @@ async def check_parity(contestants: dict[str, MeasuredServer], models: Models) -
     """
     expected = models.expected(models.asked, seed=0)
     found = {}
-    for name, contestant in contestants.items():
+    for name, server in servers.items():
         if name == FLOOR:
             continue
         worst = 0.0
         for batch in BATCHES:
-            caller = contestant.connect(models.asked, batch)
+            caller = server.connect(models.asked, batch)
             scores = np.concatenate(
                 [await caller(i) for i in range(max(1, min(64, 1024 // batch)))]
             )
@@ -144,7 +144,7 @@ class Alone:
 
 
 async def closed(
-    contestants: dict[str, MeasuredServer], alone: Alone, rows: FeatureRows, *, sizes: Sizes
+    servers: dict[str, MeasuredServer], alone: Alone, rows: FeatureRows, *, sizes: Sizes
 ) -> dict[str, Any]:
     """Return the summaries of all rounds per batch size, concurrency and server.
 
@@ -163,8 +163,8 @@ async def closed(
                 if concurrency == 1:
                     run = alone.run(batch, sizes.seconds, pause=WOKEN_AFTER)
                     of_batch["1"].setdefault(WOKEN, []).append(summary(run, batch))
-                for name, contestant in contestants.items():
-                    caller = contestant.connect(rows, batch)
+                for name, server in servers.items():
+                    caller = server.connect(rows, batch)
                     await caller(0)
                     answers = await closed_loop(caller, concurrency, sizes.seconds)
                     await caller.close()
@@ -174,7 +174,7 @@ async def closed(
 
 
 async def half_load(
-    contestants: dict[str, MeasuredServer],
+    servers: dict[str, MeasuredServer],
     alone: Alone,
     rows: FeatureRows,
     *,
@@ -194,14 +194,14 @@ async def half_load(
             ]
             run = summary(alone.run(batch, sizes.open_seconds / 2), batch)
             of_batch.setdefault(IN_PROCESS, []).append(run)
-            for name, contestant in contestants.items():
+            for name, server in servers.items():
                 if of_name[name] < _HEADROOM * rate:
                     continue
-                caller = contestant.connect(rows, batch)
+                caller = server.connect(rows, batch)
                 await caller(0)
-                before = _counters(contestant)
+                before = _counters(server)
                 answers = await open_loop(caller, rate, sizes.open_seconds, seed=turn)
-                after = _counters(contestant)
+                after = _counters(server)
                 await caller.close()
                 run = summary(answers, batch)
                 if before and after and run["mean_ms"] is not None:
@@ -210,12 +210,12 @@ async def half_load(
     return results
 
 
-def _counters(contestant: MeasuredServer) -> dict[str, int] | None:
+def _counters(server: MeasuredServer) -> dict[str, int] | None:
     """Return the server's counters of the model, or None for a web server."""
-    if contestant.target.startswith("/"):
+    if server.target.startswith("/"):
         return None
-    with InferenceServerClient(contestant.address) as client:
-        return counters(client, contestant.target)
+    with InferenceServerClient(server.address) as client:
+        return counters(client, server.target)
 
 
 def cold_starts(ours: Released, models: Models, sizes: Sizes) -> list[float]:
@@ -232,7 +232,7 @@ def cold_starts(ours: Released, models: Models, sizes: Sizes) -> list[float]:
 
 async def release_under_load(
     ours: Released,
-    contestant: MeasuredServer,
+    server: MeasuredServer,
     rows: FeatureRows,
     *,
     quiet_seconds: float,
@@ -245,7 +245,7 @@ async def release_under_load(
     Returns the latencies and failures of requests between staging and the switch.
     """
     command, manifest = ours.command(seed)
-    caller = contestant.connect(rows, batch)
+    caller = server.connect(rows, batch)
     await caller(0)
     done = asyncio.Event()
     load = asyncio.ensure_future(open_loop(caller, rate, float("inf"), seed=seed, until=done))

@@ -63,31 +63,29 @@ def measure(case: Case, batch_size: int, scratch: Path) -> dict[str, Any]:
         planted.draw(case.steps * batch_size, seed)[0] for seed in range(2, 2 + case.rounds)
     ]
     held_out, true_logits = planted.draw(_HELD_OUT_ROWS, seed=1)
-    ours, peers = _contestants(case, slot_sizes, batch_size, scratch=scratch)
+    ours, peers = _trainers(case, slot_sizes, batch_size, scratch=scratch)
     _check_same_network(ours[0], peers[0], held_out[:4096])
 
     speeds: dict[str, list[float]] = {c.name: [] for c in [*ours, *peers]}
     for number, rows in enumerate(segments):
         turn = [*ours, *peers]
-        for contestant in turn[number % len(turn) :] + turn[: number % len(turn)]:
-            speeds[contestant.name].append(_rows_per_second(contestant, rows))
+        for trainer in turn[number % len(turn) :] + turn[: number % len(turn)]:
+            speeds[trainer.name].append(_rows_per_second(trainer, rows))
     aucs = {c.name: roc_auc(held_out.labels, c.score(held_out)) for c in [*ours, *peers]}
     names = [c.name for c in ours], [c.name for c in peers]
     result = _figures(
         case, *names, speeds={name: values[1:] for name, values in speeds.items()}, aucs=aucs
     )
-    for contestant in ours:
-        figures = result["contestants"][contestant.name]
-        bound = products_per_second(
-            torch.bfloat16 if "bfloat16" in contestant.name else torch.float32
-        )
+    for trainer in ours:
+        figures = result["trainers"][trainer.name]
+        bound = products_per_second(torch.bfloat16 if "bfloat16" in trainer.name else torch.float32)
         figures["product_share"] = (
             figures["rows_per_second"].median * products_of_row(case.config) / bound
         )
     result["best_possible_auc"] = roc_auc(held_out.labels, true_logits)
     result["rows"] = case.rounds * case.steps * batch_size
     result["rounds"], result["steps"] = case.rounds - 1, case.steps
-    del ours, peers, turn, contestant
+    del ours, peers, turn, trainer
     gc.collect()
     return result
 
@@ -116,7 +114,7 @@ def products_per_second(dtype: torch.dtype, device: str = "cpu", side: int = 204
     return 2 * side**3 / min(taken)
 
 
-def _contestants(
+def _trainers(
     case: Case, slot_sizes: list[int], batch_size: int, *, scratch: Path
 ) -> tuple[list[Evergreen], list[Trainer]]:
     weights, config, features = scratch / "weights", case.config, case.features
@@ -152,10 +150,10 @@ def _check_same_network(ours: Trainer, peer: Trainer, rows: Rows) -> None:
         )
 
 
-def _rows_per_second(contestant: Trainer, rows: Rows) -> float:
-    prepared = contestant.prepare(rows)
+def _rows_per_second(trainer: Trainer, rows: Rows) -> float:
+    prepared = trainer.prepare(rows)
     began = time.perf_counter()
-    contestant.learn(prepared)
+    trainer.learn(prepared)
     return len(rows) / (time.perf_counter() - began)
 
 
@@ -169,7 +167,7 @@ def _figures(
 ) -> dict[str, Any]:
     faster = max(peers, key=lambda name: spread(speeds[name]).median)
     better = max(aucs[name] or 0.0 for name in peers)
-    contestants = {
+    trainers = {
         name: {
             "rows_per_second": spread(speeds[name]),
             "ratio": spread([a / b for a, b in zip(speeds[name], speeds[faster])]),
@@ -178,4 +176,4 @@ def _figures(
         }
         for name in [*ours, *peers]
     }
-    return {"case": case.name, "faster_peer": faster, "ours": ours, "contestants": contestants}
+    return {"case": case.name, "faster_peer": faster, "ours": ours, "trainers": trainers}

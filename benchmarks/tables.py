@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.load import closed_loop, run_precisely
-from benchmarks.serving_contestants import MeasuredServer
+from benchmarks.measured_servers import MeasuredServer
 from benchmarks.serving_runs import BATCHES, Alone, over_rounds, ratios, summary
 from benchmarks.spread import Figure
 from components.evaluation.scoring import raw_batches
@@ -153,8 +153,8 @@ def speed(repository: Path, rows: FeatureRows, log: Path) -> dict[str, Any]:
     return {"sizes": sizes, "runs": runs}
 
 
-async def _ask(contestant: MeasuredServer, rows: FeatureRows, batch: int) -> Any:
-    caller = contestant.connect(rows, batch)
+async def _ask(server: MeasuredServer, rows: FeatureRows, batch: int) -> Any:
+    caller = server.connect(rows, batch)
     await caller(0)
     answers = await closed_loop(caller, 1, _SECONDS)
     await caller.close()

@@ -73,7 +73,7 @@ def print_case(result: dict[str, Any]) -> None:
         f"  {'':<20} {'rows/s':>32} {'ratio to ' + result['faster_peer']:>30} {'AUC':>8} "
         f"{'difference':>11}"
     )
-    for name, figures in result["contestants"].items():
+    for name, figures in result["trainers"].items():
         rate, ratio = figures["rows_per_second"].shown(",.0f"), figures["ratio"].shown(".2f")
         print(
             f"  {name:<20} {rate:>32} {ratio:>30} {figures['auc']:>8.4f} "
@@ -89,7 +89,7 @@ def figures_of(result: dict[str, Any], *, ratio_target: float) -> list[Figure]:
     """
     rows = []
     for name in result["ours"]:
-        figures, case = result["contestants"][name], f"{result['case']}, {name.split()[-1]}"
+        figures, case = result["trainers"][name], f"{result['case']}, {name.split()[-1]}"
         share, limit = figures.get("product_share"), None
         if share is not None:
             at_most = short(figures["ratio"].median / share)
@@ -140,7 +140,7 @@ def values_read(results: dict[str, Any], table: str) -> Figure:
     """
     ours = "evergreen float32"
     rates = [
-        results[f"{case}-{table}"]["contestants"][ours]["rows_per_second"].median
+        results[f"{case}-{table}"]["trainers"][ours]["rows_per_second"].median
         for case in ("lists", "small")
     ]
     counts = [

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.command import benchmark_parser, documented
 from benchmarks.spread import INTERVAL, Figure, Spread, share_interval
-from benchmarks.validation_study.contestants import JUDGES, OURS
+from benchmarks.validation_study.methods import METHODS, OURS
 from benchmarks.validation_study.plan import StudyCase, make_plan, show
 from demo.simulation.world import World
 from evergreen.config.validation import ValidationSettings
@@ -96,7 +96,7 @@ def run_study(*, is_quick: bool) -> Counts:
     world, counts = World.create(WORLD_SEED), Counts()
     for number, series in enumerate(make_plan(pairs=pairs, windows=windows, quick=is_quick)):
         of_series = Counts()
-        for case, answers in show(series, number, world, methods=JUDGES):
+        for case, answers in show(series, number, world, methods=METHODS):
             for setting, alarms in answers.items():
                 of_case = of_series.setdefault(case.name, {})
                 count = of_case.setdefault(setting, SettingCount(is_stationary=case.shift is None))

@@ -2,9 +2,9 @@
 
 Run by `make benchmark-year`. The runs are not executed. Each run is a copy of the demo's last run
 (after `make demo`) with its own names and times, and with the journal lines of the deployment.
-Every fifth night, `evergreen collect` removes old files. Large files are hard links, whose sizes
-count in full. At the end of a day, a month and a year, the real readers of the registry are timed
-in CPU seconds of this process. The cost of a run itself is measured by `benchmarks.round`.
+Every fifth night, `evergreen admin collect` removes old files. Large files are hard links, whose
+sizes count in full. At the end of a day, a month and a year, the real readers of the registry are
+timed in CPU seconds of this process. The cost of a run itself is measured by `benchmarks.round`.
 
 Then the vocabulary of one column is updated by as many runs under the shipped rules, with and
 without a time to live.
@@ -44,7 +44,7 @@ from monitoring.web.store_status import RunCounter
 BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 HOURS = {"a day": 24, "30 days": 720, "a year": 8_760, "10,000 rounds": 10_000}
 TIMES = ("time", "created_at", "published_at", "ended_at", "started_at")
-"""Fields with the time of an action. `evergreen collect` decides by these fields what to remove."""
+"""Fields with the time of an action, by which `evergreen admin collect` decides what to remove."""
 NEW_ITEMS, ROWS, SHELF_DAYS = 20, 2_000, 14
 """Properties of the column: new items per hour, rows per hour, and days for which an item is
 shown."""
@@ -145,9 +145,11 @@ def measured(year: Year, folder: Path, now: datetime) -> dict[str, float]:
         "s, its later looks": cpu_seconds(lambda: counter.count(now.timestamp())),
         "s, history for the status page": cpu_seconds(lambda: read_history(folder, store)),
         "s, outcome of one run": cpu_seconds(lambda: find_outcome(store, newest.parent.name)),
-        "s, evergreen models": cpu_seconds(lambda: print_models(store)),
+        "s, evergreen models list": cpu_seconds(lambda: print_models(store)),
         "s, evergreen runs": cpu_seconds(lambda: read_runs(store, newest=50)),
-        "s, evergreen collect": cpu_seconds(lambda: collect.main(["--store", str(store)], now=now)),
+        "s, evergreen admin collect": cpu_seconds(
+            lambda: collect.main(["--store", str(store)], now=now)
+        ),
     }
 
 

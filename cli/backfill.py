@@ -1,4 +1,4 @@
-"""`evergreen backfill` replaces a past day of the lake by a new version.
+"""`evergreen data backfill` replaces a past day of the lake by a new version.
 
 The rows of the given files become the rows of the day, in time order and without copies. The
 earlier files of the day stay in the lake, but readers skip them (`lake_files`). Nothing is lost,
@@ -219,7 +219,7 @@ def _day_rows(
     ]:
         raise ContractError(
             f"{timed[0]} has event times but not the raw schema, expected files of a lake; "
-            "`evergreen ingest` "
+            "`evergreen data ingest` "
             "into another lake converts it to such files"
         )
     if any(raw) and not all(raw):
@@ -250,7 +250,7 @@ def _day_rows(
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
-        prog="evergreen backfill",
+        prog="evergreen data backfill",
         description="Write the rows of files (raw Parquet of the day, or files without times) as "
         "the next "
         "version of a day of the lake. Readers use the newest complete version, and files that "

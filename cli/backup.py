@@ -1,4 +1,4 @@
-"""`evergreen backup` copies a running installation, and `evergreen restore` brings the copy back.
+"""`evergreen admin backup` copies a running installation, and `restore` brings the copy back.
 
 A copy may be taken at any moment, because every program can resume from what it finds. Files are
 complete or absent, journals only grow, and SQLite copies its databases online. The state is copied
@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -27,6 +28,7 @@ from evergreen.runtime.durable import UNFINISHED, sha256_file, whole_directory, 
 from evergreen.runtime.errors import ContractError, Refused, TemporaryError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.terminal import Advance, progress
 from evergreen.storage.uris import typed_folder
 
 FOLDERS = ("state", "archive", "store", "repository", "lake")
@@ -43,7 +45,7 @@ class BackupContents(Manifest):
     Paths are absolute and cannot be changed, because manifests refer to each other by path.
 
     Raises:
-        ContractError: `evergreen backup` does not write such a part or path.
+        ContractError: `evergreen admin backup` does not write such a part or path.
     """
 
     places: dict[str, str]
@@ -113,9 +115,15 @@ def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> Non
         try:
             for name in [each for each in FOLDERS if each in places]:
                 is_live = shutil.ignore_patterns("*.db", "*.db-*") if name == "state" else None
-                shutil.copytree(
-                    places[name], folder / name, symlinks=True, ignore=is_live, dirs_exist_ok=True
-                )
+                with progress(f"copying {name}, files") as advance:
+                    shutil.copytree(
+                        places[name],
+                        folder / name,
+                        symlinks=True,
+                        ignore=is_live,
+                        copy_function=partial(_copy, advance=advance),
+                        dirs_exist_ok=True,
+                    )
         except (shutil.Error, FileNotFoundError) as error:
             raise TemporaryError(
                 f"a file was removed while it was copied, start the backup again: {error}"
@@ -129,16 +137,25 @@ def backup(output: Path, places: Mapping[str, Path], *, log: Path | None) -> Non
         _contents_of(folder, originals).write(folder / CONTENTS)
 
 
+def _copy(source: str, target: str, *, advance: Advance) -> str:
+    shutil.copy2(source, target)
+    advance()
+    return target
+
+
 def _contents_of(folder: Path, originals: Mapping[str, Path]) -> BackupContents:
     files, links, folders = {}, {}, []
-    for path in sorted(folder.rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_symlink():
-            links[name] = os.readlink(path)
-        elif path.is_dir():
-            folders.append(name)
-        else:
-            files[name] = sha256_file(path)
+    paths = sorted(folder.rglob("*"))
+    with progress("hashing", total=len(paths)) as advance:
+        for path in paths:
+            name = path.relative_to(folder).as_posix()
+            if path.is_symlink():
+                links[name] = os.readlink(path)
+            elif path.is_dir():
+                folders.append(name)
+            else:
+                files[name] = sha256_file(path)
+            advance()
     places = {name: os.path.normpath(path.absolute()) for name, path in originals.items()}
     return BackupContents(places=places, files=files, links=links, folders=folders)
 
@@ -165,7 +182,9 @@ def restore(
     """
     path = folder / CONTENTS
     if not path.is_file():
-        raise ContractError(f"{path} is absent, expected a folder that `evergreen backup` wrote")
+        raise ContractError(
+            f"{path} is absent, expected a folder that `evergreen admin backup` wrote"
+        )
     contents = BackupContents.read(path)
     places = {name: Path(place) for name, place in contents.places.items()}
     for name, place in places.items():
@@ -181,8 +200,10 @@ def restore(
         places[name].mkdir(parents=True, exist_ok=True)
     for name in contents.folders:
         contents.target(name).mkdir(parents=True, exist_ok=True)
-    for name, sha256 in contents.files.items():
-        _restore_file(folder / name, contents.target(name), sha256)
+    with progress("restoring, files", total=len(contents.files)) as advance:
+        for name, sha256 in contents.files.items():
+            _restore_file(folder / name, contents.target(name), sha256)
+            advance()
     for name, link in contents.links.items():
         if not contents.target(name).is_symlink():
             contents.target(name).symlink_to(link)
@@ -278,7 +299,7 @@ def _ask(places: dict[str, Path]) -> bool:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of both commands."""
-    parser = CommandParser(prog="evergreen", description=__doc__)
+    parser = CommandParser(prog="evergreen admin", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("backup", help="copy an installation while it runs")
     make.add_argument(
@@ -286,7 +307,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for name, what in {
         "state": "the monitor's state folder",
-        "store": "model store",
+        "store": "model registry",
         "archive": "the monitor's archive",
         "repository": "Triton's model repository",
         "lake": "click logs",
@@ -299,7 +320,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--log", type=Path, help="database file of an SQLite event log (default: not copied)"
     )
     back = commands.add_parser("restore", help="bring a backup back, with all programs stopped")
-    back.add_argument("backup", type=Path, help="folder that `evergreen backup` created")
+    back.add_argument("backup", type=Path, help="folder that `evergreen admin backup` created")
     back.add_argument(
         "--within",
         type=Path,

@@ -1,4 +1,4 @@
-"""`evergreen compare A B` shows how two stored models differ.
+"""`evergreen audit compare A B` shows how two stored models differ.
 
 It compares settings and sizes, and how well each model scores rows that are new to both. The rows
 are held-out rows of the model with the later training data. Rows up to the end of the other model's
@@ -221,13 +221,13 @@ def _cells(pairs: Mapping[str, tuple[Any, Any]]) -> list[list[str]]:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
-        prog="evergreen compare", description=(__doc__ or "").partition("\n\n")[2]
+        prog="evergreen audit compare", description=(__doc__ or "").partition("\n\n")[2]
     )
     for name in ("a", "b"):
         parser.add_argument(
             name, metavar=name.upper(), help="a released version, or the id of a model in the store"
         )
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--output", type=Path, help="HTML page to write")
     return parser

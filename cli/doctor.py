@@ -313,7 +313,7 @@ def _look_at_runs(each: Installation) -> Iterator[_Found]:
     No other command shows these runs.
     """
     if each.store is None:
-        yield _unknown("the model store is not given, expected --store")
+        yield _unknown("the model registry is not given, expected --store")
         return
     experiment = each.server.find_experiment(EXPERIMENT)
     if experiment is None:
@@ -451,7 +451,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--context", default="", help="kubectl's context (default: its current one)"
     )
-    parser.add_argument("--store", default="", help="model store, if it is mounted on this machine")
+    parser.add_argument("--store", default="", help="model registry, if it is mounted here")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""`evergreen forget` names everything that holds one user, and with `--yes` removes it.
+"""`evergreen admin forget` names everything that holds one user, and with `--yes` removes it.
 
 It also names the models that were trained on the user's rows.
 
@@ -71,13 +71,14 @@ from evergreen.runtime.durable import fsync_path
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.terminal import progress
 from evergreen.serving.parity import GoldenRows
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
 from evergreen.statistics.reference import read_reference
 from evergreen.storage.objects import ObjectInfo, Objects, local_copy
 from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 from monitoring.backtest.incident import MANIFEST as INCIDENT
-from monitoring.state.store import STORE_FILE, Store, matured_rows_of, waiting_requests_of
+from monitoring.state.store import STORE_FILE, StateStore, matured_rows_of, waiting_requests_of
 
 logger = logging.getLogger(__name__)
 
@@ -507,7 +508,7 @@ def in_windows(state: Path, user: User) -> Iterator[Found]:
     """
 
     def remove() -> None:
-        with closing(Store(state / STORE_FILE)) as store:
+        with closing(StateStore(state / STORE_FILE)) as store:
             store.forget_user(user.category)
 
     with _reading_state(state) as memory:
@@ -576,7 +577,7 @@ def find(user: User, store: Path, places: dict[str, str]) -> list[Found]:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
-        prog="evergreen forget",
+        prog="evergreen admin forget",
         description="List everything that holds a user (data.user of the accepted recommender), "
         "and remove it with "
         "--yes. "
@@ -586,7 +587,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--user", required=True, metavar="ID", help="value of the column, as your files spell it"
     )
-    parser.add_argument("--store", required=True, help="model store")
+    parser.add_argument("--store", required=True, help="model registry")
     for name, what in PLACES.items():
         parser.add_argument(f"--{name}", help=what)
     parser.add_argument(
@@ -606,7 +607,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         {n: v for n, v in vars(arguments).items() if n in PLACES and v},
     )
     user = User(arguments.user, accepted(store, CURRENT))
-    found = find(user, store, places)
+    with progress("searching"):
+        found = find(user, store, places)
     learnt, golden = list(models_trained_on(store, user)), list(golden_rows(store, user))
     state = typed_folder(places["state"], "--state") if "state" in places else None
     num_waiting = waiting_requests(state, user) if state else 0
@@ -626,8 +628,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             keep_forgotten(
                 store, [each.model_id for each in learnt], now=datetime.now(timezone.utc)
             )
-        for each in found:
-            each.remove()
+        with progress("removing", total=len(found)) as advance:
+            for each in found:
+                each.remove()
+                advance()
         print(f"removed all {len(found)}")
     elif found:
         print(
@@ -676,7 +680,10 @@ def _what_serves(
         f"version {live.version} still contains {contained}, until a run from scratch is released:"
     )
     yield from (f"  {command}" for command in _full_run(store, places))
-    yield "if the gate refuses that run's model, `evergreen promote` makes it live nevertheless"
+    yield (
+        "if the gate refuses that run's model, `evergreen release promote` makes it live "
+        "nevertheless"
+    )
 
 
 def _full_run(store: Path, places: dict[str, str]) -> Iterator[str]:

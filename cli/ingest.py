@@ -1,4 +1,4 @@
-"""`evergreen ingest` brings a user's files into the lake.
+"""`evergreen data ingest` brings a user's files into the lake.
 
 Rows keep their times. On request they get new times instead, spread evenly over whole days in file
 order. Rows are first spooled to disk (`spool`), which finds copies and sorts the rows by time. The
@@ -44,6 +44,7 @@ from evergreen.runtime.errors import ContractError, expect
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import log_as_text
+from evergreen.runtime.terminal import progress
 from evergreen.storage.objects import NUM_TRANSFERS, Objects, local_copy
 from evergreen.storage.uris import open_objects, typed_folder, typed_uri
 
@@ -290,7 +291,9 @@ def read_rows(
             )
         with ExitStack() as stack:
             stack.callback(counts.add, reader)
+            advance = stack.enter_context(progress(f"reading {file.name}, rows"))
             for batch in reader.batches(malformed):
+                advance(batch.num_rows)
                 rows = batch if left is None else batch.slice(0, left)
                 left = None if left is None else left - rows.num_rows
                 if rows.num_rows:
@@ -453,7 +456,7 @@ def _publish_file(path: Path, final: Path) -> None:
 def add_store_flag(parser: argparse.ArgumentParser) -> None:
     """Add the flag that names the registry whose recommender describes the files."""
     parser.add_argument(
-        "--store", required=True, help="model store whose newest recommender describes the files"
+        "--store", required=True, help="model registry whose newest recommender describes the files"
     )
 
 
@@ -469,7 +472,7 @@ def recommender_of(store: str) -> Recommender:
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
-        prog="evergreen ingest",
+        prog="evergreen data ingest",
         description=(
             "Read files of rows (Parquet, text with a header, JSON lines, Criteo's TSV) in order, "
             "and write the"

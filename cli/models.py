@@ -1,11 +1,13 @@
-"""Print the promotion journal and model cards of a registry.
+"""`evergreen models list`, `show` and `live-at`: a registry's promotion journal and model cards.
 
 The journal says which version was live at which time, who made it live, and why.
 """
 
+import argparse
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,8 +15,11 @@ from pathlib import Path
 from evergreen.registry.forgotten import removed_at
 from evergreen.registry.model_cards import card_path, read_card
 from evergreen.registry.promotion_journal import (
+    INTENT,
+    JOURNAL_FILE,
     Promotion,
     current,
+    interrupted,
     live_at,
     moment_of,
     read_entries,
@@ -22,15 +27,85 @@ from evergreen.registry.promotion_journal import (
 from evergreen.reports.model_card import card_page
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import show
+from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
+from evergreen.storage.uris import typed_folder
 
 HASH_DIGITS = 12
 
 
-def print_models(store: Path, *, as_json: bool = False) -> None:
-    """Print one line per entry of the journal, newest last, and mark the live version.
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the three commands."""
+    parser = CommandParser(prog="evergreen models", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser(
+        "list",
+        help="list all releases, rollbacks and promotions, with person, time, reason and hashes",
+    )
+    card = commands.add_parser("show", help="print a model's card, or write it as a page")
+    card.add_argument(
+        "model", metavar="VERSION|MODEL_ID", help="a released version, or a model of the store"
+    )
+    card.add_argument("--output", type=Path, help="HTML page to write (default: print JSON)")
+    live = commands.add_parser("live-at", help="show which version was live at a time")
+    live.add_argument("time", metavar="TIME", help="ISO 8601, in UTC if it has no zone, or `now`")
+    for each in (listing, card, live):
+        each.add_argument("--store", required=True, help="model store, folder or its URI")
+    live.add_argument("--json", action="store_true", help="print JSON")
+    add_listing_flags(listing)
+    return parser
 
-    JSON also has the URI of each model's card, or null if there is no card.
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one of the commands."""
+    arguments = build_parser().parse_args(argv)
+    if arguments.command == "show":
+        store = typed_folder(arguments.store, "--store")
+        show_card(store, arguments.model, output=arguments.output)
+        return ExitCode.DONE
+    store = registry_folder(arguments.store)
+    if arguments.command == "live-at":
+        print_live_at(store, arguments.time, as_json=arguments.json)
+    else:
+        print_models(store, as_json=arguments.json, wide=arguments.wide)
+    return ExitCode.DONE
+
+
+def registry_folder(text: str) -> Path:
+    """Return the folder of a model registry that `--store` names. An empty folder is accepted.
+
+    Raises:
+        ContractError: the folder has files, but none of a model registry.
+    """
+    store = typed_folder(text, "--store")
+    known = ("models", "runs", "recommender", JOURNAL_FILE)
+    if any(store.iterdir()) and not any((store / name).exists() for name in known):
+        raise ContractError(
+            f"--store {store} holds none of {', '.join(known)}, expected a model store"
+        )
+    return store
+
+
+COLUMNS = (
+    TableColumn(name=""),
+    TableColumn(name="version", is_number=True),
+    TableColumn(name="action"),
+    TableColumn(name="time"),
+    TableColumn(name="model", is_wide_only=True),
+    TableColumn(name="by", is_flexible=True),
+    TableColumn(name="reason", is_flexible=True),
+    TableColumn(name="hashes", is_wide_only=True),
+)
+
+
+def print_models(store: Path, *, as_json: bool = False, wide: bool = False) -> None:
+    """Print a table of the journal, newest entry last, and mark the live version.
+
+    The table has no line for the intent of a deployment that has ended. JSON has
+    all lines, and the URI of each model's card, or null if there is no card.
     """
     entries, live = read_entries(store), current(store)
     if as_json:
@@ -46,8 +121,10 @@ def print_models(store: Path, *, as_json: bool = False) -> None:
         return
     if not entries:
         show(f"no version was ever live in {store}")
-    for entry in entries:
-        show(f"{'*' if entry == live else ' '} {_journal_line(entry)}")
+    else:
+        begun = interrupted(store)
+        shown = [each for each in entries if each.action != INTENT or each == begun]
+        print_table(COLUMNS, [_cells(each, is_live=each == live) for each in shown], wide=wide)
     if live is not None and (removed := removed_at(store, live.model_id)):
         print(
             f"version {live.version} still contains a user whose rows were removed at {removed}, "
@@ -57,7 +134,7 @@ def print_models(store: Path, *, as_json: bool = False) -> None:
     if entries:
         folder = shlex.quote(str(store))
         print(
-            f"card of a model: evergreen model card VERSION --store {folder} --output card.html",
+            f"card of a model: evergreen models show VERSION --store {folder} --output card.html",
             file=sys.stderr,
         )
 
@@ -76,20 +153,17 @@ def show_card(store: Path, reference: str, *, output: Path | None) -> None:
     show(f"card of model {card.model_id}: {output.absolute().as_uri()}")
 
 
-def _journal_line(entry: Promotion) -> str:
-    share = f" ({entry.share:g} of the traffic)" if entry.share is not None else ""
+def _cells(entry: Promotion, *, is_live: bool) -> tuple[str | None, ...]:
+    share = f" {100 * entry.share:g} %" if entry.share is not None else ""
     return (
-        f"{entry.time}  {entry.action:<12}  version {entry.version:<4} {entry.model_id}{share}  "
-        f"{_hashes(entry)}  "
-        f"{entry.who or 'unknown'}: {entry.reason}"
-    )
-
-
-def _hashes(entry: Promotion) -> str:
-    """Return short hashes, or `-` for an entry that was written without hashes."""
-    return (
-        " ".join(f"{name} {value[:HASH_DIGITS]}" for name, value in sorted(entry.sha256.items()))
-        or "-"
+        "*" if is_live else " ",
+        str(entry.version),
+        f"{entry.action}{share}",
+        local_time(entry.time),
+        entry.model_id,
+        entry.who or "unknown",
+        entry.reason,
+        " ".join(f"{name} {value[:HASH_DIGITS]}" for name, value in sorted(entry.sha256.items())),
     )
 
 
@@ -116,9 +190,13 @@ def print_live_at(store: Path, time: str, *, as_json: bool = False) -> None:
         print(json.dumps({**asdict(entry), "until": after.time if after else None}, indent=2))
         return
     show(f"version {entry.version}, model {entry.model_id}")
-    show(f"since {entry.time} ({entry.action} by {entry.who or 'unknown'}: {entry.reason})")
+    show(
+        f"since {local_time(entry.time)} "
+        f"({entry.action} by {entry.who or 'unknown'}: {entry.reason})"
+    )
     until = (
-        f"until {after.time} ({after.action} of version {after.version}: {after.reason})"
+        f"until {local_time(after.time)} "
+        f"({after.action} of version {after.version}: {after.reason})"
         if after
         else "still live"
     )
@@ -139,3 +217,7 @@ def _moment(text: str) -> datetime:
         raise ContractError(
             f"time is {text!r}, expected ISO 8601 such as 2026-01-31T12:00:00Z"
         ) from error
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

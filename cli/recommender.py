@@ -1,12 +1,15 @@
-"""`evergreen recommender` drafts, checks, compares, accepts and lists recommenders.
+"""`evergreen init` and `evergreen data check`, `accept`, `show`, `diff`, `history` and `records`.
 
-The command also prints the schema of their records. The package `recommender_file` reads, writes
-and drafts the file. The model registry stores accepted recommenders.
+These commands draft, check, accept, print, compare and list recommenders. `records` prints the
+schema of a recommender's log records. The package `recommender_file` reads, writes and drafts the
+file. The model registry stores accepted recommenders.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -21,17 +24,29 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser, whoami
+from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import typed_folder
+
+HISTORY = (
+    TableColumn(name="version", is_number=True),
+    TableColumn(name="accepted"),
+    TableColumn(name="by", is_flexible=True),
+    TableColumn(name="name", is_flexible=True),
+    TableColumn(name="digest"),
+    TableColumn(name="reason", is_flexible=True),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their flags."""
     parser = CommandParser(
-        prog="evergreen recommender",
+        prog="evergreen data",
         description="Draft, check and accept the file that describes a recommender.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    init = commands.add_parser("init", help="draft a file from the first rows of a click log")
+    init = commands.add_parser(
+        "init", prog="evergreen init", help="draft a file from the first rows of a click log"
+    )
     init.add_argument("data", type=Path, help="text with a header, JSON lines, or Parquet")
     init.add_argument("--output", type=Path, default=Path("recommender.yaml"), help="file to write")
     init.add_argument(
@@ -63,14 +78,17 @@ def build_parser() -> argparse.ArgumentParser:
         "without any "
         "column of this one",
     )
-    log = commands.add_parser("log", help="list the accepted versions with person, time and reason")
+    history = commands.add_parser(
+        "history", help="list the accepted versions with person, time and reason"
+    )
     records = commands.add_parser(
         "records", help="print the Protobuf schema of the log records, for other readers"
     )
     records.add_argument("which", help="a file; or current, a version, or 8 digits of a digest")
-    for each in (show, diff, accept, log, records):
+    add_listing_flags(history)
+    for each in (show, diff, accept, history, records):
         each.add_argument(
-            "--store", required=each is not records, help="model store, folder or its URI"
+            "--store", required=each is not records, help="model registry, folder or its URI"
         )
     return parser
 
@@ -89,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "show": _show,
         "diff": _diff,
         "accept": _accept,
-        "log": _log,
+        "history": _history,
         "records": _records,
     }
     return commands[arguments.command](arguments)
@@ -106,7 +124,7 @@ def _init(arguments: argparse.Namespace) -> int:
         f"{arguments.output} is drafted: read its comments, correct it, fill in what is marked "
         f"{FILL_IN}, then"
     )
-    print(f"  evergreen recommender check {arguments.output} --data {arguments.data}")
+    print(f"  evergreen data check {arguments.output} --data {arguments.data}")
     return ExitCode.DONE
 
 
@@ -164,14 +182,25 @@ def _accept(arguments: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def _log(arguments: argparse.Namespace) -> int:
+def _history(arguments: argparse.Namespace) -> int:
     lines = recommenders.read_accepted(_store(arguments))
-    if not lines:
+    if arguments.json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+    elif not lines:
         print("no recommender was accepted yet")
-    for line in lines:
-        print(
-            f"{line.version}  {line.time}  {line.who}  {line.name} {line.digest[:8]}: {line.reason}"
-        )
+    else:
+        rows = [
+            (
+                str(line.version),
+                local_time(line.time),
+                line.who,
+                line.name,
+                line.digest[:8],
+                line.reason,
+            )
+            for line in lines
+        ]
+        print_table(HISTORY, rows, wide=arguments.wide)
     return ExitCode.DONE
 
 
@@ -192,7 +221,7 @@ def _find(arguments: argparse.Namespace, which: str) -> Recommender:
 def _store(arguments: argparse.Namespace) -> Path:
     if arguments.store is None:
         raise ContractError(
-            "--store is not given, expected the model store, because no file is named"
+            "--store is not given, expected the model registry, because no file is named"
         )
     return typed_folder(arguments.store, "--store")
 

@@ -1,4 +1,4 @@
-"""`evergreen reproduce` trains a stored model again, and compares each step.
+"""`evergreen audit reproduce` trains a stored model again, and compares each step.
 
 The steps run as commands. Their inputs come from the model's manifests and from the notes of its
 run. They see a view of the model registry in the work folder. In this view files are links,
@@ -36,6 +36,7 @@ from evergreen.runtime.durable import sha256_file
 from evergreen.runtime.errors import ContractError, PermanentError, Refused
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser, run_flags
+from evergreen.runtime.terminal import progress
 from evergreen.serving.graph.export import export
 from evergreen.storage.uris import local_path, open_objects, typed_folder, typed_uri
 from pipelines.images import ENVIRONMENT_OF_STEP
@@ -329,7 +330,7 @@ def find(store: Path, model_id: str, *, work: Path, lake: str | None = None) -> 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
-        prog="evergreen reproduce", description=(__doc__ or "").partition("\n\n")[2]
+        prog="evergreen audit reproduce", description=(__doc__ or "").partition("\n\n")[2]
     )
     parser.add_argument(
         "model",
@@ -337,7 +338,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="a released version, or a model that the gate evaluated",
     )
     parser.add_argument(
-        "--store", required=True, help="model store, folder or its URI, which is only read"
+        "--store", required=True, help="model registry, folder or its URI, which is only read"
     )
     parser.add_argument(
         "--work", required=True, type=Path, help="folder in which a new work folder is created"
@@ -356,15 +357,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     model_id = referenced_model(store, arguments.model).model_id
     work = find(store, model_id, lake=arguments.lake, work=arguments.work.resolve())
     first = None
-    for step, found in work.steps():
-        shown = found[:MAX_SHOWN] + [f"and {len(found) - MAX_SHOWN} more"] * (
-            len(found) > MAX_SHOWN
-        )
-        print(
-            "\n           ".join([f"{'DIFFERS' if found else 'same':<8} {step}", *shown]),
-            flush=True,
-        )
-        first = first or (step if found else None)
+    with progress("training again, steps") as advance:
+        for step, found in work.steps():
+            advance()
+            shown = found[:MAX_SHOWN]
+            if len(found) > MAX_SHOWN:
+                shown.append(f"and {len(found) - MAX_SHOWN} more")
+            print(
+                "\n           ".join([f"{'DIFFERS' if found else 'same':<8} {step}", *shown]),
+                flush=True,
+            )
+            first = first or (step if found else None)
     print(
         f"model {model_id}: "
         + (f"first difference in {first}, see {work.folder}" if first else "the same bytes")

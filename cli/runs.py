@@ -1,16 +1,19 @@
-"""Print the runs of a model registry: their state, data, model and verdict.
+"""`evergreen runs` lists the runs of a model registry: their state, data, model and verdict.
 
 Everything is read from the files that the steps left (`evergreen.registry.runs`) and from the
 verdicts (`evergreen.registry.models`). A run in progress has notes but no outcome.
 """
 
+import argparse
 import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
+from cli.models import registry_folder
 from evergreen.contracts.manifests import SCRATCH, Model, Verdict
 from evergreen.registry.models import stored_model, verdict_paths
 from evergreen.registry.runs import (
@@ -24,9 +27,14 @@ from evergreen.registry.runs import (
     read_notes,
     trained_model,
 )
-from evergreen.runtime.errors import FROM_SCRATCH, flags_to_run_again
+from evergreen.runtime.errors import FROM_SCRATCH, ContractError, flags_to_run_again
+from evergreen.runtime.exit_codes import ExitCode, exits_with_code
+from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.kubeflow import EXPERIMENT, KubeflowServer
 from evergreen.runtime.plain_text import show
+from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +66,53 @@ class RunLine:
     """All settings of the model's recommender that differ from their defaults, by section,
     including the settings of the run."""
     reason: str
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's flags."""
+    runs = CommandParser(
+        prog="evergreen runs",
+        description="List runs: how each ended, its rows, model, AUC and verdict.",
+    )
+    runs.add_argument("--store", required=True, help="model store, folder or its URI")
+    add_listing_flags(runs)
+    runs.add_argument(
+        "--newest",
+        type=int,
+        default=50,
+        metavar="N",
+        help="list at most the newest N runs; 0 = all",
+    )
+    runs.add_argument(
+        "--host",
+        default="",
+        help="address of the KFP API, to list also failed runs that left nothing in the store",
+    )
+    runs.add_argument(
+        "--namespace", default="", help="with --host: namespace of a multi-user installation"
+    )
+    runs.add_argument("--token-file", default="", help="with --host: file of the server's token")
+    return runs
+
+
+@exits_with_code
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command."""
+    arguments = build_parser().parse_args(argv)
+    store = registry_folder(arguments.store)
+    if arguments.newest < 0:
+        raise ContractError(f"--newest is {arguments.newest}, expected at least 0")
+    if arguments.host and arguments.json:
+        raise ContractError(
+            "--host and --json are given, expected one of them: JSON has only the store's runs"
+        )
+    print_runs(store, newest=arguments.newest, as_json=arguments.json, wide=arguments.wide)
+    if arguments.host:
+        server = KubeflowServer(
+            arguments.host, namespace=arguments.namespace, token_file=arguments.token_file
+        )
+        print_lost_runs(store, server, newest=arguments.newest)
+    return ExitCode.DONE
 
 
 def read_runs(store: Path, *, newest: int | None = None) -> list[RunLine]:
@@ -125,8 +180,25 @@ def _model_and_verdict(store: Path, notes: list[StepNote]) -> tuple[Model | None
     return stored_model(store, name), Verdict.read(path) if path.exists() else None
 
 
-def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False) -> None:
-    """Print a line for each run, and the reason if the run failed.
+COLUMNS = (
+    TableColumn(name="started"),
+    TableColumn(name="run", is_flexible=True),
+    TableColumn(name="id"),
+    TableColumn(name="state"),
+    TableColumn(name="step", is_wide_only=True),
+    TableColumn(name="seconds", is_number=True, is_wide_only=True),
+    TableColumn(name="rows", is_number=True),
+    TableColumn(name="AUC", is_number=True),
+    TableColumn(name="verdict", is_wide_only=True),
+    TableColumn(name="version", is_number=True),
+    TableColumn(name="model", is_wide_only=True),
+)
+
+
+def print_runs(
+    store: Path, *, newest: int | None = None, as_json: bool = False, wide: bool = False
+) -> None:
+    """Print a table of the runs, and the reason of each failed run.
 
     JSON also has the settings of each run.
     """
@@ -137,25 +209,11 @@ def print_runs(store: Path, *, newest: int | None = None, as_json: bool = False)
     if not lines:
         show(f"no run has left anything in {store}")
         return
-    head = (
-        "started",
-        "run",
-        "id",
-        "state",
-        "step",
-        "seconds",
-        "rows",
-        "AUC",
-        "verdict",
-        "version",
-        "model",
-    )
-    table = [head, *(_cells(line) for line in lines)]
+    columns: tuple[TableColumn, ...] = COLUMNS
+    rows = [_cells(line) for line in lines]
     if all(line.name == line.run for line in lines):  # runs on this machine have no id
-        table = [(row[0], row[1], *row[3:]) for row in table]
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    for row in table:
-        show("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+        columns, rows = _without_id(columns), [_without_id(row) for row in rows]
+    print_table(columns, rows, wide=wide)
     for line in lines:
         if line.state == "failed":
             show(f"{line.name} failed at {line.step}: {line.reason}")
@@ -214,13 +272,14 @@ def what_next(store: Path, outcome: RunOutcome, *, command: Sequence[str]) -> st
         return None
     if outcome.state == "canary":
         return (
-            f"`evergreen canary status --store {shlex.quote(str(store))}` shows the progress of "
-            "the new version"
+            f"`evergreen release canary status --store {shlex.quote(str(store))}` shows the "
+            "progress of the new version"
         )
     verdict = _model_and_verdict(store, read_notes(store, outcome.run))[1]
     if outcome.state == "evaluated" and verdict is not None:
         words = [
             "evergreen",
+            "release",
             "promote",
             "--store",
             str(store),
@@ -264,12 +323,19 @@ def _with_flags(command: Sequence[str], flags: Sequence[str]) -> list[str]:
     ]
 
 
-def _cells(line: RunLine) -> tuple[str, ...]:
+def _without_id(row: tuple[T, ...]) -> tuple[T, ...]:
+    return (*row[:2], *row[3:])
+
+
+def _cells(line: RunLine) -> tuple[str | None, ...]:
     def shown(value: float | None, form: str) -> str | None:
         return None if value is None else f"{value:{form}}"
 
     numbers = shown(line.seconds, ".0f"), shown(line.rows, ","), shown(line.auc, ".4f")
-    cells = (line.started_at, *kubeflow_name(line.run), line.state, line.step, *numbers)
-    return tuple(
-        cell or "-" for cell in (*cells, line.verdict, shown(line.version, "d"), line.model_id)
-    )
+    begun = local_time(line.started_at)
+    cells = (begun, *kubeflow_name(line.run), line.state, line.step, *numbers)
+    return (*cells, line.verdict, shown(line.version, "d"), line.model_id)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,6 +1,6 @@
-"""`evergreen score` scores the rows of a user's files on a server.
+"""`evergreen models score` scores the rows of a user's files on a server.
 
-Files are read as `evergreen ingest` reads them.
+Files are read as `evergreen data ingest` reads them.
 """
 
 import argparse
@@ -26,7 +26,7 @@ _ROWS_PER_REQUEST = 4096
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
-        prog="evergreen score",
+        prog="evergreen models score",
         description="Score rows of files, in order and without labels. Print a JSON line for each "
         "row: its file "
         "and line (for Parquet its row), its score and the model's version, or why it is "

@@ -245,13 +245,15 @@ def search(
             trial.set_user_attr(name, value)
         study.tell(trial, facts.get(metric), state=None if metric in facts else states.FAIL)
         print(_line(study.trials[trial.number]), flush=True)
-    judged = study.get_trials(states=[states.COMPLETE])
-    judged.sort(
+    evaluated = study.get_trials(states=[states.COMPLETE])
+    evaluated.sort(
         key=lambda trial: float(trial.value or 0.0), reverse=DIRECTIONS[metric] == "maximize"
     )
-    print(f"\nby {metric}, the best first:", *map(_line, judged), sep="\n")
+    print(f"\nby {metric}, the best first:", *map(_line, evaluated), sep="\n")
     print(
-        shlex.join(f"--set={name}={word}" for name, word in judged[0].user_attrs["words"].items())
+        shlex.join(
+            f"--set={name}={word}" for name, word in evaluated[0].user_attrs["words"].items()
+        )
     )
 
 
@@ -275,17 +277,22 @@ def run_trial(
         with subprocess.Popen(command, env=variables, stdout=log, stderr=log) as process:
             process.wait()
     outcome = find_outcome(folders.store, name)
-    judged = evaluated_run(folders.store, outcome.run) if outcome else None
-    if judged is None:
+    evaluated = evaluated_run(folders.store, outcome.run) if outcome else None
+    if evaluated is None:
         return {
             "reason": outcome.reason
             if outcome
             else f"exit code {process.returncode}, see {log.name}"
         }
-    found = judged[0].candidate
+    found = evaluated[0].candidate
     interval = f"[{found.auc_low or 0:.4f}, {found.auc_high or 0:.4f}]"
     numbers = {name: value for name in DIRECTIONS if (value := getattr(found, name)) is not None}
-    return {"reason": judged[0].reason, "rows": judged[1].digest, "interval": interval, **numbers}
+    return {
+        "reason": evaluated[0].reason,
+        "rows": evaluated[1].digest,
+        "interval": interval,
+        **numbers,
+    }
 
 
 def katib_experiment(
@@ -363,13 +370,13 @@ def _suggested(trial: Any, name: str, each: Dimension) -> str:
 
 def _line(trial: Any) -> str:
     facts, seconds = trial.user_attrs, trial.duration.total_seconds()
-    judged = (
+    evaluated = (
         "auc {auc:.4f} {interval}  log_loss {log_loss:.4f}"
         if trial.value is not None
         else "failed: {reason}"
     )
     words = _settings(facts["words"]) or "(as the recommender is)"
-    return f"{trial.number:3d}  {judged.format(**facts)}  {seconds:4.0f} s  {words}"
+    return f"{trial.number:3d}  {evaluated.format(**facts)}  {seconds:4.0f} s  {words}"
 
 
 def _unreleased(given: Mapping[str, str], changes: str) -> str:

@@ -107,7 +107,7 @@ def control(
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
-    parser = CommandParser(prog="evergreen controller", description=__doc__)
+    parser = CommandParser(prog="evergreen release controller", description=__doc__)
     add_site_flags(parser)
     parser.add_argument(
         "--metrics-urls",

@@ -66,7 +66,7 @@ P99_SECONDS = 10.0
 """Seconds between two readings of the p99."""
 P99_READINGS = 12
 """Number of readings that are stored and required, two minutes in total."""
-NONE, BAKES, TAKEN_BACK = "none", "bakes", "taken_back"
+NONE, BAKES, ROLLED_BACK = "none", "bakes", "rolled_back"
 _RETRY_ROUNDS = 128
 """Maximum number of rounds between two attempts of a failing rollback. The number doubles after
 each attempt."""
@@ -79,7 +79,7 @@ class BakingStep:
     """Result of one round."""
 
     action: str
-    """`none` (no version bakes), `bakes`, `baked` or `taken_back` (rolled back)."""
+    """`none` (no version bakes), `bakes`, `baked` or `rolled_back` (rolled back)."""
     reason: str
     version: int | None = None
     checks: tuple[Check, ...] = ()
@@ -164,7 +164,7 @@ class Baking:
         except Refused as error:
             return BakingStep(action=NONE, reason=str(error), version=line.version)
         logger.error("version %d was rolled back: %s", line.version, reason)
-        return BakingStep(action=TAKEN_BACK, reason=reason, version=line.version)
+        return BakingStep(action=ROLLED_BACK, reason=reason, version=line.version)
 
     def _end(self, line: Promotion, reason: str) -> BakingStep:
         repository: ModelRepository = self.site.open_repository()

@@ -1,9 +1,9 @@
 """Release a stored model that the gate refused, or whose verdict is stale.
 
 The command is `python -m controller.promote --store S --model-id M --override REASON`, or
-`evergreen promote`. Only the gate's decision is overridden. The graph is built and its parity is
-checked with the rows and scores that evaluation stored. Every other check of a release is made too.
-`promote_version` makes a canary the live version.
+`evergreen release promote`. Only the gate's decision is overridden. The graph is built and its
+parity is checked with the rows and scores that evaluation stored. Every other check of a release is
+made too. `promote_version` makes a canary the live version.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def as_served_now(settings: SiteSettings) -> ReleaseSettings:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
-    parser = CommandParser(prog="evergreen promote", description=__doc__)
+    parser = CommandParser(prog="evergreen release promote", description=__doc__)
     add_site_flags(parser)
     parser.add_argument("--model-id", required=True, help="id of the stored model")
     parser.add_argument(

@@ -1,12 +1,12 @@
 """Make an earlier version live again, on every server and in the journal.
 
-The command is `python -m controller.rollback --store S --reason "..."`, or `evergreen rollback`. By
-default, the target is the version that the live version replaced. If a deployment was interrupted,
-the default only withdraws that deployment and keeps the live version. Run the command again to roll
-back further. Only the target version stays loaded. Newer versions stay on disk, and a later release
-gets a higher number than all of them. A version that is no longer in the repository is restored
-from the model registry. Every server must answer. To leave out a server that is gone permanently,
-pass the other servers with `--triton-urls`.
+The command is `python -m controller.rollback --store S --reason "..."`, or `evergreen release
+rollback`. By default, the target is the version that the live version replaced. If a deployment was
+interrupted, the default only withdraws that deployment and keeps the live version. Run the command
+again to roll back further. Only the target version stays loaded. Newer versions stay on disk, and a
+later release gets a higher number than all of them. A version that is no longer in the repository
+is restored from the model registry. Every server must answer. To leave out a server that is gone
+permanently, pass the other servers with `--triton-urls`.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def rollback(
         live = site.live
         if live is None:
             raise ContractError(
-                f"model store {settings.store} has no release, expected one to roll back"
+                f"model registry {settings.store} has no release, expected one to roll back"
             )
         if of is not None and live != of:
             raise Refused(
@@ -109,7 +109,7 @@ def _target_release(site: Site, live: Promotion, version: int) -> Release:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
-    parser = CommandParser(prog="evergreen rollback", description=__doc__)
+    parser = CommandParser(prog="evergreen release rollback", description=__doc__)
     add_site_flags(parser)
     parser.add_argument(
         "--to", type=int, help="version to serve; default: the one that the live version replaced"

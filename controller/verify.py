@@ -1,11 +1,11 @@
 """Verify offline that a version is unchanged since its release and gave its logged scores.
 
-The command `evergreen verify VERSION` first compares the hashes of data, workflow, weights and
-graph in the journal, the manifest and the files. It exports the stored model again, which must give
-the same graph, and scores the golden rows. Then the graph scores every logged row of the version
-again in this process. Each score is compared with the logged score, served or shadow. The command
-only reads, and needs no server and no repository. Memory use is bounded by the graph and one batch
-of rows.
+The command `evergreen audit verify VERSION` first compares the hashes of data, workflow, weights
+and graph in the journal, the manifest and the files. It exports the stored model again, which must
+give the same graph, and scores the golden rows. Then the graph scores every logged row of the
+version again in this process. Each score is compared with the logged score, served or shadow. The
+command only reads, and needs no server and no repository. Memory use is bounded by the graph and
+one batch of rows.
 
 docs/pipeline.md lists the exit codes. Code 1 means that a difference was found.
 """
@@ -49,6 +49,7 @@ from evergreen.runtime.durable import sha256_file, sha256_tree
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
+from evergreen.runtime.terminal import progress
 from evergreen.serving.graph.export import export
 from evergreen.serving.parity import GoldenRows, check_scores, open_graph, score
 from evergreen.serving.repository.model_repository import GOLDEN_FILE
@@ -141,7 +142,7 @@ def verify(
     )  # a failed release has journal entries but no manifest
     if released is None:
         raise ContractError(
-            f"version {version} was never released in model store {store}, expected one of its "
+            f"version {version} was never released in model registry {store}, expected one of its "
             "journal"
         )
     files: set[str] = set()
@@ -360,9 +361,9 @@ def _finite(value: float) -> float | None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of the command."""
-    parser = CommandParser(prog="evergreen verify", description=__doc__.split("\n\n")[0])
+    parser = CommandParser(prog="evergreen audit verify", description=__doc__.split("\n\n")[0])
     parser.add_argument("version", type=int, help="version of the served model")
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument(
         "--lake", required=True, help="lake, or the monitor's archive: folder, its URI, or gs://"
     )
@@ -396,13 +397,14 @@ def main(argv: list[str] | None = None) -> int:
         if is_bucket_uri(arguments.lake)
         else str(typed_folder(arguments.lake, "--lake"))
     )
-    found = verify(
-        arguments.version,
-        store,
-        open_objects(uri),
-        tolerance=arguments.tolerance,
-        limit=arguments.limit,
-    )
+    with progress("scoring logged rows again"):
+        found = verify(
+            arguments.version,
+            store,
+            open_objects(uri),
+            tolerance=arguments.tolerance,
+            limit=arguments.limit,
+        )
     print(
         json.dumps({**asdict(found), "same": found.same}, allow_nan=False)
         if arguments.json

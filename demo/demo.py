@@ -73,12 +73,12 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.runtime.flags import whoami
 
-PUBLISH_SECONDS = 2.0
+_PUBLISH_SECONDS = 2.0
 """Maximum delay in seconds between a line of traffic statistics and the arrival of its records in
 the log."""
-PREPARE_SECONDS, PROOF_SECONDS, PROMOTE_SECONDS, ROLLBACK_SECONDS = 1800.0, 600.0, 120.0, 120.0
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-SHOWN_EVENTS = (
+_PREPARE_SECONDS, _PROOF_SECONDS, _PROMOTE_SECONDS, _ROLLBACK_SECONDS = 1800.0, 600.0, 120.0, 120.0
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SHOWN_EVENTS = (
     "breach",
     "recovered",
     "decision",
@@ -132,7 +132,7 @@ class Screen:
         self._status.update(f"{self._title}: {escape(note)}")
 
 
-class RunWatch:
+class _RunWatch:
     """Watcher of the steps of all runs in a model registry."""
 
     def __init__(self, store: Path) -> None:
@@ -154,7 +154,7 @@ class RunWatch:
 
 
 @dataclass(kw_only=True)
-class Demo:
+class _Demo:
     """One run of the demo in progress."""
 
     services: Services
@@ -169,7 +169,7 @@ class Demo:
         self.events = JsonLines(self.services.monitor_state / "events.jsonl")
         self.decisions = JsonLines(self.services.monitor_state / "decisions.jsonl")
         self.traffic = JsonLines(self.folders.root / "traffic.jsonl")
-        self.runs = RunWatch(self.folders.store)
+        self.runs = _RunWatch(self.folders.store)
 
     @property
     def folders(self) -> LocalFolders:
@@ -193,7 +193,7 @@ class Demo:
         self.timeline.update()
         self.traffic.update()
         for event in self.events.update():
-            if event["kind"] in SHOWN_EVENTS:
+            if event["kind"] in _SHOWN_EVENTS:
                 self.screen.print(
                     f"monitor: {event['text']}", "yellow" if event["kind"] == "decision" else ""
                 )
@@ -234,7 +234,7 @@ class Demo:
     def traffic_has_ended(self) -> bool:
         """Return whether all rows of the replayed file were sent and every label is known."""
         return self.rows_ran_out() and self.settled(
-            float(self.traffic.lines[-1]["time"]) + PUBLISH_SECONDS
+            float(self.traffic.lines[-1]["time"]) + _PUBLISH_SECONDS
         )
 
     def monitor_status(self) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def run_demo(settings: DemoSettings) -> int:
         ContractError: the data is absent or unusable, or the folder is not a demo's.
         PermanentError, TemporaryError: a process failed.
     """
-    check_data(settings)
+    _check_data(settings)
     check_log(settings.log)
     with start_clean(settings.folder):
         return _run_in(settings)
@@ -279,7 +279,7 @@ def _run_in(settings: DemoSettings) -> int:
         filename=folders.logs / "demo.log", format="%(asctime)s %(name)s %(message)s", force=True
     )
     screen = Screen()
-    for number in ENDING_SIGNALS:
+    for number in _ENDING_SIGNALS:
         signal.signal(number, _interrupt)
     try:
         with Stack(logs=folders.logs, variables={}) as stack:
@@ -294,7 +294,7 @@ def _interrupt(number: int, frame: object) -> None:
 
     A second Ctrl-C must not interrupt the clean-up that the first one started.
     """
-    for each in ENDING_SIGNALS:
+    for each in _ENDING_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -303,7 +303,7 @@ def _run_stages(
     settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack
 ) -> int:
     with screen.stage("lake", "click logs"):
-        plan = prepare_lake(settings, folders, screen=screen, stack=stack)
+        plan = _prepare_lake(settings, folders, screen=screen, stack=stack)
     triton = TritonServer(
         repository=folders.repository,
         runtime=folders.root / "triton",
@@ -321,7 +321,7 @@ def _run_stages(
             metrics_url=triton.metrics_address,
             log=log,
         )
-        demo = Demo(services=services, screen=screen, stack=stack, triton=triton)
+        demo = _Demo(services=services, screen=screen, stack=stack, triton=triton)
         with screen.stage("compile", "accept the recommender, compile the pipeline"):
             _accept(folders, plan.recommender(), why="the demo's sizes")
             _compile_pipeline(services.package)
@@ -357,7 +357,7 @@ def _run_stages(
     return _conclude(observed, screen, simulated=settings.data is None)
 
 
-def _complete_loop(demo: Demo) -> list[LiveChange]:
+def _complete_loop(demo: _Demo) -> list[LiveChange]:
     """Start the drift and go through the rest of the loop as far as the rows allow.
 
     Each stage is printed only after its event has happened. Returns the bad release and its
@@ -378,7 +378,7 @@ def _complete_loop(demo: Demo) -> list[LiveChange]:
         return _plant_bad_release(demo)
 
 
-def check_data(settings: DemoSettings) -> None:
+def _check_data(settings: DemoSettings) -> None:
     """Check that the data exists and is not in the folder that the demo empties.
 
     Raises:
@@ -456,7 +456,7 @@ def open_demo(folder: Path) -> int:
     if place is None or not (folder / "summary.json").exists():
         raise ContractError(f"{folder} holds no finished demo, expected the folder of one")
     state, log = folder / "monitor", sqlite_log(folder).url
-    for number in ENDING_SIGNALS:
+    for number in _ENDING_SIGNALS:
         signal.signal(number, _interrupt)
     triton = TritonServer(
         folders.repository, runtime=folder / "triton", log=folders.logs / "triton.log"
@@ -513,7 +513,7 @@ def open_demo(folder: Path) -> int:
     return 0
 
 
-def prepare_lake(
+def _prepare_lake(
     settings: DemoSettings, folders: LocalFolders, *, screen: Screen, stack: Stack
 ) -> DemoPlan:
     """Write the lake and the file to replay, and return sizes that fit the rows."""
@@ -524,7 +524,7 @@ def prepare_lake(
         seed, world = ["--seed", str(settings.seed)], ["--world", str(root / "world.json")]
         simulate = [
             "demo.simulation",
-            "simulate",
+            "lake",
             *lake,
             *world,
             *seed,
@@ -591,7 +591,7 @@ def _printed(stack: Stack, name: str, module: list[str]) -> dict[str, Any]:
         module: Name of the module, and its flags.
     """
     stack.start(name, [sys.executable, "-m", *module])
-    found: dict[str, Any] = json.loads(last_line(stack.finish(name, seconds=PREPARE_SECONDS)))
+    found: dict[str, Any] = json.loads(last_line(stack.finish(name, seconds=_PREPARE_SECONDS)))
     return found
 
 
@@ -607,7 +607,7 @@ def _compile_pipeline(package: Path) -> None:
     compile_pipeline(package, Placement())
 
 
-def _first_run(demo: Demo) -> RunOutcome | None:
+def _first_run(demo: _Demo) -> RunOutcome | None:
     """Train the first model. Return the run's outcome if it released no model, else None."""
     process = demo.stack.start("first_run", demo.services.first_run_command())
     while process.poll() is None:
@@ -624,7 +624,7 @@ def _first_run(demo: Demo) -> RunOutcome | None:
     return None
 
 
-def _start_services(demo: Demo) -> None:
+def _start_services(demo: _Demo) -> None:
     services = demo.services
     services.monitor_state.mkdir()
     services.archive.mkdir()
@@ -647,7 +647,7 @@ def _start_services(demo: Demo) -> None:
     demo.stack.start("replay", replay, stdin=True, may_end=True, variables=variables)
 
 
-def _wait_for_window(demo: Demo, *, version: int) -> None:
+def _wait_for_window(demo: _Demo, *, version: int) -> None:
     """Wait until the window of `version` is full, or until all rows were sent."""
 
     def full() -> bool:
@@ -663,7 +663,7 @@ def _wait_for_window(demo: Demo, *, version: int) -> None:
     )
 
 
-def _start_drift(demo: Demo) -> bool:
+def _start_drift(demo: _Demo) -> bool:
     """Start the drift, wait for the monitor's decision, and return whether it requested a run.
 
     Returns False if the rows ran out first. The drift does not start if the monitor has already
@@ -690,7 +690,7 @@ def _start_drift(demo: Demo) -> bool:
     return demo.has_decided()
 
 
-def _request_drift(demo: Demo) -> bool:
+def _request_drift(demo: _Demo) -> bool:
     """Send the replay the command to drift. Returns False if the replay process has ended."""
     try:
         demo.stack.tell("replay", "drift")
@@ -699,7 +699,7 @@ def _request_drift(demo: Demo) -> bool:
     return True
 
 
-def _wait_for_run(demo: Demo) -> bool:
+def _wait_for_run(demo: _Demo) -> bool:
     """Wait for the end of the triggered run. Return whether the run released a version."""
     demo.stack.wait_until(
         demo.run_has_ended, what="the triggered run's end", seconds=1800, watch=demo.watch
@@ -708,7 +708,7 @@ def _wait_for_run(demo: Demo) -> bool:
     return live is not None and live.version > 1
 
 
-def _stop_and_account(demo: Demo) -> dict[str, Any]:
+def _stop_and_account(demo: _Demo) -> dict[str, Any]:
     """Stop traffic and all processes, and return the summary of the traffic.
 
     The processes stop only after every record is archived or counted.
@@ -729,7 +729,7 @@ def _stop_and_account(demo: Demo) -> dict[str, Any]:
     return summary
 
 
-def _wait_until_baked(demo: Demo) -> bool:
+def _wait_until_baked(demo: _Demo) -> bool:
     """Wait until the new version has baked. Return False if all rows were sent before."""
 
     def has_ended() -> bool:
@@ -738,13 +738,13 @@ def _wait_until_baked(demo: Demo) -> bool:
     if not has_ended():
         with demo.screen.stage("baking", "the new version is watched"):
             what = "the end of the new version's baking"
-            demo.stack.wait_until(has_ended, what=what, seconds=ROLLBACK_SECONDS, watch=demo.watch)
+            demo.stack.wait_until(has_ended, what=what, seconds=_ROLLBACK_SECONDS, watch=demo.watch)
     if demo.rows_ran_out():
         demo.screen.print("  the rows ran out before a bad release could be planted", "yellow")
     return not demo.rows_ran_out()
 
 
-def _plant_bad_release(demo: Demo) -> list[LiveChange]:
+def _plant_bad_release(demo: _Demo) -> list[LiveChange]:
     """Promote the first model, which the drift made bad, and wait for its rollback.
 
     Returns the promotion and the rollback, or an empty list if the rows ran out before a decision.
@@ -754,7 +754,7 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
     demo.stack.start(
         "promote", demo.services.promote_command(first.model_id, "the demo plants a bad release")
     )
-    demo.stack.finish("promote", seconds=PROMOTE_SECONDS)
+    demo.stack.finish("promote", seconds=_PROMOTE_SECONDS)
     done_at = time.time()
     demo.screen.print(
         f"  the model of version {first.version} is live after {done_at - started_at:.1f} s"
@@ -767,7 +767,7 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
     demo.stack.wait_until(
         lambda: rolled_back() is not None or demo.traffic_has_ended(),
         what="the rollback",
-        seconds=ROLLBACK_SECONDS,
+        seconds=_ROLLBACK_SECONDS,
         watch=demo.watch,
     )
     if (line := rolled_back()) is None:
@@ -785,7 +785,7 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
     demo.stack.wait_until(
         lambda: answered_at() is not None or demo.rows_ran_out(),
         what=f"a response from version {before}",
-        seconds=ROLLBACK_SECONDS,
+        seconds=_ROLLBACK_SECONDS,
         watch=demo.watch,
     )
     made = LiveChange(
@@ -804,18 +804,18 @@ def _plant_bad_release(demo: Demo) -> list[LiveChange]:
     return [made, taken]
 
 
-def _start_verifying(demo: Demo) -> list[int]:
-    """Start `evergreen verify` for each version that served requests, and return the versions."""
+def _start_verifying(demo: _Demo) -> list[int]:
+    """Start `evergreen audit verify` for each served version, and return the versions."""
     versions = sorted({int(version) for line in demo.traffic.lines for version in line["versions"]})
     for version in versions:
         demo.stack.start(f"verify_{version}", demo.services.verify_command(version))
     return versions
 
 
-def _finish_verifying(demo: Demo, versions: list[int]) -> list[VerifiedVersion]:
-    """Return the findings of `evergreen verify` for these versions."""
+def _finish_verifying(demo: _Demo, versions: list[int]) -> list[VerifiedVersion]:
+    """Return the findings of `evergreen audit verify` for these versions."""
     logs = [
-        demo.stack.finish(f"verify_{version}", seconds=PROOF_SECONDS, codes=(0, 1))
+        demo.stack.finish(f"verify_{version}", seconds=_PROOF_SECONDS, codes=(0, 1))
         for version in versions
     ]
     return [
@@ -831,7 +831,7 @@ def _finish_verifying(demo: Demo, versions: list[int]) -> list[VerifiedVersion]:
     ]
 
 
-def _replay_decisions(demo: Demo) -> ReplayedDecisions | None:
+def _replay_decisions(demo: _Demo) -> ReplayedDecisions | None:
     """Replay an incident over the complete demo, and return its findings.
 
     Returns None if there was no decision.
@@ -839,9 +839,9 @@ def _replay_decisions(demo: Demo) -> ReplayedDecisions | None:
     if not (demo.services.monitor_state / "decisions.jsonl").exists():
         return None
     demo.stack.start("incident", demo.services.incident_command())
-    demo.stack.finish("incident", seconds=PROOF_SECONDS)
+    demo.stack.finish("incident", seconds=_PROOF_SECONDS)
     demo.stack.start("decide_again", demo.services.decide_again_command())
-    found = printed_json(demo.stack.finish("decide_again", seconds=PROOF_SECONDS, codes=(0, 1)))
+    found = printed_json(demo.stack.finish("decide_again", seconds=_PROOF_SECONDS, codes=(0, 1)))
     counters = next(
         event["counters"] for event in reversed(demo.events.lines) if event["kind"] == "stopped"
     )
@@ -888,7 +888,7 @@ def _conclude(observed: Observations, screen: Screen, *, simulated: bool) -> int
     return 1 if failures else 0
 
 
-def _conclude_without_model(demo: Demo, outcome: RunOutcome) -> int:
+def _conclude_without_model(demo: _Demo, outcome: RunOutcome) -> int:
     """Print why there is no first model, and what would produce one. Return the exit code."""
     verdicts = read_verdicts(demo.folders)
     demo.screen.print(f"no first model: {outcome.state} at {outcome.step}: {outcome.reason}", "red")

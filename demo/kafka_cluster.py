@@ -14,7 +14,7 @@ from evergreen.runtime.durable import write_whole
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 
-START_SECONDS = 30.0
+_START_SECONDS = 30.0
 
 
 @exits_with_code
@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(number, lambda *_: stop.set())
     # The mock cluster exists as long as this client.
     producer = Producer({"bootstrap.servers": "mock:1", "test.mock.num.brokers": 1})
-    brokers = producer.list_topics(arguments.topic, timeout=START_SECONDS).brokers.values()
+    brokers = producer.list_topics(arguments.topic, timeout=_START_SECONDS).brokers.values()
     write_whole(
         arguments.address, ",".join(f"{broker.host}:{broker.port}" for broker in brokers) + "\n"
     )

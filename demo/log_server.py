@@ -56,7 +56,7 @@ def emulator_command(script: Path, port: int) -> list[str]:
 
 
 LOG_KINDS = ("sqlite", "pubsub", "kafka")
-READY_SECONDS = 60.0
+_READY_SECONDS = 60.0
 """Maximum time in seconds from start to the first response. The emulator's Java takes 5 s."""
 
 
@@ -110,7 +110,7 @@ def start_log(kind: str, root: Path, stack: Stack) -> LogPlace:
         ]
         stack.start("kafka", cluster)
         stack.wait_until(
-            address.exists, what="the start of the Kafka cluster", seconds=READY_SECONDS
+            address.exists, what="the start of the Kafka cluster", seconds=_READY_SECONDS
         )
         return LogPlace(url=f"kafka://{address.read_text().strip()}/clicks")
     return sqlite_log(root)
@@ -123,7 +123,7 @@ def _start_emulator(stack: Stack) -> LogPlace:
     stack.wait_until(
         lambda: answers(f"http://{address}/"),
         what="the start of the Pub/Sub emulator",
-        seconds=READY_SECONDS,
+        seconds=_READY_SECONDS,
     )
     # After connecting, the watermark is unknown until a lease has expired. 10 s is the shortest
     # lease of Pub/Sub.

@@ -36,11 +36,11 @@ from evergreen.recommender_file.form import read_recommender
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
-CRITEO_FILE = REPOSITORY / "examples" / "criteo" / "recommender.yaml"
+_CRITEO_FILE = REPOSITORY / "examples" / "criteo" / "recommender.yaml"
 """File that describes the simulated rows, and a user's rows in Criteo's format."""
-DRAFTED_FORMS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
+_DRAFTED_FORMS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 """Endings of the files in a folder from which a recommender can be drafted."""
-MAX_CHANGED_VALUES, MIN_ROWS_PER_VALUE = 1000, 20
+_MAX_CHANGED_VALUES, _MIN_ROWS_PER_VALUE = 1000, 20
 """Limits for the category columns that the drift permutes: maximum number of categories, and
 minimum rows per category. Within these limits, the rows of a short window suffice to train the new
 weights of every category."""
@@ -50,16 +50,16 @@ POLICIES = (SEQUENTIAL, NOTIFY_ONLY)
 """Policies of the monitor. The first policy requests runs, and the second policy only notifies
 people."""
 
-BAKE_SECONDS = 2.0
+_BAKE_SECONDS = 2.0
 """Time in seconds to watch a new version, short because a demo has no hour for it."""
 
-MAX_REQUEST_RATE = 80.0
+_MAX_REQUEST_RATE = 80.0
 """Requests per second that a laptop can send during a training run."""
-MAX_REQUEST_ROWS = 256
+_MAX_REQUEST_ROWS = 256
 """Maximum rows of a request that is replayed as it is. A request with more rows is sent in
 parts."""
 
-MIN_DATA_ROWS = 1_000
+_MIN_DATA_ROWS = 1_000
 """Minimum number of a user's rows. With fewer rows, the AUC of the held-out tenth is too
 uncertain."""
 
@@ -133,7 +133,7 @@ class DemoPlan:
             {
                 "release.rollout": "full",
                 **{path: value for path, value in self.settings.items() if path not in named},
-                "release.bake_seconds": BAKE_SECONDS,
+                "release.bake_seconds": _BAKE_SECONDS,
                 "release.bake_rows": self.bake_rows,
                 "monitor.window_rows": self.window_rows,
                 "monitor.min_clicks": self.min_clicks,
@@ -164,7 +164,7 @@ def plan_for_simulator(settings: DemoSettings) -> DemoPlan:
     # A model with fewer training rows is weaker, and a shorter window shows its failure.
     window = max(8_000, min(20_000, settings.rows // 20))
     return DemoPlan(
-        base=read_recommender(CRITEO_FILE),
+        base=read_recommender(_CRITEO_FILE),
         rate=4000,
         rows_per_request=64,
         window_rows=window,
@@ -215,9 +215,9 @@ def plan_for_data(
                 f"drift column {name!r} is not a feature{nearest(name, base.features.names)}"
             )
     rows = lake_rows + replay_rows
-    if rows < MIN_DATA_ROWS:
+    if rows < _MIN_DATA_ROWS:
         raise ContractError(
-            f"the data holds {rows} rows, expected at least {MIN_DATA_ROWS:,}: three fifths of "
+            f"the data holds {rows} rows, expected at least {_MIN_DATA_ROWS:,}: three fifths of "
             "them train and evaluate "
             "the first model, the others are replayed as traffic"
         )
@@ -229,11 +229,11 @@ def plan_for_data(
         )
     window = max(200, min(20_000, replay_rows // 6))
     rate = min(2000.0, replay_rows / min(110.0, 50 + replay_rows / 200))
-    keeps_requests = rate * replay_requests <= MAX_REQUEST_RATE * replay_rows
+    keeps_requests = rate * replay_requests <= _MAX_REQUEST_RATE * replay_rows
     return DemoPlan(
         base=base,
         rate=rate,
-        rows_per_request=MAX_REQUEST_ROWS if keeps_requests else int(max(1, min(64, rate // 8))),
+        rows_per_request=_MAX_REQUEST_ROWS if keeps_requests else int(max(1, min(64, rate // 8))),
         keeps_requests=keeps_requests,
         window_rows=window,
         min_clicks=max(20, min(500, window // 40)),
@@ -272,7 +272,7 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
         ContractError: no recommender can be drafted from the rows, or no column can be the label or
             a feature.
     """
-    criteo = read_recommender(CRITEO_FILE)
+    criteo = read_recommender(_CRITEO_FILE)
     if any(map(_is_criteos_text, _files(data))):
         return DescribedData(
             criteo, ["the rows are Criteo's: text without a header"], has_times=False
@@ -280,7 +280,7 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
     files = _drafted_files(data)
     if not files:
         raise ContractError(
-            f"{data} holds no file of rows, expected one that ends with {', '.join(DRAFTED_FORMS)}"
+            f"{data} holds no file of rows, expected one that ends with {', '.join(_DRAFTED_FORMS)}"
         )
     sample = read_sample(files[0])
     names = {column.name for column in sample.columns}
@@ -297,7 +297,7 @@ def describe_data(data: Path, draft_to: Path) -> DescribedData:
         raise ContractError(
             f"{files[0]} has no column that looks like {' or '.join(lacking)}, expected one of "
             "each: describe its "
-            f"columns in a file (`evergreen recommender init {files[0]}` drafts it) and give it by "
+            f"columns in a file (`evergreen init {files[0]}` drafts it) and give it by "
             "--recommender"
         )
     write_whole(draft_to, draft(sample, name=recommender_name(data.name.partition(".")[0])))
@@ -333,7 +333,7 @@ def _drafted_files(data: Path) -> list[Path]:
     If the path is a single file, its name does not matter.
     """
     return (
-        [path for path in _files(data) if path.name.endswith(DRAFTED_FORMS)]
+        [path for path in _files(data) if path.name.endswith(_DRAFTED_FORMS)]
         if data.is_dir()
         else [data]
     )
@@ -368,7 +368,7 @@ _MAX_LINE_BYTES = 10_000
 def columns_to_change(replay: Path, features: Features) -> tuple[str, ...]:
     """Return the numeric features and the columns with few categories, or all if there are none."""
     table = pq.read_table(replay, columns=list(features.categorical))
-    most = min(MAX_CHANGED_VALUES, table.num_rows // MIN_ROWS_PER_VALUE)
+    most = min(_MAX_CHANGED_VALUES, table.num_rows // _MIN_ROWS_PER_VALUE)
     few = [name for name in features.categorical if pc.count_distinct(table[name]).as_py() <= most]
     return (*features.numeric, *few) or features.names
 

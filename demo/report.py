@@ -39,9 +39,9 @@ from evergreen.reports.rendering import PageBlock
 from evergreen.reports.svg import SERIES, Line, Mark, line_chart
 from evergreen.runtime.durable import write_whole
 
-MARKED_EVENTS = {"decision": "decision", "run_started": "run started", "run_ended": "run ended"}
-ROUTINE_EVENTS = ("drift", "archived")
-MIN_DRAWN_CLICKS = 10
+_MARKED_EVENTS = {"decision": "decision", "run_started": "run started", "run_ended": "run ended"}
+_ROUTINE_EVENTS = ("drift", "archived")
+_MIN_DRAWN_CLICKS = 10
 
 
 def write_report(observed: Observations, summary: DemoSummary) -> Path:
@@ -52,7 +52,7 @@ def write_report(observed: Observations, summary: DemoSummary) -> Path:
     )
     start = min((line["time"] for line in (*traffic[:1], *timeline[:1], *events[:1])), default=0.0)
     again = f"evergreen open {shlex.quote(str(observed.folders.root))}"
-    back = f'evergreen rollback --store {shlex.quote(str(store))} --reason "trying it"'
+    back = f'evergreen release rollback --store {shlex.quote(str(store))} --reason "trying it"'
     stages = [
         [name.replace("_", " "), number(seconds)] for name, seconds in summary.seconds.items()
     ]
@@ -130,7 +130,7 @@ def _events(events: Lines, *, start: float) -> EventList:
         )
         for event in events
     )
-    return event_list(lines, routine=ROUTINE_EVENTS)
+    return event_list(lines, routine=_ROUTINE_EVENTS)
 
 
 def _gate_checks(summary: DemoSummary, store: Path) -> list[Checks]:
@@ -236,7 +236,7 @@ def _auc_chart(
     lines, timeline = [], observed.timeline
     for version in sorted({t["version"] for t in timeline if t["version"] is not None}):
         # With few clicks the AUC and its interval are meaningless.
-        own = [t for t in timeline if t["version"] == version and t["clicks"] >= MIN_DRAWN_CLICKS]
+        own = [t for t in timeline if t["version"] == version and t["clicks"] >= _MIN_DRAWN_CLICKS]
         lines.append(
             Line(
                 label=f"version {version}, with 95 % interval",
@@ -248,9 +248,9 @@ def _auc_chart(
             )
         )
     marks = [
-        Mark(x=e["time"] - start, text=MARKED_EVENTS[e["kind"]])
+        Mark(x=e["time"] - start, text=_MARKED_EVENTS[e["kind"]])
         for e in events
-        if e["kind"] in MARKED_EVENTS
+        if e["kind"] in _MARKED_EVENTS
     ]
     drifted = next((t["time"] for t in observed.traffic if t["phase"] != "before"), None)
     if drifted is not None:

@@ -34,15 +34,15 @@ from pipelines.package import read_places, with_places
 
 logger = logging.getLogger(__name__)
 
-REFUSED_EXIT_CODE = 2
+_REFUSED_EXIT_CODE = 2
 """Exit code of a step that no retry can help: wrong flags, or invalid input."""
 STEP_NICENESS = 10
 """Niceness of a step. A server on the same machine runs at niceness 0."""
-TORCH_THREADS = "1"
+_TORCH_THREADS = "1"
 """Threads of a step that uses PyTorch, unless OMP_NUM_THREADS is set. Threads of a low-priority
 step wait for each other, and each of them also waits for all other processes. Beside a running
 server, a training step took 25 s with two threads and 9 s with one."""
-STOP_SECONDS = 5.0
+_STOP_SECONDS = 5.0
 """Time in seconds in which an interrupted step may end by itself."""
 _YIELD = (
     'level=$1; shift; { echo "$level" > /proc/self/autogroup; } 2> /dev/null; exec nice -n '
@@ -162,7 +162,7 @@ def _task_handler(
             interpreter = pythons[ENVIRONMENT_OF_STEP[self._step]]
             has_torch = ENVIRONMENT_OF_STEP[self._step] == "training"
             environment = {
-                **({"OMP_NUM_THREADS": TORCH_THREADS} if has_torch else {}),
+                **({"OMP_NUM_THREADS": _TORCH_THREADS} if has_torch else {}),
                 **os.environ,
                 "PATH": f"{interpreter.parent}{os.pathsep}{os.environ.get('PATH', '')}",
                 "VIRTUAL_ENV": str(interpreter.parent.parent),
@@ -176,7 +176,7 @@ def _task_handler(
             with open(logs / f"{self._step}.log", "ab") as log:
                 code = _run_step(self._command, environment, log)
             logger.info("step %s exited with code %d", self._step, code)
-            if code == REFUSED_EXIT_CODE:
+            if code == _REFUSED_EXIT_CODE:
                 refused.add(self._step)
             return status.Status.SUCCESS if code == 0 else status.Status.FAILURE
 
@@ -215,8 +215,8 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     """Send SIGTERM, wait for the step to write its note, then send SIGKILL."""
     try:
         os.killpg(process.pid, signal.SIGTERM)
-        process.wait(STOP_SECONDS)
-        deadline = time.monotonic() + STOP_SECONDS
+        process.wait(_STOP_SECONDS)
+        deadline = time.monotonic() + _STOP_SECONDS
         while time.monotonic() < deadline:  # the shell can end before the step
             os.killpg(process.pid, 0)
             time.sleep(0.02)

@@ -107,8 +107,8 @@ def printed_json(log: Path) -> Any:
     return json.loads("\n".join(lines[start:]))
 
 
-TAG_VARIABLE = "EVERGREEN_STACK"
-KILL_SECONDS = 10.0
+_TAG_VARIABLE = "EVERGREEN_STACK"
+_KILL_SECONDS = 10.0
 """Maximum time in seconds until killed processes disappear."""
 
 
@@ -129,7 +129,7 @@ class Stack:
         """
         self._logs = logs
         self._tag = uuid4().hex
-        self._variables = {**os.environ, **SILENT, **variables, TAG_VARIABLE: self._tag}
+        self._variables = {**os.environ, **SILENT, **variables, _TAG_VARIABLE: self._tag}
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._may_end: set[str] = set()
         logs.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ class Stack:
     @property
     def tag_variables(self) -> dict[str, str]:
         """Environment variable that marks a process as part of this stack."""
-        return {TAG_VARIABLE: self._tag}
+        return {_TAG_VARIABLE: self._tag}
 
     def start(
         self,
@@ -281,7 +281,7 @@ class Stack:
         """End all processes, the newest first."""
         for name in reversed(list(self._processes)):
             self.stop(name, seconds=8.0)
-        deadline = time.monotonic() + KILL_SECONDS
+        deadline = time.monotonic() + _KILL_SECONDS
         while (left := tagged_processes(self._tag)) and time.monotonic() < deadline:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
@@ -296,7 +296,7 @@ class Stack:
 
 def tagged_processes(tag: str) -> list[int]:
     """Return the ids of the processes with the stack's tag."""
-    marker = f"{TAG_VARIABLE}={tag}".encode()
+    marker = f"{_TAG_VARIABLE}={tag}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

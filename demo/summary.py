@@ -33,12 +33,12 @@ from evergreen.registry.runs import RunOutcome, read_notes, read_outcomes
 from evergreen.runtime.errors import flags_to_run_again
 from evergreen.storage.uris import local_path
 
-MIN_REGAINED_SHARE = 0.7
-MAX_PARITY_DIFFERENCE = 1e-5
-MAX_ROLLBACK_SECONDS = 60.0
-WIDE_INTERVAL = 0.06
+_MIN_REGAINED_SHARE = 0.7
+_MAX_PARITY_DIFFERENCE = 1e-5
+_MAX_ROLLBACK_SECONDS = 60.0
+_WIDE_INTERVAL = 0.06
 """Width of a 95 % interval of the AUC above which the AUC is called uncertain."""
-SECONDS_BESIDE_RELEASE = 10
+_SECONDS_BESIDE_RELEASE = 10
 """Seconds of traffic before and after a release with which the release is compared."""
 
 Lines = Sequence[Mapping[str, Any]]
@@ -63,7 +63,7 @@ class LiveChange:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifiedVersion:
-    """Findings of `evergreen verify` about one version."""
+    """Findings of `evergreen audit verify` about one version."""
 
     version: int
     same: bool
@@ -76,7 +76,7 @@ class VerifiedVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayedDecisions:
-    """Findings of `evergreen replay` about the decisions, replayed from the lake's rows."""
+    """Findings of `evergreen audit replay` about the decisions, replayed from the lake's rows."""
 
     points: int
     equal: bool
@@ -284,7 +284,7 @@ def summarize(observed: Observations) -> DemoSummary:
         requests=traffic["requests"],
         latency_ms=traffic["latency_ms"],
         drift={} if drift_time is None else traffic["drift"],
-        auc=auc_numbers(observed),
+        auc=_auc_numbers(observed),
         versions=_version_numbers(releases, read_verdicts(folders)),
         release=release_numbers(folders.store, observed.traffic, releases[-1].version)
         if releases[1:]
@@ -318,7 +318,7 @@ def summarize(observed: Observations) -> DemoSummary:
     )
 
 
-def auc_numbers(observed: Observations) -> AucNumbers:
+def _auc_numbers(observed: Observations) -> AucNumbers:
     """Return the live AUCs, measured before the planted bad release."""
     until = observed.planted[0].started_at if observed.planted else float("inf")
     drift_time, decision = observed.drift_time, retrain_decision(observed.events)
@@ -404,8 +404,8 @@ def release_numbers(store: Path, traffic: Lines, version: int) -> ReleaseNumbers
     if live is None or note is None:
         return None
     started_at, live_at = _epoch_seconds(note.started_at), _epoch_seconds(live.time)
-    before = [line for line in traffic if line["time"] < started_at][-SECONDS_BESIDE_RELEASE:]
-    after = [line for line in traffic if line["time"] > live_at + 1][:SECONDS_BESIDE_RELEASE]
+    before = [line for line in traffic if line["time"] < started_at][-_SECONDS_BESIDE_RELEASE:]
+    after = [line for line in traffic if line["time"] > live_at + 1][:_SECONDS_BESIDE_RELEASE]
     return ReleaseNumbers(
         version=version,
         seconds=note.seconds,
@@ -481,7 +481,7 @@ def uncertainties(observed: Observations, summary: DemoSummary) -> Iterator[str]
         if (
             few
             or window["auc_low"] is None
-            or window["auc_high"] - window["auc_low"] > WIDE_INTERVAL
+            or window["auc_high"] - window["auc_low"] > _WIDE_INTERVAL
         ):
             yield f"the {name} auc {_auc_with_interval(window)}"
     if summary.trigger.reason is None:
@@ -548,7 +548,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
             f"{observed.traffic_summary['rows']:,} rows were sent by then"
         )
         return
-    judged = [
+    evaluated = [
         each["numbers"]
         for line in observed.decisions
         for each in line["decisions"]
@@ -556,10 +556,10 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
         and each["policy"] == SEQUENTIAL
         and each["numbers"].get("evidence") is not None
     ]
-    if not judged:
+    if not evaluated:
         return  # no threshold, as the gate's advice explains
     evidence, needed, since = (
-        judged[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach")
+        evaluated[-1][name] for name in ("evidence", "evidence_needed", "rows_since_breach")
     )
     if evidence >= needed or since:
         yield (
@@ -583,7 +583,7 @@ def _ways_to_alarm(observed: Observations, summary: DemoSummary) -> Iterator[str
             f"a larger drift: after {sent:,} rows with other values of {columns} the evidence is "
             f"{evidence:.3g} of "
             f"{needed:g}, because the auc (lowest {low}) is not clearly below "
-            f"{judged[-1]['threshold']:.3f}: name "
+            f"{evaluated[-1]['threshold']:.3f}: name "
             "columns "
             "with more influence on the clicks by --drift-columns, or use more rows"
         )
@@ -620,7 +620,7 @@ def ingested_sentences(
     """Yield sentences on what happened to a user's rows.
 
     Args:
-        made: Output of `evergreen ingest`.
+        made: Output of `evergreen data ingest`.
         replay: File of the rows to replay.
         most: Maximum number of rows to read.
         has_times: Whether the rows kept their times.
@@ -754,15 +754,15 @@ def _loop_promises(summary: DemoSummary, *, simulated: bool) -> Iterator[tuple[b
         f"{records.archived} records archived, expected the {records.published} published",
     )
     yield (
-        parity is not None and parity <= MAX_PARITY_DIFFERENCE,
+        parity is not None and parity <= _MAX_PARITY_DIFFERENCE,
         f"serving parity is {parity}, expected at most 1e-5",
     )
     if simulated:
         yield runs == 1, f"{runs} runs were triggered, expected exactly 1"
         yield (
-            share is not None and share >= MIN_REGAINED_SHARE,
+            share is not None and share >= _MIN_REGAINED_SHARE,
             f"the new version regained {share} of the lost auc, expected at least "
-            f"{MIN_REGAINED_SHARE}",
+            f"{_MIN_REGAINED_SHARE}",
         )
     else:
         yield runs <= 1, f"{runs} runs were triggered, expected at most 1"
@@ -779,9 +779,9 @@ def _serving_promises(summary: DemoSummary) -> Iterator[tuple[bool, str]]:
             f"{failed} requests failed during a bad release and its rollback, expected 0",
         )
         yield (
-            seconds < MAX_ROLLBACK_SECONDS,
+            seconds < _MAX_ROLLBACK_SECONDS,
             f"a bad release was rolled back after {seconds:.1f} s, expected less than "
-            f"{MAX_ROLLBACK_SECONDS:g}",
+            f"{_MAX_ROLLBACK_SECONDS:g}",
         )
     for found in summary.verified:
         wrong = ", ".join(found.wrong_checks) or "no hash"

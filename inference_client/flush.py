@@ -14,7 +14,7 @@ from evergreen.contracts.records import OutcomeBatch, Record, record_id
 from evergreen.events.event_log import Publisher
 from evergreen.runtime.errors import ContractError
 
-RECORDS_PER_TURN = 16
+_RECORDS_PER_TURN = 16
 """Number of records that are encoded without a pause. 16 records take half a millisecond."""
 
 
@@ -48,7 +48,7 @@ class Flush:
                 encoded.append(self._encoded(record))
             except Exception as error:  # another attempt would fail in the same way
                 self.refused.append((record, error))
-            if number % RECORDS_PER_TURN == 0:
+            if number % _RECORDS_PER_TURN == 0:
                 # Release the interpreter's lock, because otherwise each wake-up of the event loop
                 # would wait 5 ms for the lock.
                 time.sleep(0)

@@ -45,15 +45,15 @@ logger = logging.getLogger(__name__)
 MAX_OUTCOMES_PER_MESSAGE = 2048
 """Maximum outcomes per message. After an outage all waiting outcomes are due at once. Each outcome
 takes up to 300 bytes of the 1 MB limit for a message."""
-MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
+_MAX_ROWS_PER_FLUSH, _MAX_BYTES_PER_FLUSH = 50_000, 14_000_000
 """Limits of one flush. Without a limit, the flush after an outage could exceed the log's timeout
 again and again."""
-MAX_OUTCOMES_PER_FLUSH = 10_000
+_MAX_OUTCOMES_PER_FLUSH = 10_000
 """Maximum outcomes per flush. Removing them from the queue blocks the event loop for 30 ms."""
-FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.1, 2.0
+_FIRST_BACKOFF_SECONDS, _MAX_BACKOFF_SECONDS = 0.1, 2.0
 """First and longest wait in seconds between failed flushes. Each further failure doubles the
 wait."""
-MAX_AHEAD_SECONDS = 86_400.0
+_MAX_AHEAD_SECONDS = 86_400.0
 """Maximum seconds between now and an outcome's time. A later time is an error, for example a time
 in milliseconds."""
 _RECORD_BYTES, _ARRAY_BYTES, _OUTCOME_BYTES = 975, 125, 325
@@ -254,7 +254,7 @@ class RecordPublisher:
         """Maximum rows of one prediction, because its record must fit into one message."""
         self._queued_bytes = 0
         self._max_flushed_rows = min(
-            MAX_ROWS_PER_FLUSH, MAX_BYTES_PER_FLUSH // self._form.row_bytes
+            _MAX_ROWS_PER_FLUSH, _MAX_BYTES_PER_FLUSH // self._form.row_bytes
         )
         self._counts = PublishingCounts()
         self._predictions: list[PredictionBatch] = []
@@ -307,10 +307,10 @@ class RecordPublisher:
         False if the queue is full.
 
         Raises:
-            ContractError: its time is before 1970, or more than `MAX_AHEAD_SECONDS` in the future.
+            ContractError: its time is before 1970, or more than `_MAX_AHEAD_SECONDS` in the future.
         """
         now = self._timing.clock()
-        if not 0 <= outcome.time <= now + MAX_AHEAD_SECONDS:
+        if not 0 <= outcome.time <= now + _MAX_AHEAD_SECONDS:
             raise ContractError(
                 f"outcome time is {outcome.time}, expected seconds since the epoch, about {now:.0f}"
             )
@@ -332,8 +332,8 @@ class RecordPublisher:
         """Publish the queued predictions, and then the outcomes that are due, in one commit.
 
         If the last flush failed, its messages are repeated first, without other messages. A flush
-        contains at most `MAX_ROWS_PER_FLUSH` rows and `MAX_BYTES_PER_FLUSH` bytes from the start of
-        the queue.
+        contains at most `_MAX_ROWS_PER_FLUSH` rows and `_MAX_BYTES_PER_FLUSH` bytes from the start
+        of the queue.
 
         Raises:
             Exception: any error of the event log. The next flush repeats the same messages.
@@ -412,7 +412,7 @@ class RecordPublisher:
             # attempt. The method `_record_failure` has already logged the error.
             logger.debug("flush %d in a row failed: %s", self._failures, error)
             return min(
-                FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 30), MAX_BACKOFF_SECONDS
+                _FIRST_BACKOFF_SECONDS * 2.0 ** min(self._failures - 1, 30), _MAX_BACKOFF_SECONDS
             )
         return self._settings.interval_seconds
 
@@ -445,7 +445,7 @@ class RecordPublisher:
         records: list[Record] = [*predictions]
         self._predictions = self._predictions[taken:]
         due: dict[str, list[Outcome]] = {}
-        now, left = self._timing.clock(), MAX_OUTCOMES_PER_FLUSH
+        now, left = self._timing.clock(), _MAX_OUTCOMES_PER_FLUSH
         # An outcome may belong to a queued prediction. Outcomes are therefore not published while
         # predictions are queued.
         while not self._predictions and self._outcomes and self._outcomes[0][0] <= now and left:

@@ -9,6 +9,7 @@ record. `scoring` and `routing` score the rows, and `publisher` publishes the re
 import asyncio
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -38,7 +39,6 @@ from inference_client.publisher import (
     Unpublished,
     check_id,
 )
-from inference_client.request_ids import RequestIds
 from inference_client.routing import PlannedClient, open_scorer
 from inference_client.rows import FeatureRows, RowsByName, feature_rows
 from inference_client.scoring import ClientSettings, KeyedScorer, Scored, ScoringClient, shadow_of
@@ -46,11 +46,46 @@ from inference_client.timing import Timing
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
-SHADOW_WAIT_SECONDS = 2.0
+_SHADOW_WAIT_SECONDS = 2.0
 """Seconds that a record waits for its shadow scores. After this time the record is logged without
 shadow scores. The caller of `score` or `rank` does not wait for shadow scores."""
+_REMEMBERED_IDS = 100_000
+"""Number of newest request ids that a client remembers. The ids take about 25 MB of memory. The
+monitor detects later duplicates and duplicates of other clients
+(`records_total{outcome="reused_id"}`)."""
+
+
+class RequestIds:
+    """Request ids that this client has used recently. Use it in one event loop.
+
+    The event log joins clicks to rows by request id. If two requests had the same id, a click on
+    the second request would be attributed to the first request.
+    """
+
+    def __init__(self, remembered: int = _REMEMBERED_IDS) -> None:
+        self._remembered = remembered
+        self._taken: OrderedDict[str, None] = OrderedDict()
+
+    def take(self, request_id: str) -> None:
+        """Reserve the id of a request that will be logged.
+
+        Raises:
+            ContractError: a recent request has the same id.
+        """
+        if request_id in self._taken:
+            raise ContractError(
+                f"request_id {request_id!r} was used by an earlier request of this client, "
+                "expected a new one for each request, because clicks are joined by it"
+            )
+        self._taken[request_id] = None
+        if len(self._taken) > self._remembered:
+            self._taken.popitem(last=False)
+
+    def give_back(self, request_id: str) -> None:
+        """Release the id of a request that has failed without being logged."""
+        self._taken.pop(request_id, None)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,10 +129,10 @@ class Ranking:
     @property
     def positions(self) -> NDArray[np.int32]:
         """[k] positions in the list, from 1."""
-        return positions_of(len(self.scores))
+        return _positions_of(len(self.scores))
 
 
-def positions_of(count: int) -> NDArray[np.int32]:
+def _positions_of(count: int) -> NDArray[np.int32]:
     """Return [count] positions in a list, from 1."""
     return np.arange(1, count + 1, dtype=np.int32)
 
@@ -480,7 +515,7 @@ class RecommenderClient:
             dense=shown.dense,
             categorical=shown.categorical,
             scores=scored.scores[selection],
-            positions=None if ranked is None else positions_of(len(ranked)),
+            positions=None if ranked is None else _positions_of(len(ranked)),
             propensities=propensities,
             canary=scored.canary,
             recommender=self.recommender.name,
@@ -493,7 +528,7 @@ class RecommenderClient:
         async def add_with_shadow() -> None:
             complete = record
             try:
-                if (shadow := await shadow_of(scored, SHADOW_WAIT_SECONDS)) is not None:
+                if (shadow := await shadow_of(scored, _SHADOW_WAIT_SECONDS)) is not None:
                     version, scores = shadow.model_version, shadow.scores[selection]
                     complete = replace(record, shadow_version=version, shadow_scores=scores)
             except (
@@ -579,7 +614,7 @@ class SyncRecommenderClient:
 
         return self._call(tell())
 
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _call(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         if not self._thread.is_alive():
             coroutine.close()
             raise ContractError(

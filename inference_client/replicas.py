@@ -19,11 +19,11 @@ from tritonclient.grpc.aio import InferenceServerClient
 
 logger = logging.getLogger(__name__)
 
-STALL_SECONDS, MAX_STALL_SECONDS = 2.0, 30.0
+_STALL_SECONDS, _MAX_STALL_SECONDS = 2.0, 30.0
 """Seconds without any answer after which a connection with waiting calls is stalled. The limit
-starts with `STALL_SECONDS` and doubles after each consecutive stall up to `MAX_STALL_SECONDS`. The
-limit is at least three times the time of the slowest recent answer."""
-DOWN_SECONDS = 1.0
+starts with `_STALL_SECONDS` and doubles after each consecutive stall up to `_MAX_STALL_SECONDS`.
+The limit is at least three times the time of the slowest recent answer."""
+_DOWN_SECONDS = 1.0
 """Seconds during which a replica that refused its connection gets no caller's request, if there is
 another replica."""
 CALLS_PER_SLOT = 4
@@ -94,7 +94,7 @@ class Replica:
 
         A result of 0 or less means that the connection is already stalled.
         """
-        allowed = min(STALL_SECONDS * 2.0**self._stalls, MAX_STALL_SECONDS)
+        allowed = min(_STALL_SECONDS * 2.0**self._stalls, _MAX_STALL_SECONDS)
         return max(allowed, 3 * self.connection.slowest) - self.connection.silent_seconds()
 
     def replace_connection(self) -> Connection:
@@ -113,13 +113,13 @@ class Replica:
             len(stalled.calls),
             stalled.silent_seconds(),
         )
-        self._stop_using(min(DOWN_SECONDS * 2.0**self._stalls, MAX_STALL_SECONDS))
+        self._stop_using(min(_DOWN_SECONDS * 2.0**self._stalls, _MAX_STALL_SECONDS))
         self._stalls += 1
         return stalled
 
     def mark_down(self) -> None:
         """Stop using a replica that refuses its connection."""
-        self._stop_using(DOWN_SECONDS)
+        self._stop_using(_DOWN_SECONDS)
 
     def mark_answering(self) -> None:
         """Use a replica again, because it has answered."""

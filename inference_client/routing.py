@@ -32,12 +32,12 @@ from inference_client.scoring import ClientSettings, Scored, ScoringClient
 
 logger = logging.getLogger(__name__)
 
-MAX_SHADOWS = 4
+_MAX_SHADOWS = 4
 """Maximum number of concurrent shadow requests."""
-SHADOW_SECONDS = 5.0
+_SHADOW_SECONDS = 5.0
 """Maximum deadline of a shadow request. The deadline of served requests applies instead if it is
 shorter."""
-FIRST_READ_SECONDS = 5.0
+_FIRST_READ_SECONDS = 5.0
 """Maximum time that opening a client waits for the plan, in seconds. The stable model answers until
 the plan has been read."""
 
@@ -98,7 +98,7 @@ class PlanFollower:
         self._stopped = threading.Event()
 
     async def start(self) -> None:
-        """Start polling. The call returns after the first read, or after `FIRST_READ_SECONDS`."""
+        """Start polling. The call returns after the first read, or after `_FIRST_READ_SECONDS`."""
         loop, is_read = asyncio.get_running_loop(), asyncio.Event()
 
         def follow() -> None:
@@ -111,12 +111,12 @@ class PlanFollower:
 
         threading.Thread(target=follow, name="traffic plan", daemon=True).start()
         try:
-            await asyncio.wait_for(is_read.wait(), FIRST_READ_SECONDS)
+            await asyncio.wait_for(is_read.wait(), _FIRST_READ_SECONDS)
         except asyncio.TimeoutError:
             logger.warning(
                 "%s was not read within %g s, the stable model answers",
                 self.source,
-                FIRST_READ_SECONDS,
+                _FIRST_READ_SECONDS,
             )
 
     def stop(self) -> None:
@@ -164,7 +164,7 @@ class PlannedClient:
         settings: ClientSettings | None = None,
         *,
         columns: Mapping[str, Sequence[str]] | None = None,
-        max_shadows: int = MAX_SHADOWS,
+        max_shadows: int = _MAX_SHADOWS,
         timer: Callable[[], float] = time.monotonic,
     ) -> None:
         """Prepare the connections.
@@ -182,7 +182,7 @@ class PlannedClient:
         self._timer = timer
         self.plan = plan
         self._client = ScoringClient(server, plan.model_name, self._settings, columns=columns)
-        deadline = min(SHADOW_SECONDS, self._settings.deadline_seconds)
+        deadline = min(_SHADOW_SECONDS, self._settings.deadline_seconds)
         shadow_settings = replace(
             self._settings,
             deadline_seconds=deadline,

@@ -3,7 +3,7 @@
 Triton before 2.68 (26.04) can crash when a gRPC call is cancelled or its deadline expires on the
 wire. Version 2.51, which runs on a laptop, crashed in 7 of 7 load tests with short deadlines
 (upstream fixes 7840, 8078, 8220, 8708). Calls are therefore never cancelled: if a caller stops
-waiting, its call continues until it ends. The deadline on the wire is `WIRE_SECONDS`, which ends
+waiting, its call continues until it ends. The deadline on the wire is `_WIRE_SECONDS`, which ends
 calls to a machine that is gone. An abandoned call frees its caller's slot, but a connection carries
 at most `CALLS_PER_SLOT` calls per slot. The limit protects a server that does not answer.
 
@@ -37,14 +37,14 @@ from inference_client.replicas import (
 
 logger = logging.getLogger(__name__)
 
-WIRE_SECONDS = 300.0
+_WIRE_SECONDS = 300.0
 """Deadline in seconds that the server gets with a call, unless the caller's deadline is longer."""
-RESOLVE_SECONDS = 5.0
+_RESOLVE_SECONDS = 5.0
 """Seconds after which a name is resolved again. Calls continue meanwhile."""
 _CHECK_SECONDS = 0.25
 """Interval in seconds at which a waiting caller checks whether a connection was replaced."""
 
-CHANNEL_OPTIONS = [
+_CHANNEL_OPTIONS = [
     *GRPC_OPTIONS,
     # By default gRPC waits up to two minutes before it reconnects to a restarted server.
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -135,7 +135,7 @@ class GrpcTransport:
             Overloaded: no slot was free within `seconds`. Nothing was sent.
             Others: see `errors`.
         """
-        wire_seconds = max(WIRE_SECONDS, deadline_seconds)
+        wire_seconds = max(_WIRE_SECONDS, deadline_seconds)
 
         def send_call(triton: InferenceServerClient) -> Awaitable[Any]:
             reply: Awaitable[Any] = triton.infer(
@@ -156,7 +156,7 @@ class GrpcTransport:
 
         Arguments and errors are the same as for `infer`.
         """
-        wire_seconds = max(WIRE_SECONDS, deadline_seconds)
+        wire_seconds = max(_WIRE_SECONDS, deadline_seconds)
 
         def send_call(triton: InferenceServerClient) -> Awaitable[Any]:
             reply: Awaitable[Any] = triton.get_model_config(
@@ -213,7 +213,7 @@ class GrpcTransport:
         Raises:
             ServerUnavailable: the name has no address.
         """
-        if self._replicas and self._clock() - self._resolved_at < RESOLVE_SECONDS:
+        if self._replicas and self._clock() - self._resolved_at < _RESOLVE_SECONDS:
             return
         if self._resolving is None or self._resolving.done():
             self._resolving = asyncio.ensure_future(self._resolve())
@@ -244,7 +244,7 @@ class GrpcTransport:
                 self._retire(replica.connection)
 
     def _connect(self, address: str) -> InferenceServerClient:
-        options: list[tuple[str, Any]] = list(CHANNEL_OPTIONS)
+        options: list[tuple[str, Any]] = list(_CHANNEL_OPTIONS)
         if listed_addresses(self.server) is None:
             # The channel connects to an IP address, but gateways and certificates need the name.
             host, port = host_and_port(self.server)
@@ -341,7 +341,7 @@ class GrpcTransport:
             logger.debug("call to server %s ended with: %s", replica.address, error)
         if connection is not replica.connection:
             return
-        if is_down(error):
+        if _is_down(error):
             replica.mark_down()
         elif _status(error) not in ("DEADLINE_EXCEEDED", "CANCELLED"):
             replica.mark_answering()
@@ -385,7 +385,7 @@ class _Copies:
                 try:
                     return call.result()
                 except InferenceServerException as error:
-                    if is_down(error):
+                    if _is_down(error):
                         self._down.add(replica.address)
                         self._send_elsewhere()
                     if not self._calls:
@@ -428,7 +428,7 @@ class _Copies:
             self._drop(call)
 
 
-def is_down(error: BaseException | None) -> bool:
+def _is_down(error: BaseException | None) -> bool:
     """Return whether an error means that a server is unreachable, rather than overloaded."""
     return _status(error) == "UNAVAILABLE" and not any(
         text in str(error) for text in QUEUE_REFUSALS

@@ -5,6 +5,7 @@ recommender. The module opens the log and the state, and runs `monitoring.monito
 SIGINT.
 """
 
+import argparse
 import logging
 import os
 import signal
@@ -15,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
-from evergreen.config.reader import build_parser, read_settings
+from evergreen.config import reader
+from evergreen.config.reader import read_settings
 from evergreen.contracts.manifests import CURRENT
 from evergreen.registry.recommenders import accepted, logged_recommender
 from evergreen.runtime.errors import TemporaryError
@@ -26,20 +28,27 @@ from monitoring.state.rules_file import write_rules
 
 if TYPE_CHECKING:
     from evergreen.events.event_log import Subscriber
-    from monitoring.state.store import Store
+    from monitoring.state.store import StateStore
     from monitoring.web.exposition import Exposition
 
 logger = logging.getLogger(__name__)
 
-MAX_RETRY_SECONDS = 30.0
+_MAX_RETRY_SECONDS = 30.0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the monitor's settings."""
+    return reader.build_parser(
+        InstallationSettings,
+        prog="evergreen monitor run",
+        description=(__doc__ or "").split("\n")[0],
+    )
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Run the monitor until it receives SIGTERM or SIGINT."""
-    parser = build_parser(
-        InstallationSettings, prog="evergreen monitor", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = build_parser()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -71,7 +80,7 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
         TemporaryError: Another monitor has the state folder open.
         PermanentError: The port is in use.
     """
-    from monitoring.state.store import STORE_FILE, Store
+    from monitoring.state.store import STORE_FILE, StateStore
     from monitoring.web.exposition import Exposition
     from monitoring.web.page import read_history, status_page
     from monitoring.web.server import MonitorServer, read_report
@@ -88,7 +97,7 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
     )
     with closing(server):
         try:
-            with closing(Store(settings.state / STORE_FILE)) as store:
+            with closing(StateStore(settings.state / STORE_FILE)) as store:
                 server.write_address(settings.state)
                 _run_loop(settings, store, exposition=exposition, stop=stop, umask=umask)
         except BaseException as error:
@@ -98,7 +107,7 @@ def run(settings: InstallationSettings, stop: threading.Event, *, umask: int = -
 
 def _run_loop(
     settings: InstallationSettings,
-    store: "Store",
+    store: "StateStore",
     *,
     exposition: "Exposition",
     stop: threading.Event,
@@ -128,7 +137,7 @@ def _run_loop(
                         settings.actions, state=settings.state, store=settings.store, umask=umask
                     )
                     complete = with_rules(settings)
-                    write_rules(settings.state, complete.judging)
+                    write_rules(settings.state, complete.decisions)
                     monitor = Monitor(
                         complete,
                         subscriber=subscriber,
@@ -141,7 +150,7 @@ def _run_loop(
                 monitor.tick()
                 pause = tick_seconds
             except TemporaryError as error:
-                pause = min(max(2 * pause, tick_seconds), MAX_RETRY_SECONDS)
+                pause = min(max(2 * pause, tick_seconds), _MAX_RETRY_SECONDS)
                 exposition.record_failed_iteration(str(error))
                 logger.warning("iteration failed, next in %g s: %s", pause, error)
             stop.wait(pause)

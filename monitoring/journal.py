@@ -25,13 +25,13 @@ logger = logging.getLogger(__name__)
 TIMELINE_FILE = "timeline.jsonl"
 EVENTS_FILE = "events.jsonl"
 DECISIONS_FILE = "decisions.jsonl"
-MAX_FILE_BYTES = 64 * 2**20
+_MAX_FILE_BYTES = 64 * 2**20
 """Size of a full file, in bytes. A timeline of this size covers about two days, with a point of 400
 bytes every second. A file of decisions covers ten days, with a line of 750 bytes every 10 s, as the
 threshold policy writes them. Other policies write longer lines. The previous file stays beside the
 current one, so that an incident of that length can be recorded."""
 
-MAX_WAITING_LINES = 5_000
+_MAX_WAITING_LINES = 5_000
 """Maximum number of lines that wait in memory while they cannot be written, about 5 MB. Older lines
 are dropped and counted."""
 
@@ -57,7 +57,7 @@ class Journal:
     """Journal files of one state folder."""
 
     def __init__(
-        self, state: Path, clock: Callable[[], float], *, max_file_bytes: int = MAX_FILE_BYTES
+        self, state: Path, clock: Callable[[], float], *, max_file_bytes: int = _MAX_FILE_BYTES
     ) -> None:
         """Open the files in `state` for appending. `clock` returns seconds since the epoch."""
         self._timeline, self._events, self._clock = (
@@ -132,7 +132,7 @@ class Journal:
 
     def _add(self, path: Path, line: str) -> None:
         self._waiting.append((path, line))
-        if len(self._waiting) > MAX_WAITING_LINES:
+        if len(self._waiting) > _MAX_WAITING_LINES:
             self._waiting.popleft()
             self._num_dropped += 1
         self.write_waiting()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from evergreen.config.features import Features
-from evergreen.config.monitor import JudgeSettings, JudgingSettings
+from evergreen.config.monitor import DecisionSettings, EvaluationSettings
 from evergreen.config.spec import Recommender
 from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS
 from evergreen.contracts.record_format import RecordFormat
@@ -53,20 +53,20 @@ from monitoring.state.join import (
     read_records,
 )
 from monitoring.state.redelivery import reuse_reason, reused_key
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.store_status import StoreWatcher
 
 
-class StoredEvaluator:
+class _StoredEvaluator:
     """An evaluator that continues where a killed predecessor stopped."""
 
     def __init__(
         self,
-        settings: JudgingSettings,
+        settings: DecisionSettings,
         *,
-        model_store: Path,
-        store: Store,
+        registry: Path,
+        store: StateStore,
         journal: Journal,
         checkpoint: Callable[[str], None] = no_checkpoint,
     ) -> None:
@@ -75,12 +75,12 @@ class StoredEvaluator:
         See `monitoring.monitor.Monitor` for the arguments.
         """
         self._store, self._journal, self._checkpoint = store, journal, checkpoint
-        self._serving_ahead = serving_ahead(settings.judge)
+        self._serving_ahead = serving_ahead(settings.evaluation)
         saved = store.read_document("evaluator")
         self._cursor: int | None = None if saved is None else saved["cursor"]
-        baselines = ReleasedModels(model_store).baseline
+        baselines = ReleasedModels(registry).baseline
         self.evaluator = Evaluator(
-            settings.judge,
+            settings.evaluation,
             make_policies(settings.policies, settings.baking),
             baseline=baselines,
             memory=saved,
@@ -153,31 +153,31 @@ class StoredEvaluator:
         return newest
 
 
-STALE_SECONDS = 900.0
+_STALE_SECONDS = 900.0
 """Seconds without a new row after which the KPIs of a version are hidden, because its window is out
 of date."""
 
 
-class Measurements:
+class _Measurements:
     """KPIs and open-label estimates of one monitor."""
 
     def __init__(
         self,
-        judge: JudgeSettings,
+        evaluation: EvaluationSettings,
         *,
         conversion_window_seconds: float,
-        store: Store,
+        store: StateStore,
         clock: Callable[[], float],
     ) -> None:
         """Start without rows.
 
         There is no conversion rate if `conversion_window_seconds` is 0.
         """
-        self._store, self._clock, self._judge = store, clock, judge
+        self._store, self._clock, self._evaluation = store, clock, evaluation
         self._conversion_window_seconds = conversion_window_seconds
         if conversion_window_seconds:
             store.prepare_conversion_rates()
-        self.windows = VersionWindows(judge.window_rows)
+        self.windows = VersionWindows(evaluation.window_rows)
         self._measured: dict[int, tuple[float, Kpis]] = {}
         """Time and result of each version's last measurement."""
         # Use the delays of all versions together. Delays depend on the users, and a new version has
@@ -221,10 +221,10 @@ class Measurements:
         """
         now = self._clock()
         # The upper bound also covers a clock that was set back.
-        if read_up_to is None or 0 < self._next_estimate - now <= self._judge.decide_seconds:
+        if read_up_to is None or 0 < self._next_estimate - now <= self._evaluation.decide_seconds:
             return
-        self._next_estimate = now + self._judge.decide_seconds
-        window = self._judge.attribution_window_seconds
+        self._next_estimate = now + self._evaluation.decide_seconds
+        window = self._evaluation.attribution_window_seconds
         waiting = self._store.newest_waiting()
         if waiting is None:
             self.open_labels = ()
@@ -250,7 +250,7 @@ class Measurements:
         """KPIs of the versions with a recent row."""
         now = self._clock()
         # The upper bound excludes measurements made while the clock was ahead.
-        lately = now - STALE_SECONDS, now + CLOCK_AHEAD_SECONDS
+        lately = now - _STALE_SECONDS, now + CLOCK_AHEAD_SECONDS
         return tuple(
             kpis for _, (at, kpis) in sorted(self._measured.items()) if lately[0] < at <= lately[1]
         )
@@ -258,9 +258,9 @@ class Measurements:
 
 logger = logging.getLogger(__name__)
 
-MATURE_REQUESTS = 10_000
+_MATURE_REQUESTS = 10_000
 """Maximum number of requests matured in one transaction."""
-FILE_PARTS = 8
+_FILE_PARTS = 8
 """Minimum number of parts in a full archive file. Rows of one part are written together."""
 FORGET_SECONDS = 600.0
 ORPHAN_SECONDS = 3600.0
@@ -268,10 +268,10 @@ ORPHAN_SECONDS = 3600.0
 outcome is archived as a late outcome."""
 _LAST_MOMENT = 2e-6
 """Tolerance in seconds, above the rounding error of times that are compared in microseconds."""
-MAX_VERSIONS_SEEN = 1000
+_MAX_VERSIONS_SEEN = 1000
 """Number of highest model versions whose first prediction is remembered, so that it is reported
 once."""
-MAX_REASON_CHARACTERS = 400
+_MAX_REASON_CHARACTERS = 400
 """Maximum length of a dead letter's reason. The message of the dead letter is stored beside its
 reason."""
 TICK_PULLS = 20
@@ -305,7 +305,7 @@ class Monitor:
         settings: MonitorSettings,
         *,
         subscriber: Subscriber,
-        store: Store,
+        store: StateStore,
         trigger: Trigger | None,
         recommender: Recommender,
         exposition: Exposition | None = None,
@@ -317,7 +317,7 @@ class Monitor:
         self._store, self._recommender = store, recommender
         store.user_place = recommender.user_place
         _expect_columns_of_before(store, recommender.features)
-        self._records, self._judge_settings = settings.records, settings.judging.judge
+        self._records, self._evaluation_settings = settings.records, settings.decisions.evaluation
         self._clock, self._checkpoint = clock, checkpoint
         self._exposition = exposition or Exposition()
         self.journal = Journal(settings.state, clock)
@@ -333,9 +333,9 @@ class Monitor:
         self.windows = self._measurements.windows
         versions = store.read_document("versions") or {"seen": []}
         self._versions_seen: set[int] = set(versions["seen"])
-        self._evaluation = StoredEvaluator(
-            settings.judging,
-            model_store=settings.store,
+        self._evaluation = _StoredEvaluator(
+            settings.decisions,
+            registry=settings.store,
             store=store,
             journal=self.journal,
             checkpoint=checkpoint,
@@ -378,16 +378,16 @@ class Monitor:
         )
 
     def _open_archive(self) -> Archive:
-        records, judge = self._records, self._judge_settings
+        records, evaluation = self._records, self._evaluation_settings
         return Archive(
             self._settings.archive,
             self._store,
             features=self._recommender.features,
             roll_rows=records.archive_roll_rows,
             roll_seconds=records.archive_roll_seconds,
-            keep_rows=judge.window_rows,
+            keep_rows=evaluation.window_rows,
             windows={
-                CLICK: judge.attribution_window_seconds,
+                CLICK: evaluation.attribution_window_seconds,
                 CONVERSION: records.conversion_window_seconds,
             },
             on_set_apart=self._report_set_apart,
@@ -397,9 +397,9 @@ class Monitor:
     def _report_set_apart(self, name: str, number: int, reason: str) -> None:
         self.journal.emit("set_apart", set_apart_text(name, number, reason), file=name, rows=number)
 
-    def _make_measurements(self) -> Measurements:
-        return Measurements(
-            self._judge_settings,
+    def _make_measurements(self) -> _Measurements:
+        return _Measurements(
+            self._evaluation_settings,
             conversion_window_seconds=self._records.conversion_window_seconds,
             store=self._store,
             clock=self._clock,
@@ -408,18 +408,18 @@ class Monitor:
     def _make_drift_watch(self) -> StoredDriftWatch:
         released = ReleasedModels(self._settings.store)
         features = self._recommender.features
-        watch = DriftWatch(released.reference, self._settings.judging.drift, features=features)
+        watch = DriftWatch(released.reference, self._settings.decisions.drift, features=features)
         return StoredDriftWatch(watch, self._store, journal=self.journal, clock=self._clock)
 
     def _make_decision_handler(self, trigger: Trigger | None) -> DecisionHandler:
         return DecisionHandler(
             self._settings.actions,
-            self._settings.judging.restraint,
-            recipe=self._settings.judging.recipe,
-            notify_only=self._settings.judging.policies.notify_only,
+            self._settings.decisions.rate_limit,
+            recipe=self._settings.decisions.recipe,
+            notify_only=self._settings.decisions.policies.notify_only,
             recommender=self._recommender.name,
             new_versions=NewVersions(
-                self._settings.judging.baking,
+                self._settings.decisions.baking,
                 store=self._settings.store,
                 documents=self._store,
                 journal=self.journal,
@@ -544,7 +544,7 @@ class Monitor:
         received = deliveries
         intake = read_records([delivery.payload for delivery in deliveries], self._rules, now=now)
         bad = [
-            (deliveries[place], str(error)[:MAX_REASON_CHARACTERS]) for place, error in intake.bad
+            (deliveries[place], str(error)[:_MAX_REASON_CHARACTERS]) for place, error in intake.bad
         ]
         left = [deliveries[place] for place in intake.left]
         unread = set(intake.left)
@@ -557,7 +557,7 @@ class Monitor:
         except ContractError as error:
             if len(deliveries) == 1:
                 self._store.add(None, [], [deliveries[0].message_id], now=now)
-                self._dead_letter([(deliveries[0], str(error)[:MAX_REASON_CHARACTERS])])
+                self._dead_letter([(deliveries[0], str(error)[:_MAX_REASON_CHARACTERS])])
                 return left
             # Store each half separately, so that one bad message does not block the others.
             for half in (deliveries[: len(deliveries) // 2], deliveries[len(deliveries) // 2 :]):
@@ -595,7 +595,7 @@ class Monitor:
             [reused_key(each.message_id, each.payload) for each, _ in reused], now=now
         )
         return [
-            (delivery, reuse_reason(request_id)[:MAX_REASON_CHARACTERS])
+            (delivery, reuse_reason(request_id)[:_MAX_REASON_CHARACTERS])
             for delivery, request_id in reused
         ]
 
@@ -625,7 +625,7 @@ class Monitor:
             self._store_versions()
 
     def _store_versions(self) -> None:
-        seen = sorted(self._versions_seen)[-MAX_VERSIONS_SEEN:]
+        seen = sorted(self._versions_seen)[-_MAX_VERSIONS_SEEN:]
         self._store.write_documents({"versions": {"seen": seen, **self._rules.versions.memory()}})
 
     # -- join
@@ -634,9 +634,9 @@ class Monitor:
         """Make labels final once their attribution window has closed."""
         if self._read_up_to is None:
             return
-        window_seconds = self._judge_settings.attribution_window_seconds
+        window_seconds = self._evaluation_settings.attribution_window_seconds
         before = self._read_up_to - window_seconds
-        part_rows = max(self._records.archive_roll_rows // FILE_PARTS, 1)
+        part_rows = max(self._records.archive_roll_rows // _FILE_PARTS, 1)
         waiting = self._valid_waiting(before)
         while waiting is not None:
             clicks = self._store.clicks_on(waiting.numbers)
@@ -658,7 +658,7 @@ class Monitor:
         self._evaluation.decide(before)
 
     def _valid_waiting(self, before: float) -> Waiting | None:
-        return self._without_corrupt(lambda: self._store.waiting(before, MATURE_REQUESTS))
+        return self._without_corrupt(lambda: self._store.waiting(before, _MATURE_REQUESTS))
 
     def _without_corrupt(self, read: Callable[[], Waiting | None]) -> Waiting | None:
         """Return the result of `read`, after giving up each corrupt block that it reports."""
@@ -708,7 +708,9 @@ class Monitor:
         # Clients publish after the event, so the last predictions of a bucket may arrive after the
         # watermark passed its end.
         closed = (
-            None if read_up_to is None else read_up_to - self._judge_settings.drift_grace_seconds
+            None
+            if read_up_to is None
+            else read_up_to - self._evaluation_settings.drift_grace_seconds
         )
         if reports := self._drift.close(closed):
             for report in reports:
@@ -738,7 +740,10 @@ class Monitor:
         if abs(now - self._forgot_at) >= FORGET_SECONDS:
             self._set_apart_ahead(now)
             self._archive.waiting_for_upload()
-            records, window_seconds = self._records, self._judge_settings.attribution_window_seconds
+            records, window_seconds = (
+                self._records,
+                self._evaluation_settings.attribution_window_seconds,
+            )
             # The conversion rate needs the ids of the requests.
             keep_seconds = max(records.keep_ids_seconds, 2 * records.conversion_window_seconds)
             self._store.forget(
@@ -761,7 +766,7 @@ class Monitor:
         ) is not None:
             clicks = self._store.clicks_on(waiting.numbers)
             requests, late, _ = attribute(
-                waiting, clicks, window_seconds=self._judge_settings.attribution_window_seconds
+                waiting, clicks, window_seconds=self._evaluation_settings.attribution_window_seconds
             )
             self._store.mature(
                 requests, {"unmatched_outcome": float(len(late))}, now=now, apart=True
@@ -815,7 +820,7 @@ class Monitor:
         )
 
 
-def _expect_columns_of_before(store: Store, features: Features) -> None:
+def _expect_columns_of_before(store: StateStore, features: Features) -> None:
     """Check that the columns of the stored rows still exist, and rearrange them.
 
     Raises:

@@ -8,7 +8,7 @@ Settings of the installation come from flags and `EVERGREEN_MONITOR_*` variables
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from evergreen.config.monitor import JudgingSettings, judging_settings
+from evergreen.config.monitor import DecisionSettings, decision_settings
 from evergreen.contracts.manifests import CURRENT
 from evergreen.events.locations import partition_urls
 from evergreen.events.urls import redacted
@@ -83,7 +83,7 @@ class InstallationSettings:
 class MonitorSettings(InstallationSettings):
     """Settings of one monitor process."""
 
-    judging: JudgingSettings = JudgingSettings()
+    decisions: DecisionSettings = DecisionSettings()
 
 
 def with_rules(installation: InstallationSettings) -> MonitorSettings:
@@ -99,4 +99,5 @@ def with_rules(installation: InstallationSettings) -> MonitorSettings:
             "the monitor's rules"
         )
     parts = {each.name: getattr(installation, each.name) for each in fields(installation)}
-    return MonitorSettings(**parts, judging=judging_settings(accepted(installation.store, CURRENT)))
+    decisions = decision_settings(accepted(installation.store, CURRENT))
+    return MonitorSettings(**parts, decisions=decisions)

@@ -11,6 +11,7 @@ local one, then the marker is written, then the local file is removed. The next 
 repeats or skips each step.
 """
 
+import argparse
 import json
 import logging
 import os
@@ -24,7 +25,8 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from evergreen.config.reader import build_parser, read_settings
+from evergreen.config import reader
+from evergreen.config.reader import read_settings
 from evergreen.contracts.raw_rows import DAY_PARTITION, OUTCOME_PARTITION
 from evergreen.runtime.durable import fsync_path, no_checkpoint, sha256_file, write_whole
 from evergreen.runtime.errors import ContractError, PermanentError, Refused, TemporaryError, expect
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT_PREFIX = "EVERGREEN_UPLOADER_"
 MAX_PAUSE_SECONDS = 300.0
 """Maximum pause between two passes while the lake is unreachable."""
-PATTERNS = tuple(
+_PATTERNS = tuple(
     f"{partition.format(day='*')}/part-*.parquet"
     for partition in (DAY_PARTITION, OUTCOME_PARTITION)
 )
@@ -150,7 +152,7 @@ class Uploader:
         unreadable: list[str] = []
         found = [
             p.relative_to(self._archive).as_posix()
-            for pattern in PATTERNS
+            for pattern in _PATTERNS
             for p in self._archive.glob(pattern)
         ]
         for name in sorted(set(found) - self.refused.keys(), key=self._upload_order):
@@ -245,12 +247,17 @@ def run(uploader: Uploader, stop: threading.Event, interval_seconds: float) -> N
     uploader.run_once()
 
 
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the uploader's settings."""
+    return reader.build_parser(
+        UploaderSettings, prog="evergreen monitor upload", description=__doc__.split("\n")[0]
+    )
+
+
 @exits_with_code
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ) -> int:
     """Run the uploader until SIGTERM or SIGINT, or once."""
-    parser = build_parser(
-        UploaderSettings, prog="evergreen uploader", description=__doc__.split("\n")[0]
-    )
+    parser = build_parser()
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -38,7 +38,7 @@ class Needs:
 
 TRAINING_RUNTIME = "evergreen-torch"
 """Name of the training runtime of the Kustomize component `kubeflow-trainer`."""
-MAX_WAIT_SECONDS = 600
+_MAX_WAIT_SECONDS = 600
 """Maximum wait between two tries in seconds. The wait includes the time until a node and the image
 are ready."""
 
@@ -287,7 +287,7 @@ def place(task: dsl.PipelineTask, step: str, placement: Placement) -> dsl.Pipeli
         # Argo measures the timeout from the start of the first try. The limit must be long enough
         # for all tries, each with its maximum time. With a lower limit, Argo would end or skip a
         # retry.
-        longest = (num_retries + 1) * (needs.timeout_seconds + MAX_WAIT_SECONDS)
+        longest = (num_retries + 1) * (needs.timeout_seconds + _MAX_WAIT_SECONDS)
         task.set_retry(
             num_retries,
             backoff_duration="10s",
@@ -424,7 +424,7 @@ def _pods_patch(placement: Placement, needs: Needs) -> dict[str, Any]:
     return {"metadata": {"labels": dict(placement.labels)}, "spec": spec}
 
 
-VALUES_FILE = "cluster.env"
+_VALUES_FILE = "cluster.env"
 
 
 def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement:
@@ -450,7 +450,7 @@ def read_placement(path: Path | None, overrides: Mapping[str, Any]) -> Placement
             ) from error
         if not isinstance(fields, dict):
             raise ContractError(f"placement {path} is {fields!r}, expected a mapping of fields")
-        fields = _with_values({**fields, **overrides}, path.with_name(VALUES_FILE))
+        fields = _with_values({**fields, **overrides}, path.with_name(_VALUES_FILE))
     try:
         return read_mapping(Placement, fields, path="placement")
     except ContractError as error:

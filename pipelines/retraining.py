@@ -113,8 +113,8 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                     train_job=train_job_spec(placement),
                     training_set=preprocessed.output,
                 )
-                judged = step(evaluation, **common, champion=champion, model=trained.output)
-                with dsl.If(judged.outputs["Output"] == True, name="gate passed"):  # noqa: E712
+                evaluated = step(evaluation, **common, champion=champion, model=trained.output)
+                with dsl.If(evaluated.outputs["Output"] == True, name="gate passed"):  # noqa: E712
                     release_to = {
                         name: places[name]
                         for name in ("repository", "triton_urls", "server", "device")
@@ -124,7 +124,7 @@ def retraining_pipeline(placement: Placement) -> Callable[..., Any]:
                         **noted,
                         **release_to,
                         trigger_id=trigger_id,
-                        verdict=judged.outputs["verdict"],
+                        verdict=evaluated.outputs["verdict"],
                     )
 
     pipeline: Callable[..., Any] = retraining

@@ -20,8 +20,8 @@ from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from pipelines.images import DOCKERFILES, STEP_OF_VARIANT, image_reference
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-DIGESTS = REPOSITORY / "build" / "images.txt"
+_REPOSITORY = Path(__file__).resolve().parents[1]
+DIGESTS = _REPOSITORY / "build" / "images.txt"
 """File that lists the digest of each pushed image, one per line. Signatures use digests, because a
 tag may move."""
 INDEXES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = build_parser().parse_args(argv)
     names = _chosen_images(arguments.images)
-    revision = arguments.revision or git_revision(arguments.dirty)
+    revision = arguments.revision or _git_revision(arguments.dirty)
     tag = arguments.tag or revision
     if not _TAG.fullmatch(tag) or tag == "latest":
         raise ContractError(
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in names
     ]
     if arguments.push:
-        commands += [(push_command(engine, name, references[name]), name) for name in names]
+        commands += [(_push_command(engine, name, references[name]), name) for name in names]
     if arguments.dry_run:
         print("\n".join(shlex.join(command) for command, _ in commands))
         return 0
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for command, name in commands:
         _run_command(command, name)
     if arguments.push:
-        write_digests(engine, references, DIGESTS)
+        _write_digests(engine, references, DIGESTS)
     print("\n".join(references.values()))
     return 0
 
@@ -122,7 +122,7 @@ def build_command(
     return [*command, "."]
 
 
-def push_command(engine: str, name: str, reference: str) -> list[str]:
+def _push_command(engine: str, name: str, reference: str) -> list[str]:
     """Return the engine's command that pushes image `name`.
 
     Podman writes the digest that the registry computed to `_digest_file`.
@@ -131,7 +131,7 @@ def push_command(engine: str, name: str, reference: str) -> list[str]:
     return [engine, "push", *noting, reference]
 
 
-def git_revision(dirty: bool) -> str:
+def _git_revision(dirty: bool) -> str:
     """Return the full SHA of the checked-out commit.
 
     The revision ends with `-dirty` if files differ from the commit and the argument `dirty` allows
@@ -151,7 +151,7 @@ def git_revision(dirty: bool) -> str:
     return f"{revision}-dirty" if changed else revision
 
 
-def write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
+def _write_digests(engine: str, references: Mapping[str, str], path: Path) -> None:
     """Write the digest of each pushed image, one `repository@sha256:...` per line.
 
     Podman compresses an image again for a push, so its `RepoDigests` are those of the local image.
@@ -166,7 +166,7 @@ def write_digests(engine: str, references: Mapping[str, str], path: Path) -> Non
             lines.append(f"{reference.rsplit(':', 1)[0]}@{_digest_file(name).read_text().strip()}")
             continue
         command = [engine, "image", "inspect", "--format", "{{json .RepoDigests}}", reference]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=_REPOSITORY)
         repository = reference.rsplit(":", 1)[0]
         known = json.loads(done.stdout.strip() or "[]") or [] if done.returncode == 0 else []
         digests = [digest for digest in known if digest.partition("@")[0] == repository]
@@ -194,7 +194,7 @@ def _chosen_images(names: Sequence[str]) -> list[str]:
 
 def _git(*words: str) -> str:
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=REPOSITORY)
+        done = subprocess.run(["git", *words], capture_output=True, text=True, cwd=_REPOSITORY)
     except FileNotFoundError as error:
         raise ContractError("git is not on PATH, expected --revision and --tag") from error
     if done.returncode:
@@ -205,7 +205,7 @@ def _git(*words: str) -> str:
 def _run_command(command: Sequence[str], name: str) -> None:
     print(shlex.join(command), flush=True)
     try:
-        code = subprocess.run(command, cwd=REPOSITORY).returncode
+        code = subprocess.run(command, cwd=_REPOSITORY).returncode
     except FileNotFoundError as error:
         raise PermanentError(f"{command[0]} is not on PATH") from error
     if code:

@@ -21,19 +21,19 @@ from evergreen.runtime.errors import ContractError, PermanentError
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+_REPOSITORY = Path(__file__).resolve().parents[1]
 NAME = "evergreen-client"
-ENTRY, CORE = "inference_client", "evergreen"
-DEPENDENCIES = ("msgspec", "numpy", "tritonclient[grpc]")
+_ENTRY, _CORE = "inference_client", "evergreen"
+_DEPENDENCIES = ("msgspec", "numpy", "tritonclient[grpc]")
 """Packages that the client always imports. tritonclient also brings matching versions of gRPC and
 Protobuf."""
-EXTRAS = {
+_EXTRAS = {
     "gcs": "google-cloud-storage",
     "kafka": "confluent-kafka",
     "pubsub": "google-cloud-pubsub",
 }
 """Optional packages, for a traffic plan in a bucket or for an event log."""
-LOCKS = ("driver.lock", "serving.lock")
+_LOCKS = ("driver.lock", "serving.lock")
 """Locks that define the minimum version of each dependency: the oldest version in any lock. Tests
 run the wheel with the versions of both locks."""
 _PROJECT = """\
@@ -67,7 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(prog="python -m tools.client_wheel", description=__doc__)
     parser.add_argument(
-        "--output", type=Path, default=REPOSITORY / "build" / "wheels", help="folder of the wheel"
+        "--output", type=Path, default=_REPOSITORY / "build" / "wheels", help="folder of the wheel"
     )
     return parser
 
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     output: Path = build_parser().parse_args(argv).output.resolve()
     with TemporaryDirectory() as folder:
-        lay_out(Path(folder))
+        _lay_out(Path(folder))
         flags = [
             "--no-deps",
             "--no-index",
@@ -98,21 +98,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def lay_out(folder: Path) -> None:
+def _lay_out(folder: Path) -> None:
     """Write the wheel's sources into an empty folder."""
-    for path in client_modules().values():
-        place = folder / path.relative_to(REPOSITORY)
+    for path in _client_modules().values():
+        place = folder / path.relative_to(_REPOSITORY)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)
-    for package in (ENTRY, CORE):
+    for package in (_ENTRY, _CORE):
         (folder / package / "py.typed").touch()
-    (folder / "LICENSE").write_text((REPOSITORY / "LICENSE").read_text())
-    extras = "\n".join(f'{extra} = ["{_requirement(needed)}"]' for extra, needed in EXTRAS.items())
-    dependencies = json.dumps([_requirement(needed) for needed in DEPENDENCIES])
+    (folder / "LICENSE").write_text((_REPOSITORY / "LICENSE").read_text())
+    extras = "\n".join(f'{extra} = ["{_requirement(needed)}"]' for extra, needed in _EXTRAS.items())
+    dependencies = json.dumps([_requirement(needed) for needed in _DEPENDENCIES])
     text = _PROJECT.format(
         name=NAME,
-        entry=ENTRY,
-        core=CORE,
+        entry=_ENTRY,
+        core=_CORE,
         version=_version(),
         dependencies=dependencies,
         extras=extras,
@@ -120,13 +120,13 @@ def lay_out(folder: Path) -> None:
     (folder / "pyproject.toml").write_text(text)
 
 
-def client_modules() -> dict[str, Path]:
+def _client_modules() -> dict[str, Path]:
     """Return the files of the client's package and of all modules that it imports, by name.
 
     Imports inside functions are included.
     """
     found: dict[str, Path] = {}
-    waiting = [ENTRY]
+    waiting = [_ENTRY]
     while waiting:
         name = waiting.pop()
         path = _file_of(name)
@@ -140,7 +140,7 @@ def client_modules() -> dict[str, Path]:
 
 def _file_of(module: str) -> Path | None:
     """Return the file of a module, or None for a class or a function."""
-    path = REPOSITORY / module.replace(".", "/")
+    path = _REPOSITORY / module.replace(".", "/")
     return next(
         (file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None
     )
@@ -155,7 +155,7 @@ def _imported(path: Path) -> Iterator[str]:
         if (
             isinstance(node, ast.ImportFrom)
             and node.module
-            and node.module.partition(".")[0] in (ENTRY, CORE)
+            and node.module.partition(".")[0] in (_ENTRY, _CORE)
         ):
             yield node.module
             yield from (f"{node.module}.{each.name}" for each in node.names)
@@ -164,14 +164,16 @@ def _imported(path: Path) -> Iterator[str]:
 def _requirement(needed: str) -> str:
     """Return the requirement `needed` with the oldest version in the locks as its minimum."""
     name = needed.partition("[")[0]
-    texts = [(REPOSITORY / "requirements" / lock).read_text() for lock in LOCKS]
+    texts = [(_REPOSITORY / "requirements" / lock).read_text() for lock in _LOCKS]
     versions = [
         found[1]
         for text in texts
         if (found := re.search(rf"^{name}==([\d.]+)", text, re.MULTILINE))
     ]
     if not versions:
-        raise ContractError(f"{name} is in none of {', '.join(LOCKS)}, expected it in at least one")
+        raise ContractError(
+            f"{name} is in none of {', '.join(_LOCKS)}, expected it in at least one"
+        )
     return f"{needed}>={min(versions, key=lambda text: [int(part) for part in text.split('.')])}"
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from evergreen.runtime.exit_codes import exits_with_code
 
-VERBS = frozenset((Path(__file__).with_name("verbs.txt")).read_text().split())
+_VERBS = frozenset((Path(__file__).with_name("verbs.txt")).read_text().split())
 """Imperatives that open a docstring. Add a missing verb to the file."""
-FRAGMENT_STARTS = frozenset(["Of", "In", "By", "Those", "What", "Where", "Whose", "As"])
-MAX_WORDS = 35
+_FRAGMENT_STARTS = frozenset(["Of", "In", "By", "Those", "What", "Where", "Whose", "As"])
+_MAX_WORDS = 35
 GLOSSARY = {
     r"taken back|takes? back|took back": "roll back",
     r"barred": "blocked",
@@ -40,7 +40,7 @@ GLOSSARY = {
 _IS_EXEMPT = re.compile(r"property|fixture|overload|setter|component|pipeline")
 
 
-def faults_of(path: Path) -> Iterator[str]:
+def _faults_of(path: Path) -> Iterator[str]:
     """Yield the faults of one file as `path:line: text`."""
     source = path.read_text()
     for node in ast.walk(ast.parse(source)):
@@ -58,7 +58,7 @@ def faults_of(path: Path) -> Iterator[str]:
             decorators = " ".join(ast.unparse(decorator) for decorator in node.decorator_list)
             first = docstring.split()[0].rstrip(",.:")
             if (
-                first.lower() not in VERBS
+                first.lower() not in _VERBS
                 and not node.name.startswith("test_")
                 and not _IS_EXEMPT.search(decorators)
             ):
@@ -77,12 +77,12 @@ def _faults_of_text(text: str) -> Iterator[str]:
     """Yield the faults of one docstring."""
     prose = re.split(r"^\s*>>>", text, maxsplit=1, flags=re.M)[0]
     first = prose.strip().split("\n\n")[0]
-    if prose.split() and prose.split()[0] in FRAGMENT_STARTS:
+    if prose.split() and prose.split()[0] in _FRAGMENT_STARTS:
         yield f"begins with {prose.split()[0]!r}, which starts a fragment"
     if ";" in re.sub(r"`[^`]*`", "", first):
         yield "has a semicolon in its first paragraph"
     for sentence in re.split(r"(?<=[.!?:])\s+|\n\n|\n\s*[-*] |\n\s+\w+: ", prose):
-        if len(sentence.split()) > MAX_WORDS:
+        if len(sentence.split()) > _MAX_WORDS:
             yield (
                 f"has a sentence of {len(sentence.split())} words: "
                 f"{' '.join(sentence.split()[:6])} ..."
@@ -104,7 +104,7 @@ def main() -> int:
     command = ["git", "ls-files", "--", *sys.argv[1:]]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     paths = [Path(name) for name in listed if name.endswith(".py")]
-    faults = [fault for path in paths for fault in faults_of(path)]
+    faults = [fault for path in paths for fault in _faults_of(path)]
     print("\n".join(faults) or f"prose of {len(paths)} files: no fault")
     return 1 if faults or not paths else 0
 

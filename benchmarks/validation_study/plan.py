@@ -1,7 +1,7 @@
 """Define the pairs of windows of the study, with and without a shift.
 
 Each pair has its own random numbers. All shifts of a pair are planted into the same second window,
-so that the first window is read once. TFDV gets only the first pairs. `contestants` describes the
+so that the first window is read once. TFDV gets only the first pairs. `methods` describes the
 methods, and `benchmarks.validation` counts the alarms.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.validation_study.contestants import OURS, TFDV, Method
+from benchmarks.validation_study.methods import OURS, TFDV, Method
 from benchmarks.validation_study.shifts import (
     EQUAL,
     INDEPENDENT,

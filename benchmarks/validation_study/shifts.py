@@ -4,7 +4,7 @@ The simulator draws independent rows, but the rows of a real log depend on each 
 request share the user's columns, so that 20,000 rows have as much information about these columns
 as 313 independent rows. Each shift changes only the property in its name. In a user's column a
 shift changes complete requests, and in an item's column single rows. Therefore the rows of a
-request stay equally alike. `contestants` finds the shifts.
+request stay equally alike. `methods` finds the shifts.
 """
 
 from collections.abc import Callable

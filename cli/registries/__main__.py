@@ -1,4 +1,4 @@
-"""`evergreen export` brings MLflow, Kubeflow's Model Registry or both up to date.
+"""`evergreen models sync` brings MLflow, Kubeflow's Model Registry or both up to date.
 
 The source is a model registry of ours. Entries that exist already stay as they are, so the next
 call also makes up for failed or missed ones. If a registry is unreachable, the command logs one
@@ -22,9 +22,9 @@ from evergreen.storage.uris import typed_folder
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
-        prog="evergreen export", description=(__doc__ or "").partition("\n\n")[2]
+        prog="evergreen models sync", description=(__doc__ or "").partition("\n\n")[2]
     )
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument("--mlflow", help="tracking URI of MLflow, such as http://mlflow:5000")
     parser.add_argument(
         "--model-registry",

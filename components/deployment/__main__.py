@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of this step without importing a heavy package."""
     parser = CommandParser(prog="python -m components.deployment", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the pipeline run")
-    parser.add_argument("--store", required=True, help="model store, folder URI")
+    parser.add_argument("--store", required=True, help="model registry, folder URI")
     parser.add_argument(
         "--repository", required=True, help="Triton's model repository, folder or gs:// URI"
     )

@@ -23,14 +23,14 @@ from evergreen.runtime.plain_text import log_as_text
 from evergreen.storage.references import read_reference
 from evergreen.storage.uris import local_path
 
-STEP = "evaluation"
+_STEP = "evaluation"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the step's flags."""
     parser = CommandParser(prog="python -m components.evaluation", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--store", required=True, help="folder URI of the model store")
+    parser.add_argument("--store", required=True, help="folder URI of the model registry")
     parser.add_argument(
         "--work", required=True, help="folder URI for big data; <work>/<run>/evaluation is written"
     )
@@ -54,15 +54,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     log_as_text("%(asctime)s %(name)s %(message)s")
     arguments = build_parser().parse_args(argv)
     store = local_path(arguments.store)
-    with noted(store, arguments.run, STEP) as note:
-        forget_report(store, arguments.run, STEP)
+    with noted(store, arguments.run, _STEP) as note:
+        forget_report(store, arguments.run, _STEP)
         try:
             verdict = _run(arguments)
         except Refused as error:
             if arguments.html:
                 from evergreen.reports.page import refusal_page
 
-                write_whole(Path(arguments.html), refusal_page(STEP, str(error)))
+                write_whole(Path(arguments.html), refusal_page(_STEP, str(error)))
             raise
         champion, old = verdict.champion, verdict.old_distribution
         note.facts = {
@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
         champion=champion(store, arguments.champion),
         champion_reference=arguments.champion,
         settings=raw.recommender.section("gate", GateSettings),
-        final=local_path(arguments.work) / arguments.run / STEP,
+        final=local_path(arguments.work) / arguments.run / _STEP,
     )
     if arguments.metrics:
         _write_json(
@@ -114,7 +114,7 @@ def _run(arguments: argparse.Namespace) -> Verdict:
     page = card_page(card)
     if arguments.html:
         write_whole(Path(arguments.html), page)
-    keep_report(store, arguments.run, STEP, html=page)
+    keep_report(store, arguments.run, _STEP, html=page)
     card.write(card_path(store, card.model_id))
     # The monitor compares served scores with this histogram. The histogram is computed from
     # held-out rows, because scores of training rows are overconfident.

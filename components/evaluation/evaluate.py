@@ -43,7 +43,7 @@ from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
-SCORES_FILE = "scores.npz"
+_SCORES_FILE = "scores.npz"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -224,5 +224,5 @@ def _keep_scores(final: Path, scored: ScoredHoldout) -> Path:
     content = io.BytesIO()
     np.savez(content, **arrays)
     with whole_directory(final, replace=True) as folder:
-        write_whole(folder / SCORES_FILE, content.getvalue())
-    return final / SCORES_FILE
+        write_whole(folder / _SCORES_FILE, content.getvalue())
+    return final / _SCORES_FILE

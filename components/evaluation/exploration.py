@@ -46,7 +46,7 @@ from evergreen.contracts.manifests import ReorderingGain
 from evergreen.contracts.raw_rows import POSITION, PROPENSITY, SCORE, feature_matrix
 
 _COLUMNS = [POSITION, PROPENSITY, SCORE]
-ALPHA = 0.05
+_ALPHA = 0.05
 MIN_SWAPS = 30
 """Minimum number of swaps of disputed pairs for an estimate."""
 _LAMBDAS = 0.8 / 2.0 ** np.arange(7)
@@ -133,11 +133,11 @@ def reordering_gain(rows: ShownRows) -> ReorderingGain | None:
 def deviation_bound(sums: NDArray[np.float64]) -> float:
     """Return a bound on the sum of the terms minus the sum of their expectations.
 
-    The bound holds for all n simultaneously, with a probability of at least 1 - `ALPHA`. The terms
+    The bound holds for all n simultaneously, with a probability of at least 1 - `_ALPHA`. The terms
     [n] are in [-2, 2].
     """
     variance = float(np.square(sums / _LARGEST).sum())
-    price = math.log(2 * len(_LAMBDAS) / ALPHA)
+    price = math.log(2 * len(_LAMBDAS) / _ALPHA)
     return _LARGEST * float(
         ((price + (-np.log1p(-_LAMBDAS) - _LAMBDAS) * variance) / _LAMBDAS).min()
     )

@@ -64,13 +64,13 @@ MIN_CLASS_REQUESTS = 10
 In simulations in which only 4 to 9 requests have clicks, some 95 % intervals cover the true value
 in only 92 % of the windows (docs/evaluation.md).
 """
-CHANCE = 0.5
+_CHANCE = 0.5
 """AUC of random scores."""
 SLICE_ALPHA = 0.05
 """Maximum probability, over all slices, of refusing a model that degrades no slice by more than is
 allowed."""
-TOP_VALUES = 5
-MAX_POSITION = 10
+_TOP_VALUES = 5
+_MAX_POSITION = 10
 MAX_SHOWN = 40
 """Number of slices whose metrics are on the card. The card shows the slices with the smallest
 p-values."""
@@ -90,7 +90,7 @@ class Estimates(NamedTuple):
     """Candidate minus champion."""
 
 
-def estimate(
+def _estimate(
     labels: ArrayLike,
     candidate: ArrayLike,
     champion: ArrayLike | None = None,
@@ -158,7 +158,7 @@ def decide(
         ContractError: Lengths differ, a label is neither 0 nor 1, or a score is not finite.
     """
     click = np.asarray(labels)
-    estimates = estimate(click, candidate, champion, groups=groups)
+    estimates = _estimate(click, candidate, champion, groups=groups)
     group = group_numbers(groups, len(click))
     has_weight = np.full(len(click), True) if weights is None else np.asarray(weights) > 0
     if too_few := _check_requests(click[has_weight], group[has_weight]):
@@ -210,7 +210,7 @@ def _fewest_requests(click: NDArray[np.int8], group: NDArray[np.int64]) -> tuple
 def _check_floor(evidence: _Evidence, settings: GateSettings) -> Check:
     found, floor = evidence.estimates.candidate, settings.min_auc
     ways = ["bring features or rows that tell more of the clicks"]
-    if found is not None and (lower := math.floor(found.low * 100) / 100) > CHANCE:
+    if found is not None and (lower := math.floor(found.low * 100) / 100) > _CHANCE:
         again = run_again(f"--set gate.min_auc={lower:g}")
         ways.append(f"or, if such a model is good enough, {again}")
     check = Check(name="AUC", limit=floor, result=INCONCLUSIVE)
@@ -296,7 +296,7 @@ def _check_calibration(evidence: _Evidence, settings: GateSettings) -> Check:
     ratio = calibration(click, scores, weights=weights)
     assert ratio is not None  # the class check above guarantees clicks
     errors = (scores - factor * click, click / factor - scores)
-    p_values = [mean_p_value(row_weighted(each, weights), evidence.group) for each in errors]
+    p_values = [_mean_p_value(row_weighted(each, weights), evidence.group) for each in errors]
     is_off = any(p_value is not None and p_value < SLICE_ALPHA / 2 for p_value in p_values)
     check = Check(name="calibration", value=ratio, limit=factor, bound=WITHIN_FACTOR, result=PASS)
     live = None
@@ -340,11 +340,11 @@ def _slice_p_values(
         for name, rows in slices.items()
         if _fewest_requests(click[rows], group[rows])[1] >= MIN_CLASS_REQUESTS
     }
-    found = {name: mean_p_value(excess[rows], group[rows]) for name, rows in tested.items()}
+    found = {name: _mean_p_value(excess[rows], group[rows]) for name, rows in tested.items()}
     return {name: p_value for name, p_value in found.items() if p_value is not None}
 
 
-def mean_p_value(values: NDArray[np.float64], group: NDArray[np.int64]) -> float | None:
+def _mean_p_value(values: NDArray[np.float64], group: NDArray[np.int64]) -> float | None:
     """Return the one-sided p-value for the hypothesis that the mean is at most 0.
 
     The test is Student's t. Values of one group are not independent. Returns None if
@@ -391,7 +391,7 @@ def cut_slices(
         slices |= dict(_by_newness(scored, is_first_round))
     hours = (scored.event_seconds // _HOUR_SECONDS % 24).astype(np.int64)
     slices |= {f"hour: {hour:02}": hours == hour for hour in np.unique(hours)}
-    for position in range(1, min(scored.positions.max(initial=0), MAX_POSITION) + 1):
+    for position in range(1, min(scored.positions.max(initial=0), _MAX_POSITION) + 1):
         slices[f"position: {position}"] = scored.positions == position
     for column in dict.fromkeys(scored.columns):
         if column not in shown.hidden:
@@ -419,7 +419,7 @@ def measure_slices(
 
 def measure_rows(scored: ScoredHoldout, estimates: Estimates | None = None) -> RowsQuality:
     """Return the metrics of held-out rows. Pass `estimates` if they are known already."""
-    known = estimates or estimate(
+    known = estimates or _estimate(
         scored.labels, scored.candidate, scored.champion, groups=scored.groups
     )
 
@@ -485,13 +485,13 @@ def _by_value(
     distinct, counts = np.unique(held[held != _NOTHING], return_counts=True)
     if len(distinct) < 2:
         return
-    top = distinct[np.argsort(-counts, kind="stable")][:TOP_VALUES]
+    top = distinct[np.argsort(-counts, kind="stable")][:_TOP_VALUES]
     for value in top:
         text = "missing" if value == MISSING_CATEGORY else shown.text(column, int(value))
         yield f"{column}: {text}", np.logical_or.reduce(held == value, axis=1)
-    if len(distinct) > TOP_VALUES:
+    if len(distinct) > _TOP_VALUES:
         is_other = np.isin(held, [*top, _NOTHING], invert=True)
         yield (
-            f"{column}: other {len(distinct) - TOP_VALUES} values",
+            f"{column}: other {len(distinct) - _TOP_VALUES} values",
             np.logical_or.reduce(is_other, axis=1),
         )

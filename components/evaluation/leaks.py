@@ -26,7 +26,7 @@ from evergreen.storage.uris import local_path
 
 SUSPICIOUS_AUC = 0.99
 """AUC on held-out rows above which a leak is more likely than a good model."""
-MAX_TRAINING_ROWS = 500_000
+_MAX_TRAINING_ROWS = 500_000
 """Maximum number of training rows for the click rates by value. The newest rows are used."""
 _BATCH_ROWS = 65_536
 
@@ -47,7 +47,7 @@ def column_aucs(raw: RawDataset) -> dict[str, float]:
         name for name in raw.recommender.features.needed if name not in raw.excluded_columns
     ):
         labels, values = _read_column(raw, raw.holdout_uri, column)
-        rates = _ClickRates(*_read_column(raw, raw.train_uri, column, newest=MAX_TRAINING_ROWS))
+        rates = _ClickRates(*_read_column(raw, raw.train_uri, column, newest=_MAX_TRAINING_ROWS))
         scores = [rates.of(values)]
         if column in raw.recommender.features.numeric:
             numbers = values[:, 0]

@@ -89,7 +89,7 @@ def roc_document(scored: ScoredHoldout) -> dict[str, list[float]]:
 # -- curves of a classifier
 
 
-MAX_ROC_POINTS = 200
+_MAX_ROC_POINTS = 200
 
 
 class RocPoint(NamedTuple):
@@ -101,7 +101,7 @@ class RocPoint(NamedTuple):
 
 
 def roc_curve(
-    labels: NDArray[np.int8], scores: NDArray[np.float32], max_points: int = MAX_ROC_POINTS
+    labels: NDArray[np.int8], scores: NDArray[np.float32], max_points: int = _MAX_ROC_POINTS
 ) -> list[RocPoint]:
     """Return points of the ROC curve from (0, 0) to (1, 1), evenly spaced along it.
 

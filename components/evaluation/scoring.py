@@ -43,7 +43,7 @@ from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
-BATCH_ROWS = 8192
+_BATCH_ROWS = 8192
 
 
 class RawBatch(NamedTuple):
@@ -219,7 +219,7 @@ def score_holdout(
         new_ids: Ids that were assigned in this run, per column.
     """
     raw, encoded = local_path(raw_uri), local_path(encoded_uri)
-    logger.info("scoring %d held-out rows", check_counts(raw, encoded, counts))
+    logger.info("scoring %d held-out rows", _check_counts(raw, encoded, counts))
     of_raw = _raw_parts(raw, features, named=named, score_champion=score_champion)
     of_slots = [np.isin(np.arange(size), ids) for size, ids in zip(slot_sizes, new_ids)]
     is_new = [of_slots[slot] for slot in features.id_places.slots]
@@ -399,7 +399,7 @@ def parquet_files(folder: Path) -> list[Path]:
     return files
 
 
-def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
+def _check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
     """Return the number of held-out rows, if both folders and both manifests agree.
 
     Raises:
@@ -420,7 +420,7 @@ def check_counts(raw: Path, encoded: Path, stated: tuple[int, int]) -> int:
 
 
 def raw_batches(
-    folder: Path, features: Features, batch_rows: int = BATCH_ROWS, *, weighted: bool = False
+    folder: Path, features: Features, batch_rows: int = _BATCH_ROWS, *, weighted: bool = False
 ) -> Iterator[RawBatch]:
     """Yield the raw rows of `folder` in order."""
     numbers: dict[str, int] = {}
@@ -448,7 +448,7 @@ def raw_batches(
 
 
 def encoded_batches(
-    folder: Path, features: Features, batch_rows: int = BATCH_ROWS
+    folder: Path, features: Features, batch_rows: int = _BATCH_ROWS
 ) -> Iterator[EncodedBatch]:
     """Yield the encoded rows of `folder` in order."""
     for batch in column_batches(
@@ -469,7 +469,9 @@ def _num_rows(folder: Path) -> int:
     return num_rows
 
 
-def column_batches(folder: Path, columns: list[str], batch_rows: int = BATCH_ROWS) -> Iterator[Any]:
+def column_batches(
+    folder: Path, columns: list[str], batch_rows: int = _BATCH_ROWS
+) -> Iterator[Any]:
     """Yield these columns of the rows of `folder` in order, as Arrow record batches.
 
     Raises:

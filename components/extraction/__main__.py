@@ -16,8 +16,8 @@ from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import log_as_text
 
-STEP = "extraction"
-COUNTS = (
+_STEP = "extraction"
+_COUNTS = (
     *(
         "train_rows",
         "holdout_rows",
@@ -38,8 +38,8 @@ COUNTS = (
     ),
     "quarantined_files",
 )
-TIMES = ("first_event_time", "last_event_time", "last_learned_time")
-"""Fields of a `RawDataset` in the step's note. The fields in `COUNTS` have the prefix `num_` in a
+_TIMES = ("first_event_time", "last_event_time", "last_learned_time")
+"""Fields of a `RawDataset` in the step's note. The fields in `_COUNTS` have the prefix `num_` in a
 `RawDataset`."""
 
 
@@ -51,7 +51,9 @@ def build_parser() -> argparse.ArgumentParser:
         "and held-out rows.",
     )
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--store", required=True, help="model store: file:// URI or absolute path")
+    parser.add_argument(
+        "--store", required=True, help="model registry: file:// URI or absolute path"
+    )
     parser.add_argument(
         "--work", required=True, help="folder for big data: file:// URI or absolute path"
     )
@@ -128,10 +130,10 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
     from evergreen.storage.uris import local_path
 
     store = local_path(arguments.store)
-    with noted(store, arguments.run, STEP) as note:
+    with noted(store, arguments.run, _STEP) as note:
         changes = parse_settings(arguments.settings)
         recommender = accepted(store, arguments.recommender).with_settings(changes)
-        settings = recommender.section(STEP, ExtractionSettings)
+        settings = recommender.section(_STEP, ExtractionSettings)
         baselines = find_baselines(
             store,
             parent=arguments.parent,
@@ -168,7 +170,7 @@ def _extract_window(arguments: argparse.Namespace, clock: Callable[[], float]) -
                 attribution=settings.attribution,
                 newest=lake.newest,
             )
-            folder = work / arguments.run / STEP
+            folder = work / arguments.run / _STEP
             dataset = extract(
                 lake,
                 window,
@@ -189,8 +191,8 @@ def _facts(dataset: RawDataset, arguments: argparse.Namespace) -> dict[str, Any]
         "champion": dataset.champion_model_id,
         "window_start": arguments.window_start,
         "window_end": arguments.window_end,
-        **{name: getattr(dataset, f"num_{name}") for name in COUNTS},
-        **{name: getattr(dataset, name) for name in TIMES},
+        **{name: getattr(dataset, f"num_{name}") for name in _COUNTS},
+        **{name: getattr(dataset, name) for name in _TIMES},
     }
 
 

@@ -68,13 +68,13 @@ from evergreen.runtime.workers import Workers, workers_of
 
 logger = logging.getLogger(__name__)
 
-MIN_ROWS = 10
-LOT_ROWS = 4 * FILE_ROWS
+_MIN_ROWS = 10
+_LOT_ROWS = 4 * FILE_ROWS
 """Approximate number of rows that a worker copies in one task."""
-WINDOW, LATE = "all", "late"
-"""Temporary folders of the step. `LATE` is also the prefix of the late rows' files, so that they
+WINDOW, _LATE = "all", "late"
+"""Temporary folders of the step. `_LATE` is also the prefix of the late rows' files, so that they
 sort before `part`."""
-MALFORMED_FILE, AHEAD_FILE, WORDS_FILE = "malformed.jsonl", "ahead.jsonl", "words.json"
+_MALFORMED_FILE, _AHEAD_FILE, _WORDS_FILE = "malformed.jsonl", "ahead.jsonl", "words.json"
 
 
 class Cut(NamedTuple):
@@ -86,7 +86,7 @@ class Cut(NamedTuple):
     """Time of the newest row before the split, microseconds since the epoch."""
 
 
-def event_times(path: Path) -> NDArray[np.int64]:
+def _event_times(path: Path) -> NDArray[np.int64]:
     """Return the event times of a file's rows, microseconds since the epoch, [n]."""
     times: NDArray[np.int64] = (
         parquet_file(path).read([EVENT_TIME]).column(0).cast(pa.int64()).to_numpy()
@@ -94,12 +94,12 @@ def event_times(path: Path) -> NDArray[np.int64]:
     return times
 
 
-def rows_until(parts: Sequence[PartFile], time: int) -> int:
+def _rows_until(parts: Sequence[PartFile], time: int) -> int:
     """Return the number of rows at or before `time` in files that are sorted by time."""
-    return sum(int(np.searchsorted(event_times(part.path), time, side="right")) for part in parts)
+    return sum(int(np.searchsorted(_event_times(part.path), time, side="right")) for part in parts)
 
 
-def find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None) -> Cut | None:
+def _find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None) -> Cut | None:
     """Return the split that leaves about `num_wanted` newer rows, or None if there is none.
 
     All rows with the time of the split are newer rows, so there can be more than `num_wanted`. If
@@ -112,12 +112,12 @@ def find_cut(parts: Sequence[PartFile], num_wanted: int, *, learned: int | None)
             holdout rows are newer than this time. None if there is no baseline.
     """
     num_rows = sum(part.num_rows for part in parts)
-    num_learned = 0 if learned is None else rows_until(parts, learned)
+    num_learned = 0 if learned is None else _rows_until(parts, learned)
     place = max(num_rows - num_wanted, num_learned)
     if place >= num_rows:
         return None
     time = _time_at(parts, place)
-    num_older = rows_until(parts, time - 1) or rows_until(parts, time)
+    num_older = _rows_until(parts, time - 1) or _rows_until(parts, time)
     return Cut(num_older, _time_at(parts, num_older - 1)) if num_older < num_rows else None
 
 
@@ -178,7 +178,7 @@ def _ids_among(hashes: NDArray[np.uint32], path: Path) -> list[str]:
 def _time_at(parts: Sequence[PartFile], place: int) -> int:
     for part in parts:
         if place < part.num_rows:
-            return int(event_times(part.path)[place])
+            return int(_event_times(part.path)[place])
         place -= part.num_rows
     raise AssertionError("the place is one of a row")
 
@@ -280,7 +280,7 @@ def _extract_fit(
         found = _write_rows(
             lake, window, folder=aside, settings=settings, baselines=baselines, workers=workers
         )
-        has_words = lake.words.write(aside / WORDS_FILE, without=recommender.columns_of_users)
+        has_words = lake.words.write(aside / _WORDS_FILE, without=recommender.columns_of_users)
     split = found.split
     logger.info(
         "%s: %d rows to learn, %d late; %d newer ones",
@@ -292,7 +292,7 @@ def _extract_fit(
     dataset = _dataset(
         found, lake, window, folder=folder, recommender=recommender, baselines=baselines
     )
-    return replace(dataset, words_uri=(folder / WORDS_FILE).as_uri() if has_words else None)
+    return replace(dataset, words_uri=(folder / _WORDS_FILE).as_uri() if has_words else None)
 
 
 def _dataset(
@@ -320,9 +320,9 @@ def _dataset(
         num_train_rows=split.num_train,
         num_holdout_rows=split.num_newer - found.num_straddling,
         num_malformed=malformed.num_rows,
-        malformed_uri=(folder / MALFORMED_FILE).as_uri() if malformed.num_rows else None,
+        malformed_uri=(folder / _MALFORMED_FILE).as_uri() if malformed.num_rows else None,
         num_ahead=found.num_ahead,
-        ahead_uri=(folder / AHEAD_FILE).as_uri() if found.num_ahead else None,
+        ahead_uri=(folder / _AHEAD_FILE).as_uri() if found.num_ahead else None,
         num_left_files=len(lake.left_files),
         num_left_rows=_num_left_rows(lake),
         num_duplicates=found.copies.num_equal,
@@ -386,13 +386,13 @@ def _write_rows(
 
     Raises the errors of `_extract_fit`.
     """
-    num_ahead = _note_ahead(lake, folder / AHEAD_FILE)
+    num_ahead = _note_ahead(lake, folder / _AHEAD_FILE)
     _warn_of_left(lake, settings)
     limit = settings.max_malformed_fraction
     if lake.files.unfit:
         _expect_few_unfit(lake, window, settings=settings)
     with MalformedRows(
-        folder / MALFORMED_FILE, max_fraction=limit, named=lake.files.named, collects_unfit=True
+        folder / _MALFORMED_FILE, max_fraction=limit, named=lake.files.named, collects_unfit=True
     ) as malformed:
         count, parts = _copy_window(lake, window, malformed, folder=folder, workers=workers)
         late = _copy_late(lake, window, malformed, folder=folder)
@@ -569,7 +569,7 @@ def _copy_window(
     The number of batches depends on the rows and not on the workers.
     """
     pieces = lake.pieces(window)
-    number = max(1, round(sum(each.piece.num_rows for each in pieces) / LOT_ROWS))
+    number = max(1, round(sum(each.piece.num_rows for each in pieces) / _LOT_ROWS))
     divided = (
         forked.shares(pieces, number, weight=lambda each: each.piece.num_rows + 1) if pieces else []
     )
@@ -605,7 +605,7 @@ def _copy_late(
     lake: Lake, window: TimeSpan, malformed: MalformedRows, *, folder: Path
 ) -> _CopiedRows:
     count = _CopiedRows()
-    with PartWriter(folder / LATE, prefix=LATE) as writer:
+    with PartWriter(folder / _LATE, prefix=_LATE) as writer:
         for table, copies in lake.late_tables(window, malformed):
             writer.write(table)
             count.add(table, copies)
@@ -680,15 +680,15 @@ def _split(parts: list[PartFile], cut: Cut, *, num_late: int, folder: Path) -> _
     """
     num_newer = sum(part.num_rows for part in parts) - cut.num_older
     cut_newest(parts, num_newer, older=folder / "train", newest=folder / "holdout")
-    for path in sorted((folder / LATE).iterdir()):
+    for path in sorted((folder / _LATE).iterdir()):
         path.rename(folder / "train" / path.name)
-    (folder / LATE).rmdir()
+    (folder / _LATE).rmdir()
     for torn in (folder / WINDOW).glob(".*"):  # left by killed workers
         torn.unlink()
     (folder / WINDOW).rmdir()
     days: Counter[int] = Counter()
     for path in (folder / "holdout").iterdir():
-        days.update((event_times(path) // DAY_MICROS).tolist())
+        days.update((_event_times(path) // DAY_MICROS).tolist())
     return _Split(num_late + cut.num_older, num_newer, days)
 
 
@@ -712,17 +712,17 @@ def _remove_straddling(folder: Path, num_newer: int, window: TimeSpan, *, worker
 
 
 def _expect_rows(count: _CopiedRows, window: TimeSpan, *, lake: Lake, parent: Model | None) -> None:
-    if count.num_rows < MIN_ROWS:
+    if count.num_rows < _MIN_ROWS:
         found = f"{count.num_rows} rows" if count.num_rows else "no rows"
         others = (
-            "bring more rows by `evergreen ingest`, or ask for others by window_start and "
+            "bring more rows by `evergreen data ingest`, or ask for others by window_start and "
             "window_end"
         )
         again = (
             f"; to learn all of them from scratch, {run_again('-p parent=none')}" if parent else ""
         )
         raise ContractError(
-            f"window {window} holds {found}, expected at least {MIN_ROWS}; {lake.describe()}: "
+            f"window {window} holds {found}, expected at least {_MIN_ROWS}; {lake.describe()}: "
             f"{others}{again}"
         )
 
@@ -742,20 +742,20 @@ def _cut(
             of parent and champion.
     """
     num_rows, learned = sum(part.num_rows for part in parts), baselines.learned
-    if learned is not None and (num_newer := num_rows - rows_until(parts, learned)) < MIN_ROWS:
+    if learned is not None and (num_newer := num_rows - _rows_until(parts, learned)) < _MIN_ROWS:
         raise ContractError(
             f"window {window} holds {num_newer} rows newer than {to_iso(learned)}, up to which "
             f"{' or '.join(model.model_id for model in baselines.models)} learned, expected at "
-            f"least {MIN_ROWS}: rows that one of the compared models learned cannot be in the "
+            f"least {_MIN_ROWS}: rows that one of the compared models learned cannot be in the "
             f"holdout; {_enough(lake, learned, settings.attribution)}"
         )
     num_wanted = min(max(1, round(num_rows * settings.holdout_fraction)), num_rows - 1)
-    cut = find_cut(parts, num_wanted, learned=learned)
+    cut = _find_cut(parts, num_wanted, learned=learned)
     if cut is None:
         raise ContractError(
             f"window {window} holds {num_rows} rows of one time, expected older and newer ones: "
             "name the column of their times by data.event_time and ingest them again into an "
-            "empty lake; without one `evergreen ingest` spreads them over days"
+            "empty lake; without one `evergreen data ingest` spreads them over days"
         )
     return cut
 
@@ -768,14 +768,14 @@ def _enough(lake: Lake, learned: int, attribution: int) -> str:
     newer: list[int] = []
     with MalformedRows(Path(os.devnull), max_fraction=1.0, collects_unfit=True) as ignored:
         for table, _ in lake.tables(TimeSpan(learned + 1, None), ignored):
-            newer += table.column(EVENT_TIME).cast(pa.int64()).to_pylist()[:MIN_ROWS]
-            if len(newer) >= MIN_ROWS:
+            newer += table.column(EVENT_TIME).cast(pa.int64()).to_pylist()[:_MIN_ROWS]
+            if len(newer) >= _MIN_ROWS:
                 return (
-                    f"a window_end of {to_iso(newer[MIN_ROWS - 1] + 1 + attribution)} or later "
+                    f"a window_end of {to_iso(newer[_MIN_ROWS - 1] + 1 + attribution)} or later "
                     "would do"
                 )
     return (
         f"the lake holds {len(newer)} such rows, so no window would do before more have come "
-        "(`evergreen ingest`); to learn all rows anew without a comparison, "
+        "(`evergreen data ingest`); to learn all rows anew without a comparison, "
         f"{run_again(FROM_SCRATCH)}"
     )

@@ -1,7 +1,7 @@
 """The lake: `day=YYYY-MM-DD/*.parquet` in the raw schema, read in pieces of bounded size.
 
 Days do not overlap in time, so reading days in order gives rows in order. A day with more rows than
-fit in memory is divided into intervals, which are sorted separately. `PIECE_ROWS` limits the rows
+fit in memory is divided into intervals, which are sorted separately. `_PIECE_ROWS` limits the rows
 of an interval as far as the statistics of the row groups allow. Rows with the same time cannot be
 divided, even if there are many.
 
@@ -60,14 +60,14 @@ from evergreen.storage.objects import ObjectInfo
 
 logger = logging.getLogger(__name__)
 
-PIECE_ROWS = 250_000
+_PIECE_ROWS = 250_000
 _SCHEMA = arrow_schema(OUTCOME_TYPES)
 _COUNTS_FROM = "counts_from"
 """Name of a column. A click counts for a row if the row's event time is at least this value. The
 value is the click's time minus the attribution window, in microseconds since the epoch as float64,
 which is exact to the year 2255."""
 _MICROS = pa.timestamp("us", tz="UTC")
-CLOCKS = timedelta(days=1)
+_CLOCKS = timedelta(days=1)
 """Tolerance for clock skew. With skewed clocks, a click can be stored under the day before its
 prediction's day."""
 
@@ -95,7 +95,9 @@ class LateClicks:
         """
         # If the monitor no longer had the prediction, the click is stored under the click's own
         # day. The click's day can be any number of days after the day of the prediction.
-        late = [clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - CLOCKS]
+        late = [
+            clicks for of_day, clicks in self.read_since(day).items() if of_day >= day - _CLOCKS
+        ]
         if not late or not table.num_rows:
             return table
         requests = table.column(REQUEST_ID)
@@ -137,7 +139,7 @@ class LateClicks:
     def read_since(self, first: date) -> dict[date, Any]:
         """Read the clicks on rows of `first` and later days, and return all clicks by partition."""
         wanted = [
-            day for day in self.files.outcomes if day >= first - CLOCKS and day not in self._clicks
+            day for day in self.files.outcomes if day >= first - _CLOCKS and day not in self._clicks
         ]
         self.files.paths(
             file for day in wanted for file in self.files.outcomes[day]
@@ -231,7 +233,7 @@ class WindowPiece(NamedTuple):
     """Whether the piece is the first of its day, see `RawParquet`."""
 
 
-def newest_time(path: Path, span: TimeSpan) -> int | None:
+def _newest_time(path: Path, span: TimeSpan) -> int | None:
     """Return the event time of the newest row of a raw file within `span`, or None.
 
     The time is in microseconds since the epoch.
@@ -248,13 +250,13 @@ def _num_rows(path: Path) -> int:
     return num_rows
 
 
-def count_rows(path: Path, span: TimeSpan) -> int:
+def _count_rows(path: Path, span: TimeSpan) -> int:
     """Return the number of rows of a raw file within `span`.
 
     Only row groups that overlap `span` are read.
 
     Raises:
-        ContractError: see `newest_time`.
+        ContractError: see `_newest_time`.
     """
     return len(_times_within(path, span))
 
@@ -273,7 +275,7 @@ def _times_within(path: Path, span: TimeSpan) -> Any:
     return pa.chunked_array(found, TIME_TYPE)
 
 
-def may_hold_rows(path: Path, span: TimeSpan) -> bool:
+def _may_hold_rows(path: Path, span: TimeSpan) -> bool:
     """Return whether a raw file may have a row within `span`, by the statistics of its row groups.
 
     Returns True if there are no statistics.
@@ -286,7 +288,7 @@ def may_hold_rows(path: Path, span: TimeSpan) -> bool:
     return any(time is None or span.overlaps(time.first, time.last) for time in times)
 
 
-def cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int) -> list[Piece]:
+def _cut_evenly(day: date, files: list[Path], span: TimeSpan, *, piece_rows: int) -> list[Piece]:
     """Divide `span` into pieces of about `piece_rows` rows each, in order.
 
     There is at least one piece.
@@ -364,7 +366,7 @@ class Lake:
     """Features of the rows."""
     weighted: bool = False
     """Whether the rows have weights."""
-    piece_rows: int = PIECE_ROWS
+    piece_rows: int = _PIECE_ROWS
     """Approximate number of rows that are sorted at a time."""
     unread: frozenset[str] = frozenset()
     """See `RawParquet.unread`."""
@@ -439,7 +441,7 @@ class Lake:
         files = self.files.of_day(day).files if late or not span.is_empty else []
         paths = self.files.paths(files)
         holds = (
-            read_each(paths, partial(may_hold_rows, span=span))
+            read_each(paths, partial(_may_hold_rows, span=span))
             if not span.is_empty
             else [False] * len(files)
         )
@@ -544,7 +546,7 @@ class Lake:
                 f"{f'day {day} is' if is_all else 'rows are'} ahead of {to_iso(self.ahead_from)}"
             )
             files = self.files.of_day(day).files
-            count = _num_rows if is_all else partial(count_rows, span=span)
+            count = _num_rows if is_all else partial(_count_rows, span=span)
             counts = read_each(self.files.paths(files), count)
             found += [
                 AheadFile(file.name, num_rows, reason)
@@ -556,7 +558,7 @@ class Lake:
     def _count(self, file: ObjectInfo, span: TimeSpan) -> int | None:
         """Return the number of rows of a file within `span`, or None if it is not readable."""
         try:
-            return count_rows(self.files.paths([file])[0], span)
+            return _count_rows(self.files.paths([file])[0], span)
         except ContractError as error:
             logger.warning("rows that were not learned cannot be counted: %s", error)
             return None
@@ -606,7 +608,7 @@ class Lake:
         for day in days:
             files, span = self.files.of_day(day).files, day_span(day).clipped(window)
             logger.info("day %s: version %d, %d files", day, self.version_of(day), len(files))
-            cut = cut_evenly(day, self.files.paths(files), span, piece_rows=self.piece_rows)
+            cut = _cut_evenly(day, self.files.paths(files), span, piece_rows=self.piece_rows)
             found += [WindowPiece(piece, i == 0) for i, piece in enumerate(cut)]
         return found
 
@@ -665,7 +667,7 @@ class Lake:
                 file for file in files if self.seen.not_learned(day, file) == span
             )
             clipped = span.clipped(self.seen.read)
-            for i, piece in enumerate(cut_evenly(day, own, clipped, piece_rows=self.piece_rows)):
+            for i, piece in enumerate(_cut_evenly(day, own, clipped, piece_rows=self.piece_rows)):
                 yield piece, i == 0
 
     def newest(self) -> int | None:
@@ -685,7 +687,7 @@ class Lake:
             if (span := self._due(day_span(day))).is_empty:
                 continue
             files = self.files.paths(self.files.of_day(day).files)
-            found = read_each(files, partial(newest_time, span=span))
+            found = read_each(files, partial(_newest_time, span=span))
             times = [time for time in found if time is not None]
             if times:
                 return max(times)
@@ -708,7 +710,7 @@ class Lake:
             if len(found) == num_days:
                 break
             if not span.is_empty:
-                cut = cut_evenly(day, self._paths_without_late(day), span, piece_rows=piece_rows)
+                cut = _cut_evenly(day, self._paths_without_late(day), span, piece_rows=piece_rows)
                 pieces = [piece for piece in cut if piece.num_rows > 0]
                 found += [pieces] if pieces else []
         return [piece for pieces in reversed(found) for piece in pieces]
@@ -810,7 +812,7 @@ def sorted_day(
         ContractError: a file is corrupt or too malformed.
     """
     span = day_span(day)
-    for i, piece in enumerate(cut_evenly(day, files, span, piece_rows=PIECE_ROWS)):
+    for i, piece in enumerate(_cut_evenly(day, files, span, piece_rows=_PIECE_ROWS)):
         readers = [
             RawParquet(
                 path=path,

@@ -49,7 +49,7 @@ from evergreen.storage.uris import is_bucket_uri, local_path, open_objects
 
 logger = logging.getLogger(__name__)
 
-CACHE_FOLDER = ".lake-cache"
+_CACHE_FOLDER = ".lake-cache"
 _PART = ".part"
 _FOLDER = re.compile(re.escape(VERSION_PARTITION.format(version="")) + r"([1-9][0-9]{0,8})")
 _MARKER_VERSION = 1
@@ -173,16 +173,16 @@ def is_own_file(name: str) -> bool:
     return "/" not in name and name.endswith(".parquet") and is_visible(name)
 
 
-def has_place(name: str) -> bool:
+def _has_place(name: str) -> bool:
     """Return whether a file of this name, relative to the lake, is allowed in a lake.
 
     Hidden files are allowed anywhere.
 
-    >>> has_place("day=2026-03-01/a.parquet"), has_place("outcomes/day=2026-03-01/a.parquet")
+    >>> _has_place("day=2026-03-01/a.parquet"), _has_place("outcomes/day=2026-03-01/a.parquet")
     (True, True)
-    >>> has_place("dt=2026-03-01/a.parquet"), has_place("day=2026-03-01/a.csv")
+    >>> _has_place("dt=2026-03-01/a.parquet"), _has_place("day=2026-03-01/a.csv")
     (False, False)
-    >>> has_place("_notes/a.txt")
+    >>> _has_place("_notes/a.txt")
     True
     """
     *folders, file = name.split("/")
@@ -198,7 +198,7 @@ def has_place(name: str) -> bool:
     return is_partition and file.endswith(".parquet")
 
 
-def files_in_place(
+def _files_in_place(
     objects: Objects, listed: Iterable[ObjectInfo], pass_over: Sequence[str], *, name: str
 ) -> list[ObjectInfo]:
     """Leave out the files to pass over, and check that all other files are allowed in a lake.
@@ -217,7 +217,7 @@ def files_in_place(
     ]
     local = {each.name: objects.local(each.name) for each in found}
     wrong = [
-        n for n, path in local.items() if not has_place(n) or not (path is None or path.is_file())
+        n for n, path in local.items() if not _has_place(n) or not (path is None or path.is_file())
     ]
     if wrong:
         more = f" and {len(wrong) - _NUM_NAMED} more" if len(wrong) > _NUM_NAMED else ""
@@ -239,7 +239,7 @@ def _folder_pattern(name: str) -> str:
     folder, _, file = name.rpartition("/")
     return (
         f"{folder}/*"
-        if folder and not has_place(f"{folder}/a.parquet")
+        if folder and not _has_place(f"{folder}/a.parquet")
         else f"{folder}/{file}".lstrip("/")
     )
 
@@ -367,7 +367,7 @@ def replace_file(objects: Objects, file: ObjectInfo, content: Path, *, num_gone:
     objects.write(file.name, content, if_generation=file.generation)
 
 
-def free_bytes(folder: Path) -> int:
+def _free_bytes(folder: Path) -> int:
     """Return the number of bytes that this process may still write on the folder's disk."""
     return shutil.disk_usage(folder).free
 
@@ -377,7 +377,7 @@ class DownloadCache:
     """The downloaded objects of one lake. Only one run at a time uses a cache."""
 
     folder: Path
-    free: Callable[[Path], int] = free_bytes
+    free: Callable[[Path], int] = _free_bytes
     _used: set[Path] = field(default_factory=set, repr=False, compare=False)
     """Files that this run reads, with verified checksums."""
 
@@ -509,13 +509,13 @@ class LakeFiles:
         self.name = objects.uri if cache else str(local_path(objects.uri))
         """Name for people."""
         written = [each for each in objects.list() if until is None or each.written_at <= until]
-        listed = files_in_place(objects, written, pass_over, name=self.name)
+        listed = _files_in_place(objects, written, pass_over, name=self.name)
         self._rows = objects_by_day(self.uri, listed, DAY_PARTITION)
         outcomes = objects_by_day(self.uri, listed, OUTCOME_PARTITION)
         if not self._rows and not outcomes:
             raise ContractError(
                 f"lake {self.name} holds no rows, expected folders day=YYYY-MM-DD of Parquet "
-                "files; `evergreen ingest` brings files of rows into a lake"
+                "files; `evergreen data ingest` brings files of rows into a lake"
             )
         self.outcomes = {
             day: [
@@ -655,7 +655,7 @@ def opened_lake(
         return
     uri = uri.rstrip("/")
     cache = DownloadCache(
-        folder=work / CACHE_FOLDER / hashlib.sha256(uri.encode()).hexdigest()[:16], **settings
+        folder=work / _CACHE_FOLDER / hashlib.sha256(uri.encode()).hexdigest()[:16], **settings
     )
     with cache.locked():
         write_whole(cache.folder / "uri", uri + "\n")

@@ -1,4 +1,4 @@
-"""`evergreen lineage`: list which version of which day each model was trained on.
+"""`evergreen data lineage`: list which version of which day each model was trained on.
 
 The command changes nothing. A model that continues a parent also depends on the parent's training
 rows. If a day was back-filled later, its old rows affect every descendant, up to the next model
@@ -8,7 +8,7 @@ that was trained from scratch.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import show
+from evergreen.runtime.terminal import TableColumn, add_listing_flags, print_table
 from evergreen.storage.uris import is_bucket_uri, local_path, open_objects, typed_folder, typed_uri
 
 
@@ -99,7 +100,7 @@ def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage
         ContractError: there is no such model, no version is live, or a manifest is corrupt.
     """
     if not store.is_dir():
-        raise ContractError(f"model store {store} does not exist, expected a folder")
+        raise ContractError(f"model registry {store} does not exist, expected a folder")
     manifests = sorted((store / "models").glob(f"[!.]*/{Model.MANIFEST}"))
     models = {each.model_id: each for each in map(Model.read, manifests)}
     live = promotion_journal.current(store)
@@ -109,7 +110,8 @@ def find_lineages(store: Path, *, model: str | None = None) -> list[ModelLineage
         wanted = [live_id if model == CURRENT else model]  # type: ignore[list-item]
         if wanted[0] not in models:
             raise ContractError(
-                f"model {model!r} is not in the model store {store}, expected one of {list(models)}"
+                f"model {model!r} is not in the model registry {store}, "
+                f"expected one of {list(models)}"
             )
     return [_descent(model_id, models, is_live=model_id == live_id) for model_id in wanted]
 
@@ -141,19 +143,17 @@ def _descent(model_id: str, models: dict[str, Model], *, is_live: bool) -> Model
 def build_parser() -> argparse.ArgumentParser:
     """Build the command's parser. The text of `--help` documents the command."""
     parser = CommandParser(
-        prog="evergreen lineage",
+        prog="evergreen data lineage",
         description="Lists for each model of a registry which version of which day it learned "
         "from, itself or through the models that it continued. With --lake, it also lists which of "
         "these rows a later back-fill has replaced.",
     )
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--day", help="this day alone, UTC, YYYY-MM-DD")
     only.add_argument("--model", help="this model's id alone, or current")
     parser.add_argument("--lake", help="lake, folder or its URI, or gs://")
-    parser.add_argument(
-        "--json", action="store_true", help="print a JSON document instead of lines"
-    )
+    add_listing_flags(parser)
     return parser
 
 
@@ -170,43 +170,60 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     # A model with unknown ancestors may depend on the day, so it is printed too.
     to_print = [each for each in documents if day is None or each["days"] or each["unknown"]]
-    nothing = "no model saw it" if found else "there is no model in the store"
-    for line in [line for each in to_print for line in _lines(each)] or [nothing]:
-        show(line)
+    if not to_print:
+        print("no model saw it" if found else "there is no model in the store")
+        return 0
+    rows = [row for each in to_print for row in _rows(each)]
+    if rows:
+        print_table(COLUMNS, rows, wide=arguments.wide)
+    for sentence in (sentence for each in to_print for sentence in _sentences(each)):
+        show(sentence)
     return 0
 
 
-def _lines(document: dict[str, Any]) -> list[str]:
-    continued = (
-        f", continues {document['parent_model_id']}"
-        if document["parent_model_id"]
-        else ", from scratch"
-    )
-    lines = [f"{document['model_id']}{' (live)' if document['is_live'] else ''}{continued}"]
-    later = (
-        f"; evaluation rows learned later by {', '.join(document['learned_later'])}"
-        if document["learned_later"]
-        else ""
-    )
-    until = document["last_learned_time"]
-    lines.append(
-        f"  trained on rows up to {until}, evaluated on rows up to "
-        f"{document['last_event_time']}{later}"
-    )
+COLUMNS = (
+    TableColumn(name="model", is_flexible=True),
+    TableColumn(name="day"),
+    TableColumn(name="version", is_number=True),
+    TableColumn(name="rows", is_number=True),
+    TableColumn(name="late", is_number=True, is_wide_only=True),
+    TableColumn(name="held out", is_number=True),
+    TableColumn(name="through", is_flexible=True),
+    TableColumn(name="note", is_flexible=True),
+)
+
+
+def _rows(document: dict[str, Any]) -> Iterator[tuple[str | None, ...]]:
+    """Yield the cells of each day that a model was trained on."""
     for seen in document["days"]:
-        through = (
-            "" if seen["model_id"] == document["model_id"] else f", through {seen['model_id']}"
-        )
-        replayed = ", replayed" if seen["replay"] else ""
-        late = f", {seen['num_late_rows']} of them late" if seen["num_late_rows"] else ""
-        held_out = (
-            f", {seen['num_holdout_rows']} of them held out" if seen["num_holdout_rows"] else ""
-        )
-        rows = f"{seen['num_rows']} rows{late}{held_out}"
-        lines.append(f"  {seen['day']} version {seen['version']}: {rows}{replayed}{through}")
+        notes = ["replayed"] if seen["replay"] else []
         if seen.get("outdated"):
-            lines.append(f"    OUTDATED: the lake has version {seen['lake_version']}")
-    return lines + [f"  the days of {model_id} are unknown" for model_id in document["unknown"]]
+            notes.append(f"OUTDATED: the lake has version {seen['lake_version']}")
+        yield (
+            document["model_id"],
+            seen["day"],
+            str(seen["version"]),
+            f"{seen['num_rows']:,}",
+            f"{seen['num_late_rows']:,}",
+            f"{seen['num_holdout_rows']:,}",
+            seen["model_id"] if seen["model_id"] != document["model_id"] else None,
+            ", ".join(notes),
+        )
+
+
+def _sentences(document: dict[str, Any]) -> Iterator[str]:
+    """Yield what the table does not say about a model."""
+    model_id = document["model_id"]
+    parent = document["parent_model_id"]
+    yield (
+        f"model {model_id}{' (live)' if document['is_live'] else ''}, "
+        f"{f'from {parent}' if parent else 'from scratch'}: trained on rows up to "
+        f"{document['last_learned_time']}, evaluated on rows up to {document['last_event_time']}"
+    )
+    if document["learned_later"]:
+        yield f"  its evaluation rows were learned later by {', '.join(document['learned_later'])}"
+    for unknown in document["unknown"]:
+        yield f"  the days of {unknown} are unknown"
 
 
 if __name__ == "__main__":

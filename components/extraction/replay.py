@@ -36,25 +36,25 @@ from evergreen.runtime.errors import ContractError
 logger = logging.getLogger(__name__)
 
 REPLAYED, HELD_OUT = "replay", "replay_holdout"
-MALFORMED_FILE = "replay_malformed_rows.jsonl"
-HELD_OUT_SHARE = 1 / 8
+_MALFORMED_FILE = "replay_malformed_rows.jsonl"
+_HELD_OUT_SHARE = 1 / 8
 """Share of the old requests that are held out. The holdout of new rows is a tenth of a window, and
 the days before the window have the rows of several windows."""
-MAX_HELD_OUT_ROWS = 100_000
+_MAX_HELD_OUT_ROWS = 100_000
 """Maximum number of held-out rows. With 3 % clicks, this number gives an AUC with a standard error
 of 0.005, and a paired difference with a smaller one. Sixteen rows are read for each held-out row.
 Without this limit, a run with a long window would read more old rows than new rows."""
-READ_PER_DRAWN = 2
+_READ_PER_DRAWN = 2
 """Oversampling factor, to make up for malformed rows."""
-MIN_PIECES = 32
+_MIN_PIECES = 32
 """Minimum number of pieces that are read, if so many pieces exist. 32 pieces are more than four
 pieces a day over a week, so that the sample of a day does not come from a single hour."""
-FEW_PIECES = 8
+_FEW_PIECES = 8
 """Minimum number of pieces for small samples, for which 32 pieces would give fewer than
-`ROWS_OF_PIECE` rows each. Reading a piece takes 0.1 s of a core, even for a few rows. In a run of
+`_ROWS_OF_PIECE` rows each. Reading a piece takes 0.1 s of a core, even for a few rows. In a run of
 1,000 rows, reading 32 pieces took a fifth of the run's time."""
-ROWS_OF_PIECE = 25
-STRETCH_ROWS = BATCH_ROWS // 4
+_ROWS_OF_PIECE = 25
+_STRETCH_ROWS = BATCH_ROWS // 4
 """Minimum number of consecutive rows that are read from a piece. This number of rows covers several
 requests, even if a request has hundreds of rows."""
 
@@ -90,14 +90,14 @@ def draw_replay(
         before: Time of the window's first row in microseconds. Older rows of the newest
             `replay_days` days are sampled.
         num_rows: Number of training rows. If fewer rows exist, all of them are taken.
-        num_holdout_rows: Number of holdout rows, at most `MAX_HELD_OUT_ROWS`.
+        num_holdout_rows: Number of holdout rows, at most `_MAX_HELD_OUT_ROWS`.
         settings: Settings of the extraction.
         folder: Existing folder for the output.
 
     Raises:
         ContractError: Too many files are unfit, and `num_rows` is positive.
     """
-    wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, MAX_HELD_OUT_ROWS)}
+    wanted = {REPLAYED: num_rows, HELD_OUT: min(num_holdout_rows, _MAX_HELD_OUT_ROWS)}
     unfit: list[QuarantinedFile] = []
     while True:
         part = lake.of_part()
@@ -106,7 +106,7 @@ def draw_replay(
         except ContractError as error:
             for side in (REPLAYED, HELD_OUT):
                 shutil.rmtree(folder / side, ignore_errors=True)
-            (folder / MALFORMED_FILE).unlink(missing_ok=True)
+            (folder / _MALFORMED_FILE).unlink(missing_ok=True)
             if isinstance(error, UnfitFiles):
                 before_it = set(lake.files.unfit)
                 lake.files.leave_out(error)
@@ -162,7 +162,7 @@ def _copy_drawn(
     days: dict[str, dict[str, int]] = {}
     taken = dict.fromkeys(wanted, 0)
     kept_aside = MalformedRows(
-        folder / MALFORMED_FILE, max_fraction=1.0, named=lake.files.named, collects_unfit=True
+        folder / _MALFORMED_FILE, max_fraction=1.0, named=lake.files.named, collects_unfit=True
     )
     with kept_aside as malformed, ExitStack() as stack:
         writers = {side: stack.enter_context(PartWriter(folder / side)) for side in wanted}
@@ -171,7 +171,7 @@ def _copy_drawn(
             identities = row_identities(
                 table.column(REQUEST_ID).combine_chunks(), table.column(ROW).to_numpy()
             )
-            held_out = mix(identities >> np.uint64(32)) < np.uint64(HELD_OUT_SHARE * 2**64)
+            held_out = mix(identities >> np.uint64(32)) < np.uint64(_HELD_OUT_SHARE * 2**64)
             day = days.setdefault(piece.day.isoformat(), dict.fromkeys(wanted, 0))
             for side, is_ours in ((REPLAYED, ~held_out), (HELD_OUT, held_out)):
                 due = int(wanted[side] * share_read) - taken[side]
@@ -194,17 +194,17 @@ def _spread(
     """
     if not pieces or not any(wanted.values()):
         return []
-    to_read = READ_PER_DRAWN * max(
-        wanted[REPLAYED] / (1 - HELD_OUT_SHARE), wanted[HELD_OUT] / HELD_OUT_SHARE
+    to_read = _READ_PER_DRAWN * max(
+        wanted[REPLAYED] / (1 - _HELD_OUT_SHARE), wanted[HELD_OUT] / _HELD_OUT_SHARE
     )
-    at_least = min(MIN_PIECES, max(FEW_PIECES, sum(wanted.values()) // ROWS_OF_PIECE))
+    at_least = min(_MIN_PIECES, max(_FEW_PIECES, sum(wanted.values()) // _ROWS_OF_PIECE))
     num_read = min(len(pieces), max(at_least, -int(-to_read // BATCH_ROWS)))
     edges = np.arange(num_read + 1) * len(pieces) // num_read
     hashes = mix(np.arange(num_read, dtype=np.uint64) ^ salt)
     places = edges[:-1] + (hashes % np.diff(edges).astype(np.uint64)).astype(int)
     ends = np.cumsum([piece.num_rows for piece in pieces])[edges[1:] - 1]
     stretches = [
-        _stretch(pieces[place], max(to_read / num_read, STRETCH_ROWS), at=at)
+        _stretch(pieces[place], max(to_read / num_read, _STRETCH_ROWS), at=at)
         for place, at in zip(places, (mix(hashes) / 2**64).tolist())
     ]
     return list(zip(stretches, (ends / ends[-1]).tolist()))

@@ -39,7 +39,7 @@ _MEMORY = "1GB"
 """Memory limit of DuckDB. Larger sorts use the disk."""
 _PLACE = "_place"
 """Column with a row's position in the files, from 0."""
-OWN_ID = "row-"
+_OWN_ID = "row-"
 """Prefix of ids that are made from a row's content."""
 
 
@@ -202,7 +202,7 @@ class Events:
             )
             SELECT place, label, time, content, weight, request IS NOT NULL AS is_named,
                 request IS NULL AND nth > 0 AS is_repeated,
-                coalesce(request, '{OWN_ID}{spool.salt}' || identity || '-' || nth) AS request,
+                coalesce(request, '{_OWN_ID}{spool.salt}' || identity || '-' || nth) AS request,
                 (CASE WHEN request IS NULL THEN 0 ELSE coalesce(number, nth) END)::INTEGER AS number
             FROM numbered
             """

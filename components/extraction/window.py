@@ -30,7 +30,7 @@ from components.extraction.lake_files import base_name
 from evergreen.config.features import Features
 from evergreen.contracts.manifests import Model
 from evergreen.contracts.raw_rows import DAY_PARTITION
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.rows.times import DAY_MICROS, TimeSpan, day_span, parse_day, parse_time, to_iso
 from evergreen.runtime.errors import FROM_SCRATCH, ContractError, run_again
 from evergreen.storage.objects import ObjectInfo
@@ -275,15 +275,15 @@ def find_baselines(store: Path, *, parent: str, champion: str, features: Feature
         ContractError: a model is unknown, its manifest is corrupt, the parent uses a column of
             `features` as another kind, or the champion needs a column that is not in `features`.
     """
-    continued = model_store.parent(store, parent)
+    continued = registry.parent(store, parent)
     if continued is not None:
         features.expect_continues(continued.recommender.features, parent=continued.model_id)
-    release = model_store.champion(store, champion)
-    found = model_store.stored_model(store, release.model_id, role="champion") if release else None
+    release = registry.champion(store, champion)
+    found = registry.stored_model(store, release.model_id, role="champion") if release else None
     if found is not None and (lost := features.places_lost(found.recommender.features)):
         raise ContractError(
             f"columns {lost} of the champion {found.model_id} are none of this run's, so that it "
-            "cannot be judged on the same rows; to judge without it, "
+            "cannot be compared on the same rows; to compare without it, "
             f"{run_again('-p champion=none' if continued else FROM_SCRATCH)}"
         )
     return Baselines(parent=continued, champion=found)

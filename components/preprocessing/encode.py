@@ -30,17 +30,17 @@ from evergreen.runtime.durable import whole_file, write_whole
 from evergreen.runtime.errors import PermanentError
 from evergreen.runtime.workers import Workers
 
-METADATA = "_metadata.json"
-ROW_GROUP_BYTES = 128_000_000
+_METADATA = "_metadata.json"
+_ROW_GROUP_BYTES = 128_000_000
 """Approximate size of a row group in the written files."""
-COMPARED_ROWS = 1024
+_COMPARED_ROWS = 1024
 """Number of rows compared at the start of each file."""
-TOLERANCE = 1e-6
+_TOLERANCE = 1e-6
 """Maximum relative difference of dense values. Engines on one machine give equal bits, and tests
 check this."""
 
 
-class Task(NamedTuple):
+class _Task(NamedTuple):
     """A partition and the output file of its rows."""
 
     partition: Partition
@@ -75,7 +75,7 @@ def encode_parts(
         TemporaryError: a process was killed.
     """
     tasks = [
-        Task(p, aside / part / f"part-{i:05d}.parquet")
+        _Task(p, aside / part / f"part-{i:05d}.parquet")
         for part, plan in plans.items()
         for i, p in enumerate(plan)
     ]
@@ -90,11 +90,11 @@ def encode_parts(
     return {part: sum(of_files) for part, of_files in num_rows.items()}
 
 
-def _encode_task(encoder: Callable[[Any], Columns], features: FeatureWorkflow, task: Task) -> int:
+def _encode_task(encoder: Callable[[Any], Columns], features: FeatureWorkflow, task: _Task) -> int:
     """Write one file, verify it and return its number of rows."""
     partition, path = task
     table = pa.table(encoder(read_partition(partition)))
-    row_group_size = -(-ROW_GROUP_BYTES * table.num_rows // table.nbytes)
+    row_group_size = -(-_ROW_GROUP_BYTES * table.num_rows // table.nbytes)
     with whole_file(
         path
     ) as file:  # a worker that is reported as lost may still write the same rows
@@ -166,9 +166,9 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
         path: The encoded file.
 
     Raises:
-        PermanentError: an id differs, or a dense value differs by more than `TOLERANCE`.
+        PermanentError: an id differs, or a dense value differs by more than `_TOLERANCE`.
     """
-    rows = read_partition(partition, first_rows=COMPARED_ROWS)
+    rows = read_partition(partition, first_rows=_COMPARED_ROWS)
     written = next(parquet_file(path).iter_batches(batch_size=rows.num_rows))
     wrong_ids, difference = 0, 0.0
     for name, expected in numpy_engine.encoder(features, scratch=path.parent)(rows).items():
@@ -179,11 +179,11 @@ def compare(features: FeatureWorkflow, partition: Partition, path: Path) -> None
             relative = np.abs(found - expected) / np.maximum(np.abs(expected), 1.0)
             # np.maximum propagates NaN, so a NaN counts as a difference.
             difference = float(np.maximum(difference, relative.max()))
-    if wrong_ids or not difference <= TOLERANCE:
+    if wrong_ids or not difference <= _TOLERANCE:
         raise PermanentError(
             f"{path.parent.name}/{path.name} and the feature workflow differ over {rows.num_rows} "
             f"rows in {wrong_ids} ids, expected none, and by {difference} in dense values, "
-            f"expected at most {TOLERANCE}"
+            f"expected at most {_TOLERANCE}"
         )
 
 
@@ -197,5 +197,5 @@ def _describe_files(folder: Path, num_rows: list[int], features: Features, *, fi
     }
     for kind, columns in {"cats": ids, "conts": dense, "labels": [LABEL]}.items():
         document[kind] = [{"col_name": name, "index": places[name]} for name in columns]
-    write_whole(folder / METADATA, json.dumps(document))
+    write_whole(folder / _METADATA, json.dumps(document))
     write_file_list(folder, names, final=final)

@@ -43,7 +43,7 @@ from evergreen.contracts.workflow import (
 )
 
 
-def stored_name(name: str) -> str:
+def _stored_name(name: str) -> str:
     """Return the name under which Categorify looks up a column.
 
     Categorify's own tables have the columns `order` and `labels`. A slash in the name avoids a
@@ -66,17 +66,17 @@ class DistinctCategorify(ops.Categorify):  # type: ignore[misc]
 
         Args:
             vocabularies: Vocabulary file of each slot. The category column of each file is named by
-                `stored_name`.
+                `_stored_name`.
             features: The recommender's features.
             folder: Categorify's output folder.
         """
         super().__init__(
-            vocabs={stored_name(slot): path for slot, path in vocabularies.items()},
+            vocabs={_stored_name(slot): path for slot, path in vocabularies.items()},
             out_path=str(folder),
         )
         slots = [features.slots[number] for number in features.id_places.slots]
         self.storage_name = {
-            name: stored_name(slot) for name, slot in zip(features.id_names, slots)
+            name: _stored_name(slot) for name, slot in zip(features.id_names, slots)
         }
         owners = zip(features.id_names, features.id_features)
         self._absent = {
@@ -197,7 +197,7 @@ def _frame(rows: Any, features: Features) -> Any:
     Categories are float64, which is exact below 2^53, and null becomes NaN.
     """
     columns = {**dict(zip(rows.schema.names, rows.columns)), **place_columns(rows, features)}
-    types = read_types(features, weighted=WEIGHT in columns)
+    types = _read_types(features, weighted=WEIGHT in columns)
     return pd.DataFrame(
         {
             name: columns[name].to_numpy(zero_copy_only=False).astype(dtype)
@@ -206,7 +206,7 @@ def _frame(rows: Any, features: Features) -> Any:
     )
 
 
-def read_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
+def _read_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     """Return the column types of the frame to encode, in column order."""
     return {
         LABEL: "float32",
@@ -289,7 +289,7 @@ def _input_schema(features: Features, *, weighted: bool) -> Any:
 
     Without a schema, NVTabular would read a partition to infer the schema.
     """
-    types = read_types(features, weighted=weighted)
+    types = _read_types(features, weighted=weighted)
     return Schema([ColumnSchema(name, dtype=np.dtype(dtype)) for name, dtype in types.items()])
 
 
@@ -311,7 +311,7 @@ def _write_vocabularies(features: FeatureWorkflow, storage: Path) -> dict[str, s
         # in raw rows.
         listed = _without_tombstones(values) if len(values) else np.array([MISSING_CATEGORY])
         frame = pd.DataFrame(
-            {stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed))
+            {_stored_name(name): listed}, index=pd.RangeIndex(FIRST_ID, FIRST_ID + len(listed))
         )
         paths[name] = str(folder / f"unique.{i}.parquet")
         pq.write_table(

@@ -21,7 +21,7 @@ from components.preprocessing.vocabularies import Candidates, Column
 from evergreen.config.features import Features
 from evergreen.contracts.manifests import Model
 from evergreen.contracts.workflow import FeatureWorkflow
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, run_again
 
@@ -142,8 +142,8 @@ def find_parent(store: Path, model_id: str | None) -> ParentWorkflow | None:
     """
     if model_id is None:
         return None
-    model = model_store.stored_model(store, model_id, role="parent")
-    folder = model_store.verified_part(model, Model.WORKFLOW)
+    model = registry.stored_model(store, model_id, role="parent")
+    folder = registry.verified_part(model, Model.WORKFLOW)
     features = FeatureWorkflow.load(folder)
     if features.slot_sizes != model.slot_sizes:
         raise ContractError(

@@ -49,23 +49,23 @@ from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
-SALT = 0x5EED0F7415
+_SALT = 0x5EED0F7415
 """Salt of the random choice. This salt differs from the salt of replay. With the same salt,
 replayed rows would not be downsampled at `negative_rate`."""
-GROUP_ROWS = 65_536
-THINNED_ROWS = 250_000
+_GROUP_ROWS = 65_536
+_THINNED_ROWS = 250_000
 """Approximate number of rows of a downsampled file."""
-FIT_ROWS = 65_536
+_FIT_ROWS = 65_536
 """Maximum rows of a partition while categories are counted. The number equals the size of a raw row
 group, so that processes get similar numbers of rows."""
 
-TRAIN, HOLDOUT, WORKFLOW = "train", "holdout", "workflow"
-REPLAY, REPLAY_HOLDOUT = "replay", "replay_holdout"
+_TRAIN, _HOLDOUT, _WORKFLOW = "train", "holdout", "workflow"
+_REPLAY, _REPLAY_HOLDOUT = "replay", "replay_holdout"
 """Parts with old rows. Old rows are encoded with this run's workflow, but the workflow is not
 fitted on these rows."""
-SCRATCH = ".scratch"
+_SCRATCH = ".scratch"
 """Temporary folder for counts of parts of the rows, and then for files of the engine."""
-DOWNSAMPLED = ".downsampled"
+_DOWNSAMPLED = ".downsampled"
 """Temporary folder for the training rows that `negative_rate` keeps."""
 
 
@@ -85,7 +85,7 @@ def thin(
 
     Args:
         source: Folder of the raw rows.
-        into: Folder to create. The written files have about `THINNED_ROWS` rows each. The folder
+        into: Folder to create. The written files have about `_THINNED_ROWS` rows each. The folder
             stays empty if all rows are dropped.
         negative_rate: Share of the rows without a click that is kept.
         features: The recommender's features.
@@ -99,7 +99,7 @@ def thin(
     """
     into.mkdir(parents=True)
     groups = forked.shares(
-        raw_files(source), max(1, round(expected_rows * negative_rate / THINNED_ROWS))
+        raw_files(source), max(1, round(expected_rows * negative_rate / _THINNED_ROWS))
     )
     copied = [LABEL, *features.names, *([WEIGHT] if weighted else [])]
     tasks = [(group, into / f"part-{number:05d}.parquet") for number, group in enumerate(groups)]
@@ -129,7 +129,7 @@ def _downsample_files(
         for path in paths:
             with reading_parquet(path):
                 for batch in open_raw(path, features, columns).iter_batches(
-                    batch_size=GROUP_ROWS, columns=columns
+                    batch_size=_GROUP_ROWS, columns=columns
                 ):
                     kept = pa.Table.from_batches([batch]).filter(
                         pa.array(kept_rows(batch, negative_rate))
@@ -158,7 +158,7 @@ def kept_rows(batch: Any, negative_rate: float) -> Any:
         batch.column(REQUEST_ID), batch.column(ROW).to_numpy(zero_copy_only=False)
     )
     clicked = pc.equal(batch.column(LABEL), 1).fill_null(True).to_numpy(zero_copy_only=False)
-    return clicked | (uniforms(identities, SALT) < negative_rate)
+    return clicked | (uniforms(identities, _SALT) < negative_rate)
 
 
 def preprocess(
@@ -195,34 +195,34 @@ def preprocess(
             raw_partitions.plan_partitions, features=named, excluded=excluded, weighted=weighted
         )
         plans = {part: plan(*at, settings.partition_rows) for part, at in parts.items()}
-        to_fit = plan(*parts[TRAIN], min(settings.partition_rows, FIT_ROWS))
+        to_fit = plan(*parts[_TRAIN], min(settings.partition_rows, _FIT_ROWS))
         features, columns = _fit_workflow(
             to_fit, raw, parent=parent, engine=engine, workers=workers, aside=aside
         )
-        encoder = engine.encoder(features, scratch=aside / SCRATCH, weighted=weighted)
+        encoder = engine.encoder(features, scratch=aside / _SCRATCH, weighted=weighted)
         rows = encode.encode_parts(
             encoder, features, plans, aside=aside, final=final, workers=workers
         )
         _expect_all_rows(rows, {part: num_rows for part, (_, num_rows) in parts.items()}, aside)
-        shutil.rmtree(aside / SCRATCH, ignore_errors=True)
+        shutil.rmtree(aside / _SCRATCH, ignore_errors=True)
     changes = vocabulary_changes(parent.features if parent else None, features)
     training_set = TrainingSet(
-        train_uri=(final / TRAIN).as_uri(),
-        holdout_uri=(final / HOLDOUT).as_uri(),
-        num_train_rows=rows[TRAIN],
+        train_uri=(final / _TRAIN).as_uri(),
+        holdout_uri=(final / _HOLDOUT).as_uri(),
+        num_train_rows=rows[_TRAIN],
         num_holdout_rows=raw.num_holdout_rows,
         slot_sizes=features.slot_sizes,
         new_categories=[len(change.entered) for change in changes],
         tombstones=features.tombstones,
-        workflow_uri=(final / WORKFLOW).as_uri(),
+        workflow_uri=(final / _WORKFLOW).as_uri(),
         raw_digest=raw.digest,
         last_event_time=raw.last_event_time,
         last_learned_time=raw.last_learned_time,
         window_start=raw.window_start,
         parent_model_uri=parent.model.uri if parent else None,
-        replay_uri=(final / REPLAY).as_uri() if REPLAY in plans else None,
-        num_replay_rows=rows.get(REPLAY, 0),
-        replay_holdout_uri=(final / REPLAY_HOLDOUT).as_uri() if REPLAY_HOLDOUT in plans else None,
+        replay_uri=(final / _REPLAY).as_uri() if _REPLAY in plans else None,
+        num_replay_rows=rows.get(_REPLAY, 0),
+        replay_holdout_uri=(final / _REPLAY_HOLDOUT).as_uri() if _REPLAY_HOLDOUT in plans else None,
         num_replay_holdout_rows=raw.num_replay_holdout_rows,
         replay_share=raw.replay_share,
         excluded_columns=raw.excluded_columns,
@@ -231,7 +231,7 @@ def preprocess(
         files=raw.files,
         unread_files=raw.unread_files,
         recommender=raw.recommender,
-        num_sampled_out=raw.num_train_rows - rows[TRAIN],
+        num_sampled_out=raw.num_train_rows - rows[_TRAIN],
     )
     facts = _facts_of(training_set, changes, columns)
     logger.info("workflow fitted: %s", facts)
@@ -268,10 +268,10 @@ def _parts(
 ) -> Iterator[dict[str, tuple[Path, int]]]:
     """Yield the folder and the number of rows of each part, with training rows downsampled."""
     stated = {
-        TRAIN: (raw.train_uri, raw.num_train_rows),
-        HOLDOUT: (raw.holdout_uri, raw.num_holdout_rows),
-        REPLAY: (raw.replay_uri, raw.num_replay_rows),
-        REPLAY_HOLDOUT: (raw.replay_holdout_uri, raw.num_replay_holdout_rows),
+        _TRAIN: (raw.train_uri, raw.num_train_rows),
+        _HOLDOUT: (raw.holdout_uri, raw.num_holdout_rows),
+        _REPLAY: (raw.replay_uri, raw.num_replay_rows),
+        _REPLAY_HOLDOUT: (raw.replay_holdout_uri, raw.num_replay_holdout_rows),
     }
     parts = {
         part: (local_path(uri), num_rows)
@@ -281,9 +281,9 @@ def _parts(
     if negative_rate == 1:
         yield parts
         return
-    for part in (TRAIN, REPLAY):
+    for part in (_TRAIN, _REPLAY):
         if part in parts:
-            folder = aside / DOWNSAMPLED / part
+            folder = aside / _DOWNSAMPLED / part
             source, num_rows = parts[part]
             kept = thin(
                 source,
@@ -296,16 +296,16 @@ def _parts(
             )
             parts[part] = (folder, kept)
             logger.info("%s downsampled: %d rows kept", part, parts[part][1])
-    if not parts[TRAIN][1]:
+    if not parts[_TRAIN][1]:
         raise ContractError(
             f"negative_rate {negative_rate} keeps no row of {raw.train_uri}, expected a larger one"
         )
     yield {
         part: (folder, num_rows)
         for part, (folder, num_rows) in parts.items()
-        if part != REPLAY or num_rows
+        if part != _REPLAY or num_rows
     }
-    shutil.rmtree(aside / DOWNSAMPLED)
+    shutil.rmtree(aside / _DOWNSAMPLED)
 
 
 def _fit_workflow(
@@ -327,7 +327,7 @@ def _fit_workflow(
     shares = forked.shares(plan, workers.num_shares, weight=lambda partition: partition.num_rows)
     workflow, columns = fitting.next_workflow(
         fitting.statistics_of_all(
-            shares, unscaled=unscaled, workers=workers, scratch=aside / SCRATCH
+            shares, unscaled=unscaled, workers=workers, scratch=aside / _SCRATCH
         ),
         of=features,
         parent=parent,
@@ -335,6 +335,6 @@ def _fit_workflow(
         rules=raw.recommender.section("preprocessing", PreprocessingSettings),
         excluded=tuple(raw.excluded_columns),
     )
-    workflow.save(aside / WORKFLOW)
-    save_columns(columns, aside / WORKFLOW)
+    workflow.save(aside / _WORKFLOW)
+    save_columns(columns, aside / _WORKFLOW)
     return workflow, columns

@@ -14,23 +14,23 @@ from numpy.typing import NDArray
 from components.preprocessing.raw_partitions import place_columns
 from evergreen.config.features import Features
 
-UNIT = 2.0**-149
+_UNIT = 2.0**-149
 """Every float32 is an integer multiple of this unit, so sums are exact and do not depend on the
 order."""
 
-Counts = tuple[NDArray[Any], NDArray[np.int64]]
+_Counts = tuple[NDArray[Any], NDArray[np.int64]]
 """Distinct values of a column or slot, ascending, and the number of rows with each. Values of a
 bucketed column are float32, so each entry takes 12 bytes."""
 
 
-class Moment(NamedTuple):
+class _Moment(NamedTuple):
     """Moments of one numeric column before it is scaled."""
 
     num_values: int
     total: int
-    """Exact sum of the values, in multiples of `UNIT`."""
+    """Exact sum of the values, in multiples of `_UNIT`."""
     squares: int
-    """Exact sum of the squares, in multiples of `UNIT` squared."""
+    """Exact sum of the squares, in multiples of `_UNIT` squared."""
     least: float
     largest: float
     """Largest value. `least` and `largest` are float32 values. The smallest and largest value are
@@ -44,13 +44,13 @@ class Moment(NamedTuple):
         """
         n = self.num_values
         variance = (n * self.squares - self.total * self.total) / (n * max(n - 1, 1))
-        return self.total / n * UNIT, variance**0.5 * UNIT
+        return self.total / n * _UNIT, variance**0.5 * _UNIT
 
 
-Moments = dict[str, Moment]
+Moments = dict[str, _Moment]
 """Moments by column name."""
 
-Statistics = tuple[dict[str, Counts], Moments]
+Statistics = tuple[dict[str, _Counts], Moments]
 """Counts by slot, and moments by column. For a bucketed column the clipped values are counted. All
 other fitted columns have moments."""
 
@@ -87,7 +87,7 @@ def merged(found: list[Statistics]) -> Statistics:
     }
 
 
-def _counts(values: Any) -> Counts:
+def _counts(values: Any) -> _Counts:
     """Count the distinct values of an Arrow array, without nulls.
 
     Arrow's hash table is three times as fast as pandas'.
@@ -97,7 +97,7 @@ def _counts(values: Any) -> Counts:
     return distinct[order], counts[order]
 
 
-def _merged_counts(found: list[Counts]) -> Counts:
+def _merged_counts(found: list[_Counts]) -> _Counts:
     if len(found) == 1:
         return found[0]
     values, places = np.unique(np.concatenate([values for values, _ in found]), return_inverse=True)
@@ -106,15 +106,15 @@ def _merged_counts(found: list[Counts]) -> Counts:
     return values, counts
 
 
-def _merged_moments(found: list[Moment]) -> Moment:
+def _merged_moments(found: list[_Moment]) -> _Moment:
     num_values, total, squares, least, largest = zip(*found)
-    return Moment(sum(num_values), sum(total), sum(squares), min(least), max(largest))
+    return _Moment(sum(num_values), sum(total), sum(squares), min(least), max(largest))
 
 
-def _moments(values: NDArray[np.float32]) -> Moment:
+def _moments(values: NDArray[np.float32]) -> _Moment:
     # Adding 0.0 turns -0.0 into 0.0.
     ends = float(values.min(initial=np.inf)) + 0.0, float(values.max(initial=-np.inf)) + 0.0
-    return Moment(len(values), *_exact_sums(values), *ends)
+    return _Moment(len(values), *_exact_sums(values), *ends)
 
 
 def _exact_sums(values: NDArray[np.float32]) -> tuple[int, int]:

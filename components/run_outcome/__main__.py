@@ -142,7 +142,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m components.run_outcome", description="The exit handler as a command."
     )
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--store", required=True, help="folder of the model store")
+    parser.add_argument("--store", required=True, help="folder of the model registry")
     parser.add_argument(
         "--trigger-id", default="", help="retrain request that the run answers; empty = none"
     )

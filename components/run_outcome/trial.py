@@ -24,10 +24,10 @@ from evergreen.runtime.kubeflow import (
 )
 from evergreen.runtime.plain_text import log_as_text
 
-VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
+_VARIABLE = "EVERGREEN_TRIAL_PARAMETERS"
 """Environment variable with the pipeline's parameters as JSON. The parameter `trigger_id` names the
 trial."""
-EXPERIMENT = "evergreen-search"
+_EXPERIMENT = "evergreen-search"
 """Experiment of the trials in KFP. This experiment differs from the monitor's, because the monitor
 starts no run while another run of its own experiment is active."""
 
@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the newest version of the pipeline, print AUC and log loss of its model, and return 0."""
     parser = CommandParser(prog="python -m components.run_outcome.trial", description=__doc__)
     parser.add_argument("--host", required=True, help="address of the KFP API")
-    parser.add_argument("--store", type=Path, required=True, help="folder of the model store")
+    parser.add_argument("--store", type=Path, required=True, help="folder of the model registry")
     arguments = parser.parse_args(argv)
     log_as_text("%(asctime)s %(name)s %(message)s")
-    parameters, server = json.loads(os.environ[VARIABLE]), KubeflowServer(arguments.host)
+    parameters, server = json.loads(os.environ[_VARIABLE]), KubeflowServer(arguments.host)
     trial = parameters["trigger_id"]
     pipeline_id = server.find_pipeline(PIPELINE_NAME)
     version = server.newest_version(pipeline_id) if pipeline_id else None
@@ -49,18 +49,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"KFP at {arguments.host} has no pipeline {PIPELINE_NAME}, expected one of `submit "
             "--upload`"
         )
-    experiment = server.experiment_id(EXPERIMENT)
+    experiment = server.experiment_id(_EXPERIMENT)
     run_id = server.start_run(
         experiment, trial, source=version, parameters=parameters, service_account=SERVICE_ACCOUNT
     )
     ended = wait(server, run_id, seconds=24 * 3600.0)
     outcome = find_outcome(arguments.store, store_name(trial, "", run_id))
-    judged = evaluated_run(arguments.store, outcome.run) if outcome else None
-    if judged is None:
+    evaluated = evaluated_run(arguments.store, outcome.run) if outcome else None
+    if evaluated is None:
         raise PermanentError(
             f"run {run_id} was not evaluated: {outcome.reason if outcome else describe_end(ended)}"
         )
-    print(f"auc={judged[0].candidate.auc}\nlog_loss={judged[0].candidate.log_loss}", flush=True)
+    print(
+        f"auc={evaluated[0].candidate.auc}\nlog_loss={evaluated[0].candidate.log_loss}", flush=True
+    )
     return 0
 
 

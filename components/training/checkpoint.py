@@ -56,7 +56,7 @@ class Position:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Judgement:
+class TrialEvaluation:
     """Evaluation of a trial's network on rows that it has not been trained on yet."""
 
     scores: Mapping[str, float | None]
@@ -67,40 +67,42 @@ class Judgement:
     diverged."""
 
 
-DIVERGED = Judgement(scores={"auc": None, "log_loss": None}, row_losses=np.empty(0))
+DIVERGED = TrialEvaluation(scores={"auc": None, "log_loss": None}, row_losses=np.empty(0))
 """Evaluation of a trial that was abandoned."""
 
 
-def best_of(judged: Sequence[Judgement]) -> int:
+def best_of(evaluations: Sequence[TrialEvaluation]) -> int:
     """Return the number of the best trial.
 
     A later trial wins only if it is better by more than one standard error. The standard error is
-    computed over `time_blocks`. If the standard error is undefined (see `grouped_deviation`), the
+    computed over `_time_blocks`. If the standard error is undefined (see `grouped_deviation`), the
     earlier trial wins.
 
-    >>> first, second = (Judgement(scores={}, row_losses=np.full(20, loss)) for loss in (0.5, 0.1))
+    >>> first, second = (
+    ...     TrialEvaluation(scores={}, row_losses=np.full(20, loss)) for loss in (0.5, 0.1)
+    ... )
     >>> best_of([first, second]), best_of([second, first])
     (1, 0)
     """
     best = 0
-    for number, evaluation in enumerate(judged):
+    for number, evaluation in enumerate(evaluations):
         if not len(evaluation.row_losses):
             continue
-        gains = judged[best].row_losses - evaluation.row_losses
-        deviation = grouped_deviation((gains, time_blocks(len(gains))))
+        gains = evaluations[best].row_losses - evaluation.row_losses
+        deviation = grouped_deviation((gains, _time_blocks(len(gains))))
         if deviation and float(gains.mean()) > deviation.standard_error:
             best = number
     return best
 
 
-def time_blocks(num_rows: int) -> NDArray[np.int64]:
+def _time_blocks(num_rows: int) -> NDArray[np.int64]:
     """Return the number of each row's time block: 20 blocks of equal length, [num_rows].
 
     Rows must be in order of time. The rows of one request are adjacent and depend on each other.
     Encoded rows do not have a request id, but most requests are complete in one block. Blocks can
     therefore be treated as independent.
 
-    >>> time_blocks(40)[[0, 1, 2, 39]].tolist()
+    >>> _time_blocks(40)[[0, 1, 2, 39]].tolist()
     [0, 0, 1, 19]
     """
     numbers: NDArray[np.int64] = (
@@ -114,7 +116,7 @@ class Checkpoint:
     """State from which a fit continues."""
 
     now: Position
-    judged: tuple[Judgement, ...] = ()
+    evaluations: tuple[TrialEvaluation, ...] = ()
     """Evaluations of the trials so far."""
     best: Position | None = None
     """Final position of the best completed trial."""
@@ -130,7 +132,7 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         """Store the path. The first write creates the folder of the path."""
         self.path = path
-        self._losses_on_disk: dict[int, Judgement] = {}
+        self._losses_on_disk: dict[int, TrialEvaluation] = {}
 
     def keep_weights(self, name: str, save: Callable[[Path], None]) -> str:
         """Call `save` with a temporary folder, and rename it to `name` when it is complete.
@@ -143,7 +145,7 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Make `checkpoint` the current one, and remove files that it does not name."""
-        for number, evaluation in enumerate(checkpoint.judged):
+        for number, evaluation in enumerate(checkpoint.evaluations):
             if evaluation is not self._losses_on_disk.get(number):
                 with whole_file(self.path / _LOSSES.format(number)) as file:
                     np.save(file, evaluation.row_losses)
@@ -151,7 +153,7 @@ class CheckpointFolder:
         described = {
             "now": asdict(checkpoint.now),
             "best": asdict(checkpoint.best) if checkpoint.best else None,
-            "judged": [each.scores for each in checkpoint.judged],
+            "evaluations": [each.scores for each in checkpoint.evaluations],
             "final_step": checkpoint.final_step,
             "served_shift": checkpoint.served_shift,
         }
@@ -164,15 +166,15 @@ class CheckpointFolder:
             described = json.loads((self.path / _PROGRESS).read_text())
         except FileNotFoundError:
             return None
-        judged = tuple(
-            Judgement(row_losses=np.load(self.path / _LOSSES.format(number)), scores=scores)
-            for number, scores in enumerate(described["judged"])
+        evaluations = tuple(
+            TrialEvaluation(row_losses=np.load(self.path / _LOSSES.format(number)), scores=scores)
+            for number, scores in enumerate(described["evaluations"])
         )
-        self._losses_on_disk = dict(enumerate(judged))
+        self._losses_on_disk = dict(enumerate(evaluations))
         now, best = Position(**described["now"]), described["best"]
         best = Position(**best) if best else None
         final = {name: described[name] for name in ("final_step", "served_shift")}
-        found = Checkpoint(now=now, judged=judged, best=best, **final)
+        found = Checkpoint(now=now, evaluations=evaluations, best=best, **final)
         # Files of a killed save are removed now, because the next save may need their disk space.
         self._remove_all_unnamed(found)
         logger.info("checkpoint found: %s", asdict(now))
@@ -192,7 +194,7 @@ class CheckpointFolder:
         NFS.
         """
         named = {START, FINAL, _PROGRESS, checkpoint.now.weights}
-        named |= {_LOSSES.format(number) for number in range(len(checkpoint.judged))}
+        named |= {_LOSSES.format(number) for number in range(len(checkpoint.evaluations))}
         named |= {checkpoint.best.weights} if checkpoint.best else set()
         for path in self.path.iterdir():
             if path.name not in named:

@@ -33,8 +33,8 @@ from components.training.checkpoint import (
     START,
     Checkpoint,
     CheckpointFolder,
-    Judgement,
     Position,
+    TrialEvaluation,
     best_of,
 )
 from components.training.engine import Engine, Rate
@@ -290,7 +290,7 @@ class _Fit:
     def _end_trial(self) -> None:
         """Save the trial's weights if they are the best so far."""
         trial = self._state.now.trial
-        if best_of(self._state.judged) == trial:
+        if best_of(self._state.evaluations) == trial:
             self._scores(
                 np.arange(min(self._num_new, _CHECKED_ROWS))
             )  # the last step may have diverged
@@ -307,7 +307,7 @@ class _Fit:
         if self._state.best is None:
             raise error
         logger.warning("learning rate %g is abandoned: %s", self._learning_rates[trial], error)
-        self._state = replace(self._state, judged=(*self._state.judged[:trial], DIVERGED))
+        self._state = replace(self._state, evaluations=(*self._state.evaluations[:trial], DIVERGED))
         self._leave_trial()
 
     def _leave_trial(self) -> None:
@@ -375,12 +375,12 @@ class _Fit:
         )
 
     @property
-    def _chosen(self) -> Judgement:
-        return self._state.judged[best_of(self._state.judged)]
+    def _chosen(self) -> TrialEvaluation:
+        return self._state.evaluations[best_of(self._state.evaluations)]
 
     @property
     def _chosen_rate(self) -> float:
-        return self._learning_rates[best_of(self._state.judged)]
+        return self._learning_rates[best_of(self._state.evaluations)]
 
     def _keep(self, state: Checkpoint) -> None:
         """Continue from `state`, and write a checkpoint if the last save is old enough."""
@@ -421,12 +421,12 @@ class _Fit:
         )
         final = corrected(probabilities, newest_bias_shift(labels, probabilities, weights))
         loss = log_loss(labels, probabilities, weights=weights)
-        evaluation = Judgement(
+        evaluation = TrialEvaluation(
             scores={"auc": roc_auc(labels, probabilities), "log_loss": loss},
             row_losses=row_weighted(row_log_losses(labels, final), weights),
         )
         state = self._state
-        self._state = replace(state, judged=(*state.judged, evaluation))
+        self._state = replace(state, evaluations=(*state.evaluations, evaluation))
         self._report(
             {"step": self._engine.num_steps, "trial": state.now.trial, **evaluation.scores}
         )
@@ -482,9 +482,9 @@ class _Fit:
         segment = self._engine.segment_batches(batch_size)
         emitted_at = self._clock()
         while now.batches < num_batches:
-            if now.batches == self._evaluated_at and len(self._state.judged) == now.trial:
+            if now.batches == self._evaluated_at and len(self._state.evaluations) == now.trial:
                 self._evaluate(order)
-                if best_of(self._state.judged) != now.trial:
+                if best_of(self._state.evaluations) != now.trial:
                     raise _TrialLost
             stop = min(
                 now.batches + segment,

@@ -135,8 +135,8 @@ def _is_published(folder: Path, weights_hash: str, created_at: datetime) -> bool
     )
 
 
-CHECKPOINT = "checkpoint"
-METRICS = "metrics.jsonl"
+_CHECKPOINT = "checkpoint"
+_METRICS = "metrics.jsonl"
 _ATTEMPT = "attempt.json"
 _SCRATCH = "engine"
 
@@ -238,7 +238,7 @@ def _fitted(
     folder: Path,
     stop: StopRequest,
 ) -> FitResult:
-    checkpoint = folder / CHECKPOINT
+    checkpoint = folder / _CHECKPOINT
     with _engine(request, training_set, folder) as engine:
         job = FitJob(
             training_set=training_set,
@@ -253,7 +253,7 @@ def _fitted(
             return fit(
                 job,
                 engine,
-                emit=lambda numbers: append_line(folder / METRICS, json.dumps(numbers)),
+                emit=lambda numbers: append_line(folder / _METRICS, json.dumps(numbers)),
                 should_stop=stop,
             )
 
@@ -291,7 +291,7 @@ def forget_checkpoint(work: Path, run: str) -> None:
 
     Without a checkpoint, a new try fits from the start.
     """
-    CheckpointFolder(work / run / "training" / CHECKPOINT).forget()
+    CheckpointFolder(work / run / "training" / _CHECKPOINT).forget()
 
 
 def _begin(folder: Path, fingerprint: str, clock: Callable[[], datetime]) -> datetime:

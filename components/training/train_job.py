@@ -36,7 +36,7 @@ from evergreen.storage.uris import local_path
 logger = logging.getLogger(__name__)
 
 _GROUP, _VERSION = "trainer.kubeflow.org", "v1alpha1"
-POLL_SECONDS = 10.0
+_POLL_SECONDS = 10.0
 _SPEC_HASH = "evergreen/asked"
 """Annotation with the hash of the requested spec."""
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -287,7 +287,7 @@ def _ensure(
                 return jobs.own(name, _owners())
             logger.info("replacing TrainJob %s of an earlier try", name)
             jobs.delete(name)
-        sleep(POLL_SECONDS)
+        sleep(_POLL_SECONDS)
     logger.info("TrainJob %s created in namespace %s", name, jobs.namespace)
     return None
 
@@ -310,7 +310,7 @@ def _follow(
             logger.warning(
                 "%s", error
             )  # the control plane may be upgraded during a fit, which can take hours
-            sleep(POLL_SECONDS)
+            sleep(_POLL_SECONDS)
             continue
         if job is None:
             raise TemporaryError(
@@ -332,7 +332,7 @@ def _follow(
             raise PermanentError(f"TrainJob {name} failed, {failed['reason']}: {failed['message']}")
         if "Complete" in conditions:
             return
-        sleep(POLL_SECONDS)
+        sleep(_POLL_SECONDS)
 
 
 def _conditions(job: dict[str, Any]) -> dict[str, dict[str, Any]]:

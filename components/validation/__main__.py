@@ -1,6 +1,6 @@
 """The validation step on a command line: check whether rows are fit for training.
 
-Exit codes are those of docs/pipeline.md: 0 for pass and warn, 1 for block. The report has the
+Exit codes are those of docs/pipeline.md: 0 for pass and warn, 1 for fail. The report has the
 reasons. Parsing needs the standard library only. TFDV is imported when the work begins.
 """
 
@@ -16,9 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evergreen.config.validation import BLOCK, NOTIFY, UNLEARNABLE, WARN, ValidationSettings
+from evergreen.config.validation import NOTIFY, UNLEARNABLE, ValidationSettings
+from evergreen.contracts.checks import FAIL, WARN, headline, metrics
 from evergreen.contracts.manifests import CURRENT, Model, RawDataset, ValidationReport
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.registry.runs import forget_report, keep_report, noted
 from evergreen.runtime.durable import own_umask
 from evergreen.runtime.errors import run_again
@@ -28,20 +29,20 @@ from evergreen.runtime.plain_text import log_as_text
 from evergreen.storage.references import keep
 from evergreen.storage.uris import local_path
 
-STEP = "validation"
+_STEP = "validation"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the step's flags."""
     parser = CommandParser(prog="python -m components.validation", description=__doc__)
     parser.add_argument("--run", required=True, help="name of the run")
-    parser.add_argument("--store", required=True, help="URI of the model store")
+    parser.add_argument("--store", required=True, help="URI of the model registry")
     parser.add_argument("--work", required=True, help="URI of the folder for big files")
     parser.add_argument(
         "--champion", default=CURRENT, help="`current`, `none` or the id of a released model"
     )
     parser.add_argument(
-        "--raw-dataset", required=True, type=Path, help="RawDataset manifest to judge"
+        "--raw-dataset", required=True, type=Path, help="RawDataset manifest to check"
     )
     parser.add_argument(
         "--output", required=True, type=Path, help="where to write the ValidationReport manifest"
@@ -73,19 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     warnings.simplefilter("ignore", FutureWarning)
     store = local_path(arguments.store)
-    with noted(store, arguments.run, STEP) as note:
-        forget_report(store, arguments.run, STEP)
+    with noted(store, arguments.run, _STEP) as note:
+        forget_report(store, arguments.run, _STEP)
         report = _run_step(arguments, store)
         note.facts = {"decision": report.decision, **metric_values(report)}
-        if notified := [
-            finding["description"] for finding in report.findings if finding["action"] == NOTIFY
-        ]:
+        if notified := [each.detail for each in report.checks if each.action == NOTIFY]:
             note.facts[NOTIFY] = notified
-        if report.decision == BLOCK:
-            note.state, note.reason = (
-                "refused",
-                f"{'; '.join(report.reasons)}; {_way_on(report, arguments)}",
-            )
+        if report.decision == FAIL:
+            note.state = "refused"
+            note.reason = f"{headline(report.checks)}; {_way_on(report, arguments)}"
             return ExitCode.REFUSED
         return ExitCode.DONE
 
@@ -93,11 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
     """Return advice on how to continue after rows were blocked."""
     correct = "correct the rows and ingest them again"
-    blocking = {finding["rule"] for finding in report.findings if finding["severity"] == BLOCK}
+    blocking = {check.rule for check in report.checks if check.result == FAIL}
     if blocking & UNLEARNABLE:
         return correct
     set_already = (
-        RawDataset.read(arguments.raw_dataset).recommender.section(STEP, ValidationSettings).actions
+        RawDataset.read(arguments.raw_dataset)
+        .recommender.section(_STEP, ValidationSettings)
+        .actions
     )
     actions = json.dumps(
         {**set_already, **dict.fromkeys(sorted(blocking), WARN)}, separators=(",", ":")
@@ -109,8 +108,8 @@ def _way_on(report: ValidationReport, arguments: argparse.Namespace) -> str:
 def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     # Check settings before TFDV is imported and before a row is read.
     raw = RawDataset.read(arguments.raw_dataset)
-    rules = raw.recommender.section(STEP, ValidationSettings)
-    release = model_store.champion(store, arguments.champion)
+    rules = raw.recommender.section(_STEP, ValidationSettings)
+    release = registry.champion(store, arguments.champion)
 
     from components.validation.round import Round, read_champion
     from components.validation.schema_versions import schema_in_force
@@ -119,8 +118,8 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
 
     model = local_path(release.model_uri) if release else None
     for model_id in filter(None, {release.model_id if release else None, raw.parent_model_id}):
-        model_store.verified_part(model_store.stored_model(store, model_id), Model.PARTS[-1])
-    folder = local_path(arguments.work) / arguments.run / STEP
+        registry.verified_part(registry.stored_model(store, model_id), Model.PARTS[-1])
+    folder = local_path(arguments.work) / arguments.run / _STEP
     validated = validate(
         Round(
             run=arguments.run,
@@ -129,7 +128,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
             store=store,
             rules=rules,
             champion=read_champion(model) if model else None,
-            parent=model_store.model_folder(store, raw.parent_model_id)
+            parent=registry.model_folder(store, raw.parent_model_id)
             if raw.parent_model_id
             else None,
             schema_path=schema_in_force(store, model / Model.SCHEMA if model else None),
@@ -149,7 +148,7 @@ def _run_step(arguments: argparse.Namespace, store: Path) -> ValidationReport:
     # The registry stores a copy of the report, because the folder for big files may be emptied
     # while people still read the report.
     document = local_path(report.json_uri).read_bytes()
-    keep_report(store, arguments.run, STEP, html=html.read_bytes(), document=document)
+    keep_report(store, arguments.run, _STEP, html=html.read_bytes(), document=document)
     return report
 
 
@@ -166,20 +165,16 @@ def _choose_summarizer(beam_options: str) -> Callable[..., Any]:
 
 def metric_values(report: ValidationReport) -> dict[str, float]:
     """Return the report's numbers for KFP's metrics. Undefined numbers are left out."""
-    severities = [finding["severity"] for finding in report.findings]
+    results = [check.result for check in report.checks]
     values: dict[str, float] = {
         "num_rows": report.num_rows,
-        "num_findings": len(report.findings),
-        "num_blocking": severities.count(BLOCK),
-        "num_warnings": severities.count(WARN),
+        "num_checks": len(results),
+        "num_failed": results.count(FAIL),
+        "num_warnings": results.count(WARN),
         "num_drifted": sum(entry["drifted"] for entry in report.drift),
-        "num_quarantined": sum(finding["num_quarantined"] for finding in report.findings),
+        "num_quarantined": sum(check.num_quarantined for check in report.checks),
+        **metrics(report.checks),
     }
-    for finding in report.findings:
-        # Each pair of rule and action is one metric, such as `warn_drift`. Its value is the number
-        # of findings.
-        name = f"{finding['action']}_{finding['rule']}"
-        values[name] = values.get(name, 0) + 1
     if report.served is not None:
         values["num_skewed"] = sum(entry["drifted"] for entry in report.skew)
         values["num_joined"] = report.served["num_joined"]

@@ -30,7 +30,7 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from components.validation.rows import FilePart, judged_columns, read_part, row_groups
+from components.validation.rows import FilePart, checked_columns, read_part, row_groups
 from components.validation.tfdv_statistics import (
     as_lists,
     make_options,
@@ -46,10 +46,10 @@ logger = logging.getLogger(__name__)
 
 NumberedBatch = tuple[int, pa.RecordBatch]
 """Number of a batch's first row in all files, and the batch."""
-AddressedPart = tuple[str, FilePart]
+_AddressedPart = tuple[str, FilePart]
 """File address for a runner's machine, and the row group to read."""
 
-UPLOADS = 8
+_UPLOADS = 8
 """Number of files that are copied to a bucket in parallel."""
 _STATISTICS, _COUNTER = "statistics.pb", "counter.npz"
 
@@ -127,7 +127,7 @@ def summarize_on_beam(
         addresses = {path: str(path) for path in files}
         if "://" in shared:
             addresses = {path: f"{shared}/{i}" for i, path in enumerate(files)}
-            with ThreadPoolExecutor(UPLOADS) as pool:
+            with ThreadPoolExecutor(_UPLOADS) as pool:
                 list(pool.map(_upload_file, addresses, addresses.values()))
         _run_pipeline(
             [(addresses[part.path], part) for part in parts],
@@ -140,7 +140,7 @@ def summarize_on_beam(
         with FileSystems.open(f"{shared}/{_STATISTICS}") as stream:
             statistics = parse_statistics(stream.read())
         # Workers return the columns in any order.
-        order = {name: place for place, name in enumerate(judged_columns(counter.features))}
+        order = {name: place for place, name in enumerate(checked_columns(counter.features))}
         statistics.datasets[0].features.sort(key=lambda feature: order[feature.path.step[0]])
         return statistics
     except Exception as error:  # runners raise any type of error
@@ -158,7 +158,7 @@ def _upload_file(path: Path, address: str) -> None:
 
 
 def _run_pipeline(
-    sources: list[AddressedPart], counter: ProfileCounter, *, options: PipelineOptions, shared: str
+    sources: list[_AddressedPart], counter: ProfileCounter, *, options: PipelineOptions, shared: str
 ) -> None:
     with beam.Pipeline(options=options) as pipeline:
         batches = (
@@ -197,7 +197,7 @@ def _remove_shared(shared: str) -> None:
         logger.warning("%s could not be removed and may hold rows: %s", shared, first_line(error))
 
 
-def _read_source(source: AddressedPart, features: Features) -> Iterator[NumberedBatch]:
+def _read_source(source: _AddressedPart, features: Features) -> Iterator[NumberedBatch]:
     address, part = source
     first_row = part.first_row
     with FileSystems.open(address, "application/octet-stream") as stream:

@@ -1,45 +1,39 @@
-"""Measure a run's rows and check them by all rules.
+"""Check a run's measurements by the rules of `evergreen.config.validation`, in one loop.
 
-The measurements are statistics, anomalies, drift, click rate and skew.
+Each function of `_OBSERVERS` measures for one or more rules and yields what it observed, with the
+value and the limit. `apply_rules` gives every observation the action of its rule.
 """
 
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tensorflow_metadata.proto.v0 import anomalies_pb2
 
-from components.validation.drift import LabelShift, measure_drift, measure_label_shift
-from components.validation.findings import Finding, find
-from components.validation.quarantine import ScreenedRows, screen_rows
-from components.validation.round import Champion, Round
-from components.validation.schema import (
-    check_statistics,
-    fitted_to,
-    infer_schema,
-    possible_shares,
-    propose_schema,
-)
-from components.validation.schema_versions import read_schema
-from components.validation.skew import Skew, SkewEntry, measure_skew
+from components.validation.measure import LabelShift, Measured
+from components.validation.schema import possible_shares
+from components.validation.skew import Skew, SkewEntry
 from components.validation.tfdv_statistics import by_feature, num_missing, num_rows, num_values
-from evergreen.config.validation import BLOCK, DATASET, INFO, NOTIFY, WARN, ValidationSettings
+from evergreen.config.validation import (
+    BLOCK,
+    DATASET,
+    DOMAIN,
+    INFO,
+    NOTIFY,
+    OFF,
+    QUARANTINE,
+    RULES,
+    ValidationSettings,
+)
 from evergreen.contracts import raw_rows
-from evergreen.contracts.checks import BELOW
-from evergreen.contracts.words import ShownValues, read_words
-from evergreen.statistics.column_profile import TableProfile
+from evergreen.contracts.checks import AT_MOST, BELOW, FAIL, PASS, WARN, RuleCheck, worst_first
 from evergreen.statistics.comparison import ColumnDrift
-from evergreen.statistics.profile_counter import ProfileCounter
-from evergreen.storage.uris import local_path
 
-logger = logging.getLogger(__name__)
-
-CERTAIN_ROWS = 10
+_CERTAIN_ROWS = 10
 """Expected number of rows at which their absence is no longer attributed to chance (probability
 e^-10)."""
 
+_RESULT_OF_ACTION = {BLOCK: FAIL, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: PASS}
 _COVERED_BY_RULES = ("FEATURE_TYPE_NOT_PRESENT", "SCHEMA_MISSING_COLUMN")
 _RULE_OF_ANOMALY = {
     **dict.fromkeys(
@@ -71,161 +65,167 @@ _RULE_OF_ANOMALY = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Measurements of one run's rows."""
+class Observation:
+    """Value that a rule observed in a column, before its action is known."""
 
-    rows: ScreenedRows
-    champion: Champion | None
-    statistics: Any
-    """TFDV's statistics."""
-    schema: Any
-    """Schema in force with added rules for new features. Without a schema in force, the schema
-    inferred from these rows."""
-    proposal: Any | None
-    """Schema that these rows would satisfy. None if they satisfy the schema in force, or if there
-    is no schema in force."""
-    anomalies: Any
-    """TFDV's anomalies of the statistics against the schema."""
-    counter: ProfileCounter
-    """Counts for the monitor and for the next run."""
-    window: TableProfile
-    drift: list[ColumnDrift]
-    """One entry per feature. Empty without a champion."""
-    label: LabelShift | None
-    """Change of the click rate. None without a champion."""
-    skew: Skew | None
-    """Differences from the served rows. None if no served rows were named."""
-    shown: ShownValues
-    """Names of the categories in reports."""
+    rule: str
+    column: str
+    """Column, or `DATASET`."""
+    detail: str
+    """One sentence without a full stop."""
+    value: float | None = None
+    """Measured value that is compared with the limit. None if it is undefined."""
+    low: float | None = None
+    """Lower end of the value's 95 % interval."""
+    high: float | None = None
+    limit: float | None = None
+    """Value at which the rule begins to apply."""
+    bound: str = AT_MOST
+    """How the value is compared with the limit, such as `at most`."""
+    at_most: str | None = None
+    """Action that replaces that of the rule. `info` if nobody has to act."""
+    num_quarantined: int = 0
 
 
-def measure(round_: Round, folder: Path) -> Measured:
-    """Measure the rows that pass the rule about single rows.
+Observations = Iterator[Observation]
 
-    Args:
-        round_: The run's inputs.
-        folder: The step's folder, which is not complete yet.
 
-    Raises:
-        ContractError: A file cannot be read, or a feature is of another kind than in the champion's
-            rows.
+def check(measured: Measured, rules: ValidationSettings) -> list[RuleCheck]:
+    """Return the checks of all rules, the worst first.
+
+    A rule that is off, or that had nothing to compare with, has no check.
     """
-    schema, proposal = read_schema(round_.schema_path) if round_.schema_path else None, None
-    rows = screen_rows(round_, schema, folder)
-    raw, settings, champion = rows.dataset, round_.rules, round_.champion
-    features = raw.recommender.features
-    counter = ProfileCounter(features, raw.excluded_columns)
-    statistics = round_.summarize(rows.files, counter)
-    window = counter.profile(
-        digest=raw.digest,
-        first_event_time=raw.first_event_time,
-        last_event_time=raw.last_event_time,
-    )
-    logger.info("statistics of %d rows in %d files", window.rows, len(rows.files))
-    excluded, factor = raw.excluded_columns, settings.range_factor
-    if schema is None:
-        schema = infer_schema(statistics, features, range_factor=factor, excluded=excluded)
-    else:
-        schema = fitted_to(schema, statistics, features, range_factor=factor, excluded=excluded)
-        proposal = propose_schema(schema, statistics, raw)
-    words = read_words(local_path(raw.words_uri)) if raw.words_uri else {}
-    shown = ShownValues(words=words, hidden=raw.recommender.columns_of_users)
-    drift, label, skew = [], None, None
-    if champion is not None and window.rows:
-        champion.windows.expect_kinds(features)
-        drift = measure_drift(window, champion.windows, settings, shown=shown)
-        label = measure_label_shift(window, champion.windows)
-    if round_.served is not None:
-        skew = measure_skew(
-            rows.files,
-            round_.served,
-            features=features,
-            settings=settings,
-            excluded=raw.excluded_columns,
-            shown=shown,
+    observed = (each for observe in _OBSERVERS for each in observe(measured, rules))
+    checks = apply_rules(observed, rules)
+    seen = {check.rule for check in checks}
+    passed = [
+        RuleCheck(name=rule.replace("_", " "), rule=rule, result=PASS)
+        for rule in RULES
+        if rule not in seen and rules.action_of(rule) != OFF and _is_compared(rule, measured)
+    ]
+    return worst_first([*checks, *passed])
+
+
+def apply_rules(observed: Iterable[Observation], rules: ValidationSettings) -> list[RuleCheck]:
+    """Return one check per observation, without those of rules that are off."""
+    return [
+        RuleCheck(
+            name=f"{each.column}: {each.rule}",
+            rule=each.rule,
+            column=each.column,
+            value=each.value,
+            low=each.low,
+            high=each.high,
+            limit=each.limit,
+            bound=each.bound,
+            action=action,
+            result=_RESULT_OF_ACTION[action],
+            detail=each.detail,
+            num_quarantined=each.num_quarantined,
         )
-    return Measured(
-        rows=rows,
-        champion=champion,
-        statistics=statistics,
-        schema=schema,
-        proposal=proposal,
-        anomalies=check_statistics(statistics, schema),
-        counter=counter,
-        window=window,
-        drift=drift,
-        label=label,
-        skew=skew,
-        shown=shown,
+        for each in observed
+        if rules.action_of(each.rule) != OFF
+        for action in [each.at_most or rules.action_of(each.rule)]
+    ]
+
+
+def _is_compared(rule: str, measured: Measured) -> bool:
+    """Return whether the rule had something to compare with."""
+    is_drift = rule in ("drift", "new_categories")
+    return not (
+        is_drift
+        and not measured.drift
+        or rule == "click_rate"
+        and measured.label is None
+        or rule == "skew"
+        and measured.skew is None
+        or rule in (DOMAIN, "quarantined_share")
+        and measured.rows.num_outside is None
     )
 
 
-def check(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """Return the findings of all checks, ordered by severity, worst first."""
-    findings = [finding for each in _CHECKS for finding in each(measured, rules)]
-    return sorted(findings, key=lambda finding: (BLOCK, WARN, INFO).index(finding.severity))
+# -- rows, columns and files
 
 
-def _check_rows(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    if num_rows(measured.statistics):
-        return []
-    return find(rules, "no_rows", DATASET, text="there are no training rows, expected at least 1")
+def _observe_rows(measured: Measured, rules: ValidationSettings) -> Observations:
+    if not num_rows(measured.statistics):
+        detail = "there are no training rows, expected at least 1"
+        yield Observation(rule="no_rows", column=DATASET, detail=detail)
 
 
-def _check_columns(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """Find columns of the lake's files that have another type or are not in the schema."""
-    found: list[Finding] = []
+def _observe_columns(measured: Measured, rules: ValidationSettings) -> Observations:
+    """Yield columns of the lake's files that have another type or are not in the schema."""
     known = {feature.name for feature in measured.schema.feature}
     for each in measured.rows.dataset.schema_mismatches:
         column, found_type, file = each["column"], each["arrow_type"], each["file"]
         if each["expected"] is not None:
-            text = f"column {column} is {found_type} in {file}, expected {each['expected']}"
-            found += find(rules, "column_retyped", column, text=text)
+            detail = f"column {column} is {found_type} in {file}, expected {each['expected']}"
+            yield Observation(rule="column_retyped", column=column, detail=detail)
         elif column not in known:
-            text = (
+            detail = (
                 f"column {column} ({found_type}) of {file} is new: it is not in the schema and "
                 "is not read"
             )
-            found += find(rules, "column_new", column, text=text)
-    return found
+            yield Observation(rule="column_new", column=column, detail=detail)
 
 
-def _check_files(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """Find the files that extraction left out.
+def _observe_files(measured: Measured, rules: ValidationSettings) -> Observations:
+    """Yield the files that extraction left out.
 
     Files that an earlier run named are only reported.
     """
-    raw, found = measured.rows.dataset, list[Finding]()
+    raw = measured.rows.dataset
     for known in (False, True):
         if files := [each for each in raw.quarantined_files if each["known"] is known]:
-            rows = (
-                f"{files[0]['num_rows']} rows"
-                if files[0]["num_rows"] is not None
-                else "rows not known"
-            )
-            again = " again" if known else ""
-            text = (
+            first, again = files[0], " again" if known else ""
+            rows = "rows not known" if first["num_rows"] is None else f"{first['num_rows']} rows"
+            detail = (
                 f"{len(files)} files of the lake were left out{again}, because their rows cannot "
-                "be read; the first: "
-                f"{files[0]['file']} ({rows}): {files[0]['reason']}"
+                f"be read; the first: {first['file']} ({rows}): {first['reason']}"
             )
-            found += find(
-                rules, "files_quarantined", DATASET, text=text, at_most=INFO if known else None
+            at_most = INFO if known else None
+            yield Observation(
+                rule="files_quarantined", column=DATASET, detail=detail, at_most=at_most
             )
-    return found
 
 
-def _check_anomalies(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """Return TFDV's anomalies as findings, each with its rule.
+def _observe_domain(measured: Measured, rules: ValidationSettings) -> Observations:
+    """Yield the rows outside the schema's domain, and their share if they were quarantined."""
+    rows, num_gone = measured.rows, measured.rows.dataset.num_quarantined
+    if rows.num_outside is None:
+        detail = f"rule {DOMAIN} found nothing to compare with: there is no schema yet"
+        yield Observation(rule=DOMAIN, column=DATASET, detail=detail, at_most=INFO)
+        return
+    if not rows.num_outside:
+        return
+    num_gone = rows.num_outside if rows.quarantined else 0
+    total = rows.dataset.num_train_rows + num_gone
+    gone = f", {num_gone} of them quarantined by it" if num_gone else ""
+    detail = (
+        f"rule {DOMAIN} is broken by {rows.num_outside} of {total} rows{gone}; first: "
+        f"{'; '.join(rows.examples)}"
+    )
+    yield Observation(rule=DOMAIN, column=DATASET, detail=detail, num_quarantined=num_gone)
+    limit = rules.max_quarantined_fraction
+    if num_gone > limit * total:
+        detail = f"{num_gone} of {total} rows are quarantined, expected at most {limit:.2%}"
+        yield Observation(
+            rule="quarantined_share",
+            column=DATASET,
+            detail=detail,
+            value=num_gone / total,
+            limit=limit,
+        )
+
+
+def _observe_anomalies(measured: Measured, rules: ValidationSettings) -> Observations:
+    """Yield TFDV's anomalies, each with its rule.
 
     Anomalies that another rule explains better are left out. If too few rows have a value in a
-    column, and the difference may be chance, the finding is only `info`.
+    column, and the difference may be chance, the anomaly is only reported.
     """
-    found: list[Finding] = []
-    features, wanted = (
-        by_feature(measured.statistics),
-        {feature.name: feature for feature in measured.schema.feature},
-    )
+    features = by_feature(measured.statistics)
+    wanted = {feature.name: feature for feature in measured.schema.feature}
     for name, anomaly in sorted(measured.anomalies.anomaly_info.items()):
         for reason in anomaly.reason:
             kind = anomalies_pb2.AnomalyInfo.Type.Name(reason.type)
@@ -234,16 +234,14 @@ def _check_anomalies(measured: Measured, rules: ValidationSettings) -> list[Find
             rule = (
                 "label_invalid" if name == raw_rows.LABEL else _RULE_OF_ANOMALY.get(kind, "anomaly")
             )
-            text = f"{name}: {reason.short_description}. {reason.description}".strip()
+            detail = f"{name}: {reason.short_description}. {reason.description}".strip()
             is_share = kind == "FEATURE_TYPE_LOW_FRACTION_PRESENT" and name != raw_rows.LABEL
             is_chance = is_share and _may_be_chance(
                 features.get(name), wanted[name].presence.min_fraction
             )
-            text += " In so few rows that may be chance." if is_chance else ""
-            found += find(
-                rules, rule, name, text=text, kind="anomaly", at_most=INFO if is_chance else None
-            )
-    return found
+            detail += " In so few rows that may be chance." if is_chance else ""
+            at_most = INFO if is_chance else None
+            yield Observation(rule=rule, column=name, detail=detail.rstrip("."), at_most=at_most)
 
 
 def _may_be_chance(feature: Any, min_fraction: float) -> bool:
@@ -254,139 +252,122 @@ def _may_be_chance(feature: Any, min_fraction: float) -> bool:
 # -- values
 
 
-def _check_label(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """Find labels that are missing in all rows, or of one class."""
+def _observe_label(measured: Measured, rules: ValidationSettings) -> Observations:
+    """Yield labels that are missing in all rows, or of one class."""
     rows = num_rows(measured.statistics)
     if not rows:
-        return []
+        return
     label = by_feature(measured.statistics)[raw_rows.LABEL]
-    if not num_values(label):
-        return find(
-            rules, "label_invalid", raw_rows.LABEL, text=f"label is missing in all {rows} rows"
-        )
     numbers = label.num_stats
-    if numbers.min == numbers.max:
-        text = (
+    if not num_values(label):
+        detail = f"label is missing in all {rows} rows"
+        yield Observation(rule="label_invalid", column=raw_rows.LABEL, detail=detail)
+    elif numbers.min == numbers.max:
+        detail = (
             f"label is {numbers.min:g} in all {rows} rows, expected both classes: nothing can "
             "be learned from them"
         )
-        return find(rules, "label_one_class", raw_rows.LABEL, text=text)
-    return []
+        yield Observation(rule="label_one_class", column=raw_rows.LABEL, detail=detail)
 
 
-def _check_empty_columns(measured: Measured, rules: ValidationSettings) -> list[Finding]:
-    """Find features without any value."""
-    rows = num_rows(measured.statistics)
-    if not rows:
-        return []
-    dataset, found = measured.rows.dataset, list[Finding]()
-    now, before = by_feature(measured.statistics), {}
-    if measured.champion is not None:
-        before = by_feature(measured.champion.statistics)
-    names = [
-        name for name in dataset.recommender.features.names if name not in dataset.excluded_columns
-    ]
+def _observe_empty_columns(measured: Measured, rules: ValidationSettings) -> Observations:
+    """Yield features without any value."""
+    rows, champion = num_rows(measured.statistics), measured.champion
+    dataset, now = measured.rows.dataset, by_feature(measured.statistics)
+    before = by_feature(champion.statistics) if champion is not None else {}
+    names = dataset.recommender.features.names if rows else ()
     for name in names:
-        if num_values(now[name]):
+        if name in dataset.excluded_columns or num_values(now[name]):
             continue
-        if measured.champion is None:
-            text = f"{name} has no value in any of {rows} rows"
-            found += find(rules, "column_empty_by_chance", name, text=text)
+        if champion is None:
+            detail = f"{name} has no value in any of {rows} rows"
+            yield Observation(rule="column_empty_by_chance", column=name, detail=detail)
         else:
-            found += _check_empty_column(
-                name, before.get(name), rules, rows=rows, schema=measured.schema
-            )
-    return found
+            yield _empty_column(name, before.get(name), rows=rows, schema=measured.schema)
 
 
-def _check_empty_column(
-    name: str, before: Any, rules: ValidationSettings, *, rows: int, schema: Any
-) -> list[Finding]:
+def _empty_column(name: str, before: Any, *, rows: int, schema: Any) -> Observation:
+    """Return the observation of a column without a value, compared with the champion's rows."""
     known, rows_before = num_values(before), num_values(before) + num_missing(before)
-    text = f"{name} has no value in any of {rows} rows"
+    rule, detail = "column_empty", f"{name} has no value in any of {rows} rows"
     if not known:
-        return find(rules, "column_empty", name, text=f"{text}, as before", at_most=INFO)
+        return Observation(rule=rule, column=name, detail=f"{detail}, as before", at_most=INFO)
     expected = known * rows / rows_before
-    text += f", had values in {known} of {rows_before} rows before: {expected:.0f} were expected"
+    detail += f", had values in {known} of {rows_before} rows before: {expected:.0f} were expected"
     required = {f.name for f in schema.feature if f.presence.min_count or f.presence.min_fraction}
     if name not in required:
-        return find(
-            rules, "column_empty", name, text=f"{text}; the schema calls it optional", at_most=INFO
-        )
-    return find(
-        rules,
-        "column_empty" if expected >= CERTAIN_ROWS else "column_empty_by_chance",
-        name,
-        text=text,
-    )
+        detail += "; the schema calls it optional"
+        return Observation(rule=rule, column=name, detail=detail, at_most=INFO)
+    rule = rule if expected >= _CERTAIN_ROWS else "column_empty_by_chance"
+    return Observation(rule=rule, column=name, detail=detail)
 
 
-def check_click_rate(label: LabelShift | None, rules: ValidationSettings) -> list[Finding]:
-    """Find a click rate that differs from the earlier windows.
+def observe_click_rate(label: LabelShift | None, rules: ValidationSettings) -> Observations:
+    """Yield a click rate that differs from the earlier windows.
 
     The click rate must differ from the merged windows and from the newest window. Both differences
     must exceed the factor, and be larger than chance explains.
     """
     if label is None:
-        return []
+        return
     factor, level = rules.click_rate_factor, rules.false_discovery_rate
     for side in (label, label.newest):
         if side is None:
             continue
         is_inside = side.rate_before / factor <= side.rate_now <= side.rate_before * factor
         if is_inside or side.p_value is None or side.p_value > level:
-            return []
-    text = (
+            return
+    detail = (
         f"the share of clicks is {label.rate_now:.2%}, was {label.rate_before:.2%} (change "
-        f"{label.low:+.2%} "
-        f"to {label.high:+.2%}): look for labels that have not arrived"
+        f"{label.low:+.2%} to {label.high:+.2%}): look for labels that have not arrived"
     )
-    numbers = {"value": label.difference, "low": label.low, "high": label.high}
-    return find(rules, "click_rate", raw_rows.LABEL, text=text, numbers=numbers)
+    yield Observation(
+        rule="click_rate",
+        column=raw_rows.LABEL,
+        detail=detail,
+        value=label.difference,
+        low=label.low,
+        high=label.high,
+    )
 
 
 # -- drift and skew
 
 
-def check_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> list[Finding]:
-    """Find drifted features and unusually many new categories, the smallest q-value first."""
-    found: list[Finding] = []
+def observe_drift(drift: list[ColumnDrift], rules: ValidationSettings) -> Observations:
+    """Yield drifted features and unusually many new categories, the smallest q-value first."""
     for entry in sorted(
         drift,
         key=lambda each: (1.0 if each.q_value is None else each.q_value, -(each.effect or 0.0)),
     ):
         name, new = entry.feature, entry.new_value_share
-        numbers: dict[str, Any] = {
-            "value": entry.effect,
-            "low": entry.effect_low,
-            "high": entry.effect_high,
-        }
-        numbers |= {"limit": entry.threshold, "bound": BELOW}
-        if entry.drifted:
-            found += find(
-                rules,
-                "drift",
-                name,
-                text=f"{name} drifted: {_describe_change(entry)}",
-                kind="drift",
-                numbers=numbers,
-            )
-        elif entry.learned:
-            text = (
-                f"{name} differs from earlier windows as the champion's newest one does: "
+        if entry.drifted or entry.learned:
+            detail = (
+                f"{name} drifted: {_describe_change(entry)}"
+                if entry.drifted
+                else f"{name} differs from earlier windows as the champion's newest one does: "
                 f"{_describe_change(entry)}"
             )
-            found += find(
-                rules, "drift", name, text=text, kind="drift", at_most=INFO, numbers=numbers
+            yield Observation(
+                rule="drift",
+                column=name,
+                detail=detail,
+                value=entry.effect,
+                low=entry.effect_low,
+                high=entry.effect_high,
+                limit=entry.threshold,
+                bound=BELOW,
+                at_most=None if entry.drifted else INFO,
             )
         if new is not None and new > rules.new_value_share:
-            text = (
+            detail = (
                 f"{name} has categories that the champion never saw in at least {new:.1%} of "
                 "the rows"
             )
-            numbers = {"value": new, "limit": rules.new_value_share}
-            found += find(rules, "new_categories", name, text=text, kind="drift", numbers=numbers)
-    return found
+            limit = rules.new_value_share
+            yield Observation(
+                rule="new_categories", column=name, detail=detail, value=new, limit=limit
+            )
 
 
 def _describe_change(entry: ColumnDrift) -> str:
@@ -423,30 +404,33 @@ def _describe_values(entry: ColumnDrift) -> str:
     return f"divergence {effect:.4f} bits ({interval}, matters from {threshold:.4f})"
 
 
-def check_skew(skew: Skew | None, rules: ValidationSettings) -> list[Finding]:
-    """Find features that differ between training and served rows, the largest difference first."""
+def observe_skew(skew: Skew | None, rules: ValidationSettings) -> Observations:
+    """Yield features that differ between training and served rows, the largest difference first."""
     if skew is None:
-        return []
-    found: list[Finding] = []
+        return
     if unread := skew.facts.unread:
-        text = (
+        detail = (
             f"{len(unread)} files of served rows cannot be read and were not compared; the "
             f"first: {unread[0]}"
         )
         # Every run of these days finds the same files, so every run would send a notification.
         at_most = WARN if rules.action_of("files_quarantined") == NOTIFY else None
-        found += find(rules, "files_quarantined", DATASET, text=text, at_most=at_most)
+        yield Observation(rule="files_quarantined", column=DATASET, detail=detail, at_most=at_most)
     if not skew.entries:
-        text = (
+        detail = (
             f"only {skew.facts.num_joined} training rows were found in {skew.facts.served_uri}: "
             "nothing was compared"
         )
-        return found + find(rules, "skew", DATASET, text=text, kind="skew", at_most=INFO)
+        yield Observation(rule="skew", column=DATASET, detail=detail, at_most=INFO)
     for entry in sorted(skew.entries, key=lambda entry: -entry.effect):
         if entry.drifted:
-            text, numbers = _describe_skew(entry), {"value": entry.effect, "limit": entry.threshold}
-            found += find(rules, "skew", entry.feature, text=text, kind="skew", numbers=numbers)
-    return found
+            yield Observation(
+                rule="skew",
+                column=entry.feature,
+                detail=_describe_skew(entry),
+                value=entry.effect,
+                limit=entry.threshold,
+            )
 
 
 def _describe_skew(entry: SkewEntry) -> str:
@@ -476,16 +460,16 @@ def _format_value(value: float | str | None) -> str:
     )
 
 
-_CHECKS: tuple[Callable[[Measured, ValidationSettings], Sequence[Finding]], ...] = (
-    _check_rows,
-    _check_columns,
-    _check_files,
-    lambda measured, rules: measured.rows.findings,
-    _check_anomalies,
-    _check_label,
-    _check_empty_columns,
-    lambda measured, rules: check_click_rate(measured.label, rules),
-    lambda measured, rules: check_drift(measured.drift, rules),
-    lambda measured, rules: check_skew(measured.skew, rules),
+_OBSERVERS: tuple[Callable[[Measured, ValidationSettings], Observations], ...] = (
+    _observe_rows,
+    _observe_columns,
+    _observe_files,
+    _observe_domain,
+    _observe_anomalies,
+    _observe_label,
+    _observe_empty_columns,
+    lambda measured, rules: observe_click_rate(measured.label, rules),
+    lambda measured, rules: observe_drift(measured.drift, rules),
+    lambda measured, rules: observe_skew(measured.skew, rules),
 )
-"""The table of checks. `quarantine` checks single rows while it separates them."""
+"""The table of measurements, in the order of the checks with the same result."""

@@ -20,23 +20,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from components.validation import quarantine_store
-from components.validation.findings import Finding, find
 from components.validation.round import Round
-from components.validation.rows import parquet_files, read_all_columns
+from components.validation.rows import read_all_columns
 from evergreen.config.features import Features
-from evergreen.config.validation import DATASET, DOMAIN, INFO, OFF, QUARANTINE
+from evergreen.config.validation import DOMAIN, OFF, QUARANTINE
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import RawDataset
 from evergreen.rows.archived_rows import parquet_writer
 from evergreen.runtime.durable import sha256_tree
-from evergreen.storage.uris import local_path
 
 logger = logging.getLogger(__name__)
 
-TRAIN, QUARANTINED = "train", "quarantine"
-REASON_COLUMN = "quarantine_reason"
-NUM_EXAMPLES = 3
+_TRAIN, _QUARANTINED = "train", "quarantine"
+_REASON_COLUMN = "quarantine_reason"
+_NUM_EXAMPLES = 3
 
 Reasons = dict[int, str]
 """Reasons by the position of a rejected row in its batch, ascending."""
@@ -50,75 +47,60 @@ class ScreenedRows:
     """The run's own dataset if no row was quarantined."""
     files: list[Path]
     """Files of the rows until the step's folder is complete."""
-    findings: list[Finding] = field(default_factory=list)
-    """Findings of the rules about single rows."""
+    num_outside: int | None = None
+    """Number of rows outside the schema's domain. None if the rows were not screened."""
+    examples: list[str] = field(default_factory=list)
+    """Reasons of the first such rows."""
+    quarantined: Path | None = None
+    """Folder of the quarantined rows until the step's folder is complete. None without such
+    rows."""
 
 
-def screen_rows(round_: Round, schema: Any | None, folder: Path) -> ScreenedRows:
+def screen_rows(round_: Round, folder: Path) -> ScreenedRows:
     """Return the training rows that pass the rule about single rows.
+
+    The rows are not screened if the rule is off, or in a first run, which infers the schema later.
 
     Args:
         round_: The run's inputs.
-        schema: The schema in force. None in a first run, which infers the schema later.
         folder: The step's folder, which is not complete yet. Rows are written to its `train` and
             `quarantine`.
     """
-    raw, rules = round_.raw, round_.rules
-    files, action = parquet_files(local_path(raw.train_uri)), rules.action_of(DOMAIN)
-    quarantine_store.forget_quarantined(round_.store, round_.run)
-    if action == OFF:
+    raw, files, schema = round_.raw, round_.files, round_.schema
+    action = round_.rules.action_of(DOMAIN)
+    if action == OFF or schema is None:
         return ScreenedRows(dataset=raw, files=files)
-    if schema is None:
-        text = f"rule {DOMAIN} found nothing to compare with: there is no schema yet"
-        return ScreenedRows(
-            dataset=raw, files=files, findings=find(rules, DOMAIN, DATASET, text=text, at_most=INFO)
-        )
-    find_broken = make_domain(schema, raw.recommender.features, raw.excluded_columns)
-    num_hits, examples = 0, list[str]()
+    find_outside = make_domain(schema, raw.recommender.features, raw.excluded_columns)
+    num_outside, examples = 0, list[str]()
     for path in files:
         batches = (
-            _split_file(path, folder, find_broken)
+            _split_file(path, folder, find_outside)
             if action == QUARANTINE
-            else map(find_broken, read_all_columns(path))
+            else map(find_outside, read_all_columns(path))
         )
         for reasons in batches:
-            num_hits += len(reasons)
-            examples += list(reasons.values())[: NUM_EXAMPLES - len(examples)]
-    if not num_hits:
-        for name in (TRAIN, QUARANTINED):
+            num_outside += len(reasons)
+            examples += list(reasons.values())[: _NUM_EXAMPLES - len(examples)]
+    screened = ScreenedRows(dataset=raw, files=files, num_outside=num_outside, examples=examples)
+    if not num_outside or action != QUARANTINE:
+        for name in (_TRAIN, _QUARANTINED):
             shutil.rmtree(folder / name, ignore_errors=True)
-        return ScreenedRows(dataset=raw, files=files)
-    num_rows, num_gone = raw.num_train_rows, num_hits if action == QUARANTINE else 0
-    gone = f", {num_gone} of them quarantined by it" if num_gone else ""
-    text = (
-        f"rule {DOMAIN} is broken by {num_hits} of {num_rows} rows{gone}; first: "
-        f"{'; '.join(examples)}"
-    )
-    findings = [
-        replace(finding, num_quarantined=num_gone)
-        for finding in find(rules, DOMAIN, DATASET, text=text)
-    ]
-    if not num_gone:
-        return ScreenedRows(dataset=raw, files=files, findings=findings)
-    logger.info("%d rows are quarantined", num_gone)
-    if num_gone > (limit := rules.max_quarantined_fraction) * num_rows:
-        text = f"{num_gone} of {num_rows} rows are quarantined, expected at most {limit:.2%}"
-        findings += find(rules, "quarantined_share", DATASET, text=text)
-    kept = quarantine_store.keep_quarantined(
-        round_.store, round_.run, folder / QUARANTINED, num_rows=num_gone
-    )
+        return screened
+    logger.info("%d rows are quarantined", num_outside)
+    digest = hashlib.sha256(f"{raw.digest}\n{sha256_tree(folder / _TRAIN)}\n".encode()).hexdigest()
     dataset = replace(
         raw,
-        train_uri=(round_.folder / TRAIN).as_uri(),
-        num_train_rows=num_rows - num_gone,
-        digest=hashlib.sha256(
-            f"{raw.digest}\n{sha256_tree(folder / TRAIN)}\n".encode()
-        ).hexdigest(),
-        num_quarantined=num_gone,
-        quarantine_uri=kept.as_uri(),
+        train_uri=(round_.folder / _TRAIN).as_uri(),
+        num_train_rows=raw.num_train_rows - num_outside,
+        digest=digest,
+        num_quarantined=num_outside,
+        quarantine_uri=round_.quarantine.as_uri(),
     )
-    return ScreenedRows(
-        dataset=dataset, files=sorted((folder / TRAIN).iterdir()), findings=findings
+    return replace(
+        screened,
+        dataset=dataset,
+        files=sorted((folder / _TRAIN).iterdir()),
+        quarantined=folder / _QUARANTINED,
     )
 
 
@@ -127,12 +109,12 @@ def _split_file(
 ) -> Iterator[Reasons]:
     """Write valid rows below `train`, and rejected rows with their reasons below `quarantine`."""
     schema = pq.read_schema(path)
-    with_reason = schema.append(pa.field(REASON_COLUMN, pa.string()))
-    for name in (TRAIN, QUARANTINED):
+    with_reason = schema.append(pa.field(_REASON_COLUMN, pa.string()))
+    for name in (_TRAIN, _QUARANTINED):
         (folder / name).mkdir(exist_ok=True)
     with (
-        parquet_writer(folder / TRAIN / path.name, schema) as to_rest,
-        parquet_writer(folder / QUARANTINED / path.name, with_reason) as to_gone,
+        parquet_writer(folder / _TRAIN / path.name, schema) as to_rest,
+        parquet_writer(folder / _QUARANTINED / path.name, with_reason) as to_gone,
     ):
         for batch in read_all_columns(path):
             gone = find(batch)

@@ -1,4 +1,4 @@
-"""Quarantined rows in the model registry, and `evergreen quarantine`, which lists them.
+"""Quarantined rows in the model registry, and `evergreen data quarantine`, which lists them.
 
 The step's own folder is removed with the work folder, but the registry stays. Each run that
 quarantined rows has a folder `<store>/quarantine/runs/<run>` with `quarantine.json` and
@@ -21,10 +21,10 @@ from evergreen.runtime.durable import whole_directory
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
-from evergreen.runtime.plain_text import show
+from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import typed_folder
 
-MANIFEST = "quarantine.json"
+_MANIFEST = "quarantine.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def keep_quarantined(store: Path, run: str, rows: Path, *, num_rows: int) -> Pat
     kept = QuarantinedRun(run=run, time=datetime.now(timezone.utc).isoformat(), num_rows=num_rows)
     with whole_directory(final.parent, replace=True) as folder:
         shutil.copytree(rows, folder / final.name)
-        (folder / MANIFEST).write_text(json.dumps(asdict(kept), indent=2) + "\n", encoding="utf-8")
+        (folder / _MANIFEST).write_text(json.dumps(asdict(kept), indent=2) + "\n", encoding="utf-8")
     return final
 
 
@@ -64,14 +64,14 @@ def forget_quarantined(store: Path, run: str) -> None:
     shutil.rmtree(rows_folder(store, run).parent, ignore_errors=True)
 
 
-def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
+def _read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
     """Return the quarantined rows of every run, oldest first.
 
     Raises:
         ContractError: A manifest cannot be read.
     """
     found = []
-    for path in (quarantine_folder(store) / "runs").glob(f"[!.]*/{MANIFEST}"):
+    for path in (quarantine_folder(store) / "runs").glob(f"[!.]*/{_MANIFEST}"):
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
             found.append(
@@ -84,15 +84,23 @@ def read_quarantined_runs(store: Path) -> list[QuarantinedRun]:
     return sorted(found, key=lambda kept: (kept.time, kept.run))
 
 
+COLUMNS = (
+    TableColumn(name="run", is_flexible=True),
+    TableColumn(name="time"),
+    TableColumn(name="rows", is_number=True),
+    TableColumn(name="folder", is_flexible=True),
+)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their flags."""
-    parser = CommandParser(prog="evergreen quarantine", description="Lists quarantined rows.")
+    parser = CommandParser(prog="evergreen data quarantine", description="Lists quarantined rows.")
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser(
         "list", help="list how many rows each run quarantined, and where they lie"
     )
     listing.add_argument("--store", required=True, help="model store, folder or its URI")
-    listing.add_argument("--json", action="store_true", help="print JSON")
+    add_listing_flags(listing)
     return parser
 
 
@@ -101,12 +109,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command."""
     arguments = build_parser().parse_args(argv)
     store = typed_folder(arguments.store, "--store")
-    runs = read_quarantined_runs(store)
+    runs = _read_quarantined_runs(store)
     if arguments.json:
         print(json.dumps([asdict(kept) for kept in runs]))
         return ExitCode.DONE
-    for kept in runs:
-        show(f"{kept.run}  {kept.time}  {kept.num_rows} rows  {rows_folder(store, kept.run)}")
+    if runs:
+        rows = [
+            (
+                kept.run,
+                local_time(kept.time),
+                f"{kept.num_rows:,}",
+                str(rows_folder(store, kept.run)),
+            )
+            for kept in runs
+        ]
+        print_table(COLUMNS, rows, wide=arguments.wide)
     print(f"{sum(kept.num_rows for kept in runs)} rows of {len(runs)} runs are quarantined")
     return ExitCode.DONE
 

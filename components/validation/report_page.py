@@ -1,19 +1,20 @@
-"""The report for people: findings, and one small chart per column, the most certain drift first.
+"""The report for people: checks, and one small chart per column, the most certain drift first.
 
-The page is drawn from the document of `validate` alone. The numbers of each chart are also in a
+The page is drawn from the document of `report` alone. The numbers of each chart are also in a
 collapsed table, for people who cannot see the chart. The bars differ by shape and by colour.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
+from evergreen.contracts.checks import FAIL, WARN, RuleCheck
 from evergreen.reports.formats import number, percent, probability
 from evergreen.reports.page import (
     Badge,
     Banner,
     Card,
     Cards,
-    CheckRow,
     Checks,
     Code,
     Fold,
@@ -21,6 +22,7 @@ from evergreen.reports.page import (
     Preformatted,
     Text,
     Tiles,
+    check_rows,
     html_page,
 )
 from evergreen.reports.rendering import PageBlock
@@ -29,7 +31,8 @@ from evergreen.reports.svg import Bar, BarChart
 Entry = Mapping[str, Any]
 Cells = Mapping[str, Callable[[Entry], object]]
 """Functions that make a table's cells from an entry, by the heading of the column."""
-_SEVERITIES = ("block", "warn", "info")
+_FIRST_CHECKS = 8
+"""Maximum number of checks on the first screen."""
 
 
 def draw_page(document: Entry) -> str:
@@ -39,11 +42,11 @@ def draw_page(document: Entry) -> str:
         decision=document["decision"],
         first=[
             _state(document),
-            Checks(caption="What was checked", rows=_areas(document)),
+            _checks(document, most=_FIRST_CHECKS, caption="What was checked"),
             _tiles(document),
         ],
         sections={
-            "Findings": [_findings(document)],
+            "Checks": [_checks(document, caption="worst first")],
             "Columns": [_cards(document)],
             "Served rows": _skew(document["skew"], document["served"]),
             "Schema": _schema(document["schema"]["differences"]),
@@ -52,72 +55,34 @@ def draw_page(document: Entry) -> str:
     )
 
 
+def _results(document: Entry, result: str) -> int:
+    """Return the number of checks with this result."""
+    return sum(check["result"] == result for check in document["checks"])
+
+
 def _state(document: Entry) -> Banner:
-    severities = [finding["severity"] for finding in document["findings"]]
-    if document["decision"] == "block":
+    if document["decision"] == FAIL:
         return Banner(
-            text=f"The run ends here: findings that block it: {severities.count('block')}.",
-            tone="bad",
+            text=f"The run ends here: checks that failed: {_results(document, FAIL)}.", tone="bad"
         )
-    if document["decision"] == "warn":
+    if document["decision"] == WARN:
         return Banner(
-            text=f"The run goes on. Findings to look at: {severities.count('warn')}.", tone="warn"
+            text=f"The run goes on. Checks to look at: {_results(document, WARN)}.", tone="warn"
         )
-    return Banner(
-        text="The run goes on. Nothing was found that blocks it or needs a look.", tone="good"
-    )
+    return Banner(text="The run goes on. All checks passed.", tone="good")
 
 
-def _areas(document: Entry) -> list[CheckRow]:
-    """Return a row for each group of checks, with the worst severity of its findings."""
-    findings, drift, skew, label = (document[key] for key in ("findings", "drift", "skew", "label"))
-
-    def worst(found: Sequence[Entry]) -> str:
-        return min(
-            (finding["severity"] for finding in found), key=_SEVERITIES.index, default="pass"
-        )
-
-    def of_kind(kind: str) -> list[Entry]:
-        return [finding for finding in findings if finding["kind"] == kind]
-
-    on_clicks = [finding for finding in findings if finding["rule"] == "click_rate"]
-    others = [
-        each for each in findings if each["kind"] not in ("drift", "skew") and each not in on_clicks
+def _checks(document: Entry, *, most: int | None = None, caption: str) -> Checks:
+    """Return the table of the checks, the worst first, or of the first `most` checks."""
+    names = [each.name for each in fields(RuleCheck)]
+    checks = [
+        RuleCheck(**{name: check[name] for name in names}) for check in document["checks"][:most]
     ]
-    rows = [
-        CheckRow(
-            name="findings by schema and rules",
-            value=str(len(others)),
-            limit="none",
-            result=worst(others),
-        )
-    ]
-    if label:
-        change, interval = label["difference"], (label["low"], label["high"])
-        rows.append(
-            CheckRow(
-                name="change of the click rate",
-                value=change,
-                interval=interval,
-                result=worst(on_clicks),
-            )
-        )
-    for name, entries, kind in (
-        ("features that drifted", drift, "drift"),
-        ("columns served otherwise", skew, "skew"),
-    ):
-        moved = sum(entry["drifted"] for entry in entries)
-        value = f"{moved} of {len(entries)}" if entries else None
-        result = worst(of_kind(kind)) if entries else "not compared"
-        rows.append(CheckRow(name=name, value=value, limit="none", result=result))
-    return rows
+    return Checks(caption=caption, rows=check_rows(checks))
 
 
 def _tiles(document: Entry) -> Tiles:
-    before, findings, drift, served = (
-        document[key] for key in ("num_rows_before", "findings", "drift", "served")
-    )
-    severities = [finding["severity"] for finding in findings]
+    before, drift, served = (document[key] for key in ("num_rows_before", "drift", "served"))
     joined = "not compared"
     if served:
         rows = served["num_joined"] + served["num_only_training"]
@@ -126,7 +91,7 @@ def _tiles(document: Entry) -> Tiles:
         {
             "training rows": f"{document['num_rows']:,}",
             "the champion's rows": "no champion" if before is None else f"{before:,}",
-            "findings": f"{severities.count('block')} block, {severities.count('warn')} warn",
+            "checks": f"{_results(document, FAIL)} fail, {_results(document, WARN)} warn",
             "features that drifted": f"{sum(each['drifted'] for each in drift)} of {len(drift)}"
             if drift
             else "not compared",
@@ -262,26 +227,6 @@ def _entries_table(entries: Sequence[Entry], cells: Cells, *, caption: str) -> P
     """
     rows = [[cell(entry) for cell in cells.values()] for entry in entries]
     return PageTable(caption=caption, head=list(cells), rows=rows, numbers=range(1, len(cells)))
-
-
-def _findings(document: Entry) -> PageBlock:
-    findings = document["findings"]
-    if not findings:
-        return Text("Nothing was found.")
-    rows = [
-        CheckRow(
-            name=f"{finding['feature']}: {finding['rule']}",
-            value=finding["value"],
-            interval=None if finding["low"] is None else (finding["low"], finding["high"]),
-            limit=None
-            if finding["limit"] is None
-            else f"{finding['bound']} {number(finding['limit'])}",
-            result=finding["action"],
-            detail=finding["description"],
-        )
-        for finding in findings
-    ]
-    return Checks(caption="worst first", rows=rows)
 
 
 def _skew(skew: Sequence[Entry], served: Entry | None) -> list[PageBlock]:

@@ -2,14 +2,20 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from components.validation.quarantine_store import rows_folder
+from components.validation.rows import parquet_files
+from components.validation.schema_versions import read_schema
 from components.validation.tfdv_statistics import read_statistics, summarize_files
 from components.validation.windows import KeptWindows, read_windows
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts.manifests import Model, RawDataset
+from evergreen.contracts.words import ShownValues, read_words
 from evergreen.storage.objects import Objects
+from evergreen.storage.uris import local_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +59,24 @@ class Round:
     """Served rows to compare with. If it is None, nothing is compared."""
     summarize: Callable[..., Any] = summarize_files
     """Function that computes the statistics of files, on this machine or on a runner of Beam."""
+
+    @property
+    def quarantine(self) -> Path:
+        """Folder of the registry for the rows that this run quarantines."""
+        return rows_folder(self.store, self.run)
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """Parquet files of the training rows, sorted by name."""
+        return parquet_files(local_path(self.raw.train_uri))
+
+    @cached_property
+    def schema(self) -> Any | None:
+        """The schema in force, or None."""
+        return read_schema(self.schema_path) if self.schema_path else None
+
+    @cached_property
+    def shown(self) -> ShownValues:
+        """Names of the categories in reports, and the columns that reports hide."""
+        words = read_words(local_path(self.raw.words_uri)) if self.raw.words_uri else {}
+        return ShownValues(words=words, hidden=self.raw.recommender.columns_of_users)

@@ -16,7 +16,7 @@ BATCH_ROWS = 65_536
 """Rows in memory at a time: 10 MB with 39 features."""
 
 
-def judged_columns(features: Features) -> tuple[str, ...]:
+def checked_columns(features: Features) -> tuple[str, ...]:
     """Return the columns that validation checks, in the order of files."""
     return (raw_rows.LABEL, *features.names)
 
@@ -72,7 +72,7 @@ def read_part(
     Raises:
         ContractError: The file is corrupt.
     """
-    columns = [*judged_columns(features), raw_rows.REQUEST_ID]
+    columns = [*checked_columns(features), raw_rows.REQUEST_ID]
     with reading_parquet(part.path):
         file = parquet_file(
             part.path if opened is None else opened, read_dictionary=[raw_rows.REQUEST_ID]

@@ -7,7 +7,7 @@ in every training row, is 0 or 1, and is not served. The share of rows in which 
 value must not be below that of the first run by more than sampling error. A feature without any
 value in the first run is optional. Numeric columns must stay below `range_factor` times the first
 run's extremes, and must not contain NaN or infinity. Negative values are not allowed if at least
-`SIGNED_ROWS` rows of the first run had values and none was negative. Drift thresholds are settings
+`_SIGNED_ROWS` rows of the first run had values and none was negative. Drift thresholds are settings
 of the step. Later runs use a schema file that changes only when people accept a new version
 (`schema_versions`).
 """
@@ -26,15 +26,15 @@ from evergreen.config.features import Features
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import RawDataset
 
-STANDARD_ERRORS = 4.0
-ALIKE_ROWS = 64
+_STANDARD_ERRORS = 4.0
+_ALIKE_ROWS = 64
 """Number of rows that are treated as one independent row, because the correlation of a request's
 rows is unknown."""
-SMALLEST_ROWS = 10_000
+_SMALLEST_ROWS = 10_000
 """Number of rows of the smallest window that a schema must not reject by chance, even if its first
 window was much larger."""
 
-SIGNED_ROWS = 10_000
+_SIGNED_ROWS = 10_000
 """Number of rows with a value that are enough to decide whether a column has negative values. If 3
 % of a column's values are negative, 99 of 100 first runs contain a negative value, even if every 64
 rows are alike."""
@@ -122,7 +122,9 @@ def _set_presence(feature: Any, observed: Any, *, optional: bool) -> None:
         feature.presence.min_count = 0
     elif present:
         # Assume few rows, because a small later window can have such a share by chance.
-        feature.presence.min_fraction = possible_shares(present / rows, min(rows, SMALLEST_ROWS))[0]
+        feature.presence.min_fraction = possible_shares(present / rows, min(rows, _SMALLEST_ROWS))[
+            0
+        ]
 
 
 def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
@@ -135,7 +137,7 @@ def _set_bounds(feature: Any, numbers: Any, factor: float) -> None:
         # A multiple of zero is zero, so an extreme of zero is replaced by one.
         domain.min = numbers.min - (factor - 1) * max(abs(numbers.min), 1.0)
         domain.max = numbers.max + (factor - 1) * max(abs(numbers.max), 1.0)
-        if numbers.min >= 0 and numbers.common_stats.num_non_missing >= SIGNED_ROWS:
+        if numbers.min >= 0 and numbers.common_stats.num_non_missing >= _SIGNED_ROWS:
             domain.min = 0.0
 
 
@@ -143,14 +145,14 @@ def possible_shares(share: float, rows: int) -> tuple[float, float]:
     """Return the lowest and highest true share that is consistent with an observed share.
 
     The interval is Clopper and Pearson's exact one. The confidence level is that of
-    `STANDARD_ERRORS` of a normal distribution. Only `rows / ALIKE_ROWS` rows count as independent,
+    `_STANDARD_ERRORS` of a normal distribution. Only `rows / _ALIKE_ROWS` rows are independent,
     because a column of the context is missing in all rows of a request or in none.
 
     >>> low, high = possible_shares(0.5, 64_000)
     >>> round(low, 3), round(high, 3)
     (0.437, 0.563)
     """
-    independent, tail = rows / ALIKE_ROWS, special.ndtr(-STANDARD_ERRORS)
+    independent, tail = rows / _ALIKE_ROWS, special.ndtr(-_STANDARD_ERRORS)
     hits, others = share * independent, (1 - share) * independent
     low = float(special.betaincinv(hits, others + 1, tail)) if hits > 0 else 0.0
     high = float(special.betainccinv(hits + 1, others, tail)) if others > 0 else 1.0
@@ -174,7 +176,7 @@ def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
         return None
     proposed = tfdv.update_schema(schema, statistics)
     known, observed = {feature.name: feature for feature in schema.feature}, by_feature(statistics)
-    judged = set(raw.recommender.features.names) - set(raw.excluded_columns)
+    checked = set(raw.recommender.features.names) - set(raw.excluded_columns)
     for feature in proposed.feature:
         old, seen = known[feature.name], observed.get(feature.name)
         if (
@@ -184,7 +186,7 @@ def propose_schema(schema: Any, statistics: Any, raw: RawDataset) -> Any | None:
         ):
             # TFDV would mark a column without values as deprecated and no longer check it.
             feature.CopyFrom(old)
-        if seen is not None and feature.name in judged:
+        if seen is not None and feature.name in checked:
             share = num_values(seen) / (num_values(seen) + num_missing(seen))
             if share < old.presence.min_fraction:
                 _set_presence(feature, seen, optional=not share)

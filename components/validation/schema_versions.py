@@ -1,4 +1,4 @@
-"""Schema files, and the versions that people accept by `evergreen schema`.
+"""Schema files, and the versions that people accept by `evergreen data schema`.
 
 The module needs protobuf but not TFDV. The module runs in the validation environment, or on a
 cluster in the validation image (`python -m components.validation.schema_versions`). Every schema
@@ -15,11 +15,12 @@ next accepted version overwrites it.
 
 import argparse
 import difflib
+import json
 import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,18 @@ from google.protobuf import text_format
 from tensorflow_metadata.proto.v0 import schema_pb2
 
 from evergreen.contracts.manifests import CURRENT, Model
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.registry.runs import run_folder
 from evergreen.runtime.durable import append_record, read_records, sha256_file, write_whole
 from evergreen.runtime.errors import ContractError, first_line
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser, whoami
-from evergreen.runtime.plain_text import show
+from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 from evergreen.storage.uris import local_path, typed_folder
 
 TRAINING, SERVING = "TRAINING", "SERVING"
-JOURNAL = "journal.jsonl"
-SCHEMA_WIDE = "schema"
+_JOURNAL = "journal.jsonl"
+_SCHEMA_WIDE = "schema"
 """Name for the parts of a schema that belong to no feature: environments, and value lists that
 features share."""
 
@@ -61,7 +62,7 @@ def format_schema(schema: Any) -> str:
     return str(text_format.MessageToString(schema))
 
 
-def expect_sound(schema: Any, source: str) -> None:
+def _expect_sound(schema: Any, source: str) -> None:
     """Refuse a schema that cannot check rows.
 
     Raises:
@@ -102,7 +103,7 @@ def _faults_of(feature: Any, lists: set[str]) -> Iterator[str]:
 
 
 def compare_schemas(old: Any, new: Any) -> dict[str, str]:
-    """Return a unified diff of each changed feature's text, and of `SCHEMA_WIDE`."""
+    """Return a unified diff of each changed feature's text, and of `_SCHEMA_WIDE`."""
     before, after = _texts(old), _texts(new)
     changed = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     return {
@@ -120,7 +121,7 @@ def _texts(schema: Any) -> dict[str, list[str]]:
     del rest.feature[:]
     for name, part in [
         *((feature.name, feature) for feature in schema.feature),
-        (SCHEMA_WIDE, rest),
+        (_SCHEMA_WIDE, rest),
     ]:
         texts[name] += format_schema(part).splitlines()
     return texts
@@ -149,14 +150,14 @@ class AcceptedSchema:
     """Features that differ from `base`, as named by the person who accepted the schema."""
 
 
-def schemas_folder(store: Path) -> Path:
+def _schemas_folder(store: Path) -> Path:
     """Return the folder of the versions."""
     return store / "schemas"
 
 
 def version_path(store: Path, version: int) -> Path:
     """Return the file of one version."""
-    return schemas_folder(store) / f"{version}.pbtxt"
+    return _schemas_folder(store) / f"{version}.pbtxt"
 
 
 def read_accepted(store: Path) -> list[AcceptedSchema]:
@@ -165,10 +166,12 @@ def read_accepted(store: Path) -> list[AcceptedSchema]:
     Raises:
         ContractError: A line of the journal is corrupt. The error names the file and the line.
     """
-    return read_records(schemas_folder(store) / JOURNAL, AcceptedSchema, name="an accepted schema")
+    return read_records(
+        _schemas_folder(store) / _JOURNAL, AcceptedSchema, name="an accepted schema"
+    )
 
 
-def newest_accepted(store: Path) -> AcceptedSchema | None:
+def _newest_accepted(store: Path) -> AcceptedSchema | None:
     """Return the newest accepted version, or None if nobody accepted a version.
 
     Raises:
@@ -186,7 +189,7 @@ def newest_accepted(store: Path) -> AcceptedSchema | None:
 
 def schema_in_force(store: Path, of_champion: Path | None) -> Path | None:
     """Return the schema file in force: the newest accepted version, else the champion's."""
-    accepted = newest_accepted(store)
+    accepted = _newest_accepted(store)
     return version_path(store, accepted.version) if accepted else of_champion
 
 
@@ -210,10 +213,10 @@ def accept_schema(
             `change` names.
     """
     schema = read_schema(source)
-    expect_sound(schema, f"schema {source}")
+    _expect_sound(schema, f"schema {source}")
     if not reason.strip():
         raise ContractError("reason is empty, expected why this schema is accepted")
-    before = newest_accepted(store)
+    before = _newest_accepted(store)
     base, path = (
         (f"version {before.version}", version_path(store, before.version))
         if before
@@ -233,7 +236,7 @@ def accept_schema(
         changed=_check_changed(path, schema, change),
     )
     write_whole(version_path(store, line.version), source.read_bytes())
-    append_record(schemas_folder(store) / JOURNAL, line)
+    append_record(_schemas_folder(store) / _JOURNAL, line)
     return line
 
 
@@ -255,7 +258,7 @@ def _check_changed(base: Path | None, schema: Any, change: Sequence[str]) -> lis
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands and their flags."""
     parser = CommandParser(
-        prog="evergreen schema", description="Curates the schema of the training rows."
+        prog="evergreen data schema", description="Curates the schema of the training rows."
     )
     commands = parser.add_subparsers(dest="command", required=True)
     show = commands.add_parser(
@@ -282,8 +285,9 @@ def build_parser() -> argparse.ArgumentParser:
     log = commands.add_parser(
         "log", help="list the accepted versions: who, when, why, what they changed"
     )
+    add_listing_flags(log)
     for each in (show, diff, accept, log):
-        each.add_argument("--store", required=True, help="model store, folder or its URI")
+        each.add_argument("--store", required=True, help="model registry, folder or its URI")
     for each in (show, diff, accept):
         each.add_argument("--work", default="", help="folder for big files, for run:NAME")
     return parser
@@ -331,21 +335,42 @@ def _accept(store: Path, arguments: argparse.Namespace) -> int:
     return ExitCode.DONE
 
 
-def _log(store: Path, _arguments: argparse.Namespace) -> int:
+def _log(store: Path, arguments: argparse.Namespace) -> int:
     lines = read_accepted(store)
-    if not lines:
-        print("no schema was accepted yet: rounds are judged by their champion's")
-    for line in lines:
-        changed = f"; changed {', '.join(line.changed)}" if line.changed else ""
-        show(
-            f"{line.version}  {line.time}  {line.who}  from {line.source} over {line.base}: "
-            f"{line.reason}{changed}"
-        )
+    if arguments.json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+    elif not lines:
+        print("no schema was accepted yet: rounds are checked by their champion's")
+    else:
+        print_table(LOG, map(_cells, lines), wide=arguments.wide)
     return ExitCode.DONE
 
 
+LOG = (
+    TableColumn(name="version", is_number=True),
+    TableColumn(name="accepted"),
+    TableColumn(name="by", is_flexible=True),
+    TableColumn(name="from", is_flexible=True),
+    TableColumn(name="over", is_flexible=True, is_wide_only=True),
+    TableColumn(name="changed", is_flexible=True),
+    TableColumn(name="reason", is_flexible=True),
+)
+
+
+def _cells(line: AcceptedSchema) -> tuple[str | None, ...]:
+    return (
+        str(line.version),
+        local_time(line.time),
+        line.who,
+        line.source,
+        line.base,
+        ", ".join(line.changed),
+        line.reason,
+    )
+
+
 def _live_schema(store: Path) -> tuple[str, Path] | None:
-    release = model_store.champion(store, CURRENT)
+    release = registry.champion(store, CURRENT)
     return (release.model_id, local_path(release.model_uri) / Model.SCHEMA) if release else None
 
 

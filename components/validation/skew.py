@@ -3,10 +3,10 @@
 The training rows are compared with archived rows that were served in the same span of time. Rows
 with the same key (request_id, row) are compared value by value. A difference is therefore certain
 and not an estimate from distributions. Values are equal if they have the same bits, except for the
-sign of zero. Two missing values are equal. If fewer than `MIN_JOINED` rows join, nothing is
+sign of zero. Two missing values are equal. If fewer than `_MIN_JOINED` rows join, nothing is
 compared. Labels are never compared, because served rows have no labels yet.
 
-With more than `SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
+With more than `_SAMPLED_ROWS` training rows, only some requests are compared, chosen by a hash of
 the request id. Memory therefore does not grow with the window.
 """
 
@@ -44,11 +44,11 @@ from evergreen.storage.uris import is_bucket_uri, local_path, open_objects
 
 logger = logging.getLogger(__name__)
 
-MIN_JOINED = 100
+_MIN_JOINED = 100
 """Minimum joined rows for a comparison."""
-SAMPLED_ROWS = 262_144
+_SAMPLED_ROWS = 262_144
 """Approximate number of compared training rows. Each takes 280 bytes per side with 39 features."""
-EQUAL_RATIOS = 0.9
+_EQUAL_RATIOS = 0.9
 """Minimum share of the ratios that must agree with their median. Only then is the median reported
 as a factor."""
 
@@ -144,7 +144,7 @@ def measure_skew(
     settings: ValidationSettings,
     excluded: Sequence[str] = (),
     shown: ShownValues,
-    sampled_rows: int = SAMPLED_ROWS,
+    sampled_rows: int = _SAMPLED_ROWS,
 ) -> Skew:
     """Compare training rows with the archived rows of the same span of time.
 
@@ -180,7 +180,7 @@ def measure_skew(
         theirs = _sample_requests(
             read_served(archive, span, types, words=words, unread=unread), one_in
         )
-    joined = join_rows(mine, theirs) if mine.num_rows and theirs.num_rows else None
+    joined = _join_rows(mine, theirs) if mine.num_rows and theirs.num_rows else None
     num_joined = joined.training.num_rows if joined else 0
     facts = ServedRowFacts(
         served_uri=archive.uri,
@@ -192,7 +192,7 @@ def measure_skew(
         num_only_served=theirs.num_rows - num_joined,
         unread=tuple(unread),
     )
-    if joined is None or num_joined < MIN_JOINED:
+    if joined is None or num_joined < _MIN_JOINED:
         return Skew(facts=facts)
     options = {name: features.list_options_of(name) for name in features.lists}
     entries = (
@@ -286,7 +286,7 @@ class JoinedRows(NamedTuple):
     served: pa.Table
 
 
-def join_rows(training: pa.Table, served: pa.Table) -> JoinedRows:
+def _join_rows(training: pa.Table, served: pa.Table) -> JoinedRows:
     """Join both sides by request id and row, in the order of the training rows."""
     ids = pa.concat_arrays(
         [
@@ -369,7 +369,7 @@ def _common_factor(mine: NDArray[np.float32], theirs: NDArray[np.float32]) -> fl
     if not len(ratios):
         return None
     middle = float(np.median(ratios))
-    return middle if np.isclose(ratios, middle, rtol=1e-3).mean() >= EQUAL_RATIOS else None
+    return middle if np.isclose(ratios, middle, rtol=1e-3).mean() >= _EQUAL_RATIOS else None
 
 
 def _plain_value(value: Any, text_of: Callable[[int], str | None]) -> float | str | None:

@@ -19,14 +19,14 @@ from tensorflow_data_validation.statistics import stats_impl
 from tensorflow_metadata.proto.v0 import schema_pb2, statistics_pb2
 from tfx_bsl.arrow.table_util import CanonicalizeRecordBatch
 
-from components.validation.rows import FilePart, judged_columns, read_part, row_groups
+from components.validation.rows import FilePart, checked_columns, read_part, row_groups
 from evergreen.config.features import Features
 from evergreen.contracts import raw_rows
 from evergreen.runtime.errors import ContractError
 from evergreen.runtime.forked import run_all, shares, usual_processes
 from evergreen.statistics.profile_counter import ProfileCounter
 
-ROWS_PER_PROCESS = 25_000
+_ROWS_PER_PROCESS = 25_000
 """Minimum number of rows for each additional process."""
 
 
@@ -45,7 +45,7 @@ def as_lists(batch: pa.RecordBatch, features: Features) -> pa.RecordBatch:
     Categories become decimal strings. TFDV counts strings as categories without further hints, and
     faster than integers.
     """
-    columns = {name: batch.column(name) for name in judged_columns(features)}
+    columns = {name: batch.column(name) for name in checked_columns(features)}
     columns |= {name: columns[name].cast(pa.string()) for name in features.categorical}
     columns |= {name: columns[name].cast(pa.list_(pa.string())) for name in features.lists}
     return CanonicalizeRecordBatch(
@@ -60,7 +60,7 @@ def summarize_files(
 
     Without files the statistics have zero examples. Copies of `counter` count the rows, and are
     merged into `counter` in the order of the rows. By default there are `usual_processes`, or fewer
-    if a process would have less than `ROWS_PER_PROCESS` rows.
+    if a process would have less than `_ROWS_PER_PROCESS` rows.
 
     Raises:
         ContractError: A file cannot be read.
@@ -69,7 +69,7 @@ def summarize_files(
     parts = [part for part in row_groups(files) if part.num_rows]
     if processes is None:
         total = sum(part.num_rows for part in parts)
-        processes = max(1, min(usual_processes(), total // ROWS_PER_PROCESS))
+        processes = max(1, min(usual_processes(), total // _ROWS_PER_PROCESS))
     generators = stats_impl.get_generators(make_options(counter.features), in_memory=True)
 
     def count(share: list[FilePart]) -> tuple[list[Any], ProfileCounter]:

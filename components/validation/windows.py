@@ -13,7 +13,7 @@ from evergreen.runtime.errors import ContractError
 from evergreen.statistics.column_profile import TableProfile
 from evergreen.statistics.profile_files import read_profiles, write_profiles
 
-KIND, FORMAT_VERSION = "TrainingWindows", 1
+_KIND, _FORMAT_VERSION = "TrainingWindows", 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class KeptWindows:
 
     def write(self, path: Path) -> None:
         """Write the windows to a file, completely or not at all."""
-        write_profiles(path, self.windows, kind=KIND, version=FORMAT_VERSION)
+        write_profiles(path, self.windows, kind=_KIND, version=_FORMAT_VERSION)
 
 
 def read_windows(path: Path) -> KeptWindows:
@@ -76,4 +76,4 @@ def read_windows(path: Path) -> KeptWindows:
     Raises:
         ContractError: The file is absent, corrupt, or of another kind, version or bucket edges.
     """
-    return KeptWindows(read_profiles(path, kind=KIND, version=FORMAT_VERSION)[0])
+    return KeptWindows(read_profiles(path, kind=_KIND, version=_FORMAT_VERSION)[0])

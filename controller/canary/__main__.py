@@ -31,7 +31,7 @@ _DEFAULTS: dict[str, Any] = {rule.name: rule.default for rule in fields(CanaryPo
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser with its subcommands."""
-    parser = CommandParser(prog="evergreen canary", description=steps.__doc__)
+    parser = CommandParser(prog="evergreen release canary", description=steps.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for name, summary in _SUMMARIES.items():
         command = commands.add_parser(name, help=summary)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser with the standard library only."""
-    parser = CommandParser(prog="evergreen", description=__doc__.partition("\n")[0])
+    parser = CommandParser(prog="evergreen simulate", description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (run_command, add_arguments, text) in _COMMANDS.items():
         command = commands.add_parser(name, help=text)
@@ -274,7 +274,7 @@ _COMMANDS: dict[
     str, tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None], str]
 ] = {
     "traffic": (_replay_traffic, _add_replay, "send traffic at a given rate and publish records"),
-    "simulate": (_simulate_lake, _add_simulate, "write a lake of simulated rows"),
+    "lake": (_simulate_lake, _add_simulate, "write a lake of simulated rows"),
     "drift": (_drift_world, _add_drift, "write a drifted copy of a simulator"),
 }
 

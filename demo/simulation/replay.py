@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 MAX_DELAY_FACTOR = 4.0
 """Maximum delay of a click, as a multiple of the mean delay."""
-BEFORE, AFTER = "before", "after"
+_BEFORE, _AFTER = "before", "after"
 """Phases of a replay: before and after the drift."""
 _MAX_BEHIND_SECONDS = 1.0
 _MAX_QUEUED_ROWS = 128_000
@@ -108,7 +108,7 @@ class Replay:
         self._consecutive_failures = 0
         self._defect: BaseException | None = None
         """Unexpected error of a request's task, which `send` raises."""
-        self.statistics = ReplayStatistics()
+        self.statistics = _ReplayStatistics()
         self.skipped_seconds = 0.0
         """Seconds of the schedule that were skipped because the server or the event log was too
         slow."""
@@ -212,14 +212,14 @@ class Replay:
             self._client.tell(Outcome(request_id=request_id, row=row, time=scored.time + delay))
 
     def _drift_world(self) -> None:
-        if self.statistics.phase == AFTER:
+        if self.statistics.phase == _AFTER:
             raise ContractError("the traffic has drifted already")
         self._traffic.drift()
         self.statistics.drift_time = self._timing.clock()
         logger.info("drift begins after %d rows", self.statistics.rows)
 
 
-class ReplayStatistics:
+class _ReplayStatistics:
     """Counts since the start, and since the last line."""
 
     def __init__(self) -> None:
@@ -233,8 +233,8 @@ class ReplayStatistics:
         self._errors: Counter[str] = Counter()
         self._latencies: list[float] = []
         self._truth: dict[str, list[tuple[NDArray[np.int32], NDArray[np.float32]]]] = {
-            BEFORE: [],
-            AFTER: [],
+            _BEFORE: [],
+            _AFTER: [],
         }
         self._truth_rows: Counter[str] = Counter()
         self._reported = {"requests_sent": 0, "requests_failed": 0, "rows": 0}
@@ -245,7 +245,7 @@ class ReplayStatistics:
     @property
     def phase(self) -> str:
         """`before` or `after` the drift."""
-        return BEFORE if self.drift_time is None else AFTER
+        return _BEFORE if self.drift_time is None else _AFTER
 
     def count_answer(
         self, request: Request, phase: str, *, version: int, latency_seconds: float
@@ -301,7 +301,7 @@ class ReplayStatistics:
             "rows": self.rows,
             "clicks": self.clicks,
             "drift_time": self.drift_time,
-            "bayes_auc": {phase: self._bayes_auc(phase) for phase in (BEFORE, AFTER)},
+            "bayes_auc": {phase: self._bayes_auc(phase) for phase in (_BEFORE, _AFTER)},
             "versions_seen": {
                 str(version): rows for version, rows in sorted(self._versions.items())
             },

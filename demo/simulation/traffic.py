@@ -2,9 +2,9 @@
 
 A source returns rows request by request. The module `replay` sends the rows, and `simulation` knows
 the true probabilities. Files are Parquet with the recommender's column names in any order, with or
-without labels. Columns with a fixed served value may be absent. `evergreen ingest` converts other
-files to Parquet and separates malformed rows. Here the first malformed value is an error with its
-file and row.
+without labels. Columns with a fixed served value may be absent. `evergreen data ingest` converts
+other files to Parquet and separates malformed rows. Here the first malformed value is an error with
+its file and row.
 """
 
 from collections.abc import Iterator, Sequence

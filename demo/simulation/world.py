@@ -44,8 +44,8 @@ from evergreen.storage.objects import Objects
 from evergreen.storage.uris import open_objects
 
 _SCHEMA = arrow_schema(criteo.RAW_TYPES)
-ROWS_PER_FILE = 100_000
-ROWS_PER_REQUEST = 64
+_ROWS_PER_FILE = 100_000
+_ROWS_PER_REQUEST = 64
 _CALIBRATION_ROWS = 40_000
 
 
@@ -319,16 +319,16 @@ def _write_day(
 ) -> list[WorldRows]:
     midnight = datetime.combine(date.fromisoformat(day), time(tzinfo=timezone.utc)).timestamp()
     written = []
-    for part, start in enumerate(range(0, count, ROWS_PER_FILE)):
-        number = np.arange(start, min(start + ROWS_PER_FILE, count))
+    for part, start in enumerate(range(0, count, _ROWS_PER_FILE)):
+        number = np.arange(start, min(start + _ROWS_PER_FILE, count))
         drawn = world.draw(len(number), random)
-        request = number // ROWS_PER_REQUEST
+        request = number // _ROWS_PER_REQUEST
         table = raw_table(
             drawn,
             request_ids=[f"simulated-{world.seed}-{day}-{i}" for i in request.tolist()],
-            row=(number % ROWS_PER_REQUEST).astype(np.int32),
+            row=(number % _ROWS_PER_REQUEST).astype(np.int32),
             times=midnight
-            + (request.astype(np.float64) * ROWS_PER_REQUEST + 0.5) * (86_400.0 / count),
+            + (request.astype(np.float64) * _ROWS_PER_REQUEST + 0.5) * (86_400.0 / count),
         )
         content = BytesIO()
         pq.write_table(table, content)

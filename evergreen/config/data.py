@@ -49,7 +49,7 @@ class ColumnNames:
     A column whose name is not the default must be in the files. A column with its default name may
     be absent, except the label. If the column `row` is absent, the rows of a request are numbered
     in file order. If `request_id` is absent, each row is its own request. If `event_time` is
-    absent, rows have no time until `evergreen ingest` assigns a time.
+    absent, rows have no time until `evergreen data ingest` assigns a time.
 
     Raises:
         ContractError: a name is empty, or two columns have the same name.
@@ -73,8 +73,8 @@ class ColumnNames:
     """Number of the row in its request. Without this column, the rows of a request are numbered in
     file order."""
     event_time: str = "event_time"
-    """Time when the row was shown. Without this column, rows have no time until `evergreen ingest`
-    assigns a time."""
+    """Time when the row was shown. Without this column, rows have no time until `evergreen data
+    ingest` assigns a time."""
     time_format: str | None = None
     """Time format of the files, one of `TIME_FORMATS`. If no format is set, the reader detects it
     from the values. The files are refused if two formats fit, or if times fall outside 1990 to

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from evergreen.runtime.errors import ContractError, expect
 
-MAX_LATE_DAYS, MAX_REPLAY_DAYS = 366, 3_660
+MAX_LATE_DAYS, _MAX_REPLAY_DAYS = 366, 3_660
 """A model's manifest lists every file of these days, so the number of days is limited."""
 
 
@@ -76,8 +76,8 @@ class ExtractionSettings:
         expect(self, "at least 0", lambda value: value >= 0, "replay_days")
         expect(
             self,
-            f"at most {MAX_REPLAY_DAYS}",
-            lambda value: value <= MAX_REPLAY_DAYS,
+            f"at most {_MAX_REPLAY_DAYS}",
+            lambda value: value <= _MAX_REPLAY_DAYS,
             "replay_days",
         )
         expect(

@@ -24,7 +24,7 @@ MAX_CATEGORY = 2**52 - 1
 INDICATOR = "{name}/missing"
 """Name of the dense input that indicates whether the feature `name` is missing. No feature's name
 has a slash."""
-PLACE = "{name}/{number}"
+_PLACE = "{name}/{number}"
 """Name of the column for one position of the list `name`. Positions are counted from 0."""
 LENGTH = "{name}/length"
 """Name under which the lengths of the list `name` are counted. The elements of the list are counted
@@ -39,7 +39,7 @@ MAX_NAME = 200
 """Maximum length of a feature's name in characters."""
 MAX_WIDTH = 4096
 """Maximum length of a category's vector."""
-MAX_BUCKETS = 1024
+_MAX_BUCKETS = 1024
 """Maximum buckets of one feature. Serving compares each row with the lower end of every bucket."""
 
 
@@ -270,9 +270,9 @@ class NumericOptions:
                 f"transform is {list(self.transform)}, expected at most one clip and "
                 "quantile_buckets last"
             )
-        if not 2 <= self.num_buckets <= MAX_BUCKETS:
+        if not 2 <= self.num_buckets <= _MAX_BUCKETS:
             raise ContractError(
-                f"transform has quantile_buckets({self.num_buckets}), expected 2 to {MAX_BUCKETS} "
+                f"transform has quantile_buckets({self.num_buckets}), expected 2 to {_MAX_BUCKETS} "
                 "buckets"
             )
         if self.fill or self.indicator:
@@ -556,11 +556,11 @@ class Features:
         return self.categorical + tuple(name for name in self.lists for _ in self.places_of(name))
 
     def places_of(self, name: str) -> tuple[str, ...]:
-        """Return the columns of a list (see `PLACE`), or the name of a categorical feature."""
+        """Return the columns of a list (see `_PLACE`), or the name of a categorical feature."""
         if name in self.categorical:
             return (name,)
         return tuple(
-            PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max)
+            _PLACE.format(name=name, number=i) for i in range(self.list_options_of(name).max)
         )
 
     def list_options_of(self, name: str) -> ListOptions:

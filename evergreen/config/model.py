@@ -15,8 +15,8 @@ from evergreen.config.reader import read_mapping
 from evergreen.config.spec import Recommender
 from evergreen.runtime.errors import ContractError
 
-MAX_LAYERS = 100
-MAX_TOWER_WIDTH = 65_536
+_MAX_LAYERS = 100
+_MAX_TOWER_WIDTH = 65_536
 """Maximum width of a hidden layer, and of a cross layer's projection."""
 
 
@@ -70,8 +70,8 @@ class NetworkConfig:
             raise ContractError(f"tower is {self.tower}, expected one or more widths of at least 1")
         _require_at_most(MAX_WIDTH, "embedding_dim", self.embedding_dim)
         _require_at_most(MAX_WIDTH, "a width", max(self.widths, default=0))
-        _require_at_most(MAX_LAYERS, "the number of widths in tower", len(self.tower))
-        _require_at_most(MAX_TOWER_WIDTH, "a width of tower", max(self.tower))
+        _require_at_most(_MAX_LAYERS, "the number of widths in tower", len(self.tower))
+        _require_at_most(_MAX_TOWER_WIDTH, "a width of tower", max(self.tower))
         if not 0.0 <= self.dropout < 1.0:
             raise ContractError(f"dropout is {self.dropout}, expected a share in [0, 1)")
 
@@ -132,8 +132,8 @@ class DcnConfig(NetworkConfig):
         super().__post_init__()
         _require_at_least(1, "num_cross_layers", self.num_cross_layers)
         _require_at_least(0, "projection_dim", self.projection_dim)
-        _require_at_most(MAX_LAYERS, "num_cross_layers", self.num_cross_layers)
-        _require_at_most(MAX_TOWER_WIDTH, "projection_dim", self.projection_dim)
+        _require_at_most(_MAX_LAYERS, "num_cross_layers", self.num_cross_layers)
+        _require_at_most(_MAX_TOWER_WIDTH, "projection_dim", self.projection_dim)
 
     def column_axes(
         self, vectors: Sequence[str], dense: Sequence[str]

@@ -7,21 +7,22 @@ one flat list.
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from evergreen.config.drift import DriftThresholds
 from evergreen.config.reader import flat_settings, nearest, read_mapping
 from evergreen.config.release import BakingSettings
 from evergreen.config.spec import Recommender
 from evergreen.runtime.errors import ContractError, expect
 
-MAX_GRACE_BUCKETS = 8
+_MAX_GRACE_BUCKETS = 8
 """Maximum grace period, as a number of drift buckets. At this limit, ten buckets of three versions
 are open at a time, which is the capacity of the drift watch."""
-MIN_DECIDE_SECONDS = 0.001
+_MIN_DECIDE_SECONDS = 0.001
 POLICY_NAMES = ("threshold", "sequential", "data_drift", "schedule")
 """Names of the policies in `monitoring.policies.policies`, in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgeSettings:
+class EvaluationSettings:
     """Settings about which rows the policies evaluate, and how often."""
 
     window_rows: int = 20_000
@@ -46,8 +47,8 @@ class JudgeSettings:
             "attribution_window_seconds",
             "drift_grace_seconds",
         )
-        rule = f"at least {MIN_DECIDE_SECONDS}"
-        expect(self, rule, lambda value: value >= MIN_DECIDE_SECONDS, "decide_seconds")
+        rule = f"at least {_MIN_DECIDE_SECONDS}"
+        expect(self, rule, lambda value: value >= _MIN_DECIDE_SECONDS, "decide_seconds")
 
 
 def policy_names(text: str) -> list[str]:
@@ -140,7 +141,7 @@ class PolicySettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestraintSettings:
+class RateLimitSettings:
     """Limits on how often a run may be requested."""
 
     cooldown_seconds: float = 3600.0
@@ -186,7 +187,7 @@ class RecipeSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DriftSettings:
+class DriftSettings(DriftThresholds):
     """Settings of drift detection: buckets and thresholds."""
 
     drift_bucket_seconds: float = 3600.0
@@ -197,42 +198,26 @@ class DriftSettings:
     same version."""
     false_discovery_rate: float = 0.01
     """False discovery rate: maximum expected share of false alarms among the columns reported as
-    drifted or outlying. If nothing has changed, it is the probability of any alarm in a bucket."""
-    categorical_drift: float = 0.02
-    """Minimum change of one category's share that counts as drift. A change that chance can explain
-    does not count."""
-    categorical_drift_relative: float = 0.5
-    """Minimum change relative to the category's previous share. The smaller of this limit and
-    `categorical_drift` applies, but at least 0.002."""
-    numeric_drift: float = 0.003
-    """Minimum Jensen-Shannon divergence, in bits beyond what chance adds, that counts as drift."""
-    missing_drift: float = 0.02
-    """Minimum change of a column's share of missing values that counts as drift."""
+    drifted or outlying. If nothing has changed, it is the probability of any alarm in a bucket. The
+    default is below that of validation, because there are many buckets between two runs."""
     outlier_drift: float = 0.005
     """Minimum increase of a numeric column's share of outliers that raises an alarm."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         expect(self, "at least 0", lambda value: value >= 0, "drift_bucket_seconds")
         expect(self, "at least 1", lambda value: value >= 1, "drift_min_rows")
         expect(self, "at most 1,000,000,000", lambda value: value <= 10**9, "drift_min_rows")
-        expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "false_discovery_rate")
-        least = (
-            "categorical_drift",
-            "categorical_drift_relative",
-            "numeric_drift",
-            "missing_drift",
-            "outlier_drift",
-        )
-        expect(self, "a number in [0, 1]", lambda value: 0 <= value <= 1, *least)
+        expect(self, "a number in [0, 1]", lambda value: 0 <= value <= 1, "outlier_drift")
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgingSettings:
+class DecisionSettings:
     """All settings that decide when a run is requested."""
 
-    judge: JudgeSettings = JudgeSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
     policies: PolicySettings = PolicySettings()
-    restraint: RestraintSettings = RestraintSettings()
+    rate_limit: RateLimitSettings = RateLimitSettings()
     drift: DriftSettings = DriftSettings()
     recipe: RecipeSettings = RecipeSettings()
     baking: BakingSettings = BakingSettings()
@@ -240,29 +225,29 @@ class JudgingSettings:
 
     def __post_init__(self) -> None:
         """Refuse a window that is too small to evaluate, and a grace period of too many buckets."""
-        window_rows, fewest = self.judge.window_rows, 2 * self.policies.min_clicks
+        window_rows, fewest = self.evaluation.window_rows, 2 * self.policies.min_clicks
         if window_rows < fewest:
             needed = f"{fewest}: min_clicks clicks and as many rows without one"
             raise ContractError(f"window_rows is {window_rows}, expected at least {needed}")
-        grace, bucket = self.judge.drift_grace_seconds, self.drift.drift_bucket_seconds
-        if bucket and grace > MAX_GRACE_BUCKETS * bucket:
+        grace, bucket = self.evaluation.drift_grace_seconds, self.drift.drift_bucket_seconds
+        if bucket and grace > _MAX_GRACE_BUCKETS * bucket:
             raise ContractError(
-                f"drift_grace_seconds is {grace}, expected at most {MAX_GRACE_BUCKETS} times "
+                f"drift_grace_seconds is {grace}, expected at most {_MAX_GRACE_BUCKETS} times "
                 "drift_bucket_seconds, "
                 f"which is {bucket}"
             )
 
 
 def own_parts() -> dict[str, type[Any]]:
-    """Return each settings class of the section `monitor`, by its field in `JudgingSettings`."""
+    """Return each settings class of the section `monitor`, by its field in `DecisionSettings`."""
     return {
         part: kind
-        for part, kind in get_type_hints(JudgingSettings).items()
+        for part, kind in get_type_hints(DecisionSettings).items()
         if kind is not BakingSettings
     }
 
 
-def judging_settings(recommender: Recommender) -> JudgingSettings:
+def decision_settings(recommender: Recommender) -> DecisionSettings:
     """Return a recommender's settings of the section `monitor` and its baking limits.
 
     The baking limits are settings of the section `release`.
@@ -287,6 +272,6 @@ def judging_settings(recommender: Recommender) -> JudgingSettings:
     limits = {name: release[name] for name in flat_settings(BakingSettings) if name in release}
     parts["baking"] = read_mapping(BakingSettings, limits, path="release")
     try:
-        return JudgingSettings(**parts)
+        return DecisionSettings(**parts)
     except ContractError as error:
         raise ContractError(f"monitor.{error}") from error

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from evergreen.config.spec import Recommender
 from evergreen.runtime.errors import ContractError, expect
 
-FLOAT32, FLOAT16, INT8 = TABLE_TYPES = ("float32", "float16", "int8")
+FLOAT32, _FLOAT16, INT8 = TABLE_TYPES = ("float32", "float16", "int8")
 AUTO, FULL, CANARY, SHADOW, UNRELEASED = ROLLOUTS = ("auto", "full", "canary", "shadow", "none")
 """How an accepted model gets its traffic: all at once, a growing share, or none while its scores
 are logged. With `auto`, a model is released in full after a pass, or if no version is live. It
 becomes a canary if the gate was inconclusive. With `none` the model is registered but not deployed.
 """
-MAX_INSTANCES = 64
-MAX_QUEUED = 1_000_000
+_MAX_INSTANCES = 64
+_MAX_QUEUED = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class ServingSettings:
 
     def __post_init__(self) -> None:
         expect(
-            self, f"1 to {MAX_INSTANCES}", lambda value: 1 <= value <= MAX_INSTANCES, "instances"
+            self, f"1 to {_MAX_INSTANCES}", lambda value: 1 <= value <= _MAX_INSTANCES, "instances"
         )
         names = (
             "warmup_rows",
@@ -61,8 +61,8 @@ class ServingSettings:
         expect(self, "at least 0", lambda value: value >= 0, *names)
         expect(
             self,
-            f"at most {MAX_QUEUED:,}",
-            lambda value: value <= MAX_QUEUED,
+            f"at most {_MAX_QUEUED:,}",
+            lambda value: value <= _MAX_QUEUED,
             "max_queued_requests",
         )
         expect(self, "at most 1024", lambda value: value <= 1024, "warmup_rows")

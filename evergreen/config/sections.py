@@ -9,7 +9,7 @@ from evergreen.config.extraction import ExtractionSettings
 from evergreen.config.features import Features
 from evergreen.config.gate import GateSettings
 from evergreen.config.model import NETWORKS, network_config
-from evergreen.config.monitor import judging_settings, own_parts
+from evergreen.config.monitor import decision_settings, own_parts
 from evergreen.config.preprocessing import PreprocessingSettings
 from evergreen.config.reader import parse_settings
 from evergreen.config.release import RolloutSettings
@@ -17,7 +17,7 @@ from evergreen.config.spec import Recommender
 from evergreen.config.training import TrainingSettings
 from evergreen.config.validation import ValidationSettings
 
-SECTION_CLASSES: dict[str, type[Any]] = {
+_SECTION_CLASSES: dict[str, type[Any]] = {
     "extraction": ExtractionSettings,
     "validation": ValidationSettings,
     "preprocessing": PreprocessingSettings,
@@ -39,7 +39,7 @@ def section_classes(section: str) -> list[type[Any]]:
         return list(NETWORKS.values())
     if section == "monitor":
         return list(own_parts().values())
-    return [SECTION_CLASSES[section]]
+    return [_SECTION_CLASSES[section]]
 
 
 _ANY = Recommender(name="any", features=Features(numeric=("any",), categorical=("other",)))
@@ -53,10 +53,10 @@ def check_settings(recommender: Recommender) -> None:
         ContractError: a setting is unknown, of another type or out of range. The message names the
             setting by its path.
     """
-    for name, kind in SECTION_CLASSES.items():
+    for name, kind in _SECTION_CLASSES.items():
         recommender.section(name, kind)
     network_config(recommender)
-    judging_settings(recommender)
+    decision_settings(recommender)
 
 
 def check_changes(settings: str) -> None:

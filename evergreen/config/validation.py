@@ -16,13 +16,15 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from evergreen.config.drift import DriftThresholds
 from evergreen.runtime.errors import ContractError
 
 _LEAST_ONE = ("click_rate_factor", "range_factor")
+_SHARED = frozenset(each.name for each in fields(DriftThresholds))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationSettings:
+class ValidationSettings(DriftThresholds):
     """Thresholds of the rules, and the actions that differ from the defaults.
 
     Raises:
@@ -33,28 +35,15 @@ class ValidationSettings:
     """Actions of rules that differ from their default in `RULES`, such as `{"column_empty":
     "warn"}`."""
 
-    categorical_drift: float = 0.02
-    """Minimum change of one category's share that counts as drift. A change that chance can explain
-    does not count."""
-    categorical_drift_relative: float = 0.5
-    """Minimum change relative to the category's previous share. The smaller of this limit and
-    `categorical_drift` applies, but at least 0.002."""
-    numeric_drift: float = 0.003
-    """Minimum Jensen-Shannon divergence, in bits beyond what chance adds, that counts as drift."""
     mean_drift: float = 0.1
     """Minimum shift of a numeric column's mean that counts as drift, in standard deviations of the
     bucket number."""
-    missing_drift: float = 0.02
-    """Minimum change of a column's share of missing values that counts as drift."""
     new_value_share: float = 0.05
     """Maximum share of rows whose category is unknown to the champion. A larger share is reported
     as a finding."""
     click_rate_factor: float = 2.0
     """Maximum factor by which the share of clicks may rise or fall. A larger factor is reported as
     a finding."""
-    false_discovery_rate: float = 0.05
-    """False discovery rate: maximum expected share of false alarms among the features reported as
-    drifted."""
     skew_share: float = 0.001
     """Maximum share of rows, joined between training and serving, whose value may differ."""
     range_factor: float = 1000.0
@@ -66,11 +55,12 @@ class ValidationSettings:
     """Maximum share of the rows that may be quarantined."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for rule, action in self.actions.items():
             _check_action(rule, action)
         for each in fields(self):
             name, value = each.name, getattr(self, each.name)
-            if name == "actions":
+            if name == "actions" or name in _SHARED:
                 continue
             is_number = (
                 isinstance(value, (int, float))
@@ -92,11 +82,9 @@ class ValidationSettings:
 
 BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF = "block", "quarantine", "warn", "notify", "info", "off"
 ACTIONS = (BLOCK, QUARANTINE, WARN, NOTIFY, INFO, OFF)
-SEVERITIES = {BLOCK: BLOCK, QUARANTINE: WARN, WARN: WARN, NOTIFY: WARN, INFO: INFO}
-"""Severity of a finding, by the action of its rule."""
 
 DATASET = "dataset"
-"""Value of `feature` in a finding that is not about a single column."""
+"""Column of a check that is not about a single column."""
 DOMAIN = "domain"
 """Rule about single rows. Only the rule `domain` can quarantine rows."""
 

@@ -1,20 +1,25 @@
 """Checks of a decision, each with a measured value, a limit and a result, and their text form.
 
-The gate, the canary and the baking produce checks. Pages and messages display them. A decision is a
-list of checks, and the worst check decides. All text about a decision is built in this module.
-Validation uses `components.validation.findings` instead, because each finding has an action that
-depends on its rule.
+Validation, the gate, the canary and the baking produce checks. Pages and messages display them. A
+decision is a list of checks, and the worst check decides. All text about a decision is built in
+this module.
 """
 
 import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-PASS, FAIL, INCONCLUSIVE = RESULTS = ("pass", "fail", "inconclusive")
-"""Possible results of a check, and of a list of checks."""
+PASS, WARN, INCONCLUSIVE, FAIL = RESULTS = ("pass", "warn", "inconclusive", "fail")
+"""Possible results of a check, and of a list of checks, from the best to the worst."""
+_NUM_NAMED = 4
+"""Maximum number of checks of one result that a headline names."""
 AT_LEAST, AT_MOST, BELOW, WITHIN_FACTOR = "at least", "at most", "below", "within a factor of"
 """How a value is compared with its limit."""
+
+
+_T = TypeVar("_T", bound="Check")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +50,11 @@ class Check:
     """Advice on how to make the check pass, as one sentence without a full stop."""
 
     @property
+    def passed(self) -> bool:
+        """Whether the result is `pass`."""
+        return self.result == PASS
+
+    @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval, or None if the check has no interval."""
         return None if self.low is None or self.high is None else (self.low, self.high)
@@ -59,21 +69,43 @@ class Check:
         return None if self.limit is None else f"{self.bound} {self.limit:g}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class RuleCheck(Check):
+    """Check of a data set or of one column by a rule whose action is a setting.
+
+    The action decides the result: `block` fails, `warn`, `notify` and `quarantine` warn, and `info`
+    passes. A rule that found nothing has one check, which passes.
+    """
+
+    rule: str
+    """Name in `evergreen.config.validation.RULES`."""
+    column: str = ""
+    """Column, or `dataset`. Empty if the rule found nothing."""
+    action: str = ""
+    """Action that followed. Empty if the rule found nothing."""
+    num_quarantined: int = 0
+    """Number of rows that the rule quarantined."""
+
+
 def decide(checks: Iterable[Check]) -> str:
-    """Return the worst result: `fail`, else `inconclusive`, else `pass`.
+    """Return the worst result: `fail`, else `inconclusive`, else `warn`, else `pass`.
 
     >>> decide([Check(name="a", result="pass"), Check(name="b", result="inconclusive")])
     'inconclusive'
     """
-    results = {check.result for check in checks}
-    return next((each for each in (FAIL, INCONCLUSIVE) if each in results), PASS)
+    return max((check.result for check in checks), key=RESULTS.index, default=PASS)
+
+
+def worst_first(checks: Iterable[_T]) -> list[_T]:
+    """Return the checks in the order of their results, the worst first."""
+    return sorted(checks, key=lambda check: -RESULTS.index(check.result))
 
 
 def headline(checks: Sequence[Check]) -> str:
     """Return a summary of the checks in one line.
 
     The summary has the values with intervals, the number of passed checks, and the names of the
-    checks that did not pass.
+    first checks that did not pass. The intervals of single columns are omitted.
 
     >>> auc = Check(name="AUC", value=0.77, low=0.757, high=0.782, limit=0.6, result="pass")
     >>> lead = Check(name="AUC against the champion", value=0.142, is_difference=True,
@@ -83,13 +115,19 @@ def headline(checks: Sequence[Check]) -> str:
     >>> headline([Check(name="requests with clicks", value=3, limit=10, result="inconclusive")])
     'passed 0 of 1 checks; inconclusive: requests with clicks 3 (at least 10)'
     """
-    estimated = [check for check in checks if check.value is not None and check.interval]
+    estimated = [
+        check
+        for check in checks
+        if check.value is not None and check.interval and not isinstance(check, RuleCheck)
+    ]
     first = estimated[0].name if estimated else ""
     parts = [", ".join(_estimate(check, first) for check in estimated)] if estimated else []
     parts.append(f"passed {sum(check.result == PASS for check in checks)} of {len(checks)} checks")
-    for result, words in ((FAIL, "failed"), (INCONCLUSIVE, INCONCLUSIVE)):
+    for result, words in ((FAIL, "failed"), (INCONCLUSIVE, INCONCLUSIVE), (WARN, "warnings")):
         if open_ := [check for check in checks if check.result == result]:
-            parts.append(f"{words}: {', '.join(_named(check, estimated) for check in open_)}")
+            named = [_named(check, estimated) for check in open_[:_NUM_NAMED]]
+            more = len(open_) - len(named)
+            parts.append(f"{words}: {', '.join(named)}" + (f" and {more} more" if more else ""))
     return "; ".join(parts)
 
 
@@ -99,9 +137,9 @@ def sentence(check: Check) -> str:
     >>> sentence(Check(name="AUC", value=0.5, low=0.4, high=0.6, limit=0.7, result="fail"))
     'AUC 0.5000 [0.4000, 0.6000], at least 0.7: fail'
     """
-    text = check.name if check.value is None else f"{check.name} {number_text(check)}"
+    text = check.name if check.value is None else f"{check.name} {_number_text(check)}"
     if check.interval:
-        low, high = (number_text(check, end) for end in check.interval)
+        low, high = (_number_text(check, end) for end in check.interval)
         text += f" [{low}, {high}]"
     text += f", {check.limit_text}" if check.limit_text else ""
     return f"{text}: {check.result}" + (f". {check.detail}" if check.detail else "")
@@ -115,19 +153,27 @@ def advice(checks: Iterable[Check]) -> list[str]:
 def metrics(checks: Iterable[Check]) -> dict[str, float]:
     """Return the finite values and interval ends of checks, by metric name.
 
-    An interval has two entries: `<name>_low` and `<name>_high`.
+    An interval has two entries: `<name>_low` and `<name>_high`. The checks of rules are counted by
+    action and rule, because their columns differ from run to run.
 
     >>> metrics([Check(name="AUC", value=0.5, low=0.4, high=0.6, result="pass")])
     {'auc': 0.5, 'auc_low': 0.4, 'auc_high': 0.6}
+    >>> drift = RuleCheck(name="I1: drift", rule="drift", column="I1", action="warn", result="warn")
+    >>> metrics([drift, drift])
+    {'warn_drift': 2}
     """
     found: dict[str, float | None] = {}
     for check in checks:
+        if isinstance(check, RuleCheck):
+            if name := f"{check.action}_{check.rule}" if check.action else "":
+                found[name] = (found.get(name) or 0) + 1
+            continue
         name = re.sub(r"\W+", "_", check.name.lower()).strip("_")
         found |= {name: check.value, f"{name}_low": check.low, f"{name}_high": check.high}
     return {name: each for name, each in found.items() if each is not None and math.isfinite(each)}
 
 
-def number_text(check: Check, value: float | None = None) -> str:
+def _number_text(check: Check, value: float | None = None) -> str:
     """Return the value of a check, or another number in the same format, as text."""
     shown = check.value if value is None else value
     if shown is None:
@@ -144,10 +190,10 @@ def _estimate(check: Check, first: str) -> str:
     interval.
     """
     if check.is_difference and check.name != first and check.name.startswith(f"{first} "):
-        return f"{number_text(check)} {check.name.removeprefix(first).strip()}"
+        return f"{_number_text(check)} {check.name.removeprefix(first).strip()}"
     assert check.interval
-    low, high = (number_text(check, end) for end in check.interval)
-    return f"{check.name} {number_text(check)} [{low}, {high}]"
+    low, high = (_number_text(check, end) for end in check.interval)
+    return f"{check.name} {_number_text(check)} [{low}, {high}]"
 
 
 def _named(check: Check, shown: Sequence[Check]) -> str:
@@ -158,5 +204,5 @@ def _named(check: Check, shown: Sequence[Check]) -> str:
     """
     if check.value is None and check.detail:
         return f"{check.name} ({check.detail})"
-    value = "" if check.value is None or check in shown else f" {number_text(check)}"
+    value = "" if check.value is None or check in shown else f" {_number_text(check)}"
     return f"{check.name}{value}" + (f" ({check.limit_text})" if check.limit_text else "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from evergreen.config.spec import Recommender
-from evergreen.contracts.checks import Check
+from evergreen.contracts.checks import Check, RuleCheck
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
@@ -22,7 +22,7 @@ _CHECKSUM = "crc32"
 """Key of a document's checksum. The checksum is optional, because a person may write a document by
 hand."""
 M = TypeVar("M", bound="Manifest")
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ def _crc32(document: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(values, sort_keys=True).encode()):08x}"
 
 
-def _from_fields(kind: type[T], values: dict[str, Any], *, source: str) -> T:
+def _from_fields(kind: type[_T], values: dict[str, Any], *, source: str) -> _T:
     """Return the dataclass `kind` with these values, converting nested objects to dataclasses."""
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     known = {f.name for f in fields}
@@ -340,18 +340,17 @@ class RawDataset(Manifest):
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationReport(Manifest):
-    """Result of the validation step: TFDV's anomalies and the findings of the rules.
+    """Result of the validation step: the checks of its rules, and what they measured.
 
     The report is written for people. Training and evaluation pass on a reference to it.
     """
 
+    FORMAT_VERSION: ClassVar[int] = 2
+
     decision: str
-    """`pass`, `warn` or `block`."""
-    reasons: list[str]
-    """One sentence per finding that led to `warn` or `block`."""
-    findings: list[dict[str, Any]]
-    """Findings, each in the form of `components.validation.findings.Finding`. The field `rule` is a
-    name in `RULES`."""
+    """`pass`, `warn` or `fail`: the worst result among the checks."""
+    checks: list[RuleCheck]
+    """The worst first. A rule that is off, or had nothing to compare with, has no check."""
     drift: list[dict[str, Any]]
     """Drift of each checked feature, compared with the windows of the parent's lineage. Each entry
     has the form of `evergreen.statistics.comparison.ColumnDrift`. The list is empty if the model
@@ -370,8 +369,8 @@ class ValidationReport(Manifest):
     reference_uri: str | None = None
     """Counts of the training rows, for the monitor (`evergreen.statistics.reference`)."""
     label: dict[str, Any] | None = None
-    """Change of the click rate, as `components.validation.drift.LabelShift`. None if the model has
-    no parent."""
+    """Change of the click rate, as `components.validation.measure.LabelShift`. None if the model
+    has no parent."""
     skew: list[dict[str, Any]] = field(default_factory=list)
     """Differences between training rows and served rows, one for each feature, in the form of
     `components.validation.skew.SkewEntry`. The list is empty if too few rows could be joined."""
@@ -381,6 +380,11 @@ class ValidationReport(Manifest):
     windows_uri: str | None = None
     """Column profiles of all training windows of the lineage, for the next run's drift check. None
     without rows."""
+
+    @property
+    def findings(self) -> list[RuleCheck]:
+        """Checks of rules that found something, also if they passed as `info`."""
+        return [check for check in self.checks if check.action]
 
 
 @dataclass(frozen=True, kw_only=True)

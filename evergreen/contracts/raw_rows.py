@@ -56,7 +56,7 @@ columns."""
 FINITE = "a finite number"
 """Rule for a numeric value that is not missing, for error messages. The function `is_infinite`
 finds values that break the rule."""
-LIST = "list<{type}>"
+_LIST = "list<{type}>"
 """Arrow type of a list whose elements have `type`."""
 
 
@@ -77,7 +77,7 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
         LABEL: ROW_TYPES[LABEL],
         **dict.fromkeys(features.numeric, "float32"),
         **dict.fromkeys(features.categorical, "int64"),
-        **dict.fromkeys(features.lists, LIST.format(type="int64")),
+        **dict.fromkeys(features.lists, _LIST.format(type="int64")),
         **ROW_TYPES,
         **(WEIGHT_TYPES if weighted else {}),
     }
@@ -86,7 +86,7 @@ def raw_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
 def lake_types(features: Features, *, weighted: bool = False) -> dict[str, str]:
     """Return the Arrow type of each column of rows in a user's files, in file order."""
     words = {
-        name: LIST.format(type="string") if name in features.lists else "string"
+        name: _LIST.format(type="string") if name in features.lists else "string"
         for name in features.words
     }
     return {**raw_types(features, weighted=weighted), **words}

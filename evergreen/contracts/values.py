@@ -47,8 +47,8 @@ keys are type names of NumPy and of Arrow."""
 LEAST_WHOLE, END_OF_WHOLE = -(2**63), 2**64
 """Range of whole numbers that can be categories. The numbers have 64 bits, signed or unsigned.
 `END_OF_WHOLE` is exclusive."""
-A_CATEGORY = "a whole number of 64 bits, true or false, or None for missing"
-A_WORD = "a text, a whole number of 64 bits, true or false, or None for missing"
+_A_CATEGORY = "a whole number of 64 bits, true or false, or None for missing"
+_A_WORD = "a text, a whole number of 64 bits, true or false, or None for missing"
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}(\.0*)?", re.ASCII)
 
 
@@ -120,7 +120,7 @@ def word_of(value: object, *, holds_words: bool, exact_below: int = EXACT_FLOATS
         return TRUTH_WORDS[value]
     if isinstance(value, str):
         return _word_of_text(value, holds_words=holds_words)
-    expected = A_WORD if holds_words else A_CATEGORY
+    expected = _A_WORD if holds_words else _A_CATEGORY
     if isinstance(value, float):
         return str(_whole(value, expected, exact_below=exact_below))
     if isinstance(value, int) and LEAST_WHOLE <= value < END_OF_WHOLE:
@@ -133,12 +133,12 @@ def _word_of_text(text: str, *, holds_words: bool) -> str:
     if holds_words or word in TRUTH_WORDS:
         return word
     if not _WHOLE.fullmatch(text):
-        raise NoCategory(text, A_CATEGORY)
+        raise NoCategory(text, _A_CATEGORY)
     digits, point, _ = text.partition(".")
     if point:  # the text is a printed float
-        return str(_whole(float(digits), A_CATEGORY, exact_below=EXACT_FLOATS, written=text))
+        return str(_whole(float(digits), _A_CATEGORY, exact_below=EXACT_FLOATS, written=text))
     if not LEAST_WHOLE <= int(digits) < END_OF_WHOLE:
-        raise NoCategory(text, A_CATEGORY)
+        raise NoCategory(text, _A_CATEGORY)
     return str(int(digits))
 
 

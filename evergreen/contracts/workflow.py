@@ -37,7 +37,7 @@ from evergreen.config.reader import read_mapping
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError
 
-FORMAT_VERSION = 6
+_FORMAT_VERSION = 6
 """Format version of the files. Files of any other version are refused."""
 PADDING_ID = 0
 MISSING_ID = 1
@@ -298,7 +298,7 @@ class FeatureWorkflow:
         np.savez(arrays, **columns)
         write_whole(folder / VOCABULARIES_FILE, arrays.getvalue())
         settings = {
-            "format_version": FORMAT_VERSION,
+            "format_version": _FORMAT_VERSION,
             "features": asdict(self.features),
             # The conversion of a float32 to float64 and to decimal text is exact.
             "means": [float(x) for x in self.means],
@@ -319,7 +319,7 @@ class FeatureWorkflow:
         try:
             settings = dict(json.loads((folder / SETTINGS_FILE).read_text()))
             version = settings.pop("format_version", None)
-            if version == FORMAT_VERSION:
+            if version == _FORMAT_VERSION:
                 features = settings["features"] = read_mapping(
                     Features, settings["features"], path="features"
                 )
@@ -346,7 +346,7 @@ class FeatureWorkflow:
         ) as error:
             raise ContractError(f"feature workflow in {folder} cannot be read: {error}") from error
         raise ContractError(
-            f"feature workflow in {folder} has format_version {version}, expected {FORMAT_VERSION}"
+            f"feature workflow in {folder} has format_version {version}, expected {_FORMAT_VERSION}"
         )
 
 

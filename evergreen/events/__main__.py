@@ -1,14 +1,15 @@
-"""`evergreen log`: checks an event log, lists its dead letters, and publishes them again.
+"""`evergreen monitor log`: checks an event log, lists its dead letters, and publishes them again.
 
 The commands are safe beside a running monitor, because they neither pull nor acknowledge messages.
 `evergreen.events.event_log` describes what an event log guarantees.
 """
 
 import argparse
+import json
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import closing
+from datetime import datetime, timezone
 from pathlib import Path
 from urllib.parse import quote
 
@@ -20,13 +21,14 @@ from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import log_as_text, show
+from evergreen.runtime.terminal import TableColumn, add_listing_flags, local_time, print_table
 
-SHOWN_BYTES = 60
+_SHOWN_BYTES = 60
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands and their flags."""
-    parser = CommandParser(prog="evergreen log", description="Looks after the record log.")
+    parser = CommandParser(prog="evergreen monitor log", description="Looks after the record log.")
     commands = parser.add_subparsers(dest="command", required=True)
     check = commands.add_parser(
         "check", help="connect, and report what waits to be read and what is wrong"
@@ -42,6 +44,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="also write each message's original bytes to a file",
     )
+    add_listing_flags(listing)
     replay = actions.add_parser(
         "replay", help="publish all of them again with their original bytes"
     )
@@ -63,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.command == "check":
             return _check_log(log)
         if arguments.command == "list":
-            _list_dead_letters(log, arguments.save)
+            _list_dead_letters(log, arguments)
         else:
             print(f"{log.replay_dead_letters()} messages published again")
     return ExitCode.DONE
@@ -79,19 +82,54 @@ def _check_log(log: Subscriber) -> int:
     return ExitCode.DONE
 
 
-def _list_dead_letters(log: Subscriber, save: Path | None) -> None:
-    messages = log.list_dead_letters()
-    for number, message in enumerate(messages):
-        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(message.time))
-        begin = repr(message.payload[:SHOWN_BYTES])[2:-1] + (
-            "..." if len(message.payload) > SHOWN_BYTES else ""
-        )
-        show(f"{moment}  {message.message_id}  {len(message.payload)} bytes: {message.reason}")
-        show(f"    {begin}")
-        if save is not None:
+LETTERS = (
+    TableColumn(name="time"),
+    TableColumn(name="message", is_flexible=True),
+    TableColumn(name="bytes", is_number=True),
+    TableColumn(name="reason", is_flexible=True),
+    TableColumn(name="begins with", is_flexible=True, is_wide_only=True),
+)
+
+
+def _list_dead_letters(log: Subscriber, arguments: argparse.Namespace) -> None:
+    messages, save = log.list_dead_letters(), arguments.save
+    if save is not None:
+        for number, message in enumerate(messages):
             _save_payload(save, number, message)
+    if arguments.json:
+        print(json.dumps([_document(message) for message in messages], indent=2))
+        return
+    if messages:
+        rows = [
+            (
+                local_time(message.time),
+                message.message_id,
+                f"{len(message.payload):,}",
+                message.reason,
+                _beginning(message),
+            )
+            for message in messages
+        ]
+        print_table(LETTERS, rows, wide=arguments.wide)
     print(
         f"{len(messages)} dead letters" + (f", their bytes in {save}" if save and messages else "")
+    )
+
+
+def _document(message: DeadLetter) -> dict[str, object]:
+    return {
+        "time": datetime.fromtimestamp(message.time, timezone.utc).isoformat(),
+        "message_id": message.message_id,
+        "bytes": len(message.payload),
+        "reason": message.reason,
+        "begins_with": _beginning(message),
+    }
+
+
+def _beginning(message: DeadLetter) -> str:
+    """Return the first bytes of a message, with escapes."""
+    return repr(message.payload[:_SHOWN_BYTES])[2:-1] + (
+        "..." if len(message.payload) > _SHOWN_BYTES else ""
     )
 
 

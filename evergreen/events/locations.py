@@ -28,7 +28,7 @@ _PARTITIONS = re.compile(r"\{0-([0-9]{1,3})\}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SqliteOptions:
+class _SqliteOptions:
     """Options in the URL of an SQLite log."""
 
     lease_seconds: float = 30.0
@@ -117,4 +117,4 @@ def _open_sqlite(url: LogUrl, clock: Callable[[], float]) -> SqliteLog:
         raise url.refuse("expected sqlite:///<path> with three slashes")
     if not path.parent.is_dir():
         raise ContractError(f"log is {redacted(url.text)!r}, but {path.parent} is no folder")
-    return SqliteLog(path, lease_seconds=url.settings(SqliteOptions).lease_seconds, clock=clock)
+    return SqliteLog(path, lease_seconds=url.settings(_SqliteOptions).lease_seconds, clock=clock)

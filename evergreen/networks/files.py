@@ -31,7 +31,7 @@ WEIGHTS_FILE = "weights.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
 NETWORK_FILE = "network.onnx"
 TABLE = "embeddings"
-MOMENTS = ("exp_avg", "exp_avg_sq")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
 ROWS_PER_CHUNK = 1 << 16
 """Number of rows copied at a time: 4 MB for vectors of width 16."""
 _HEADER_ALIGNMENT = 64
@@ -127,14 +127,14 @@ def open_model(folder: Path, slot_sizes: Sequence[int]) -> StoredModel:
         return StoredModel(weights=_split(tensors), moments=None, step=0)
     state, metadata = _open_tensors(path)
     expected = {
-        f"{name}.{moment}": each.shape for name, each in tensors.items() for moment in MOMENTS
+        f"{name}.{moment}": each.shape for name, each in tensors.items() for moment in _MOMENTS
     }
     if wrong := {name: each.shape for name, each in state.items()}.items() ^ expected.items():
         raise ContractError(
             f"model file {path} does not have the tensors of its weights file: {sorted(wrong)[:4]}"
         )
     first, second = (
-        _split({name: state[f"{name}.{moment}"] for name in tensors}) for moment in MOMENTS
+        _split({name: state[f"{name}.{moment}"] for name in tensors}) for moment in _MOMENTS
     )
     if not metadata.get("step", "").isdigit():
         raise ContractError(
@@ -166,10 +166,10 @@ def new_model(
     if not with_moments:
         yield StoredModel(weights=_split(weights), moments=None, step=0)
         return
-    of_state = {f"{name}.{moment}": shape for moment in MOMENTS for name, shape in shapes.items()}
+    of_state = {f"{name}.{moment}": shape for moment in _MOMENTS for name, shape in shapes.items()}
     state = _create_tensors(folder / OPTIMIZER_FILE, of_state, {"step": str(step)})
     first, second = (
-        _split({name: state[f"{name}.{moment}"] for name in shapes}) for moment in MOMENTS
+        _split({name: state[f"{name}.{moment}"] for name in shapes}) for moment in _MOMENTS
     )
     yield StoredModel(weights=_split(weights), moments=(first, second), step=step)
 

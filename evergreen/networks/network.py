@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from evergreen.config.model import NetworkConfig
 from evergreen.runtime.errors import ContractError
 
-OPSET = 17
+_OPSET = 17
 """Version of the ONNX operators in the export and in the served graph around it."""
-DENSE_INPUT, EMBEDDINGS_INPUT, LOGIT_OUTPUT = "dense", "embeddings", "logit"
+_DENSE_INPUT, _EMBEDDINGS_INPUT, _LOGIT_OUTPUT = "dense", "embeddings", "logit"
 """Names of the tensors of the exported graph. Their shapes are [rows, D], [rows, F, E] and [rows].
 See `Network.forward`."""
 
@@ -133,11 +133,11 @@ def export_onnx(network: Network, config: NetworkConfig) -> bytes:
                 network.eval().cpu(),
                 example,
                 content,
-                input_names=[DENSE_INPUT, EMBEDDINGS_INPUT],
-                output_names=[LOGIT_OUTPUT],
-                opset_version=OPSET,
+                input_names=[_DENSE_INPUT, _EMBEDDINGS_INPUT],
+                output_names=[_LOGIT_OUTPUT],
+                opset_version=_OPSET,
                 dynamic_axes={
-                    name: {0: "rows"} for name in (DENSE_INPUT, EMBEDDINGS_INPUT, LOGIT_OUTPUT)
+                    name: {0: "rows"} for name in (_DENSE_INPUT, _EMBEDDINGS_INPUT, _LOGIT_OUTPUT)
                 },
                 dynamo=False,
             )

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from urllib3.exceptions import InvalidHeader
 from urllib3.util import Retry
 
-MAX_CHARACTERS = 3000
+_MAX_CHARACTERS = 3000
 """Longest text in characters, short enough to read at a glance. Slack truncates at 40,000."""
 _AMOUNTS = (
     ("auc", "AUC"),
@@ -71,12 +71,12 @@ def _format_amounts(numbers: Mapping[str, Any]) -> str:
 def _escape_for_slack(text: str) -> str:
     """Escape `&`, `<` and `>`, Slack's markup, and truncate a long text between escapes."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return text if len(text) <= MAX_CHARACTERS else re.sub(r"&[a-z]*$", "", text[:MAX_CHARACTERS])
+    return text if len(text) <= _MAX_CHARACTERS else re.sub(r"&[a-z]*$", "", text[:_MAX_CHARACTERS])
 
 
-TIMEOUT_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 """Timeout of the connection and of each read."""
-MAX_RETRY_AFTER_SECONDS = 3600.0
+_MAX_RETRY_AFTER_SECONDS = 3600.0
 NO_ADDRESS = "what should be the webhook's address is no http or https address"
 
 
@@ -92,7 +92,7 @@ class Answer(NamedTuple):
 
 
 def post_to_file(
-    url_file: Path, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS
+    url_file: Path, body: bytes, *, timeout_seconds: float = _TIMEOUT_SECONDS
 ) -> Answer:
     """Post `body` (JSON) to the address in `url_file`. Raises nothing.
 
@@ -107,7 +107,7 @@ def post_to_file(
     return answer._replace(state="retry") if answer.reason == NO_ADDRESS else answer
 
 
-def post(url: str, body: bytes, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+def post(url: str, body: bytes, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> Answer:
     """Post `body` (JSON) to `url`. Raises nothing."""
     try:
         parts = urlsplit(url)
@@ -140,23 +140,23 @@ def _answer(status: int, retry_after: str | None) -> Answer:
     if 200 <= status < 300:
         return Answer("delivered")
     if status in (408, 425, 429) or status >= 500:
-        return Answer("retry", f"answered {status}", parse_retry_after(retry_after))
+        return Answer("retry", f"answered {status}", _parse_retry_after(retry_after))
     # After a redirect, the POST would become a GET of another page. Every other HTTP status means
     # that the address or the message is wrong.
     return Answer("refused", f"answered {status}")
 
 
-def parse_retry_after(text: str | None) -> float | None:
+def _parse_retry_after(text: str | None) -> float | None:
     """Return the seconds to wait from a Retry-After header, which holds seconds or an HTTP date.
 
     Returns None for any other value.
 
-    >>> parse_retry_after("120"), parse_retry_after("soon"), parse_retry_after("999999")
+    >>> _parse_retry_after("120"), _parse_retry_after("soon"), _parse_retry_after("999999")
     (120.0, None, 3600.0)
     """
     try:
         return (
-            min(float(Retry().parse_retry_after(text)), MAX_RETRY_AFTER_SECONDS) if text else None
+            min(float(Retry().parse_retry_after(text)), _MAX_RETRY_AFTER_SECONDS) if text else None
         )
     except InvalidHeader:
         return None

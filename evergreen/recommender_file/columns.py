@@ -37,7 +37,7 @@ SAMPLE_ROWS = 1_000_000
 """Maximum rows that are read, from the start of a file."""
 MAX_BYTES = 1 << 30
 """Maximum memory of the sampled columns in bytes. Reading stops when this limit is exceeded."""
-NUM_EXAMPLES = 3
+_NUM_EXAMPLES = 3
 """Maximum number of rejected lines that are displayed."""
 INTEGER, FLOAT, BOOLEAN, TIME, TEXT, OTHER = "integer", "float", "boolean", "time", "text", "other"
 """Kinds of columns. A column of floats that are all whole numbers is `INTEGER`, because pandas
@@ -338,7 +338,7 @@ def read_sample(path: Path, *, rows: int = SAMPLE_ROWS, max_bytes: int = MAX_BYT
         taken = chunk.rows.slice(0, rows - num_rows)
         num_rows += taken.num_rows
         counts.add(chunk.counts)
-        rejected += chunk.rejected[: NUM_EXAMPLES - len(rejected)]
+        rejected += chunk.rejected[: _NUM_EXAMPLES - len(rejected)]
         if taken.num_rows:
             for coder, column in zip(coders, taken.columns):
                 coder.add(column)
@@ -542,7 +542,7 @@ def _shape(text: str) -> str:
 # -- columns that predict the label alone
 
 
-MIN_PER_LABEL = 20
+_MIN_PER_LABEL = 20
 """Minimum rows of each label to check whether a column alone predicts the label."""
 DECIDING_AUC = 0.99
 """Maximum AUC that a feature may have when it is used alone. A column with a higher AUC is not used
@@ -564,14 +564,14 @@ def deciding_auc(column: SampledColumn, labels: NDArray[np.int8]) -> float | Non
     known = labels >= 0
     is_click = labels == 1
     num_clicks, num_others = int(is_click.sum()), int((known & ~is_click).sum())
-    if min(num_clicks, num_others) < MIN_PER_LABEL:
+    if min(num_clicks, num_others) < _MIN_PER_LABEL:
         return None
     groups = column.groups
     orders = [_auc_of_scores((groups >= 0).astype(np.float64)[known], is_click[known])]
     if column.kind in (INTEGER, FLOAT):
         numbers = column.row_values(np.where(column.is_present, column.numbers, np.nan), np.nan)
         there = known & np.isfinite(numbers)
-        if min((is_click & there).sum(), (there & ~is_click).sum()) >= MIN_PER_LABEL:
+        if min((is_click & there).sum(), (there & ~is_click).sum()) >= _MIN_PER_LABEL:
             orders.append(_auc_of_scores(numbers[there], is_click[there]))
     half = np.random.default_rng(0).random(len(labels)) < 0.5
     by_value = [

@@ -19,14 +19,14 @@ from evergreen.runtime.errors import ContractError, first_line
 
 MAX_BYTES = 1 << 18
 """Maximum size of a file in bytes."""
-MAX_DEPTH = 20
+_MAX_DEPTH = 20
 """Maximum depth of nested lists and mappings. A recommender has four levels."""
-MAX_VALUES = 50_000
+_MAX_VALUES = 50_000
 """Maximum keys and values of one file. The parser takes about 30 microseconds for each key or
 value."""
-MAX_DIGITS = 19
+_MAX_DIGITS = 19
 """Maximum digits of a whole number. 19 digits are enough for a signed 64-bit number."""
-MAX_PROBLEM = 2000
+_MAX_PROBLEM = 2000
 """Maximum characters of a message. A message may contain a long value."""
 _RANGE = re.compile(r"(?P<prefix>.*?)(?P<first>[0-9]{1,9})\.\.(?P=prefix)(?P<last>[0-9]{1,9})")
 _NUMBERED = re.compile(r"(.*?)([0-9]{1,9})")
@@ -111,7 +111,7 @@ def load_document(text: str, *, source: str) -> Document:
 
 
 def _shortened(problem: str) -> str:
-    return problem if len(problem) <= MAX_PROBLEM else f"{problem[:MAX_PROBLEM]}..."
+    return problem if len(problem) <= _MAX_PROBLEM else f"{problem[:_MAX_PROBLEM]}..."
 
 
 def dump_document(value: dict[str, Any]) -> str:
@@ -208,12 +208,12 @@ class _Loader(yaml.SafeLoader):
             raise _refused(f"alias *{event.anchor} is refused", event)
         if event.tag is not None:
             raise _refused(f"tag {event.tag} is refused, expected a plain value", event)
-        if self._depth >= MAX_DEPTH:
-            raise _refused(f"is nested more than {MAX_DEPTH} deep, expected a recommender", event)
+        if self._depth >= _MAX_DEPTH:
+            raise _refused(f"is nested more than {_MAX_DEPTH} deep, expected a recommender", event)
         self._count += 1
-        if self._count > MAX_VALUES:
+        if self._count > _MAX_VALUES:
             raise _refused(
-                f"has more than {MAX_VALUES:,} keys and values, expected a recommender", event
+                f"has more than {_MAX_VALUES:,} keys and values, expected a recommender", event
             )
         self._depth += 1
         node = super().compose_node(parent, index)
@@ -223,8 +223,8 @@ class _Loader(yaml.SafeLoader):
     def fetch_flow_collection_start(self, token: Any) -> Any:
         # Deep nesting is slow, because the scanner compares each token with the possible keys of
         # every enclosing level.
-        if self.flow_level >= MAX_DEPTH:
-            problem = f"is nested more than {MAX_DEPTH} deep, expected a recommender"
+        if self.flow_level >= _MAX_DEPTH:
+            problem = f"is nested more than {_MAX_DEPTH} deep, expected a recommender"
             raise yaml.scanner.ScannerError(problem=problem, problem_mark=self.get_mark())
         return super().fetch_flow_collection_start(token)  # type: ignore[no-untyped-call]
 
@@ -280,10 +280,10 @@ def _value(loader: Any, node: Any, *, path: str, lines: dict[str, int]) -> Any:
         return found
     if isinstance(node, yaml.MappingNode):
         return dict(_items(loader, node, path=path, lines=lines))
-    if node.tag == _INT_TAG and len(node.value) > MAX_DIGITS:
-        shown = f"{node.value[:MAX_DIGITS]}..."
+    if node.tag == _INT_TAG and len(node.value) > _MAX_DIGITS:
+        shown = f"{node.value[:_MAX_DIGITS]}..."
         raise _problem(
-            f"{path} is {shown}, {len(node.value):,} digits, expected at most {MAX_DIGITS}", node
+            f"{path} is {shown}, {len(node.value):,} digits, expected at most {_MAX_DIGITS}", node
         )
     value = loader.construct_object(node)
     if isinstance(value, float) and not math.isfinite(value):

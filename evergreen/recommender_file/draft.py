@@ -38,8 +38,8 @@ from evergreen.runtime.errors import ContractError
 __all__ = ["KINDS", "LEFT_OUT", "MANY", "draft", "guess_roles", "read_sample", "recommender_name"]
 
 _ABSENT = {
-    EVENT_TIME: "none found: `evergreen ingest` needs --last-day and --days, over which the rows "
-    "are spread",
+    EVENT_TIME: "none found: `evergreen data ingest` needs --last-day and --days, over which the "
+    "rows are spread",
     REQUEST_ID: "none found: each row is its own request",
     ROW: "none found: the rows of a request are numbered in their order",
 }
@@ -72,9 +72,9 @@ def draft(sample: ColumnSample, *, name: str, now: float | None = None) -> str:
             f"{sample.path} has no column that can be a feature: {reasons or 'there is none'}"
         )
     lines = [
-        f"# Drafted by `evergreen recommender init` from {_read(sample)}.",
+        f"# Drafted by `evergreen init` from {_read(sample)}.",
         *_rejected(sample),
-        "# The columns' roles are guesses. Correct them, then: evergreen recommender check FILE "
+        "# The columns' roles are guesses. Correct them, then: evergreen data check FILE "
         "--data ROWS",
         f"format: {FORMAT}",
         f"name: {name}",

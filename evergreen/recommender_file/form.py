@@ -39,14 +39,14 @@ FILL_IN = "FILL IN"
 """Placeholder in a drafted file for a value that the user must fill in. A file that still has a
 placeholder is refused."""
 REQUIRED = ("format", "name", "features")
-KEYS = ("format", "name", "data", "features", *SECTIONS)
+_KEYS = ("format", "name", "data", "features", *SECTIONS)
 OPTIONS: dict[str, type[Any]] = {
     "numeric": NumericOptions,
     "categorical": CategoricalOptions,
     "lists": ListOptions,
 }
 """Class of the options of a column, by kind of column."""
-FIELDS = {
+_FIELDS = {
     "numeric": "numeric_options",
     "categorical": "categorical_options",
     "lists": "list_options",
@@ -86,7 +86,7 @@ def parse_recommender(text: str, *, source: str) -> Recommender:
             wrong, or the class of a section refuses it.
     """
     document = load_document(text, source=source)
-    values = _mapping(document, "", document.value, keys=KEYS)
+    values = _mapping(document, "", document.value, keys=_KEYS)
     for key in REQUIRED:
         if key not in values:
             raise document.refusal("", f"{key} is missing, expected the keys {', '.join(REQUIRED)}")
@@ -121,7 +121,7 @@ def format_recommender(recommender: Recommender) -> str:
     """
     features = {kind: _written_columns(recommender.features, kind) for kind in KINDS}
     named = {kind: columns for kind, columns in features.items() if columns}
-    own = non_defaults(recommender.data)
+    own = _non_defaults(recommender.data)
     data = {"data": own} if own else {}
     return dump_document(
         {
@@ -152,13 +152,13 @@ def _written_columns(features: Features, kind: str) -> list[str] | dict[str, Any
     The result is a mapping with options if at least one column of the kind has options.
     """
     names = getattr(features, kind)
-    options = getattr(features, FIELDS[kind])
+    options = getattr(features, _FIELDS[kind])
     if not options:
         return collapse_names(names)
-    return {name: non_defaults(options[name]) if name in options else {} for name in names}
+    return {name: _non_defaults(options[name]) if name in options else {} for name in names}
 
 
-def non_defaults(options: Any) -> dict[str, Any]:
+def _non_defaults(options: Any) -> dict[str, Any]:
     """Return an object's fields that differ from their defaults, as plain values for a file."""
     values, usual = dataclasses.asdict(options), dataclasses.asdict(type(options)())
     said = {name: value for name, value in values.items() if value != usual[name]}
@@ -189,7 +189,7 @@ def _features(document: Document, value: Any, data: ColumnNames) -> Features:
         raise document.refusal("features", "features names no column, expected one or more")
     with document.located("features"):
         said: dict[str, Any] = {kind: tuple(each) for kind, each in names.items()}
-        said |= {FIELDS[kind]: each for kind, each in options.items()}
+        said |= {_FIELDS[kind]: each for kind, each in options.items()}
         return Features(**said)
 
 
@@ -288,8 +288,8 @@ def _differences(old: Recommender, new: Recommender) -> Iterator[tuple[str, obje
 
 
 def _named_options(features: Features, kind: str, name: str) -> dict[str, object]:
-    found = getattr(features, FIELDS[kind]).get(name)
-    return non_defaults(found) if found else {}
+    found = getattr(features, _FIELDS[kind]).get(name)
+    return _non_defaults(found) if found else {}
 
 
 def _values(recommender: Recommender) -> dict[str, object]:

@@ -43,13 +43,13 @@ from evergreen.recommender_file.times import NoTimes, Times, read_times
 from evergreen.rows.time_forms import ISO
 from evergreen.runtime.errors import ContractError
 
-NUMERIC, CATEGORICAL, LISTS = KINDS = ("numeric", "categorical", "lists")
+_NUMERIC, _CATEGORICAL, LISTS = KINDS = ("numeric", "categorical", "lists")
 """Kinds of features."""
 LEFT_OUT = "left out"
 WEIGHT, USER, ITEM = "weight", "user", "item"
-MAX_ELEMENTS = 50
+_MAX_ELEMENTS = 50
 """Maximum length of a list (`max`) that a draft proposes."""
-MAX_FEW = 50
+_MAX_FEW = 50
 """Maximum distinct values of an integer column that is treated as categories."""
 MANY = 20_000
 """Number of distinct values in a sample from which a column of categories may need more memory than
@@ -471,7 +471,7 @@ class _Guesser:
         if column.is_list or column.kind == TEXT:
             return self._guess_text(column)
         if column.kind == BOOLEAN:
-            return Guess(CATEGORICAL, f"true or false{_unfit(column)}", _WORDS)
+            return Guess(_CATEGORICAL, f"true or false{_unfit(column)}", _WORDS)
         is_category = names.suffix_of(column.name) == "token" or names.is_id(column.name)
         is_category &= not column.rows_with(column.is_long_float) > TOLERATED * column.num_rows
         if names.suffix_of(column.name) == "float" or (column.kind == FLOAT and not is_category):
@@ -480,7 +480,7 @@ class _Guesser:
             )
         if column.kind == FLOAT and column.type == TEXT:
             return Guess(
-                CATEGORICAL, "numbers with fractions, named like a category: kept as texts", _WORDS
+                _CATEGORICAL, "numbers with fractions, named like a category: kept as texts", _WORDS
             )
         if column.kind == FLOAT:
             return Guess(
@@ -518,7 +518,7 @@ class _Guesser:
                 "string}",
             )
         if looks.separator is None:
-            return Guess(CATEGORICAL, f"texts{looks.remark}{_size(column.distinct)}", _WORDS)
+            return Guess(_CATEGORICAL, f"texts{looks.remark}{_size(column.distinct)}", _WORDS)
         if looks.element == FLOAT:
             return Guess(LEFT_OUT, "lists of numbers with fractions are not supported yet")
         return _guess_list(column, looks)
@@ -533,7 +533,7 @@ class _Guesser:
                 for column, guess in (
                     (each, self._found[each.name]) for each in self._sample.columns
                 )
-                if guess.role == CATEGORICAL
+                if guess.role == _CATEGORICAL
                 and (entity := names.is_named_as(column.name, entities)) is not None
                 and _is_entity_like(column)
             ]
@@ -775,7 +775,7 @@ def _guess_number(column: SampledColumn, why: str) -> Guess:
             "or texts",
         )
     assert column.bounds is not None
-    return Guess(NUMERIC, f"{why}{_unfit(column)}", _BELOW_ZERO if column.bounds[0] < 0 else "")
+    return Guess(_NUMERIC, f"{why}{_unfit(column)}", _BELOW_ZERO if column.bounds[0] < 0 else "")
 
 
 def _guess_integer(column: SampledColumn) -> Guess:
@@ -787,7 +787,7 @@ def _guess_integer(column: SampledColumn) -> Guess:
     low, high = column.bounds
     if names.suffix_of(column.name) == "token" or names.is_id(column.name):
         return Guess(
-            CATEGORICAL,
+            _CATEGORICAL,
             f"whole numbers, named like a category{zeros}{_unfit(column)}{size}",
             options,
         )
@@ -795,25 +795,25 @@ def _guess_integer(column: SampledColumn) -> Guess:
     if not is_named_number:
         if high >= _WIDE or low < -_WIDE:
             return Guess(
-                CATEGORICAL,
+                _CATEGORICAL,
                 f"whole numbers too large for quantities{zeros}{_unfit(column)}{size}",
                 options,
             )
         if is_zero_led:
-            return Guess(CATEGORICAL, f"digits{zeros}{_unfit(column)}{size}", options)
-        if low >= 10_000 and len(str(low)) == len(str(high)) and column.distinct > MAX_FEW:
+            return Guess(_CATEGORICAL, f"digits{zeros}{_unfit(column)}{size}", options)
+        if low >= 10_000 and len(str(low)) == len(str(high)) and column.distinct > _MAX_FEW:
             return Guess(
-                CATEGORICAL, f"whole numbers of equal length, like ids{_unfit(column)}{size}"
+                _CATEGORICAL, f"whole numbers of equal length, like ids{_unfit(column)}{size}"
             )
     if low < 0:
-        return Guess(NUMERIC, f"it has values below 0{_unfit(column)}", _BELOW_ZERO)
-    if column.distinct <= MAX_FEW and not is_named_number:
-        return Guess(CATEGORICAL, f"few distinct whole numbers{_unfit(column)}")
-    return Guess(NUMERIC, f"whole numbers, not named like a category{_unfit(column)}")
+        return Guess(_NUMERIC, f"it has values below 0{_unfit(column)}", _BELOW_ZERO)
+    if column.distinct <= _MAX_FEW and not is_named_number:
+        return Guess(_CATEGORICAL, f"few distinct whole numbers{_unfit(column)}")
+    return Guess(_NUMERIC, f"whole numbers, not named like a category{_unfit(column)}")
 
 
 def _guess_list(column: SampledColumn, looks: ListLooks) -> Guess:
-    most = min(looks.longest, MAX_ELEMENTS)
+    most = min(looks.longest, _MAX_ELEMENTS)
     beyond = f", the newest {most} of {looks.longest} count" if most != looks.longest else ""
     options = [] if looks.element == INTEGER else ["type: string"]
     options.append(f"max: {most}")

@@ -112,7 +112,7 @@ REACTIONS = (
     "clickavatar",
 )
 """Names of user reactions to a shown item, other than clicks."""
-OUTCOMES = re.compile(
+_OUTCOMES = re.compile(
     r"(^|_)dwell(_|$)|(^|_)time_spent(_|$)"
     r"|(^|_)(watch|watched|play|played|view|viewing|read|reading|stay|listen|browse)_"
     r"(time|duration|seconds|secs|sec|s|ms|minutes|ratio)(_|$)"
@@ -605,4 +605,4 @@ def is_prose(name: str) -> bool:
 
 def is_outcome(name: str) -> bool:
     """Return whether a column's name is typical of a value known only after the row was shown."""
-    return OUTCOMES.search("_".join(words(name))) is not None
+    return _OUTCOMES.search("_".join(words(name))) is not None

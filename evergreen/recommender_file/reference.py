@@ -23,7 +23,7 @@ fields."""
 _MISSING_WORDS = ", ".join(f"`{word}`" for word in sorted(MISSING_WORDS - {""}))
 _HEAD = f"""# The recommender's file
 
-`recommender.yaml` describes one recommender. `evergreen recommender init DATA` drafts it from a
+`recommender.yaml` describes one recommender. `evergreen init DATA` drafts it from a
 click log, and `check FILE` reports its mistakes. `accept FILE --store STORE --why WHY` makes it the
 description for the next runs.
 

@@ -44,7 +44,7 @@ from evergreen.rows.time_forms import USUAL, find_form
 from evergreen.rows.times import DAY_MICROS, to_iso
 from evergreen.runtime.errors import ContractError
 
-NUM_EXAMPLES = 3
+_NUM_EXAMPLES = 3
 """Number of malformed rows that are shown."""
 _NEWEST_SHARE = 0.1
 """Share of all rows that are treated as the newest. The categories of the newest rows are compared
@@ -177,7 +177,7 @@ def try_rows(
         trial.malformed = malformed.num_rows
         if trial.malformed:
             with open(kept, encoding="utf-8") as lines:
-                rows = [json.loads(line) for line in islice(lines, NUM_EXAMPLES)]
+                rows = [json.loads(line) for line in islice(lines, _NUM_EXAMPLES)]
             trial.examples = [
                 f"{Path(row['file']).name}, line {row['line']}: {row['reason']}" for row in rows
             ]
@@ -366,8 +366,8 @@ def _of_times(trial: Trial) -> Iterator[str]:
     if trial.span is None:
         if trial.rows:
             yield (
-                "no times: `evergreen ingest` needs --last-day and --days, over which the rows "
-                "are spread"
+                "no times: `evergreen data ingest` needs --last-day and --days, over which the "
+                "rows are spread"
             )
         return
     first, last = (to_iso(micros)[:10] for micros in trial.span)

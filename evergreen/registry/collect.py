@@ -1,4 +1,4 @@
-"""Lists the old files of an installation, and removes them with `--yes` (`evergreen collect`).
+"""`evergreen admin collect` lists old files of an installation, and removes them with `--yes`.
 
 The command removes the work folders of ended runs and the leftovers of killed writes. The command
 also removes the weights, vocabularies, statistics and graphs of models that no rollback needs.
@@ -30,9 +30,10 @@ from evergreen.runtime.errors import ContractError
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
 from evergreen.runtime.flags import CommandParser
 from evergreen.runtime.plain_text import show
+from evergreen.runtime.terminal import progress
 from evergreen.storage.uris import typed_folder
 
-KEEP_DAYS, KEEP_VERSIONS, MAX_DAYS = 30.0, 10, 36_500
+_KEEP_DAYS, _KEEP_VERSIONS, _MAX_DAYS = 30.0, 10, 36_500
 _LEFTOVER = ".collected"
 """Suffix of a folder that is being removed."""
 
@@ -153,17 +154,17 @@ def _removable(path: Path, what: str) -> Removable:
 def build_parser() -> argparse.ArgumentParser:
     """Build the command's parser."""
     parser = CommandParser(
-        prog="evergreen collect", description=(__doc__ or "").partition("\n\n")[2]
+        prog="evergreen admin collect", description=(__doc__ or "").partition("\n\n")[2]
     )
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument(
         "--work", help="folder of the runs' intermediate files; default: it is not looked into"
     )
-    parser.add_argument("--days", type=float, default=KEEP_DAYS, help="what is younger stays")
+    parser.add_argument("--days", type=float, default=_KEEP_DAYS, help="what is younger stays")
     parser.add_argument(
         "--keep-versions",
         type=int,
-        default=KEEP_VERSIONS,
+        default=_KEEP_VERSIONS,
         help="newest versions that were live, which stay for a rollback",
     )
     parser.add_argument("--yes", action="store_true", help="remove it; otherwise it is only named")
@@ -175,11 +176,11 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
     """Run the command and return its exit code (`evergreen.runtime.exit_codes`)."""
     arguments = build_parser().parse_args(argv)
     # The negated condition also rejects NaN.
-    if not 1 <= arguments.days <= MAX_DAYS or arguments.keep_versions < 2:
+    if not 1 <= arguments.days <= _MAX_DAYS or arguments.keep_versions < 2:
         given = f"--days {arguments.days:g} and --keep-versions {arguments.keep_versions}"
         raise ContractError(
             f"{given} are given, expected at least 1 day and 2 versions: one to go back to; and at "
-            f"most {MAX_DAYS:,} days"
+            f"most {_MAX_DAYS:,} days"
         )
     store = typed_folder(arguments.store, "--store")
     work = typed_folder(arguments.work, "--work") if arguments.work else None
@@ -189,8 +190,10 @@ def main(argv: Sequence[str] | None = None, *, now: datetime | None = None) -> i
         show(f"{each.num_bytes / 2**20:10.1f} MiB  {each.what}")
     total = f"{sum(each.num_bytes for each in found) / 2**20:.1f} MiB in {len(found)} folders"
     if arguments.yes:
-        for each in found:
-            each.remove()
+        with progress("removing", total=len(found)) as advance:
+            for each in found:
+                each.remove()
+                advance()
         print(f"removed {total}")
     else:
         print(f"{total} may go; --yes removes them" if found else "nothing may go")

@@ -1,4 +1,4 @@
-"""Record of the models that were trained on rows which `evergreen forget` removed.
+"""Record of the models that were trained on rows which `evergreen admin forget` removed.
 
 The record contains no user ids. When the rows are removed, the record is the only evidence that a
 model was trained on them. Such a model must be replaced. A command adds its line to the record
@@ -17,11 +17,11 @@ from evergreen.contracts.manifests import Model
 from evergreen.registry.models import model_folder
 from evergreen.runtime.durable import append_line, read_records
 
-FILE = "forgotten.jsonl"
+_FILE = "forgotten.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forgotten:
+class _Forgotten:
     """One removal of a user's rows."""
 
     time: str
@@ -33,7 +33,7 @@ class Forgotten:
 def keep_forgotten(store: Path, models: Sequence[str], *, now: datetime) -> None:
     """Record that a user's rows are removed, and that `models` were trained on these rows."""
     append_line(
-        store / FILE, json.dumps(asdict(Forgotten(time=now.isoformat(), models=list(models))))
+        store / _FILE, json.dumps(asdict(_Forgotten(time=now.isoformat(), models=list(models))))
     )
 
 
@@ -46,7 +46,7 @@ def removed_at(store: Path, model_id: str) -> str | None:
         ContractError: the record or a model's manifest is corrupt.
     """
     lineage = set(_lineage(store, model_id))
-    removals = read_records(store / FILE, Forgotten, name="a removal of a user's rows")
+    removals = read_records(store / _FILE, _Forgotten, name="a removal of a user's rows")
     times = [each.time for each in removals if lineage.intersection(each.models)]
     return times[-1] if times else None
 

@@ -227,7 +227,7 @@ def stored_model(store: Path, model_id: str, *, role: str = "model") -> Model:
     """
     manifest = model_folder(store, model_id) / Model.MANIFEST
     if not manifest.exists():
-        raise ContractError(f"{role} {model_id!r} is not in the model store {store}")
+        raise ContractError(f"{role} {model_id!r} is not in the model registry {store}")
     return model_in(manifest.parent)
 
 
@@ -243,7 +243,7 @@ def referenced_model(store: Path, reference: str) -> Model:
         return stored_model(store, reference)
     if not (manifest := release_path(store, int(reference))).exists():
         raise ContractError(
-            f"version {reference} is not in the model store {store}, expected a released version"
+            f"version {reference} is not in the model registry {store}, expected a released version"
         )
     return stored_model(store, Release.read(manifest).model_id)
 

@@ -22,7 +22,7 @@ from evergreen.runtime.durable import append_record, read_records, write_whole
 from evergreen.runtime.errors import ContractError
 from evergreen.storage.uris import local_path
 
-JOURNAL = "journal.jsonl"
+_JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class AcceptedRecommender:
     """SHA-256 of the version's file (`Recommender.digest`)."""
 
 
-def recommenders_folder(store: Path) -> Path:
+def _recommenders_folder(store: Path) -> Path:
     """Return the folder of the versions."""
     return store / "recommender"
 
@@ -52,7 +52,7 @@ def read_accepted(store: Path) -> list[AcceptedRecommender]:
         ContractError: a line of the journal is corrupt. The message names the file and the line.
     """
     return read_records(
-        recommenders_folder(store) / JOURNAL, AcceptedRecommender, name="an accepted recommender"
+        _recommenders_folder(store) / _JOURNAL, AcceptedRecommender, name="an accepted recommender"
     )
 
 
@@ -73,8 +73,8 @@ def accepted(store: Path, reference: str) -> Recommender:
     lines = read_accepted(store)
     if not lines:
         raise ContractError(
-            f"{recommenders_folder(store)} holds no recommender: describe yours in a file and "
-            f"accept it with `evergreen recommender accept FILE --store {store}`"
+            f"{_recommenders_folder(store)} holds no recommender: describe yours in a file and "
+            f"accept it with `evergreen data accept FILE --store {store}`"
         )
     found = lines
     if reference != CURRENT:
@@ -103,7 +103,7 @@ def check_run(store: Path, *, reference: str, settings: str) -> Recommender:
     return recommender
 
 
-def served_recommender(store: Path) -> Recommender | None:
+def _served_recommender(store: Path) -> Recommender | None:
     """Return the recommender of the live model.
 
     If no model is live, the newest accepted recommender is returned. Returns None if there is no
@@ -127,10 +127,10 @@ def logged_recommender(store: Path) -> Recommender | None:
     recommender.
 
     Raises:
-        ContractError: see `served_recommender`.
+        ContractError: see `_served_recommender`.
     """
     served, versions = (
-        served_recommender(store),
+        _served_recommender(store),
         [read_version(store, line) for line in read_accepted(store)[::-1]],
     )
     if served is None or not versions or versions[0].name != served.name:
@@ -146,21 +146,21 @@ def recommender_at(path: Path) -> Recommender:
     """Return the recommender that is stored at `path`.
 
     Args:
-        path: Folder of a model registry (see `served_recommender`), or a copy of
+        path: Folder of a model registry (see `_served_recommender`), or a copy of
             `<store>/recommender/<n>.json`.
 
     Raises:
         ContractError: no recommender is stored there, or it is corrupt.
     """
     if path.is_dir():
-        if (found := served_recommender(path)) is None:
+        if (found := _served_recommender(path)) is None:
             raise ContractError(
-                f"model store {path} holds no recommender, expected one that was accepted"
+                f"model registry {path} holds no recommender, expected one that was accepted"
             )
         return found
     if not path.is_file():
         raise ContractError(
-            f"{path} does not exist, expected a model store or an accepted recommender's file"
+            f"{path} does not exist, expected a model registry or an accepted recommender's file"
         )
     return Recommender.loads(path.read_bytes(), source=str(path))
 
@@ -171,7 +171,7 @@ def served_name(store: Path) -> str | None:
     Returns None if the registry has no recommender yet.
 
     Raises:
-        ContractError: see `served_recommender`.
+        ContractError: see `_served_recommender`.
     """
     lines, accepts = read_entries(store), read_accepted(store)
     if lines:
@@ -240,7 +240,7 @@ def accept(
         name=recommender.name,
         digest=recommender.digest,
     )
-    append_record(recommenders_folder(store) / JOURNAL, line)
+    append_record(_recommenders_folder(store) / _JOURNAL, line)
     return version
 
 
@@ -266,4 +266,4 @@ def _expect_same(store: Path, line: AcceptedRecommender, recommender: Recommende
 
 
 def _path(store: Path, version: int) -> Path:
-    return recommenders_folder(store) / f"{version}.json"
+    return _recommenders_folder(store) / f"{version}.json"

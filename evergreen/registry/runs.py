@@ -35,14 +35,14 @@ from evergreen.registry.promotion_journal import (
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, Preempted, Refused
 
-T = TypeVar("T")
-OUTCOME_FILE = "outcome.json"
-HTML, JSON = "html", "json"
-"""Kinds of reports: HTML for people, and JSON for programs."""
+_T = TypeVar("_T")
+_OUTCOME_FILE = "outcome.json"
+HTML, _JSON = "html", "json"
+"""Kinds of reports: HTML for people, and _JSON for programs."""
 STEPS = ("extraction", "validation", "preprocessing", "training", "evaluation", "deployment")
-LAST_STEP = STEPS[-1]
-CANCELED_STATES = frozenset({"CANCELED", "CANCELLED", "CANCELING"})
-FAILED_STATES = CANCELED_STATES | {"FAILED", "ERROR"}
+_LAST_STEP = STEPS[-1]
+_CANCELED_STATES = frozenset({"CANCELED", "CANCELLED", "CANCELING"})
+_FAILED_STATES = _CANCELED_STATES | {"FAILED", "ERROR"}
 """States of a failed run in Kubeflow, in the spellings of its API and its backends."""
 
 
@@ -268,7 +268,7 @@ def begun_at(notes: Iterable[StepNote]) -> datetime | None:
 def write_outcome(store: Path, outcome: RunOutcome) -> None:
     """Write the outcome of a run."""
     write_whole(
-        run_folder(store, outcome.run) / OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n"
+        run_folder(store, outcome.run) / _OUTCOME_FILE, json.dumps(asdict(outcome), indent=2) + "\n"
     )
 
 
@@ -278,7 +278,8 @@ def read_outcomes(store: Path) -> list[RunOutcome]:
     Raises the errors of `find_outcome`.
     """
     found = (
-        find_outcome(store, path.parent.name) for path in (store / "runs").glob(f"*/{OUTCOME_FILE}")
+        find_outcome(store, path.parent.name)
+        for path in (store / "runs").glob(f"*/{_OUTCOME_FILE}")
     )
     return sorted((each for each in found if each), key=lambda outcome: outcome.ended_at)
 
@@ -293,7 +294,7 @@ def find_outcome(store: Path, run: str) -> RunOutcome | None:
     Raises:
         ContractError: a file of the run is corrupt.
     """
-    recorded = _read_record(run_folder(store, run) / OUTCOME_FILE, RunOutcome)
+    recorded = _read_record(run_folder(store, run) / _OUTCOME_FILE, RunOutcome)
     if recorded is None:
         return None
     # In a copied store the URIs must point to the copy.
@@ -348,17 +349,17 @@ def conclude(
         ended_at: When the run ended, ISO 8601.
     """
     last = notes[-1] if notes else StepNote(step="none", state="failed", reason="no step started")
-    made = _promotion_of(store, run) if last.step == LAST_STEP else None
+    made = _promotion_of(store, run) if last.step == _LAST_STEP else None
     version, reason = None, last.reason
     if last.state == "refused" and last.facts.get("rollout") == UNRELEASED:
         state = "evaluated"
-    elif last.state == "refused" and last.step == LAST_STEP and (canary := canary_at_work(store)):
+    elif last.state == "refused" and last.step == _LAST_STEP and (canary := canary_at_work(store)):
         # The running canary is not affected. The refusal is not a reason for a longer cooldown or
         # an alert.
         state, version = "canary", canary.version
     elif last.state == "refused":
         state = "refused"
-    elif last.state == "done" and "version" in last.facts and kfp_state not in FAILED_STATES:
+    elif last.state == "done" and "version" in last.facts and kfp_state not in _FAILED_STATES:
         state = "released" if last.facts.get("rollout") == "full" else "canary"
         version = int(last.facts["version"])
     elif made is not None:
@@ -384,7 +385,7 @@ def conclude(
 
 def _failure(last: StepNote, kfp_state: str) -> str:
     """Return why a run failed. `last` is the note of the run's last step."""
-    if kfp_state in CANCELED_STATES:
+    if kfp_state in _CANCELED_STATES:
         return f"a person terminated the run in Kubeflow at {last.step}" + (
             f": {last.reason}" if last.reason else ""
         )
@@ -427,7 +428,7 @@ def keep_report(
     Each file is written atomically.
     """
     if document is not None:
-        write_whole(report_path(store, run, step, kind=JSON), document)
+        write_whole(report_path(store, run, step, kind=_JSON), document)
     write_whole(report_path(store, run, step), html)
 
 
@@ -436,7 +437,7 @@ def forget_report(store: Path, run: str, step: str) -> None:
 
     If the new try ended without a report, the old report would be mistaken for a new one.
     """
-    for kind in (HTML, JSON):
+    for kind in (HTML, _JSON):
         report_path(store, run, step, kind=kind).unlink(missing_ok=True)
 
 
@@ -450,7 +451,7 @@ def _write_note(path: Path, note: StepNote) -> None:
     write_whole(path, json.dumps(asdict(note), indent=2, default=str) + "\n")
 
 
-def _read_record(path: Path, kind: type[T]) -> T | None:
+def _read_record(path: Path, kind: type[_T]) -> _T | None:
     try:
         return kind(**json.loads(path.read_bytes()))
     except (FileNotFoundError, NotADirectoryError):

@@ -18,7 +18,6 @@ from evergreen.registry.promotion_journal import CANARY, ROLLBACK, Promotion, mo
 from evergreen.reports.formats import ABSENT, number, percent, probability
 from evergreen.reports.page import (
     Banner,
-    Bullets,
     Checks,
     Code,
     Fold,
@@ -134,7 +133,7 @@ def _state(card: ModelCard) -> Banner:
 
 _LATER = Text(
     "What came later is on the card that the monitor's status page links to, and that ",
-    Code("evergreen model card"),
+    Code("evergreen models show"),
     " writes.",
     soft=True,
 )
@@ -273,7 +272,7 @@ def _explored_lists(found: ReorderingGain | None) -> Text:
         f"{overlap}. Each such swap gains ",
         Strong(f"{found.gain:+.4f} [{found.low:+.4f}, {found.high:+.4f}]"),
         " clicks on the two rows over the order that was served. The interval, 95 %, holds at "
-        "every number of lists at once. The gate does not judge by it.",
+        "every number of lists at once. The gate does not use it.",
     )
 
 
@@ -360,7 +359,8 @@ def _drift(report: ValidationReport | None) -> list[PageBlock]:
     if report is None:
         return [Text("Evaluation was not given the validation report.")]
     found: list[PageBlock] = [Text(f"Validation decided: {report.decision}.")]
-    found += [Bullets(report.reasons)] if report.reasons else []
+    if unmet := [check for check in report.checks if not check.passed]:
+        found.append(Checks(caption="validation's checks", rows=check_rows(unmet)))
     if report.label is not None:
         label = report.label
         found.append(

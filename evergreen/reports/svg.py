@@ -15,9 +15,9 @@ WIDTH, HEIGHT = 920, 300
 """Default size in pixels. The page stretches the chart to the available width."""
 LEFT = 50
 RIGHT = 14
-TOP = 42
+_TOP = 42
 BOTTOM = 34
-MARK_ROWS = 3
+_MARK_ROWS = 3
 """Text rows above the chart for event names, so that neighbouring names do not overlap."""
 STEPS = 1000
 """Number of distinct horizontal positions in a chart."""
@@ -143,7 +143,7 @@ def line_chart(
         return (x - x_low) / (x_high - x_low) * STEPS
 
     def at_y(y: float) -> float:
-        return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - TOP - BOTTOM)
+        return HEIGHT - BOTTOM - (y - y_low) / (y_high - y_low) * (HEIGHT - _TOP - BOTTOM)
 
     in_order = sorted(marks, key=lambda mark: mark.x)
     return LineChart(
@@ -162,7 +162,9 @@ def line_chart(
         ],
         marks=[
             _DrawnMark(
-                at=percent(mark.x), y=TOP - 4 - 12 * (MARK_ROWS - 1 - number % MARK_ROWS), mark=mark
+                at=percent(mark.x),
+                y=_TOP - 4 - 12 * (_MARK_ROWS - 1 - number % _MARK_ROWS),
+                mark=mark,
             )
             for number, mark in enumerate(in_order)
         ],

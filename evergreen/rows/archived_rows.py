@@ -72,19 +72,19 @@ def write_parquet(table: Any, target: Any, **options: Any) -> None:
     pq.write_table(table, target, **_CHECKED, **options)
 
 
-MAX_ROWS_PER_BYTE = 100
+_MAX_ROWS_PER_BYTE = 100
 """Maximum number of rows for each byte of a file. Each row has its own key and time, which occupy
 more than 1/100 byte."""
-FREE_ROWS = 65_536
-"""Number of rows that any file may have in addition to `MAX_ROWS_PER_BYTE` per byte."""
-MAX_GROUP_ROWS = 1 << 24
-MAX_GROUP_BYTES = 4 << 30
+_FREE_ROWS = 65_536
+"""Number of rows that any file may have in addition to `_MAX_ROWS_PER_BYTE` per byte."""
+_MAX_GROUP_ROWS = 1 << 24
+_MAX_GROUP_BYTES = 4 << 30
 """Maximum bytes of a row group before compression."""
-MAX_RATIO = 1_000
-"""Maximum compression ratio of a row group. Row groups of up to `FREE_BYTES` may exceed this
+_MAX_RATIO = 1_000
+"""Maximum compression ratio of a row group. Row groups of up to `_FREE_BYTES` may exceed this
 ratio."""
-FREE_BYTES = 64 << 20
-MAX_TEXT_BYTES = 256 << 20
+_FREE_BYTES = 64 << 20
+_MAX_TEXT_BYTES = 256 << 20
 """Maximum bytes of the texts of one column in one batch."""
 
 
@@ -101,23 +101,23 @@ def open_parquet(path: Path) -> pq.ParquetFile:
         raise ContractError(f"{path} is no regular file, expected Parquet")
     file = parquet_file(path)
     metadata = file.metadata
-    if metadata.num_rows > MAX_ROWS_PER_BYTE * size + FREE_ROWS:
+    if metadata.num_rows > _MAX_ROWS_PER_BYTE * size + _FREE_ROWS:
         raise ContractError(
             f"{path} states {metadata.num_rows} rows in {size} bytes, expected at most "
-            f"{MAX_ROWS_PER_BYTE} per byte"
+            f"{_MAX_ROWS_PER_BYTE} per byte"
         )
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
         sizes = [group.column(i).total_uncompressed_size for i in range(group.num_columns)]
         num_bytes, limit = (
             max(sum(sizes), group.total_byte_size),
-            min(max(MAX_RATIO * size, FREE_BYTES), MAX_GROUP_BYTES),
+            min(max(_MAX_RATIO * size, _FREE_BYTES), _MAX_GROUP_BYTES),
         )
-        if group.num_rows > MAX_GROUP_ROWS or num_bytes > limit:
+        if group.num_rows > _MAX_GROUP_ROWS or num_bytes > limit:
             raise ContractError(
                 f"{path} has a row group of {group.num_rows} rows and {num_bytes} bytes before "
                 "compression, expected "
-                f"at most {MAX_GROUP_ROWS} rows and {limit} bytes in a file of {size}"
+                f"at most {_MAX_GROUP_ROWS} rows and {limit} bytes in a file of {size}"
             )
     return file
 
@@ -127,7 +127,7 @@ def bounded_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Read some columns of one row group in batches of bounded size.
 
-    A batch has at most `MAX_TEXT_BYTES` of text in a column. Texts that the file stores
+    A batch has at most `_MAX_TEXT_BYTES` of text in a column. Texts that the file stores
     dictionary-encoded remain encoded. A long text that many rows share is then in memory once.
 
     Args:
@@ -137,7 +137,7 @@ def bounded_batches(
         batch_rows: Maximum rows of a batch.
 
     Raises:
-        ContractError: a batch has more than `MAX_TEXT_BYTES` of text.
+        ContractError: a batch has more than `_MAX_TEXT_BYTES` of text.
         pa.ArrowException: the file is corrupt.
     """
     metadata = pq.read_metadata(path)
@@ -156,11 +156,11 @@ def bounded_batches(
                 ):
                     continue
                 lengths = pc.binary_length(found.dictionary).take(found.indices)
-                if (num_bytes := pc.sum(lengths.cast(pa.int64())).as_py() or 0) > MAX_TEXT_BYTES:
+                if (num_bytes := pc.sum(lengths.cast(pa.int64())).as_py() or 0) > _MAX_TEXT_BYTES:
                     raise ContractError(
                         f"{path} has {num_bytes} bytes of text in {name} of {batch.num_rows} rows, "
                         "expected at most "
-                        f"{MAX_TEXT_BYTES}"
+                        f"{_MAX_TEXT_BYTES}"
                     )
             yield batch
 

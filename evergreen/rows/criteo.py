@@ -22,10 +22,10 @@ from evergreen.runtime.errors import ContractError
 
 COLUMNS = (LABEL, *CRITEO.names)
 """Criteo's columns, in the order of its files without a header."""
-INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
+_INTEGER_PATTERN = r"^-?[0-9]{1,18}(\.0*)?$"
 """Pattern of an integer as text. The suffix `.0` is accepted, because pandas writes it in an
 integer column with missing values. Integers have at most 18 digits, so they fit an int64."""
-HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
+_HEX_PATTERN = r"^[0-9a-fA-F]{1,8}$"
 """Pattern of a category as text."""
 
 
@@ -108,11 +108,11 @@ def parse_hex(texts: Any) -> Any:
     >>> parse_hex(pa.array(["ff", "0x1f", None])).to_pylist()
     [255, None, None]
     """
-    return pc.binary_join_element_wise("0x", matching(texts, HEX_PATTERN), "").cast(pa.int64())
+    return pc.binary_join_element_wise("0x", matching(texts, _HEX_PATTERN), "").cast(pa.int64())
 
 
 def _parse_integers(texts: Any) -> Any:
-    return matching(texts, INTEGER_PATTERN).cast(pa.float64()).cast(pa.float32())
+    return matching(texts, _INTEGER_PATTERN).cast(pa.float64()).cast(pa.float32())
 
 
 def _no_typed(column: Any) -> Any:

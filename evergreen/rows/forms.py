@@ -156,7 +156,7 @@ def click_log_files(path: Path) -> list[Path]:
             f"{twice[0]} also exists unpacked or in another compression, expected each row in one "
             "file"
         )
-    return sorted(files, key=lambda p: natural_key(p.name))
+    return sorted(files, key=lambda p: _natural_key(p.name))
 
 
 def passed_over(path: Path) -> list[str]:
@@ -175,10 +175,10 @@ def _visible_names(path: Path) -> list[str]:
     return [p.name for p in path.iterdir() if p.is_file() and is_visible(p.name)]
 
 
-def natural_key(name: str) -> list[tuple[int, int, str]]:
+def _natural_key(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key that compares runs of digits by their numeric value.
 
-    >>> sorted(["day_10", "day_2"], key=natural_key)
+    >>> sorted(["day_10", "day_2"], key=_natural_key)
     ['day_2', 'day_10']
     """
     parts = re.split(r"(\d+)", name)
@@ -228,7 +228,7 @@ def unlabelled_reader(path: Path, recommender: Recommender) -> "FileReader":
         )
     here = [name for name in features.names if name in rows.names or name in features.needed]
     columns = _present(rows.names, {name: name for name in here}, recommender, path=path)
-    rules = {name: rule_of(name, features) for name in columns}
+    rules = {name: _rule_of(name, features) for name in columns}
     return FileReader(rows=rows, recommender=recommender, columns=columns, rules=rules, now=0.0)
 
 
@@ -272,7 +272,7 @@ def find_reader(
     has_times = EVENT_TIME in columns
     if not with_times:
         columns.pop(EVENT_TIME, None)
-    rules = {raw: rule_of(raw, recommender.features) for raw in columns if raw != EVENT_TIME}
+    rules = {raw: _rule_of(raw, recommender.features) for raw in columns if raw != EVENT_TIME}
     return FileReader(
         rows=rows,
         recommender=recommender,
@@ -390,7 +390,7 @@ _RULES: dict[str, ValueRule] = {
 }
 
 
-def rule_of(raw: str, features: Features) -> ValueRule | ListRule:
+def _rule_of(raw: str, features: Features) -> ValueRule | ListRule:
     """Return the parsing rule for a raw column other than the time."""
     if raw in features.lists:
         element = WORDS if raw in features.words else CATEGORIES

@@ -27,8 +27,8 @@ from evergreen.runtime.errors import ContractError
 
 BLOCK_BYTES = 4 << 20
 """Bytes of a block of lines, about 17,000 Criteo rows."""
-MAX_LINE_BYTES = 1 << 20
-MAX_RECORD_LINES = 100
+_MAX_LINE_BYTES = 1 << 20
+_MAX_RECORD_LINES = 100
 """Maximum lines of one record. A quote that is not closed within this number of lines is treated as
 a stray quote."""
 _READ_BYTES = 256 << 10
@@ -249,7 +249,7 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
 
     Raises:
         ContractError: The file is an archive or binary, corrupt or truncated, does not match its
-            encoding, or has a line longer than `MAX_LINE_BYTES`.
+            encoding, or has a line longer than `_MAX_LINE_BYTES`.
     """
     decoder, first_line, pending = _Decoder(path), 1, bytearray()
     with _opened(path) as file:
@@ -272,14 +272,14 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
             if not chunk and end < len(pending):
                 pending += b"\n"
                 end = len(pending)
-            if len(pending) - end > MAX_LINE_BYTES:
+            if len(pending) - end > _MAX_LINE_BYTES:
                 raise ContractError(
-                    f"{path} has a line longer than {MAX_LINE_BYTES} bytes, expected rows of a "
+                    f"{path} has a line longer than {_MAX_LINE_BYTES} bytes, expected rows of a "
                     "click log"
                 )
             if end or not chunk:
                 content = bytes(pending[:end])
-                if len(content) > MAX_LINE_BYTES:
+                if len(content) > _MAX_LINE_BYTES:
                     _expect_short_lines(path, content)
                 yield Block(first_line, content, is_last=not chunk)
                 first_line += content.count(b"\n")
@@ -290,9 +290,9 @@ def read_blocks(path: Path, *, block_bytes: int = BLOCK_BYTES) -> Iterator[Block
 
 def _expect_short_lines(path: Path, content: bytes) -> None:
     ends = np.flatnonzero(np.frombuffer(content, np.uint8) == 10)
-    if np.diff(ends, prepend=-1).max() > MAX_LINE_BYTES + 1:
+    if np.diff(ends, prepend=-1).max() > _MAX_LINE_BYTES + 1:
         raise ContractError(
-            f"{path} has a line longer than {MAX_LINE_BYTES} bytes, expected rows of a click log"
+            f"{path} has a line longer than {_MAX_LINE_BYTES} bytes, expected rows of a click log"
         )
 
 
@@ -607,7 +607,7 @@ class _Splitter:
 
         A line with an open quote either begins a record of several lines, or has a stray quote.
         """
-        dialect, last = self._dialect, min(line + MAX_RECORD_LINES, len(self._lines)) - 1
+        dialect, last = self._dialect, min(line + _MAX_RECORD_LINES, len(self._lines)) - 1
         joined, alone, end = text, list[bool](), None
         for i in range(line + 1, last + 1):
             try:
@@ -620,7 +620,7 @@ class _Splitter:
                 end = i
                 break
         else:
-            if line + MAX_RECORD_LINES > len(self._lines) and not self._block.is_last:
+            if line + _MAX_RECORD_LINES > len(self._lines) and not self._block.is_last:
                 return None
         literal = dialect.literal(text)
         if end is not None:

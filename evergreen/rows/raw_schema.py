@@ -180,7 +180,7 @@ logger = logging.getLogger(__name__)
 CHECKED_FROM_ROWS = 10_000
 """Minimum rows of a file to check it while it is read. The step then stops early at a file with too
 many malformed rows. Each file is checked again at its end."""
-NUM_EXAMPLES = 3
+_NUM_EXAMPLES = 3
 Named = Callable[[Path], str]
 """Function that converts the path of a file to its displayed name."""
 
@@ -273,7 +273,7 @@ class MalformedRows:
             counts = self._counts.setdefault(path, _FileCounts())
             counts.num_rows += each.num_rows
             counts.num_malformed += each.num_malformed
-            counts.examples = [*counts.examples, *each.examples][:NUM_EXAMPLES]
+            counts.examples = [*counts.examples, *each.examples][:_NUM_EXAMPLES]
         self.add_mismatches(part._mismatches.values())
         self._absent |= part._absent
         self._unfit |= part._unfit
@@ -290,7 +290,7 @@ class MalformedRows:
         self.num_rows += 1
         counts = self._counts.setdefault(path, _FileCounts())
         counts.num_malformed += 1
-        if len(counts.examples) < NUM_EXAMPLES:
+        if len(counts.examples) < _NUM_EXAMPLES:
             counts.examples.append(f"line {line}: {reason}")
 
     def add_unfit(self, path: Path, error: ContractError) -> None:
@@ -417,7 +417,7 @@ BATCH_ROWS = 65_536
 KEY_COLUMNS = (raw_rows.REQUEST_ID, raw_rows.ROW, raw_rows.EVENT_TIME)
 TIME_TYPE = pa.timestamp("us", tz="UTC")
 """Arrow type of `event_time`."""
-EXPECTED_WEIGHT = "a finite number of at least 0"
+_EXPECTED_WEIGHT = "a finite number of at least 0"
 """Rule for valid sample weights, for error messages."""
 BYTES = (pa.types.is_binary, pa.types.is_large_binary)
 """Functions that test for Arrow's types of bytes. Some writers store texts as bytes."""
@@ -476,7 +476,7 @@ def texts(values: Any, *, holds_words: bool = True) -> Any:
     if is_text(kind):
         return _of_distinct(values, lambda word: word, pa.string(), holds_words=holds_words)
     if pa.types.is_floating(kind):
-        values = exact_whole(values)
+        values = _exact_whole(values)
     elif pa.types.is_decimal(kind):
         values = values.cast(pa.decimal128(38, 0))
     return values.cast(pa.string())
@@ -489,7 +489,7 @@ def categories(values: Any, *, holds_words: bool = True) -> Any:
         pa.ArrowException: the same cases as in `texts`.
     """
     if pa.types.is_floating(values.type):
-        values = exact_whole(values)
+        values = _exact_whole(values)
     if pa.types.is_integer(values.type) or pa.types.is_null(values.type):
         signed = values.cast(
             pa.int64(), safe=False
@@ -513,7 +513,7 @@ def whole_numbers(values: Any) -> Any:
     """
     kind = values.type
     if pa.types.is_floating(kind):
-        return exact_whole(values)
+        return _exact_whole(values)
     if pa.types.is_boolean(kind):
         return categories(values)
     if pa.types.is_uint64(kind) or pa.types.is_decimal(kind):
@@ -529,7 +529,7 @@ def _number_or_category(word: str) -> int:
     return int(word)
 
 
-def exact_whole(values: Any) -> Any:
+def _exact_whole(values: Any) -> Any:
     """Return floats (Arrow) that are exactly whole numbers as int64. NaN becomes null.
 
     Raises:
@@ -644,7 +644,7 @@ def find_malformed(
     if WEIGHT in batch.schema.names:
         weight = batch.column(WEIGHT)
         is_weight = pc.and_(pc.is_finite(weight), pc.greater_equal(weight, 0))
-        note(pc.invert(is_weight.fill_null(False)), WEIGHT, EXPECTED_WEIGHT)
+        note(pc.invert(is_weight.fill_null(False)), WEIGHT, _EXPECTED_WEIGHT)
     for name in keys:
         note(pc.is_null(batch.column(name)), name, "a value")
     return reasons

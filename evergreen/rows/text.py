@@ -35,7 +35,7 @@ from evergreen.rows.lines import (
 from evergreen.runtime.errors import ContractError, first_line
 from evergreen.runtime.forked import available_cores
 
-DELIMITERS = (",", "\t", ";", "|")
+_DELIMITERS = (",", "\t", ";", "|")
 _HEAD_BYTES = 1 << 20
 _HEAD_LINES = 5_000
 _JSON = Dialect(delimiter="\x01", num_fields=1, has_quotes=False)
@@ -268,7 +268,7 @@ def text_rows(path: Path, head: Head) -> TextRows:
     The function chooses the dialect that fits most of the first lines.
     """
     lines = _without_comments(head)
-    delimiter = max(DELIMITERS, key=lambda each: _fit(lines, each))
+    delimiter = max(_DELIMITERS, key=lambda each: _fit(lines, each))
     header = lines[0]
     names = [name.strip() for name in _split(header, delimiter)]
     while (
@@ -319,7 +319,7 @@ def _without_comments(head: Head) -> list[str]:
         head.num_skipped == 1
         and following
         and any(
-            len(_split(first, each)) == len(_split(following[0], each)) > 1 for each in DELIMITERS
+            len(_split(first, each)) == len(_split(following[0], each)) > 1 for each in _DELIMITERS
         )
     ):
         return head.lines  # the header itself begins with #

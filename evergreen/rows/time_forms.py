@@ -32,7 +32,7 @@ USUAL = to_micros(datetime(2000, 1, 1))
 _SURE_HUNDREDS = 24
 """Minimum number of distinct values, ignoring their last two digits, that proves calendar digits in
 a column. With fewer values, they may look like calendar digits by chance."""
-FITTING_SHARE = 0.9
+_FITTING_SHARE = 0.9
 """Minimum share of a column's distinct values that a format must parse. Values that the format
 cannot parse are malformed."""
 _ISO = re.compile(
@@ -153,7 +153,7 @@ def find_form(column: Any, *, now: float, name: str) -> str:
     if not values:
         return ISO
     texts = [_plain_text(value) for value in values]
-    if sum(iso_micros(text) is not None for text in texts) >= FITTING_SHARE * len(texts):
+    if sum(iso_micros(text) is not None for text in texts) >= _FITTING_SHARE * len(texts):
         return ISO
     latest = round(now * 1e6) + DAY_MICROS
     numbers = [_number(text) for text in texts]
@@ -163,7 +163,7 @@ def find_form(column: Any, *, now: float, name: str) -> str:
         num_fitting[form] = sum(time is not None and EARLIEST <= time <= latest for time in times)
     most = max(num_fitting.values())
     fitting = [
-        form for form, num in num_fitting.items() if num == most >= FITTING_SHARE * len(numbers)
+        form for form, num in num_fitting.items() if num == most >= _FITTING_SHARE * len(numbers)
     ]
     digits = [form for form in fitting if form.startswith("Y")]
     # A count of time units can look like calendar digits by chance. Such a chance is large if the

@@ -6,13 +6,13 @@ from datetime import MAXYEAR, date, datetime, timedelta, timezone
 from evergreen.runtime.errors import ContractError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-MICROSECOND = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
 DAY_MICROS = 86_400_000_000
 
 
 def to_micros(time: datetime) -> int:
     """Return the microseconds since the epoch of a time. A time without a zone is UTC."""
-    return ((time if time.tzinfo else time.replace(tzinfo=timezone.utc)) - _EPOCH) // MICROSECOND
+    return ((time if time.tzinfo else time.replace(tzinfo=timezone.utc)) - _EPOCH) // _MICROSECOND
 
 
 def to_iso(micros: int) -> str:
@@ -21,7 +21,7 @@ def to_iso(micros: int) -> str:
     >>> to_iso(1_000_000)
     '1970-01-01T00:00:01+00:00'
     """
-    return (_EPOCH + micros * MICROSECOND).isoformat()
+    return (_EPOCH + micros * _MICROSECOND).isoformat()
 
 
 def parse_time(name: str, text: str) -> int:

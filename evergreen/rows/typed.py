@@ -16,7 +16,7 @@ from evergreen.rows.text import Chunk, sql_path
 from evergreen.runtime.errors import ContractError, first_line
 from evergreen.runtime.forked import available_cores
 
-CHUNK_ROWS = 65_536
+_CHUNK_ROWS = 65_536
 _MEMORY = "2GB"
 """Memory limit of DuckDB for one file. Larger pages are refused."""
 
@@ -83,7 +83,7 @@ class ParquetRows:
         first = 1
         with _reading(self.path), _connected() as connection:
             query = connection.sql(f"SELECT {columns} FROM {_table(self.path)}")
-            for rows in query.to_arrow_reader(CHUNK_ROWS):
+            for rows in query.to_arrow_reader(_CHUNK_ROWS):
                 numbers = first + np.arange(rows.num_rows, dtype=np.int64)
                 first += rows.num_rows
                 named = pa.record_batch(rows.columns, names=list(wanted))

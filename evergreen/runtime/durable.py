@@ -36,7 +36,7 @@ def no_checkpoint(name: str) -> None:
     """
 
 
-PRIVATE = 0o027
+_PRIVATE = 0o027
 """Mode bits that are removed from files of the model registry and of a run: all bits of others, and
 writing by the group."""
 READABLE = 0o022
@@ -44,7 +44,7 @@ READABLE = 0o022
 model repository."""
 
 
-def own_umask(mask: int = PRIVATE) -> int:
+def own_umask(mask: int = _PRIVATE) -> int:
     """Set the umask of this process and its children, and return the previous umask.
 
     Argo's executor starts every step with umask 0, which would make the step's files writable for

@@ -26,7 +26,7 @@ from evergreen.runtime.plain_text import printable
 
 P = ParamSpec("P")
 
-OBJECTS_PER_COLLECTION = 50_000
+_OBJECTS_PER_COLLECTION = 50_000
 """Number of new objects after which Python's garbage collector runs in a command. With Python's
 default of 700, the collections took 1.2 of the 9.4 s of the validation step during its imports, and
 another 1.6 s at its end."""
@@ -60,7 +60,7 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
     and the exit code differs from that of a refusal.
 
     While `main` runs, the process collects garbage less often, and at its end not at all
-    (`OBJECTS_PER_COLLECTION`).
+    (`_OBJECTS_PER_COLLECTION`).
 
     >>> @exits_with_code
     ... def main() -> int:
@@ -73,7 +73,7 @@ def exits_with_code(main: Callable[P, int]) -> Callable[P, int]:
 
     @functools.wraps(main)
     def run(*args: P.args, **kwargs: P.kwargs) -> int:
-        gc.set_threshold(OBJECTS_PER_COLLECTION)
+        gc.set_threshold(_OBJECTS_PER_COLLECTION)
         atexit.register(gc.freeze)
         try:
             try:

@@ -38,9 +38,9 @@ POD_NAME, POD_UID = "EVERGREEN_POD_NAME", "EVERGREEN_POD_UID"
 """Names of the environment variables with the name and UID of a step's own pod. If an object must
 be deleted together with the pod, the pod owns the object."""
 TOKEN_PATH = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105
-TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
+_TOKEN_PATH_VARIABLE = "KF_PIPELINES_SA_TOKEN_PATH"  # noqa: S105
 ACTIVE_STATES = ("RUNTIME_STATE_UNSPECIFIED", "PENDING", "RUNNING", "PAUSED", "CANCELING")
-ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
+_ENDED_STATES = ("SUCCEEDED", "SKIPPED", "FAILED", "CANCELED")
 _TEMPORARY_STATUSES = (401, 403, 408, 409, 429)
 """HTTP statuses below 500 that mean a temporary error. At the next attempt a token may be renewed,
 a right may be granted, or a conflict may have ended."""
@@ -106,7 +106,7 @@ class KubeflowServer:
             raise ContractError(
                 f"token file {token_file} is absent, expected the server's token in it"
             )
-        path = token_file or os.environ.get(TOKEN_PATH_VARIABLE, TOKEN_PATH)
+        path = token_file or os.environ.get(_TOKEN_PATH_VARIABLE, TOKEN_PATH)
         credentials = (
             ServiceAccountTokenVolumeCredentials(path)
             if token_file or os.path.exists(path)
@@ -382,7 +382,7 @@ def wait(
             if run.state != state:
                 state = str(run.state)
                 logger.info("run %s is %s", run_id, state)
-            if state in ENDED_STATES:
+            if state in _ENDED_STATES:
                 return run
         if time.monotonic() + poll_seconds > deadline:
             raise TemporaryError(f"run {run_id} is {state} after {seconds:g} s, and continues")

@@ -66,11 +66,11 @@ def log_as_text(style: str = TIMED, *, level: int = logging.INFO) -> None:
     logging.basicConfig(level=level, handlers=[handler])
 
 
-TEXT, JSON = "text", "json"
-FORMATS = (TEXT, JSON)
+TEXT, _JSON = "text", "json"
+FORMATS = (TEXT, _JSON)
 
 
-class JsonFormatter(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     """Log formatter that writes one JSON object per record.
 
     The fields of the object are `time` (ISO 8601 UTC), `severity`, `logger`, `message`, and
@@ -95,5 +95,5 @@ class JsonFormatter(logging.Formatter):
 def configure_logging(style: str) -> None:
     """Send log records from level INFO on to standard error, in the format `style` of `FORMATS`."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if style == JSON else LineFormatter(TIMED))
+    handler.setFormatter(_JsonFormatter() if style == _JSON else LineFormatter(TIMED))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -17,8 +17,8 @@ from evergreen.runtime import forked
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import ContractError, TemporaryError, first_line
 
-CONNECT_SECONDS = "20s"
-SHARES_PER_THREAD = 4
+_CONNECT_SECONDS = "20s"
+_SHARES_PER_THREAD = 4
 """Number of shares of the work for each thread of a Dask worker. If a worker is lost, other workers
 repeat only the shares of that worker."""
 
@@ -91,7 +91,7 @@ def workers_of(scheduler: str, *, processes: int, shared: Path) -> Iterator[Work
             raise TemporaryError(f"Dask scheduler {scheduler} has no worker, expected at least one")
         try:
             yield Workers(
-                partial(_run_all, client=client, shared=shared), SHARES_PER_THREAD * threads
+                partial(_run_all, client=client, shared=shared), _SHARES_PER_THREAD * threads
             )
         except KilledWorker as error:
             raise TemporaryError(
@@ -133,7 +133,7 @@ def _client(scheduler: str) -> Iterator[Any]:
         get_address_host_port(
             scheduler
         )  # a client whose address is refused would stay the default client of the process
-        client = Client(scheduler, timeout=CONNECT_SECONDS)
+        client = Client(scheduler, timeout=_CONNECT_SECONDS)
     except (ValueError, TypeError) as error:
         raise ContractError(
             f"dask_scheduler is {scheduler!r} ({first_line(error)}), expected an address such as "

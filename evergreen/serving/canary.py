@@ -105,7 +105,7 @@ def start(
     with opened(settings) as site:
         if (live := site.live) is None:
             raise ContractError(
-                f"model store {site.store} has no live version, expected one beside a canary"
+                f"model registry {site.store} has no live version, expected one beside a canary"
             )
         if live.model_id == model.model_id:
             return read_release(site.store, live.version)

@@ -150,7 +150,7 @@ def _heal_published(
         folders.replace(version, RECORD_FILE, whole.dumps())
         corrupt.append(RECORD_FILE)
     for each in problems:
-        logger.error("%s; it was replaced by the model store's copy", each)
+        logger.error("%s; it was replaced by the model registry's copy", each)
     return [f"{folders.uri}/{version}/{name}" for name in corrupt]
 
 
@@ -158,7 +158,7 @@ def _heal_stored(folders: VersionFolders, store: Path, release: Release) -> list
     """Replace corrupt files in the model registry by intact files from the repository."""
     folder = graph_folder(store, release.version)
     record, _ = _record_of(folders, release)
-    if record is None or not folder.exists():  # `evergreen collect` removes the folder
+    if record is None or not folder.exists():  # `evergreen admin collect` removes the folder
         return []
     found, healed = folders.hashes(release.version), []
     for file in record.files:

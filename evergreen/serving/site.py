@@ -104,7 +104,8 @@ class SiteSettings:
         name = self.recommender or served_name(self.store)
         if name is None:
             raise ContractError(
-                f"model store {self.store} has no release and no recommender, expected one of them"
+                f"model registry {self.store} has no release and no recommender, "
+                "expected one of them"
             )
         holder = f"{self.who}, process {os.getpid()} on {socket.gethostname()}"
         # Triton runs as another user, so the files must be readable for everyone.
@@ -415,7 +416,7 @@ def restore_server(
 
 def add_site_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags for the deployment target and for the person who asks."""
-    parser.add_argument("--store", required=True, help="model store, folder or its URI")
+    parser.add_argument("--store", required=True, help="model registry, folder or its URI")
     parser.add_argument(
         "--repository",
         type=typed_uri,

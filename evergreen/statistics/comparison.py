@@ -25,12 +25,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from evergreen.config.drift import DriftThresholds
 from evergreen.contracts.words import ShownValues
 from evergreen.statistics.column_profile import (
     ColumnProfile,
@@ -58,53 +59,23 @@ from evergreen.statistics.two_sample import (
     with_few,
 )
 
-LEAST_SHARE_CHANGE = 0.002
+_LEAST_SHARE_CHANGE = 0.002
 """Minimum change of a category's share that counts, even for a very rare category."""
-KNOWN_FACTOR = 4
+_KNOWN_FACTOR = 4
 """Minimum ratio of a value's rows to the possible error of its count (`floor`) for the value to get
 its own cell."""
-CERTAIN_ROWS = 10
+_CERTAIN_ROWS = 10
 """Minimum expected number of independent rows of an absent value, before the value counts as
 certainly new when it appears. The probability that such a value is absent by chance is e^-10."""
-OTHERS = "other values"
+_OTHERS = "other values"
 """Displayed name of the cell that contains all values without a cell of their own."""
-VALUES, MEAN, MISSING, OUTLIERS = "values", "mean", "missing", "outliers"
+_VALUES, _MEAN, _MISSING, _OUTLIERS = "values", "mean", "missing", "outliers"
 """Names of the tests."""
 _LEAST_FLOOR = 1e-12
 """Minimum of every threshold for effects. With a setting of 0, any significant change therefore
 counts."""
 
-Floats = NDArray[np.float64]
-
-
-class DriftThresholds(Protocol):
-    """Minimum effects that a comparison reports as drift.
-
-    The settings of validation and those of the monitor implement this protocol.
-    """
-
-    @property
-    def categorical_drift(self) -> float:
-        """Return the minimum change of one category's share."""
-
-    @property
-    def categorical_drift_relative(self) -> float:
-        """Return the minimum change relative to the category's previous share.
-
-        The smaller of this limit and `categorical_drift` applies.
-        """
-
-    @property
-    def numeric_drift(self) -> float:
-        """Return the minimum Jensen-Shannon divergence in bits beyond what chance adds."""
-
-    @property
-    def missing_drift(self) -> float:
-        """Return the minimum change of a column's share of missing values that counts as drift."""
-
-    @property
-    def false_discovery_rate(self) -> float:
-        """Return the maximum expected share of false alarms among the drifted columns."""
+_Floats = NDArray[np.float64]
 
 
 class Outliers(NamedTuple):
@@ -267,8 +238,8 @@ class ComparedColumn:
             default=None,
         )
         values, mean, (outliers_now, outliers_before) = (
-            found.get(VALUES),
-            found.get(MEAN),
+            found.get(_VALUES),
+            found.get(_MEAN),
             self.tests.outliers or _NONE,
         )
         excesses = [
@@ -278,8 +249,8 @@ class ComparedColumn:
         now, before = self.now, self.before
         return ColumnDrift(
             feature=name,
-            drifted=bool(set(self.changes) - {OUTLIERS}) and not learned,
-            outlying=OUTLIERS in self.changes,
+            drifted=bool(set(self.changes) - {_OUTLIERS}) and not learned,
+            outlying=_OUTLIERS in self.changes,
             learned=learned,
             changes=self.changes,
             effect=values.effect.value if values else None,
@@ -430,10 +401,11 @@ class _Comparison:
         sample.
         """
         n, m = (
-            column.rows if name == MISSING else column.present for column in (self.now, self.before)
+            column.rows if name == _MISSING else column.present
+            for column in (self.now, self.before)
         )
         # A decrease of outliers is not a fault.
-        size = effect.value if name == OUTLIERS else abs(effect.value)
+        size = effect.value if name == _OUTLIERS else abs(effect.value)
         return ColumnTest(
             name=name,
             p_value=with_few(p_value, min(n, m) / design - 1),
@@ -454,7 +426,7 @@ class _Comparison:
         design = design_of_totals(self.now.missing, self.before.missing, parts)
         share, least = (a + b) / max(n + m, 1), max(n, 1)
         return self._make_test(
-            MISSING,
+            _MISSING,
             proportion(a, n, b=b, m=m, design=design),
             share_change(a, n, b=b, m=m, design=design) or _NO_EFFECT,
             floor=self.thresholds.missing_drift,
@@ -466,11 +438,11 @@ class _Comparison:
 
     # -- numeric columns
 
-    def _test_buckets(self, inner: slice, designs: Floats, mean: float) -> ColumnTest:
+    def _test_buckets(self, inner: slice, designs: _Floats, mean: float) -> ColumnTest:
         a, b = self.now.counts[inner], self.before.counts[inner]
         n, m = max(int(a.sum()), 1), max(int(b.sum()), 1)
         return self._make_test(
-            VALUES,
+            _VALUES,
             homogeneity(a, b, designs[inner]),
             divergence(a, b, designs[inner]) or _NO_EFFECT,
             floor=self.thresholds.numeric_drift,
@@ -479,7 +451,7 @@ class _Comparison:
         )
 
     def _test_outliers(
-        self, inner: slice, designs: Floats, mean: float
+        self, inner: slice, designs: _Floats, mean: float
     ) -> tuple[ColumnTest, tuple[float, float]]:
         """Test the share of values outside the inner buckets.
 
@@ -492,7 +464,7 @@ class _Comparison:
         design = float(designs[outside].max()) if outside.any() else mean
         share = (a + b) / (n + m)
         test = self._make_test(
-            OUTLIERS,
+            _OUTLIERS,
             proportion(a, n, b=b, m=m, design=design),
             share_change(a, n, b=b, m=m, design=design) or _NO_EFFECT,
             floor=self.outlier_floor,
@@ -530,7 +502,7 @@ class _Comparison:
             else (0.0 if means[0] == means[1] else math.inf)
         )
         return self._make_test(
-            MEAN,
+            _MEAN,
             float(special.chdtrc(1, min((shift / error) ** 2, 1e6))),
             Effect(shift, shift - 1.96 * error, shift + 1.96 * error),
             floor=floor,
@@ -548,7 +520,7 @@ class _Comparison:
         difference = (divergence(a, b, designs) or _NO_EFFECT).value
         share_now, share_before = a / n, b / m
         relative = np.maximum(
-            self.thresholds.categorical_drift_relative * share_before, LEAST_SHARE_CHANGE
+            self.thresholds.categorical_drift_relative * share_before, _LEAST_SHARE_CHANGE
         )
         floors = np.minimum(self.thresholds.categorical_drift, relative)
         # The last cell contains all other values. A relative change of this cell says nothing about
@@ -566,14 +538,14 @@ class _Comparison:
                 share_change(int(a[worst]), n, b=int(b[worst]), m=m, design=design) or _NO_EFFECT
             )
             moved = MovedValue(
-                value=OTHERS if worst == len(values) else self.text_of(int(values[worst])),
+                value=_OTHERS if worst == len(values) else self.text_of(int(values[worst])),
                 share_before=float(share_before[worst]),
                 share_now=float(share_now[worst]),
             )
             share = float((a + b)[worst] / (n + m))
             reach = detectable_share(share, n=n, m=m, design=design, level=self.level)
         test = self._make_test(
-            VALUES, homogeneity(a, b, designs), change, floor=floor, detectable=reach, design=mean
+            _VALUES, homogeneity(a, b, designs), change, floor=floor, detectable=reach, design=mean
         )
         if difference >= max(self.thresholds.numeric_drift, _LEAST_FLOOR):
             test = replace(test, matters=True)
@@ -633,7 +605,7 @@ def _choose_cells(
     assert before.values is not None
     values = np.union1d(now.values, before.values)
     sums = [find_sums(values, now.values, now.sums), find_sums(values, before.values, before.sums)]
-    known = sums[0][:, 0] + sums[1][:, 0] >= KNOWN_FACTOR * (now.floor + before.floor)
+    known = sums[0][:, 0] + sums[1][:, 0] >= _KNOWN_FACTOR * (now.floor + before.floor)
     values, sums = values[known], [each[known] for each in sums]
     frequent, expected = _are_frequent(_cells_of(now, sums[0]), _cells_of(before, sums[1]))
     order = np.lexsort((values, np.where(frequent, -expected, 0.0)))
@@ -644,7 +616,7 @@ def _choose_cells(
     return values[order], samples, frequent[order]
 
 
-def _are_frequent(now: Clustered, before: Clustered) -> tuple[NDArray[np.bool_], Floats]:
+def _are_frequent(now: Clustered, before: Clustered) -> tuple[NDArray[np.bool_], _Floats]:
     """Return which cells are frequent, and the expected number of independent rows in each cell.
 
     A cell is frequent if at least `MIN_EXPECTED` independent rows are expected in the smaller
@@ -664,13 +636,13 @@ def _without_sign(effect: Effect) -> Effect:
     return Effect(effect.value, max(effect.low, 0.0), effect.high)
 
 
-def _count_new(now: Ints, before: Ints, designs: Floats, *, ratio: float, floor: int) -> float:
+def _count_new(now: Ints, before: Ints, designs: _Floats, *, ratio: float, floor: int) -> float:
     """Count the rows of categories that are certainly new.
 
-    A category is certainly new if it was absent although at least `CERTAIN_ROWS` rows of it were
+    A category is certainly new if it was absent although at least `_CERTAIN_ROWS` rows of it were
     expected. The expected number follows from the category's present rows, minus 4 standard errors.
     """
-    needed = (CERTAIN_ROWS * designs + 2 * floor) * ratio
+    needed = (_CERTAIN_ROWS * designs + 2 * floor) * ratio
     certain = (before == 0) & (now - 4 * np.sqrt(now * designs) >= needed)
     return float(now[certain].sum())
 
@@ -697,7 +669,7 @@ def _cells_of(column: ColumnProfile, sums: Ints, *, others: int = 0) -> Clustere
     )
 
 
-def _cell_designs(now: Clustered, before: Clustered) -> tuple[Floats, float]:
+def _cell_designs(now: Clustered, before: Clustered) -> tuple[_Floats, float]:
     """Return the design effect of each cell, and the mean of these design effects."""
     correlation, _ = correlations((now, before))
     designs = comparison_design(correlation, now, before)

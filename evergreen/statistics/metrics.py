@@ -18,7 +18,7 @@ Z_95 = 1.959963984540054
 MIN_DEGREES = 3
 """Minimum degrees of freedom of an interval. With only 2 degrees of freedom, the standard error
 itself may be wrong by a large factor."""
-ECE_BINS = 15
+_ECE_BINS = 15
 _NO_RATE = 1e-12
 """Tolerance for recognizing a click rate as 0 or 1. Weights are rounded, so the rate may not be
 exact."""
@@ -344,7 +344,7 @@ def calibration(
 
 
 def expected_calibration_error(
-    labels: ArrayLike, scores: ArrayLike, *, bins: int = ECE_BINS
+    labels: ArrayLike, scores: ArrayLike, *, bins: int = _ECE_BINS
 ) -> float | None:
     """Return the mean difference of predicted and observed click rate, over bins of equal size.
 

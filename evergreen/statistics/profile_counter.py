@@ -42,10 +42,10 @@ from evergreen.statistics.reference import LISTED_VALUES, TrainingReference, inn
 
 BLOCK_ROWS = 1024
 """Number of consecutive rows that are assigned to the same half."""
-MAX_DISTINCT = 131_072
+_MAX_DISTINCT = 131_072
 """Maximum number of categories that are counted in memory, for each column and half. The counts of
 each category take 32 bytes."""
-CHOOSING, FAIR = 0, 1
+_CHOOSING, _FAIR = 0, 1
 """Numbers of the two halves of the rows. The choosing half determines the cells. The fair half
 gives unbiased counts of these cells."""
 
@@ -59,7 +59,7 @@ class ValueCounts:
     ([5, 7], [1, 2], 1)
     """
 
-    def __init__(self, capacity: int = MAX_DISTINCT) -> None:
+    def __init__(self, capacity: int = _MAX_DISTINCT) -> None:
         self._capacity = capacity
         self.values: Ints = np.zeros(0, np.int64)
         """[k] distinct values in ascending order."""
@@ -112,7 +112,7 @@ class ValueCounts:
         self.add_sums(other.values, other.sums)
 
 
-class BatchRequests:
+class _BatchRequests:
     """Requests of one batch, with the rows ordered by half, block and request."""
 
     def __init__(self, batch: pa.RecordBatch, first_row: int) -> None:
@@ -136,7 +136,7 @@ class BatchRequests:
         """[g] number of rows of each request."""
         self.of_row = np.repeat(np.arange(len(self.sizes)), self.sizes)
         """[n] request of each row, ascending."""
-        second = int((blocks[self.order[self.starts]] % 2 == CHOOSING).sum())
+        second = int((blocks[self.order[self.starts]] % 2 == _CHOOSING).sum())
         self.halves = (slice(0, second), slice(second, len(self.sizes)))
         """Ranges of the requests of each half."""
 
@@ -198,7 +198,7 @@ class ProfileCounter:
             return
         # The halves are split by block, not by row. Rows of one request are adjacent and
         # correlated. A split within requests would make the halves dependent.
-        requests = BatchRequests(batch, self.rows if first_row is None else first_row)
+        requests = _BatchRequests(batch, self.rows if first_row is None else first_row)
         numeric = raw_rows.feature_matrix(batch, self._numeric, "float32", missing=np.nan)
         plain = raw_rows.feature_matrix(batch, self._plain, "int64", missing=MISSING_CATEGORY)[
             requests.order
@@ -232,7 +232,7 @@ class ProfileCounter:
             )
 
     def _add_rows(
-        self, requests: BatchRequests, *, with_value: Ints, without: Ints, clicks: Ints
+        self, requests: _BatchRequests, *, with_value: Ints, without: Ints, clicks: Ints
     ) -> None:
         for half, part in enumerate(requests.halves):
             sizes, found = requests.sizes[part, None], with_value[part]
@@ -244,7 +244,7 @@ class ProfileCounter:
             )
 
     def _add_dense(
-        self, dense: NDArray[np.float32], requests: BatchRequests, with_value: Ints
+        self, dense: NDArray[np.float32], requests: _BatchRequests, with_value: Ints
     ) -> None:
         present, buckets = ~np.isnan(dense), bucket_of(DENSE_EDGES, dense)
         places = requests.sums(np.where(present, buckets, 0))
@@ -290,7 +290,7 @@ class ProfileCounter:
         starts = _run_starts(keys)
         runs, rows = keys[starts], np.diff(np.append(starts, len(keys)))
         of_request = runs & ((1 << bits) - 1)
-        is_fair = of_request >= halves[FAIR].start
+        is_fair = of_request >= halves[_FAIR].start
         run_values = runs >> bits
         groups = _run_starts(run_values * 2 + is_fair)
         parts = (rows, rows * rows, rows * with_value[of_request])
@@ -387,10 +387,10 @@ class ProfileCounter:
         for name, (choosing, fair) in self._values.items():
             values, _, _ = most_frequent(choosing.values, choosing.sums, LISTED_VALUES)
             listed[name] = (values, find_sums(values, fair.values, fair.sums), fair.lost)
-        choosing_buckets = self._sums["buckets"][CHOOSING, :, 0].reshape(-1, NUM_BUCKETS)
+        choosing_buckets = self._sums["buckets"][_CHOOSING, :, 0].reshape(-1, NUM_BUCKETS)
         return TrainingReference(
             rows=self.rows,
-            profile=self._profile(slice(FAIR, FAIR + 1), listed),
+            profile=self._profile(slice(_FAIR, _FAIR + 1), listed),
             bounds={
                 name: inner_buckets(buckets) for name, buckets in zip(self._dense, choosing_buckets)
             },

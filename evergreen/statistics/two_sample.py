@@ -41,7 +41,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     The p-value is twice the smaller of two p-values. One of them is that of Pearson's chi-square
     over all cells, which detects many small changes. The other one is the p-value of `proportion`
     for the cell that changed most, multiplied by the number of cells. This p-value detects one
-    change among many cells. Before the tests, neighbouring cells are merged (`taken_together`).
+    change among many cells. Before the tests, neighbouring cells are merged (`_taken_together`).
 
     If the cells have different design effects, the chi-square is divided by their mean. The degrees
     of freedom are reduced according to the variation of the design effects. The reduction is Rao
@@ -58,7 +58,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
         return None
-    a, b, designs = taken_together(now, before, design)
+    a, b, designs = _taken_together(now, before, design)
     if len(a) < 2:
         return 1.0
     mean, spread = mean_design(a + b, designs)
@@ -69,7 +69,7 @@ def homogeneity(now: Counts, before: Counts, design: float | Floats) -> float | 
     return min(1.0, 2 * min(overall, one * len(a)))
 
 
-def taken_together(
+def _taken_together(
     now: Counts, before: Counts, design: float | Floats
 ) -> tuple[Counts, Counts, Floats]:
     """Return both samples' rows and the design effects after merging neighbouring cells, each [g].
@@ -344,7 +344,7 @@ def divergence(now: Counts, before: Counts, design: float | Floats) -> Effect | 
     n, m = int(now.sum()), int(before.sum())
     if not n or not m:
         return None
-    a, b, designs = taken_together(now, before, design)
+    a, b, designs = _taken_together(now, before, design)
     if len(a) < 2:
         return Effect(0.0, 0.0, 0.0)
     one = mean_design(a + b, designs)[0] * (1 / n + 1 / m) / _BITS

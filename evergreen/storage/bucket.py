@@ -47,17 +47,17 @@ except ImportError:  # Client 2 ships its transfers as a separate package.
 
 logger = logging.getLogger(__name__)
 
-ROLE = "roles/storage.objectUser"
+_ROLE = "roles/storage.objectUser"
 """Role that readers and writers need. It allows to get, list, create and delete objects, but not to
 read the bucket's own properties."""
-RETRY_SECONDS = 60.0
-FIRST_DELAY_SECONDS = 0.5
-CHUNK_BYTES = 8 << 20
-"""Size of the parts in which objects above `ONE_REQUEST_BYTES` are uploaded. After a lost
+_RETRY_SECONDS = 60.0
+_FIRST_DELAY_SECONDS = 0.5
+_CHUNK_BYTES = 8 << 20
+"""Size of the parts in which objects above `_ONE_REQUEST_BYTES` are uploaded. After a lost
 connection only the last part is repeated."""
-ONE_REQUEST_BYTES = 8 << 20
+_ONE_REQUEST_BYTES = 8 << 20
 """Largest object that the client sends in one request, regardless of `chunk_size`."""
-CALL_SECONDS = 60.0
+_CALL_SECONDS = 60.0
 """Seconds without a byte from the service after which an attempt is abandoned."""
 _READ_ATTEMPTS = 5
 """Maximum number of reads of a small object. A second read is needed if the object was replaced or
@@ -85,10 +85,10 @@ class BucketObjects:
         self,
         uri: str,
         *,
-        retry_seconds: float = RETRY_SECONDS,
-        first_delay_seconds: float = FIRST_DELAY_SECONDS,
-        call_seconds: float = CALL_SECONDS,
-        chunk_bytes: int = CHUNK_BYTES,
+        retry_seconds: float = _RETRY_SECONDS,
+        first_delay_seconds: float = _FIRST_DELAY_SECONDS,
+        call_seconds: float = _CALL_SECONDS,
+        chunk_bytes: int = _CHUNK_BYTES,
     ) -> None:
         self._name, _, prefix = uri.removeprefix("gs://").rstrip("/").partition("/")
         self.uri = uri.rstrip("/")
@@ -102,7 +102,7 @@ class BucketObjects:
                 initial=first_delay_seconds, maximum=10.0, multiplier=2.0
             ).with_timeout(retry_seconds),
         }
-        self._translated = partial(translated, bucket=self._name)
+        self._translated = partial(_translated, bucket=self._name)
         with self._translated(self.uri):
             self._client = _client()
         self._bucket = self._client.bucket(self._name)
@@ -161,7 +161,7 @@ class BucketObjects:
         blob.metadata = {_SIGNATURE: signature}
         with self._translated(f"{self.uri}/{name}"), opened(content) as source:
             checksum, size = file_crc32c(source), source.tell()
-            is_large = size > ONE_REQUEST_BYTES
+            is_large = size > _ONE_REQUEST_BYTES
             blob.chunk_size = self._chunk_bytes if is_large else None
             try:
                 blob.upload_from_file(
@@ -387,7 +387,7 @@ def _client() -> Any:
 
 
 @contextmanager
-def translated(thing: str, bucket: str) -> Iterator[None]:
+def _translated(thing: str, bucket: str) -> Iterator[None]:
     """Translate the client's exceptions about `thing`, an object or a prefix of `bucket`.
 
     Raises:
@@ -436,8 +436,8 @@ def _refusal(error: refusals.GoogleAPICallError, thing: str, bucket: str) -> Exc
         return Changed(f"{thing} is not at the generation expected: another writer came first")
     if isinstance(error, (refusals.Forbidden, refusals.Unauthorized)):
         return PermanentError(
-            f"{thing}: refused ({message}); whoever runs this needs {ROLE} on bucket {bucket}, and "
-            "room"
+            f"{thing}: refused ({message}); whoever runs this needs {_ROLE} on bucket {bucket}, "
+            "and room"
         )
     if isinstance(error, refusals.NotFound):
         return PermanentError(f"{thing}: absent ({message}); expected bucket {bucket} to exist")

@@ -25,7 +25,7 @@ from evergreen.storage.objects import ABSENT, Changed, Objects
 logger = logging.getLogger(__name__)
 
 
-class Taken(NamedTuple):
+class _Taken(NamedTuple):
     """Content of the object that stores the lease."""
 
     holder: str
@@ -156,10 +156,10 @@ class Lease:
         self._generation = self._objects.write(self._name, content, if_generation=generation)
         self._ends = ends
 
-    def _parse(self, content: bytes) -> Taken:
+    def _parse(self, content: bytes) -> _Taken:
         try:
             document = json.loads(content)
-            return Taken(
+            return _Taken(
                 str(document["holder"]), str(document["token"]), float(document["expires_at"])
             )
         except (ValueError, TypeError, KeyError) as error:
@@ -168,7 +168,7 @@ class Lease:
                 "deployment is at work"
             ) from error
 
-    def _holder_message(self, taken: Taken) -> str:
+    def _holder_message(self, taken: _Taken) -> str:
         return f"{self._objects.uri} is held by {taken.holder} until {_text(taken.expires_at)}"
 
     def _lost_message(self) -> str:

@@ -24,9 +24,9 @@ from evergreen.runtime.errors import ContractError, PermanentError, TemporaryErr
 
 ABSENT = 0
 """Generation that represents an absent object, as in Cloud Storage."""
-MAX_NAME_BYTES = 900
+_MAX_NAME_BYTES = 900
 """Longest name in UTF-8 bytes. Cloud Storage allows 1024 including the prefix."""
-MAX_PART_BYTES = 200
+_MAX_PART_BYTES = 200
 """Longest part between two slashes in bytes. File systems allow 255 bytes, and the name of a
 temporary file has an additional suffix."""
 
@@ -211,9 +211,9 @@ def check_name(name: str, uri: str) -> str:
         sizes = [len(part.encode()) for part in parts]
     except UnicodeEncodeError as error:
         raise ContractError(f"object is {name!r}, expected a name that UTF-8 can write") from error
-    if max(sizes) > MAX_PART_BYTES or sum(sizes) + len(sizes) - 1 > MAX_NAME_BYTES:
+    if max(sizes) > _MAX_PART_BYTES or sum(sizes) + len(sizes) - 1 > _MAX_NAME_BYTES:
         raise ContractError(
-            f"object is {name!r}, expected at most {MAX_NAME_BYTES} bytes, {MAX_PART_BYTES} "
+            f"object is {name!r}, expected at most {_MAX_NAME_BYTES} bytes, {_MAX_PART_BYTES} "
             "between two slashes"
         )
     return name

@@ -1,4 +1,4 @@
-"""Command `evergreen backtest ARCHIVE`: would these policies have fired over recorded records?
+"""`evergreen audit backtest ARCHIVE` shows when policies would have fired over recorded records.
 
 The records come from a monitor's archive or a lake. The rules are set by the same flags as for the
 monitor. `monitoring.backtest.backtest` computes the decisions.
@@ -12,8 +12,9 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import Any
 
-from evergreen.config.monitor import JudgingSettings
-from evergreen.config.reader import build_parser, flat_values, make_settings, read_flags
+from evergreen.config import reader
+from evergreen.config.monitor import DecisionSettings
+from evergreen.config.reader import flat_values, make_settings, read_flags
 from evergreen.registry.recommenders import logged_recommender
 from evergreen.runtime.errors import expect
 from evergreen.runtime.exit_codes import ExitCode, exits_with_code
@@ -31,7 +32,7 @@ from monitoring.policies.evaluation import no_baseline
 from monitoring.released_models import ReleasedModels
 from monitoring.state.rules_file import read_rules
 
-FEW_POINTS = 20
+_FEW_POINTS = 20
 """Minimum number of decision points. With fewer decision points, the command warns that the result
 is unreliable."""
 
@@ -39,11 +40,11 @@ is unreliable."""
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the backtests and print a table or JSON."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     known = (
         flat_values(read_rules(typed_folder(arguments.state, "--state"))) if arguments.state else {}
     )
-    settings = make_settings(JudgingSettings, **known | read_flags(JudgingSettings, arguments))
+    settings = make_settings(DecisionSettings, **known | read_flags(DecisionSettings, arguments))
     expect(arguments, "at least 0", lambda value: value >= 0, "run_seconds")
     archive = open_objects(typed_uri(arguments.archive))
     store = typed_folder(arguments.store, "--store") if arguments.store else None
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     user = recommender.data.user if recommender else None
     backtests = []
     for policies in arguments.policy or [settings.policies.policies]:
-        of_run = make_settings(JudgingSettings, **{**flat_values(settings), "policies": policies})
+        of_run = make_settings(DecisionSettings, **{**flat_values(settings), "policies": policies})
         features = (
             recommender.features if recommender and of_run.drift.drift_bucket_seconds else None
         )
@@ -67,10 +68,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         backtests.append(
             backtest(points, of_run, run_seconds=arguments.run_seconds, drift_at=arguments.drift_at)
         )
-    if (fewest := min(each.decision_points for each in backtests)) < FEW_POINTS:
+    if (fewest := min(each.decision_points for each in backtests)) < _FEW_POINTS:
         said = (
-            f"labels wait {settings.judge.attribution_window_seconds:g} s, points "
-            f"{settings.judge.decide_seconds:g} s"
+            f"labels wait {settings.evaluation.attribution_window_seconds:g} s, points "
+            f"{settings.evaluation.decide_seconds:g} s"
         )
         hint = (
             ""
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             else "; --state uses the settings of the monitor that recorded them"
         )
         print(
-            f"only {fewest} decision points, expected {FEW_POINTS} or more to compare policies: "
+            f"only {fewest} decision points, expected {_FEW_POINTS} or more to compare policies: "
             f"{said}{hint}",
             file=sys.stderr,
         )
@@ -89,9 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ExitCode.DONE
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = build_parser(
-        JudgingSettings, prog="evergreen backtest", description=(__doc__ or "").split("\n")[0]
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command's flags."""
+    parser = reader.build_parser(
+        DecisionSettings,
+        prog="evergreen audit backtest",
+        description=(__doc__ or "").split("\n")[0],
     )
     parser.add_argument(
         "archive",

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from evergreen.config.features import MISSING_CATEGORY, Features
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.contracts import raw_rows
 from evergreen.contracts.records import NO_POSITION, NO_VERSION, Predictions
 from evergreen.registry.promotion_journal import moment_of
@@ -69,7 +69,7 @@ class Span(NamedTuple):
     """Exclusive."""
 
 
-WHOLE = Span()
+_WHOLE = Span()
 
 
 def parse_time(text: str) -> float:
@@ -88,7 +88,7 @@ def parse_time(text: str) -> float:
 
 def read_requests(
     archive: Objects,
-    span: Span = WHOLE,
+    span: Span = _WHOLE,
     *,
     features: Features | None = None,
     user: str | None = None,
@@ -112,7 +112,7 @@ def read_requests(
 
 def read_days(
     archive: Objects,
-    span: Span = WHOLE,
+    span: Span = _WHOLE,
     *,
     features: Features | None = None,
     user: str | None = None,
@@ -241,7 +241,7 @@ def no_reference(version: int) -> TrainingReference | None:
 
 def evaluate_requests(
     requests: Iterable[ArchivedRequests],
-    settings: JudgingSettings,
+    settings: DecisionSettings,
     *,
     baseline: Callable[[int], Baseline | None] = no_baseline,
     reference: Callable[[int], TrainingReference | None] = no_reference,
@@ -263,14 +263,14 @@ def evaluate_requests(
         memory: State of an evaluator to continue from.
     """
     evaluator = Evaluator(
-        settings.judge,
+        settings.evaluation,
         make_policies(settings.policies, settings.baking),
         baseline=baseline,
         memory=memory,
     )
     stream = _Stream(evaluator, DriftWatch(reference, settings.drift, features=features), settings)
     # Advance at least once per drift bucket, because only a few buckets can be open at a time.
-    step = settings.drift.drift_bucket_seconds or settings.judge.decide_seconds
+    step = settings.drift.drift_bucket_seconds or settings.evaluation.decide_seconds
     passed: float | None = None
     for archived in requests:
         times, start = archived.matured.times, 0
@@ -289,7 +289,7 @@ def evaluate_requests(
 class _Stream:
     """Feeds an evaluator and a drift watch in order of event time."""
 
-    def __init__(self, evaluator: Evaluator, watch: DriftWatch, settings: JudgingSettings) -> None:
+    def __init__(self, evaluator: Evaluator, watch: DriftWatch, settings: DecisionSettings) -> None:
         self._evaluator = evaluator
         self._watch = watch
         self._settings = settings
@@ -297,12 +297,12 @@ class _Stream:
         self._newest: float | None = None
         decided = evaluator.decided_until
         self._decided = -math.inf if decided is None else decided
-        self._known_until = self._decided + serving_ahead(settings.judge)
+        self._known_until = self._decided + serving_ahead(settings.evaluation)
         """Event time up to which the evaluator's state already includes the predictions that show
         the serving version."""
         window, grace = (
-            settings.judge.attribution_window_seconds,
-            settings.judge.drift_grace_seconds,
+            settings.evaluation.attribution_window_seconds,
+            settings.evaluation.drift_grace_seconds,
         )
         self._drift_known_until = self._decided + window - grace
         """Event time up to which the evaluator's state already includes drift reports."""
@@ -328,10 +328,10 @@ class _Stream:
     def pass_until(self, predicted_until: float) -> Iterator[DecisionPoint]:
         """Decide on all final rows once every prediction before `predicted_until` was added."""
         before = predicted_until - 1e-6  # requests with the same microsecond may follow
-        for report in self._watch.close(before - self._settings.judge.drift_grace_seconds):
+        for report in self._watch.close(before - self._settings.evaluation.drift_grace_seconds):
             if report.bucket_end > self._drift_known_until:
                 self._evaluator.record_drift(report.evidence())
-        final_until = before - self._settings.judge.attribution_window_seconds
+        final_until = before - self._settings.evaluation.attribution_window_seconds
         if final_until > self._decided:
             self._restore()
             yield from self._evaluator.decide_up_to(final_until)
@@ -339,12 +339,12 @@ class _Stream:
     def end(self) -> Iterator[DecisionPoint]:
         """Decide on the remaining requests, as if the last bucket and decision point had ended."""
         if self._newest is not None:
-            judge, drift = self._settings.judge, self._settings.drift
+            evaluation, drift = self._settings.evaluation, self._settings.drift
             yield from self.pass_until(
-                self._newest + drift.drift_bucket_seconds + judge.drift_grace_seconds
+                self._newest + drift.drift_bucket_seconds + evaluation.drift_grace_seconds
             )
-            last = self._newest + judge.decide_seconds
-            yield from self.pass_until(last + judge.attribution_window_seconds)
+            last = self._newest + evaluation.decide_seconds
+            yield from self.pass_until(last + evaluation.attribution_window_seconds)
 
     def _restore(self) -> None:
         if self._warm:
@@ -384,7 +384,7 @@ class Backtest:
 
 def backtest(
     points: Iterable[DecisionPoint],
-    settings: JudgingSettings,
+    settings: DecisionSettings,
     *,
     run_seconds: float,
     drift_at: float | None = None,
@@ -407,11 +407,11 @@ def backtest(
         decision_points += 1
         rows = int(point.memory["matured_total"])
         # Time at which the monitor would have decided.
-        now = point.time + settings.judge.attribution_window_seconds
+        now = point.time + settings.evaluation.attribution_window_seconds
         if now < running_until:
             held += point.decision.action is Action.RETRAIN
             continue
-        decision = apply_limits(point.decision, memory, settings.restraint, now=now)
+        decision = apply_limits(point.decision, memory, settings.rate_limit, now=now)
         held += decision.action is Action.HELD
         if decision.action is Action.RETRAIN:
             fires.append(
@@ -421,7 +421,7 @@ def backtest(
             )
             running_until = now + run_seconds
             memory = ended(
-                requested(memory, now=now), "released", settings.restraint, now=running_until
+                requested(memory, now=now), "released", settings.rate_limit, now=running_until
             )
     found = (
         None if drift_at is None else next((fire for fire in fires if fire.time >= drift_at), None)

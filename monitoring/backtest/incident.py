@@ -1,4 +1,4 @@
-"""Commands `evergreen incident` and `evergreen replay`: record an incident and decide it again.
+"""`evergreen audit incident` and `evergreen audit replay`: record an incident and decide it again.
 
 An incident is a time span of records with the monitor's decisions, in one folder:
 
@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from evergreen.config.features import Features
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_values, make_settings, read_mapping
 from evergreen.contracts import raw_rows
 from evergreen.contracts.manifests import Model, Release
@@ -63,24 +63,25 @@ from monitoring.policies.policy import Baseline
 from monitoring.state.rules_file import read_rules
 
 MANIFEST = "incident.json"
-RECORDS = "records"
+_RECORDS = "records"
 STATISTICS = "statistics"
-DECISIONS = "decisions.jsonl"
-REFERENCE, SCORES = "reference.npz", "scores.json"
+_DECISIONS = "decisions.jsonl"
+_REFERENCE, _SCORES = "reference.npz", "scores.json"
 
 
 @exits_with_code
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. Returns `REFUSED` if a replayed decision differs."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     return int(arguments.call(arguments))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = CommandParser(prog="evergreen", description=(__doc__ or "").split("\n")[0])
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of both commands."""
+    parser = CommandParser(prog="evergreen audit", description=(__doc__ or "").split("\n")[0])
     commands = parser.add_subparsers(required=True)
     text = "copy a time span of records and its decisions into a folder"
-    recorded = commands.add_parser("record", help=text, prog="evergreen incident record")
+    recorded = commands.add_parser("record", help=text, prog="evergreen audit incident")
     add = recorded.add_argument
     add("--state", required=True, help="the monitor's state folder")
     add("--archive", required=True, help="its archive, or the lake: folder or gs://bucket/path")
@@ -144,9 +145,9 @@ def _replay(arguments: argparse.Namespace) -> int:
     if arguments.json:
         summary = {
             "points": len(found.lines),
-            "digest": digest_of(found.lines),
+            "digest": _digest_of(found.lines),
             "first_difference": None if is_equal else differs,
-            "recorded_digest": digest_of(found.recorded),
+            "recorded_digest": _digest_of(found.recorded),
             "complete_until": found.complete_until,
             "open_points": len(found.recorded) - found.num_complete,
         }
@@ -156,7 +157,7 @@ def _replay(arguments: argparse.Namespace) -> int:
         known = json.loads(line)
         decision = f"{known['policy']}: {known['action']}: {known['reason']}"
         show(f"{_format_time(known['time'])}  version {known['version']}  {decision}")
-    print(f"{len(found.lines)} decision points, digest {digest_of(found.lines)}")
+    print(f"{len(found.lines)} decision points, digest {_digest_of(found.lines)}")
     if differs is None:
         print("every decision is the recorded one")
         return code
@@ -193,7 +194,7 @@ class Replayed:
         return next((number for number, (ours, theirs) in enumerate(pairs) if ours != theirs), None)
 
 
-def digest_of(lines: Sequence[str]) -> str:
+def _digest_of(lines: Sequence[str]) -> str:
     """Return the SHA-256 of lines, each with its newline."""
     return hashlib.sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()
 
@@ -232,8 +233,8 @@ def replay(incident: Path) -> Replayed:
     def reference(version: int) -> TrainingReference | None:
         folder = incident / STATISTICS / str(version)
         return (
-            read_reference(folder / REFERENCE, scores=folder / SCORES)
-            if (folder / REFERENCE).exists()
+            read_reference(folder / _REFERENCE, scores=folder / _SCORES)
+            if (folder / _REFERENCE).exists()
             else None
         )
 
@@ -243,8 +244,8 @@ def replay(incident: Path) -> Replayed:
         else None
     )
     points = evaluate_requests(
-        read_requests(FolderObjects(incident / RECORDS), features=features, user=manifest["user"]),
-        make_settings(JudgingSettings, **manifest["settings"]),
+        read_requests(FolderObjects(incident / _RECORDS), features=features, user=manifest["user"]),
+        make_settings(DecisionSettings, **manifest["settings"]),
         baseline=baseline,
         reference=reference,
         features=features,
@@ -253,7 +254,7 @@ def replay(incident: Path) -> Replayed:
     lines = tuple(
         each.line() for each in points if manifest["start"] < each.time <= manifest["end"]
     )
-    recorded = tuple((incident / DECISIONS).read_text().splitlines())
+    recorded = tuple((incident / _DECISIONS).read_text().splitlines())
     return Replayed(
         lines=lines,
         recorded=recorded,
@@ -302,19 +303,20 @@ def record(
     end = json.loads(lines[-1])["time"] if end is None else end
     memory = json.loads(before)["memory"] if before else None
     aside = _begin_folder(out, lines)
-    until = end + settings.judge.attribution_window_seconds + 2 * settings.judge.decide_seconds
+    evaluation = settings.evaluation
+    until = end + evaluation.attribution_window_seconds + 2 * evaluation.decide_seconds
     recommender = logged_recommender(store)
     features = recommender.features if recommender else None
     user = recommender.data.user if recommender else None
     versions = _copy_rows(
         archive,
-        aside / RECORDS,
+        aside / _RECORDS,
         features=features,
-        window_rows=settings.judge.window_rows,
+        window_rows=settings.evaluation.window_rows,
         decided=None if memory is None else memory["decided"] / 1e6,
         until=until,
     )
-    ahead = serving_ahead(settings.judge)
+    ahead = serving_ahead(settings.evaluation)
     complete_until = min(_newest_row(archive) - ahead, end)
     manifest = {
         "start": start,
@@ -346,8 +348,8 @@ def _begin_folder(out: Path, lines: Sequence[str]) -> Path:
         raise ContractError(f"{out} exists, expected the name of a folder to create")
     aside = out.with_name(f".{out.name}.aside")
     shutil.rmtree(aside, ignore_errors=True)
-    (aside / RECORDS).mkdir(parents=True)
-    (aside / DECISIONS).write_text("".join(f"{line}\n" for line in lines))
+    (aside / _RECORDS).mkdir(parents=True)
+    (aside / _DECISIONS).write_text("".join(f"{line}\n" for line in lines))
     return aside
 
 
@@ -452,7 +454,7 @@ def _copy_models(folder: Path, store: Path, versions: set[int]) -> dict[str, Any
             model_folder(store, release.model_id) / Model.REFERENCE,
             scores_path(store, release.model_id),
         )
-        for path, name in ((reference, REFERENCE), (scores, SCORES)):
+        for path, name in ((reference, _REFERENCE), (scores, _SCORES)):
             if path.exists():
                 target.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target / name)

@@ -183,7 +183,7 @@ def _digest(reference: TrainingReference) -> str:
     return found.hexdigest()
 
 
-PENDING_ROWS = 4096
+_PENDING_ROWS = 4096
 """Number of rows that are counted at once. A single request of 64 rows would cost ten times as much
 per row."""
 
@@ -213,14 +213,14 @@ class Sketch:
     def add(self, predictions: Predictions) -> None:
         """Add the rows of requests.
 
-        Rows are only counted once `PENDING_ROWS` rows are pending.
+        Rows are only counted once `_PENDING_ROWS` rows are pending.
         """
         self.rows += predictions.num_rows
         self.requests += len(predictions)
         self.squares += int((predictions.sizes**2).sum())
         self._pending.append(predictions)
         self._pending_rows += predictions.num_rows
-        if self._pending_rows >= PENDING_ROWS:
+        if self._pending_rows >= _PENDING_ROWS:
             self._count()
 
     def merge(self, other: "Sketch") -> None:

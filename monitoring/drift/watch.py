@@ -10,7 +10,7 @@ record that arrives after the bucket closed, for example from a client with a sl
 and counted. A bucket with fewer than `drift_min_rows` rows is merged into the next bucket of the
 same version.
 
-At most `MAX_OPEN` buckets are open, namely the earliest buckets. If the rows need more open
+At most `_MAX_OPEN` buckets are open, namely the earliest buckets. If the rows need more open
 buckets, for example after a long stop of the monitor, later buckets are deferred. Deferred rows are
 counted once `close` reaches their bucket and the caller passes the rows to `resume`.
 
@@ -35,11 +35,11 @@ from evergreen.statistics.reference import TrainingReference
 from monitoring.drift.comparison import DriftReport, compare
 from monitoring.drift.sketch import Layout, Sketch
 
-MAX_OPEN = 32
+_MAX_OPEN = 32
 """Maximum number of open buckets, about 1.5 MB each. The limit bounds memory after a long stop,
 when clocks run ahead, and when many versions serve."""
-MAX_LAYOUTS = 8
-MAX_UNKNOWN = 1000
+_MAX_LAYOUTS = 8
+_MAX_UNKNOWN = 1000
 Key = tuple[int, int]
 
 
@@ -110,11 +110,11 @@ class DriftWatch:
         if (number, version) in self._unknown:
             self.passed_over["no_reference"] += num_rows
             return None
-        if len(self._open) >= MAX_OPEN and not self._make_room(number, num_rows):
+        if len(self._open) >= _MAX_OPEN and not self._make_room(number, num_rows):
             return None
         layout = self._layout(version)
         if layout is None or not layout.fits(predictions):
-            if len(self._unknown) < MAX_UNKNOWN:
+            if len(self._unknown) < _MAX_UNKNOWN:
                 self._unknown.add((number, version))
             self.passed_over["no_reference"] += num_rows
             return None
@@ -178,7 +178,7 @@ class DriftWatch:
             sketch.merge(carried)
         if sketch.rows < self._settings.drift_min_rows:
             self._carried[version] = (first, sketch)
-            if len(self._carried) > MAX_LAYOUTS:
+            if len(self._carried) > _MAX_LAYOUTS:
                 del self._carried[next(iter(self._carried))]
             return None
         return DriftReport(
@@ -202,7 +202,7 @@ class DriftWatch:
                 return None
             layout = Layout(reference, rows=self._features)
         self._layouts[version] = layout
-        if len(self._layouts) > MAX_LAYOUTS:
+        if len(self._layouts) > _MAX_LAYOUTS:
             del self._layouts[next(iter(self._layouts))]
         return layout
 

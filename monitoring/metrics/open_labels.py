@@ -35,7 +35,7 @@ from evergreen.runtime.errors import ContractError
 MIN_DELAYS = 20
 """Minimum number of click delays for an estimate. Below this number the AUC has bounds but no
 estimate."""
-MAX_DELAYS = 10_000
+_MAX_DELAYS = 10_000
 """Number of newest delays that are used. Older delays may be outdated."""
 _CLICKS_PER_PART, _MAX_PARTS = 25, 20
 """Minimum number of arrived clicks for each part of the score range that gets its own correction,
@@ -51,7 +51,7 @@ class ClickDelays:
     array([0.        , 0.33333333, 1.        ])
     """
 
-    def __init__(self, capacity: int = MAX_DELAYS) -> None:
+    def __init__(self, capacity: int = _MAX_DELAYS) -> None:
         self._capacity, self._newest = capacity, np.zeros(0)
 
     def __len__(self) -> int:
@@ -122,7 +122,7 @@ def estimate_open(
     if not len(scores):
         return OpenEstimate(version=version, open_rows=0, open_clicks=0, final_at=None)
     may_click = ~clicked & (ages < window_seconds)
-    low, high = auc_bounds(scores, clicked, may_click)
+    low, high = _auc_bounds(scores, clicked, may_click)
     auc = None
     if len(delays) >= MIN_DELAYS and low is not None and high is not None:
         p = _click_probabilities(scores, ages, clicked, may_click=may_click, delays=delays)
@@ -139,7 +139,7 @@ def estimate_open(
     )
 
 
-def auc_bounds(
+def _auc_bounds(
     scores: NDArray[np.floating], clicked: NDArray[np.bool_], may_click: NDArray[np.bool_]
 ) -> tuple[float | None, float | None]:
     """Return minimum and maximum AUC over all labelings of the rows `may_click` [n].

@@ -19,7 +19,7 @@ from monitoring.rows import MaturedRequests
 MAX_VERSIONS = 8
 """Maximum number of versions with rows. The version that got no rows for the longest time is
 dropped first."""
-MAX_LISTS = 10_000
+_MAX_LISTS = 10_000
 """Number of newest ranked lists per version."""
 RANKING_K = 10
 """Number of top positions in hit rate@k and NDCG@k."""
@@ -104,7 +104,7 @@ class VersionWindows:
             self._windows[version] = window
             window.update(of_version)
             if self._keep_lists and (of_version.positions != NO_POSITION).any():
-                self._lists.setdefault(version, deque(maxlen=MAX_LISTS)).extend(
+                self._lists.setdefault(version, deque(maxlen=_MAX_LISTS)).extend(
                     _ranked_lists(of_version)
                 )
             if len(self._windows) > MAX_VERSIONS:

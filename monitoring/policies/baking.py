@@ -45,16 +45,16 @@ BAKING = "baking"
 """Name of the policy."""
 NUM_TESTS = 5
 """Number of tests that share `bake_alpha`: four on outcomes and one on scores."""
-MIN_CLICKED_REQUESTS = 50
+_MIN_CLICKED_REQUESTS = 50
 """Minimum number of requests with an observed or expected click before a sum is tested. With fewer
 requests, the distribution of the sum is far from normal."""
-STUCK_ROWS = 1_000
+_STUCK_ROWS = 1_000
 """Number of rows with an equal score after which the model counts as ignoring its input."""
-SUSPICION = 3.0
+_SUSPICION = 3.0
 """Evidence at which a version becomes suspect. The version bakes until the evidence falls below
 this value or suffices for a rollback. For a version within its limits, the evidence begins at 1 and
 falls."""
-TUNED_SQUARES = 50.0
+_TUNED_SQUARES = 50.0
 """Sum of squares at which `mixture_evidence` is most sensitive. For the test of clicks, this is
 about the number of clicks."""
 _NOTHING: Mapping[str, Any] = {"state": BAKES, "rows": 0, "evidence": None, "least_auc": None}
@@ -94,13 +94,13 @@ def mixture_evidence(total: float, squares: float) -> float:
     >>> mixture_evidence(60.0, 100.0) > 1e5 > 1 > mixture_evidence(-60.0, 100.0)
     True
     """
-    width = TUNED_SQUARES + squares
+    width = _TUNED_SQUARES + squares
     z = total / math.sqrt(width)
     if z > 30:
         return math.inf
     if z < -30:  # the two factors below overflow or underflow
-        return 2.0 * math.sqrt(TUNED_SQUARES / width) / (-z * math.sqrt(2.0 * math.pi))
-    return 2.0 * math.sqrt(TUNED_SQUARES / width) * math.exp(z * z / 2.0) * NormalDist().cdf(z)
+        return 2.0 * math.sqrt(_TUNED_SQUARES / width) / (-z * math.sqrt(2.0 * math.pi))
+    return 2.0 * math.sqrt(_TUNED_SQUARES / width) * math.exp(z * z / 2.0) * NormalDist().cdf(z)
 
 
 class BakingPolicy:
@@ -125,7 +125,7 @@ class BakingPolicy:
             return self._decision(evidence, {**_NOTHING, "reason": reason}), memory
         state = known.get(version) or self._begin(evidence)
         if state["state"] == BAKES and has_rows:
-            state = self._judge(evidence, state)
+            state = self._evaluate(evidence, state)
         if state["state"] != BAKES:
             # Every decision line contains the complete state. Therefore drop the fields that only
             # the statistical tests use.
@@ -138,15 +138,15 @@ class BakingPolicy:
         has_predecessor = before is not None or (
             gate is not None and gate.previous_version is not None
         )
-        is_judged = has_predecessor and self._settings.bake_rows > 0
+        is_evaluated = has_predecessor and self._settings.bake_rows > 0
         state: dict[str, Any] = {
-            "state": BAKES if is_judged else WELL,
+            "state": BAKES if is_evaluated else WELL,
             "rows": 0,
             "sums": {},
             "evidence": None,
         }
         state["reason"] = (
-            "" if is_judged else "nothing to go back to is known, or live traffic is not judged"
+            "" if is_evaluated else "no earlier version is known, or live traffic is not evaluated"
         )
         state["since"] = _since(evidence)
         promised = gate.low if gate else None
@@ -158,7 +158,7 @@ class BakingPolicy:
         state["least_rate"] = self._settings.min_click_rate_ratio * rate if rate else None
         return state
 
-    def _judge(self, evidence: Evidence, state: Mapping[str, Any]) -> dict[str, Any]:
+    def _evaluate(self, evidence: Evidence, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state after the rows of this decision point."""
         settings, rows = self._settings, evidence.rows
         enough = NUM_TESTS / settings.bake_alpha
@@ -178,7 +178,7 @@ class BakingPolicy:
             _RATE: f"evidence of a click rate below {state['least_rate'] or 0.0:.4g}",
         }
         for name, (total, squares, expected) in state["sums"].items():
-            if name in names and expected >= MIN_CLICKED_REQUESTS:
+            if name in names and expected >= _MIN_CLICKED_REQUESTS:
                 found[names[name]] = mixture_evidence(total, squares)
         checks = [_check(name, min(value, 1e9), enough) for name, value in found.items()]
         state["evidence"] = max((min(value, 1e9) for value in found.values()), default=None)
@@ -188,12 +188,12 @@ class BakingPolicy:
         )
         state["low"], state["high"] = low, float(high)
         text = f"model version {evidence.version}, {state['rows']} matured rows since its release"
-        if low == high and state["rows"] >= STUCK_ROWS:
+        if low == high and state["rows"] >= _STUCK_ROWS:
             checks.append(
                 Check(
                     name="rows of one score",
                     value=state["rows"],
-                    limit=STUCK_ROWS,
+                    limit=_STUCK_ROWS,
                     bound=BELOW,
                     result=FAIL,
                 )
@@ -256,8 +256,8 @@ class BakingPolicy:
 
 
 def _check(name: str, evidence: float, enough: float) -> Check:
-    """Return a check that fails at `enough` evidence, and is inconclusive from `SUSPICION` on."""
-    result = FAIL if evidence >= enough else INCONCLUSIVE if evidence >= SUSPICION else PASS
+    """Return a check that fails at `enough` evidence, and is inconclusive from `_SUSPICION` on."""
+    result = FAIL if evidence >= enough else INCONCLUSIVE if evidence >= _SUSPICION else PASS
     return Check(name=name, value=evidence, limit=enough, bound=BELOW, result=result)
 
 

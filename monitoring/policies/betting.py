@@ -55,17 +55,17 @@ from monitoring.policies.policy import NO_ROWS, MaturedRows
 FRACTIONS = tuple(0.9 / 2**k for k in range(6))
 """Bets as fractions of the largest lambda, from large ones for a steep drop to small ones for an
 AUC just below theta."""
-ROUND_CLICKS, ROUND_OTHERS = 1.0, 6.0
+_ROUND_CLICKS, _ROUND_OTHERS = 1.0, 6.0
 """Minimum expected clicks and non-clicks of a round. A click is then compared with several
 non-clicks, and the largest amount that a bet can lose in a round stays small. The largest possible
 loss limits lambda, the size of a bet."""
-FIRST_CLICKS = 10
+_FIRST_CLICKS = 10
 """Number of clicks that are only counted, to choose the size of the first round."""
-REMEMBERED_CLICKS = 1000.0
+_REMEMBERED_CLICKS = 1000.0
 """Approximate number of newest clicks that determine the size of the next rounds."""
-MAX_REQUESTS = 20_000
+_MAX_REQUESTS = 20_000
 """Maximum number of requests of a round. The rows of a round are stored until the round is
-complete. If clicks are rarer than one per `MAX_REQUESTS` requests, some rounds have no pair."""
+complete. If clicks are rarer than one per `_MAX_REQUESTS` requests, some rounds have no pair."""
 _SPREADS = 2.0
 """Safety margin of the planned numbers of clicks and non-clicks, in standard deviations above the
 mean."""
@@ -129,14 +129,14 @@ class Rounds:
     def _plan_round(self) -> tuple[int, float] | None:
         """Return the next round's number of requests and planned pairs, or None.
 
-        The plan comes from the rows counted so far, and there is no plan before `FIRST_CLICKS`
+        The plan comes from the rows counted so far, and there is no plan before `_FIRST_CLICKS`
         clicks. A payoff is divided by the planned pairs, or by the actual pairs if there are more.
         """
         requests, clicks, clicks_squared, others, others_squared = self._sums.tolist()
-        if clicks < FIRST_CLICKS or not others:
+        if clicks < _FIRST_CLICKS or not others:
             return None
-        needed = max(ROUND_CLICKS * requests / clicks, ROUND_OTHERS * requests / others, 2.0)
-        size = min(math.ceil(needed), MAX_REQUESTS)
+        needed = max(_ROUND_CLICKS * requests / clicks, _ROUND_OTHERS * requests / others, 2.0)
+        size = min(math.ceil(needed), _MAX_REQUESTS)
         most = [
             size * total / requests
             + _SPREADS * math.sqrt(size * max(squared / requests - (total / requests) ** 2, 0.0))
@@ -149,7 +149,7 @@ class Rounds:
         others = np.bincount(rows.groups) - clicks
         new = [len(clicks), clicks.sum(), (clicks**2).sum(), others.sum(), (others**2).sum()]
         self._sums = self._sums + np.array(new, np.float64)
-        if self._sums[1] > 2 * REMEMBERED_CLICKS:
+        if self._sums[1] > 2 * _REMEMBERED_CLICKS:
             self._sums = self._sums / 2.0
 
 

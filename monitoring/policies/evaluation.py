@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evergreen.config.monitor import JudgeSettings
+from evergreen.config.monitor import EvaluationSettings
 from evergreen.contracts.raw_rows import CLOCK_AHEAD_SECONDS, microseconds
 from evergreen.contracts.records import micros_of
 from monitoring.metrics.window import MAX_VERSIONS, VersionWindows, measure
@@ -38,7 +38,7 @@ from monitoring.policies.policy import (
 )
 from monitoring.rows import MaturedRequests
 
-MAX_PASSED_OVER = 1000
+_MAX_PASSED_OVER = 1000
 """Number of remembered ids of requests that came too late for their point, so that a restart
 excludes them too."""
 
@@ -48,7 +48,7 @@ def no_baseline(version: int) -> Baseline | None:
     return None
 
 
-def serving_ahead(settings: JudgeSettings) -> float:
+def serving_ahead(settings: EvaluationSettings) -> float:
     """Return the seconds after a decision point whose predictions determine the serving version.
 
     The result is the attribution window minus the grace period, because at the watermark the last
@@ -62,7 +62,7 @@ class Evaluator:
 
     def __init__(
         self,
-        settings: JudgeSettings,
+        settings: EvaluationSettings,
         policies: Sequence[Policy],
         *,
         baseline: Callable[[int], Baseline | None] = no_baseline,
@@ -87,7 +87,7 @@ class Evaluator:
         self._drift_ahead = microseconds(
             settings.attribution_window_seconds - settings.drift_grace_seconds
         )
-        self._timeline = ServingTimeline(self._span, microseconds(serving_ahead(settings)))
+        self._timeline = _ServingTimeline(self._span, microseconds(serving_ahead(settings)))
         self._windows = VersionWindows(settings.window_rows, keep_lists=False)
         self._pending: list[MaturedRequests] = []
         self._decided: int | None = known.get("decided")
@@ -172,7 +172,7 @@ class Evaluator:
         if is_decided.any():
             passed_over = requests.ids[is_decided].tolist()
             self.num_passed_over += len(passed_over)
-            self._passed_over = [*self._passed_over, *passed_over][-MAX_PASSED_OVER:]
+            self._passed_over = [*self._passed_over, *passed_over][-_MAX_PASSED_OVER:]
             requests = requests.select(~is_decided)
         if len(requests):
             self._pending.append(requests)
@@ -225,7 +225,7 @@ class Evaluator:
         is_due = pending.micros <= last
         self._pending = [] if is_due.all() else [pending.select(~is_due)]
         due = pending.select(is_due).ordered(pending.micros[is_due])
-        points = point_after(due.micros, self._span)
+        points = _point_after(due.micros, self._span)
         firsts = np.flatnonzero(np.diff(points, prepend=-1)).tolist()
         for start, stop in zip(firsts, [*firsts[1:], len(due)]):
             yield int(points[start]), due.between(start, stop)
@@ -330,7 +330,7 @@ MAX_LINEAGE = 64
 attribution window."""
 
 
-class ServingTimeline:
+class _ServingTimeline:
     """The version that serves at each point, and its lineage.
 
     The serving version is the version of the newest non-canary prediction up to `ahead` after the
@@ -374,7 +374,7 @@ class ServingTimeline:
             times: Microseconds, shape [m].
             versions: Shape [m].
         """
-        points = point_after(times - self._ahead, self._span)
+        points = _point_after(times - self._ahead, self._span)
         if self.reached is not None and self.last is not None:
             time, version = self.last
             is_newer = (times > time) | ((times == time) & (versions > version))
@@ -422,10 +422,10 @@ class ServingTimeline:
         self.lineage = self.lineage[max(sum(is_served) - MAX_VERSIONS, 0) :]
 
 
-def point_after(times: NDArray[np.int64], span: int) -> NDArray[np.int64]:
+def _point_after(times: NDArray[np.int64], span: int) -> NDArray[np.int64]:
     """Round each time up to a multiple of `span`.
 
-    >>> point_after(np.array([10, 11]), 10).tolist()
+    >>> _point_after(np.array([10, 11]), 10).tolist()
     [10, 20]
     """
     return -(-times // span) * span

@@ -33,7 +33,7 @@ from monitoring.policies.policy import (
     named,
 )
 
-NAMED_COLUMNS = 5
+_NAMED_COLUMNS = 5
 """Maximum number of columns that a reason names, worst first."""
 
 
@@ -107,7 +107,7 @@ class ThresholdPolicy(_ConfiguredPolicy):
             measured += f" (95 % {kpis.auc_low:.3f}..{kpis.auc_high:.3f})"
         if min(kpis.clicks, others) < fewest:
             lacking = (
-                f"too few to judge, {kpis.clicks} clicks and {others} others, needs "
+                f"too few to evaluate, {kpis.clicks} clicks and {others} others, needs "
                 f"{fewest} of each"
             )
             return Action.UNDECIDABLE, f"{measured} {over}: {lacking}"
@@ -163,7 +163,7 @@ class SequentialPolicy(_ConfiguredPolicy):
             evidence=shown.value if is_decided else None,
             evidence_needed=enough,
             rounds=shown.rounds,
-            clicks_judged=shown.clicks,
+            evaluated_clicks=shown.clicks,
             rows_since_breach=since,
         )
         return decision, of_lineage.memory()
@@ -265,7 +265,7 @@ class DataDriftPolicy(_ConfiguredPolicy):
             reason,
             drifted_buckets=buckets,
             drifted_columns=len(last.drifted) if last else None,
-            judged_columns=len(last.distances) if last else None,
+            compared_columns=len(last.distances) if last else None,
             rows_since_breach=evidence.matured_total - first if buckets else 0,
         )
         state = {
@@ -289,9 +289,9 @@ class DataDriftPolicy(_ConfiguredPolicy):
         if last.drifted:
             worst = (
                 f"{column} {last.distances[column]:.3f}" if column in last.distances else column
-                for column in last.drifted[:NAMED_COLUMNS]
+                for column in last.drifted[:_NAMED_COLUMNS]
             )
-            text += f" ({', '.join(worst)}{', ...' if len(last.drifted) > NAMED_COLUMNS else ''})"
+            text += f" ({', '.join(worst)}{', ...' if len(last.drifted) > _NAMED_COLUMNS else ''})"
         text += f", model version {last.version}" + (
             "" if last.version == version else f"; version {version} serves"
         )

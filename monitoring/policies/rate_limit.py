@@ -13,19 +13,19 @@ past runs. Both rules for full runs are off by default. `monitoring.retraining` 
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 
-from evergreen.config.monitor import RecipeSettings, RestraintSettings
+from evergreen.config.monitor import RateLimitSettings, RecipeSettings
 from evergreen.contracts.manifests import CURRENT, NONE, RetrainRequest
 from monitoring.policies.policy import Action, Decision
 
 DAY_SECONDS = 86_400.0
-TAKEN_BACK = "taken_back"
+ROLLED_BACK = "rolled_back"
 """Outcome of a new version that was bad and was rolled back."""
 _ENDED_WELL = {
     "released": "a release",
     "canary": "a canary's start",
     "evaluated": "a model that is kept",
     "notified": "a notification",
-    TAKEN_BACK: "a new version was taken back",
+    ROLLED_BACK: "a new version was rolled back",
 }
 
 
@@ -56,7 +56,7 @@ class RunMemory:
 
 
 def apply_limits(
-    decision: Decision, memory: RunMemory, settings: RestraintSettings, *, now: float
+    decision: Decision, memory: RunMemory, settings: RateLimitSettings, *, now: float
 ) -> Decision:
     """Apply the rate limits: RETRAIN becomes HELD while a pause or the budget forbids a run."""
     if decision.action is not Action.RETRAIN or not (cause := _why_not_now(memory, settings, now)):
@@ -64,7 +64,7 @@ def apply_limits(
     return replace(decision, action=Action.HELD, reason=f"{decision.reason}; {cause}")
 
 
-def _why_not_now(memory: RunMemory, settings: RestraintSettings, now: float) -> str:
+def _why_not_now(memory: RunMemory, settings: RateLimitSettings, now: float) -> str:
     pause = memory.blocked_until - now
     # A longer pause was computed before the clock was set back, so ignore it.
     if 0 < pause <= max(DAY_SECONDS, settings.cooldown_seconds):
@@ -84,7 +84,7 @@ def requested(memory: RunMemory, *, now: float) -> RunMemory:
 def ended(
     memory: RunMemory,
     outcome: str,
-    settings: RestraintSettings,
+    settings: RateLimitSettings,
     *,
     now: float,
     parent: str = CURRENT,
@@ -97,18 +97,18 @@ def ended(
     Args:
         memory: Memory before the run ended.
         outcome: `released`, `canary`, `evaluated`, `refused` or `failed`. Also `notified` if people
-            were notified instead of a run, and `TAKEN_BACK` after a rollback by another program.
+            were notified instead of a run, and `ROLLED_BACK` after a rollback by another program.
         settings: Rate limits.
         now: Seconds since the epoch.
         parent: `none` for a full run, `current` for an incremental one.
 
-    >>> settings = RestraintSettings(cooldown_seconds=0.0)
+    >>> settings = RateLimitSettings(cooldown_seconds=0.0)
     >>> once = ended(RunMemory(), "failed", settings, now=0.0)
     >>> once.blocked_until, ended(once, "refused", settings, now=0.0).blocked_until
     (900.0, 1800.0)
     """
     if outcome in _ENDED_WELL:
-        is_release = outcome not in ("evaluated", TAKEN_BACK)
+        is_release = outcome not in ("evaluated", ROLLED_BACK)
         return replace(
             memory,
             blocked_until=now + settings.cooldown_seconds,

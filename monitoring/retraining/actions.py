@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evergreen.config.monitor import RecipeSettings, RestraintSettings, split_names
+from evergreen.config.monitor import RateLimitSettings, RecipeSettings, split_names
 from evergreen.notifications.webhook import post_to_file
 from evergreen.runtime.durable import no_checkpoint
 from evergreen.runtime.errors import ContractError, expect
@@ -22,20 +22,27 @@ from monitoring.policies.baking import BAKING
 from monitoring.policies.policy import Action, Decision
 from monitoring.policies.rate_limit import RunMemory, apply_limits
 from monitoring.retraining.new_versions import NewVersions
-from monitoring.retraining.notifications import DRIFT, LOG, NotificationSettings, Notifier, Outbox
-from monitoring.retraining.retraining import IDLE, RUNNING, Retraining
+from monitoring.retraining.notifications import (
+    DRIFT,
+    LOG,
+    NotificationSettings,
+    Notifier,
+    OpenIncident,
+    Outbox,
+)
+from monitoring.retraining.retraining import IDLE, RUNNING, Retraining, RunProgress
 from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger, Trigger
 from monitoring.state.database import Database, read_memory
 
 if TYPE_CHECKING:
     from monitoring.state.archive import Archive
 
-TRIGGERS = ("none", "local", "kubeflow")
-NOTIFY_LIMITS = "rate_limits.notify"
+_TRIGGERS = ("none", "local", "kubeflow")
+_NOTIFY_LIMITS = "rate_limits.notify"
 """Name of the document with the rate limits of notifications that replace a run."""
-REPORTED = "reported"
+_REPORTED = "reported"
 """Name of the document with the last reported action of the drift. Empty after the drift ended."""
-LOG_DOWN_SECONDS = 60.0
+_LOG_DOWN_SECONDS = 60.0
 """Seconds without the event log before the outage is reported. A broker restarts within this
 time."""
 
@@ -55,7 +62,7 @@ class ActionSettings:
     notifications: NotificationSettings = NotificationSettings()
 
     def __post_init__(self) -> None:
-        expect(self, f"one of {', '.join(TRIGGERS)}", lambda value: value in TRIGGERS, "trigger")
+        expect(self, f"one of {', '.join(_TRIGGERS)}", lambda value: value in _TRIGGERS, "trigger")
         expect(self, "at least 0", lambda value: value >= 0, "upload_wait_seconds")
         if self.trigger == "local" and not self.run_command.strip():
             raise ContractError(
@@ -107,13 +114,49 @@ class ActionStatus:
     """None without a webhook."""
 
 
+def describe_actions(
+    progress: RunProgress,
+    memory: RunMemory,
+    incident: OpenIncident | None,
+    *,
+    daily_budget: int,
+    messages_waiting: int | None,
+    now: float,
+) -> ActionStatus:
+    """Return the status of a monitor's actions.
+
+    Args:
+        progress: The request in progress.
+        memory: Past runs.
+        incident: The open incident of a drift, or None.
+        daily_budget: Maximum number of requests in 24 hours.
+        messages_waiting: Number of unsent messages. None without a webhook.
+        now: Seconds since the epoch.
+    """
+    is_blocked = memory.blocked_until > now
+    return ActionStatus(
+        phase=progress.phase,
+        request_id=progress.request_id or None,
+        started_at=progress.started_at if progress.phase == RUNNING else None,
+        daily_budget=daily_budget,
+        budget_left=max(0, daily_budget - memory.num_requests_today(now)),
+        blocked_until=memory.blocked_until if is_blocked else None,
+        blocked_by=memory.blocked_by if is_blocked else None,
+        failures=memory.failures,
+        failed=memory.failed,
+        incident_since=incident.since if incident else None,
+        last_action=incident.text if incident else None,
+        messages_waiting=messages_waiting,
+    )
+
+
 class DecisionHandler:
     """Acts on decisions, with at most one run at a time."""
 
     def __init__(
         self,
         settings: ActionSettings,
-        restraint: RestraintSettings,
+        rate_limit: RateLimitSettings,
         *,
         recipe: RecipeSettings,
         notify_only: str,
@@ -131,7 +174,7 @@ class DecisionHandler:
         The archive is flushed before a run is requested. People are notified instead of a run if
         there is no trigger, and always for the policies in `notify_only`.
         """
-        self._limits = restraint
+        self._limits = rate_limit
         self._documents = documents
         self._journal = journal
         self._notify_only = split_names(notify_only)
@@ -142,7 +185,7 @@ class DecisionHandler:
             archive=archive,
             trigger=trigger,
             journal=journal,
-            restraint=restraint,
+            rate_limit=rate_limit,
             recipe=recipe,
             upload_wait_seconds=settings.upload_wait_seconds,
             checkpoint=checkpoint,
@@ -157,7 +200,7 @@ class DecisionHandler:
             documents, outbox, settings.notifications, recommender=recommender, clock=clock
         )
         journal.listener = self.notifier.on_event
-        self._reported = str((documents.read_document(REPORTED) or {"action": ""})["action"])
+        self._reported = str((documents.read_document(_REPORTED) or {"action": ""})["action"])
         self._log_down_since: float | None = None
         if not self._reported and self._is_idle:
             # If a predecessor was killed between the event and its record, nothing else would close
@@ -200,31 +243,20 @@ class DecisionHandler:
         """
         self._report_log(log_problem, now)
         if self.new_versions.step(now):
-            self.retraining.begin_cooldown(rate_limit.TAKEN_BACK, now)
+            self.retraining.begin_cooldown(rate_limit.ROLLED_BACK, now)
         self.notifier.step(now)
         self.retraining.step(now)
 
     def status(self, now: float) -> ActionStatus:
         """Return the status for the page and the metrics."""
-        progress = self.retraining.progress
-        memory = self.retraining.memory
         outbox = self.notifier.outbox
-        incident = self.notifier.open.get(DRIFT)
-        budget = self._limits.daily_budget
-        is_blocked = memory.blocked_until > now
-        return ActionStatus(
-            phase=progress.phase,
-            request_id=progress.request_id or None,
-            started_at=progress.started_at if progress.phase == RUNNING else None,
-            daily_budget=budget,
-            budget_left=max(0, budget - memory.num_requests_today(now)),
-            blocked_until=memory.blocked_until if is_blocked else None,
-            blocked_by=memory.blocked_by if is_blocked else None,
-            failures=memory.failures,
-            failed=memory.failed,
-            incident_since=incident.since if incident else None,
-            last_action=incident.text if incident else None,
+        return describe_actions(
+            self.retraining.progress,
+            self.retraining.memory,
+            self.notifier.open.get(DRIFT),
+            daily_budget=self._limits.daily_budget,
             messages_waiting=None if outbox is None else len(outbox),
+            now=now,
         )
 
     @property
@@ -242,14 +274,14 @@ class DecisionHandler:
 
     def _notify(self, decision: Decision, now: float) -> None:
         """Notify people instead of a run, within the rate limits of runs."""
-        memory = read_memory(self._documents, NOTIFY_LIMITS, RunMemory)
+        memory = read_memory(self._documents, _NOTIFY_LIMITS, RunMemory)
         if apply_limits(decision, memory, self._limits, now=now).action is Action.HELD:
             return
         self._journal.emit("decision", decision.reason, policy=decision.policy, **decision.numbers)
         memory = rate_limit.requested(memory, now=now)
         memory = rate_limit.ended(memory, "notified", self._limits, now=now)
         self._documents.write_documents(
-            {NOTIFY_LIMITS: dataclasses.asdict(memory)}, {"request_notified": 1}
+            {_NOTIFY_LIMITS: dataclasses.asdict(memory)}, {"request_notified": 1}
         )
 
     def _report_drift(self, decision: Decision) -> None:
@@ -272,7 +304,7 @@ class DecisionHandler:
             )
             reported = ""
         if reported != self._reported:
-            self._documents.write_documents({REPORTED: {"action": reported}})
+            self._documents.write_documents({_REPORTED: {"action": reported}})
             self._reported = reported
 
     def _report_log(self, problem: str | None, now: float) -> None:
@@ -285,5 +317,5 @@ class DecisionHandler:
         elif self._log_down_since is None:
             self._log_down_since = now
         # After a clock was set back, report too early rather than never.
-        elif abs(now - self._log_down_since) >= LOG_DOWN_SECONDS and not is_reported:
+        elif abs(now - self._log_down_since) >= _LOG_DOWN_SECONDS and not is_reported:
             self._journal.emit("log_down", problem)

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-UNUSABLE, TAKEN_BACK = "unusable_scores", "taken_back"
-"""Names of two documents: the `UnusableRows`, and the last reported rollback in the promotion
+_UNUSABLE, _ROLLED_BACK = "unusable_scores", "rolled_back"
+"""Names of two documents: the `_UnusableRows`, and the last reported rollback in the promotion
 journal."""
-LOOK_SECONDS = 2.0
+_LOOK_SECONDS = 2.0
 """Seconds between two reads of the promotion journal."""
 
 
 @dataclass(kw_only=True)
-class UnusableRows:
+class _UnusableRows:
     """Rows of the baking version without a usable score, stored as a JSON object."""
 
     version: int = 0
@@ -100,10 +100,10 @@ class NewVersions:
             journal,
         )
         self._rows_of = rows_of
-        self._unusable = UnusableRows(**(documents.read_document(UNUSABLE) or {}))
+        self._unusable = _UnusableRows(**(documents.read_document(_UNUSABLE) or {}))
         self._is_new = self._unusable.rows > 0
         """Whether rows without a usable score arrived since the last test."""
-        self._reported = (documents.read_document(TAKEN_BACK) or {"line": None})["line"]
+        self._reported = (documents.read_document(_ROLLED_BACK) or {"line": None})["line"]
         self._written: Findings | None = None
         self._reported_bad: int | None = None
         """The bad version that was last reported to people."""
@@ -123,10 +123,10 @@ class NewVersions:
         if not of_version:
             return
         if self._unusable.version != of_version[0].version:
-            self._unusable = UnusableRows(version=of_version[0].version)
+            self._unusable = _UnusableRows(version=of_version[0].version)
         for each in of_version:
             self._unusable.add(each.request_id, each.rows, now)
-        self._documents.write_documents({UNUSABLE: asdict(self._unusable)})
+        self._documents.write_documents({_UNUSABLE: asdict(self._unusable)})
         self._is_new = True
 
     def consider(self, decision: Decision, *, now: float) -> None:
@@ -155,7 +155,7 @@ class NewVersions:
         if self._is_new:
             self._evaluate_scores(now)
         # After a clock was set back, read too early rather than never.
-        if self._looked_at is not None and abs(now - self._looked_at) < LOOK_SECONDS:
+        if self._looked_at is not None and abs(now - self._looked_at) < _LOOK_SECONDS:
             return False
         self._looked_at = now
         try:
@@ -166,13 +166,13 @@ class NewVersions:
         if live is None or live.blocked_model_id is None or live.time == self._reported:
             return False
         text = (
-            f"version {live.previous_version} was taken back, {live.version} is live again: "
+            f"version {live.previous_version} was rolled back, {live.version} is live again: "
             f"{live.reason}"
         )
         self._journal.emit(
-            "taken_back", text, version=live.previous_version, live_version=live.version
+            "rolled_back", text, version=live.previous_version, live_version=live.version
         )
-        self._documents.write_documents({TAKEN_BACK: {"line": live.time}})
+        self._documents.write_documents({_ROLLED_BACK: {"line": live.time}})
         self._reported = live.time
         return True
 

@@ -25,17 +25,17 @@ from monitoring.state.database import Database
 
 logger = logging.getLogger(__name__)
 
-INCIDENTS, OUTBOX = "incidents", "outbox"
+INCIDENTS, _OUTBOX = "incidents", "outbox"
 """Names of the documents."""
 DRIFT = "drift"
 LOG = "log"
-DEAD_LETTER = "dead_letter"
-RELEASE = "release"
+_DEAD_LETTER = "dead_letter"
+_RELEASE = "release"
 """Names of the incidents."""
-MAX_WAITING = 100
+_MAX_WAITING = 100
 """Maximum number of waiting messages."""
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 2.0, 600.0
-GIVE_UP_SECONDS = 86_400.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 2.0, 600.0
+_GIVE_UP_SECONDS = 86_400.0
 """Age at which a message is dropped, because it is outdated."""
 
 
@@ -87,14 +87,17 @@ _RULES = {
         DRIFT, "A retraining run failed", "it is tried again after a pause", is_of_run=True
     ),
     "bad_release": _Rule(
-        RELEASE, "A new version is bad", "the release controller takes it back", is_of_run=True
+        _RELEASE, "A new version is bad", "the release controller takes it back", is_of_run=True
     ),
-    "taken_back": _Rule(
-        RELEASE, "A new version was taken back", "the version before is live again", is_of_run=True
+    "rolled_back": _Rule(
+        _RELEASE,
+        "A new version was rolled back",
+        "the version before is live again",
+        is_of_run=True,
     ),
     "log_down": _Rule(LOG, "The record log cannot be reached"),
     "dead_letter": _Rule(
-        DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"
+        _DEAD_LETTER, "Messages could not be used", "kept as dead letters, with their bytes"
     ),
     "set_apart": _Rule(
         "set_apart",
@@ -166,7 +169,7 @@ class Notifier:
             # After a clock was set back, remind too early rather than never.
             if abs(now - incident.sent_at) < self._settings.remind_seconds:
                 continue
-            if name == DEAD_LETTER and incident.last_at <= incident.sent_at:
+            if name == _DEAD_LETTER and incident.last_at <= incident.sent_at:
                 self.close_silently(name)
                 continue
             self._send("Still: " + incident.text, incident, numbers=incident.numbers, now=now)
@@ -250,7 +253,7 @@ class Outbox:
         """
         self._documents = documents
         self._send = send
-        saved = documents.read_document(OUTBOX) or {"messages": []}
+        saved = documents.read_document(_OUTBOX) or {"messages": []}
         self._messages = [WaitingMessage(**each) for each in saved["messages"]]
         self._attempt: _Attempt | None = None
         self._logged_reason = ""
@@ -261,7 +264,7 @@ class Outbox:
     def put(self, payload: dict[str, Any], *, now: float) -> None:
         """Store a message to be sent."""
         messages = [*self._messages, WaitingMessage(payload=payload, put_at=now)]
-        dropped = max(0, len(messages) - MAX_WAITING)
+        dropped = max(0, len(messages) - _MAX_WAITING)
         self._store(messages[dropped:], {"notification_dropped": dropped} if dropped else {})
 
     def step(self, now: float) -> None:
@@ -274,7 +277,7 @@ class Outbox:
                 self._handle_answer(answer, now)
             self._attempt = None
         # After a clock was set back, wait no longer than the longest pause.
-        if self._messages and not 0 < self._messages[0].next_at - now <= MAX_PAUSE_SECONDS * 6:
+        if self._messages and not 0 < self._messages[0].next_at - now <= _MAX_PAUSE_SECONDS * 6:
             self._attempt = _Attempt(self._messages[0], self._send)
 
     def _handle_answer(self, answer: Answer, now: float) -> None:
@@ -287,10 +290,10 @@ class Outbox:
         if answer.reason != self._logged_reason:
             logger.warning("a notification was not delivered: %s", answer.reason)
             self._logged_reason = answer.reason
-        if answer.state == "refused" or now - first.put_at > GIVE_UP_SECONDS:
+        if answer.state == "refused" or now - first.put_at > _GIVE_UP_SECONDS:
             self._store(rest, {"notification_dropped": 1})
             return
-        pause = min(FIRST_PAUSE_SECONDS * 2.0 ** min(first.tries, 30), MAX_PAUSE_SECONDS)
+        pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(first.tries, 30), _MAX_PAUSE_SECONDS)
         pause = max(pause, answer.retry_after or 0.0)
         self._store(
             [dataclasses.replace(first, tries=first.tries + 1, next_at=now + pause), *rest], {}
@@ -298,7 +301,7 @@ class Outbox:
 
     def _store(self, messages: list[WaitingMessage], counts: dict[str, float]) -> None:
         document = {"messages": [dataclasses.asdict(each) for each in messages]}
-        self._documents.write_documents({OUTBOX: document}, counts)
+        self._documents.write_documents({_OUTBOX: document}, counts)
         self._messages = messages
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from evergreen.config.monitor import RecipeSettings, RestraintSettings
+from evergreen.config.monitor import RateLimitSettings, RecipeSettings
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.runtime.durable import no_checkpoint
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from monitoring.state.archive import Archive
 
 IDLE = "idle"
-DECIDED = "decided"
-UPLOADING = "uploading"
-SUBMITTING = "submitting"
+_DECIDED = "decided"
+_UPLOADING = "uploading"
+_SUBMITTING = "submitting"
 RUNNING = "running"
 PROGRESS = "retraining"
 RATE_LIMITS = "rate_limits"
 """Names of the documents."""
-RETRY_SECONDS = 15.0
+_RETRY_SECONDS = 15.0
 """Seconds before a busy or unreachable trigger is called again."""
-UNKNOWN_SECONDS = 60.0
+_UNKNOWN_SECONDS = 60.0
 """Seconds for which a submitted run may be unknown to its trigger before it counts as failed. The
 trigger's list of runs may lag."""
-OVERDUE_SECONDS = 6 * 3600.0
+_OVERDUE_SECONDS = 6 * 3600.0
 """Seconds after which an active run is reported once. The monitor still follows the run to its
 end."""
 
@@ -79,7 +79,7 @@ class Retraining:
         archive: "Archive",
         trigger: Trigger | None,
         journal: Journal,
-        restraint: RestraintSettings,
+        rate_limit: RateLimitSettings,
         recipe: RecipeSettings,
         upload_wait_seconds: float,
         checkpoint: Callable[[str], None] = no_checkpoint,
@@ -89,7 +89,7 @@ class Retraining:
         self._archive = archive
         self._trigger = trigger
         self._journal = journal
-        self._limits, self._recipe = restraint, recipe
+        self._limits, self._recipe = rate_limit, recipe
         self._upload_wait_seconds, self._checkpoint = upload_wait_seconds, checkpoint
         self._poll_seconds = trigger.poll_seconds if trigger else 0.0
         self.progress = read_memory(documents, PROGRESS, RunProgress)
@@ -111,7 +111,7 @@ class Retraining:
             policy=decision.policy,
             **decision.numbers,
         )
-        progress = RunProgress(phase=DECIDED, request=asdict(request), decided_at=now)
+        progress = RunProgress(phase=_DECIDED, request=asdict(request), decided_at=now)
         self._store(progress, memory=rate_limit.requested(self.memory, now=now))
         self._checkpoint("retraining.decided")
 
@@ -119,13 +119,13 @@ class Retraining:
         """Advance the request in progress as far as possible without waiting."""
         if self._trigger is None:
             return  # A request of an earlier process waits until a monitor with a trigger starts.
-        if self.progress.phase == DECIDED:
+        if self.progress.phase == _DECIDED:
             self._flush_archive(now)
-        if self.progress.phase == UPLOADING:
+        if self.progress.phase == _UPLOADING:
             self._await_uploads(now)
         # A longer pause was computed before the clock was set back, so ignore it.
-        is_time = not 0 < self.progress.next_try_at - now <= max(RETRY_SECONDS, self._poll_seconds)
-        if self.progress.phase == SUBMITTING and is_time:
+        is_time = not 0 < self.progress.next_try_at - now <= max(_RETRY_SECONDS, self._poll_seconds)
+        if self.progress.phase == _SUBMITTING and is_time:
             self._submit(self._trigger, now)
         elif self.progress.phase == RUNNING and is_time:
             self._follow_run(self._trigger, now)
@@ -150,7 +150,7 @@ class Retraining:
             files=[name for name, _ in files],
         )
         awaited = tuple(self._archive.waiting_for_upload()) if self._upload_wait_seconds > 0 else ()
-        self._enter(UPLOADING, upload_deadline=now + self._upload_wait_seconds, awaited=awaited)
+        self._enter(_UPLOADING, upload_deadline=now + self._upload_wait_seconds, awaited=awaited)
 
     def _await_uploads(self, now: float) -> None:
         still = set(self._archive.waiting_for_upload()) if self.progress.awaited else set()
@@ -159,7 +159,7 @@ class Retraining:
             if self._upload_wait_seconds > 0:
                 seconds = round(now - self.progress.decided_at, 3)
                 self._journal.emit("uploaded", "every sealed file is in the lake", seconds=seconds)
-            self._enter(SUBMITTING)
+            self._enter(_SUBMITTING)
         elif now >= self.progress.upload_deadline:
             reason = (
                 f"{len(waiting)} files not uploaded within {self._upload_wait_seconds:g} s, "
@@ -202,7 +202,7 @@ class Retraining:
             run = RunState(FAILED, str(error))
         if run.state == UNKNOWN:
             since = self.progress.unknown_since or now
-            if now >= since + UNKNOWN_SECONDS:
+            if now >= since + _UNKNOWN_SECONDS:
                 self._end(RunState(FAILED, run.reason), now)
             elif not self.progress.unknown_since:
                 self._enter(RUNNING, unknown_since=since)
@@ -217,7 +217,7 @@ class Retraining:
         A paused run counts as active.
         """
         progress = self.progress
-        is_overdue = progress.is_overdue or now - progress.started_at >= OVERDUE_SECONDS
+        is_overdue = progress.is_overdue or now - progress.started_at >= _OVERDUE_SECONDS
         if is_overdue and not progress.is_overdue:
             seconds = now - progress.started_at
             text = f"run {progress.request_id} has been active for {seconds / 3600:.1f} h"
@@ -235,7 +235,7 @@ class Retraining:
         """Wait in this phase for a while, and report a new obstacle."""
         if obstacle != self.progress.obstacle:
             self._journal.emit(obstacle, text, request_id=self.progress.request_id)
-        self._enter(self.progress.phase, next_try_at=now + RETRY_SECONDS, obstacle=obstacle)
+        self._enter(self.progress.phase, next_try_at=now + _RETRY_SECONDS, obstacle=obstacle)
 
     def _end(self, run: RunState, now: float) -> None:
         request, started_at = self._request(), self.progress.started_at

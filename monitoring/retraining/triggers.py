@@ -44,11 +44,11 @@ from evergreen.runtime.kubeflow import (
     describe_end,
 )
 
-STARTED = "started"
+_STARTED = "started"
 BUSY = "busy"
-ALREADY = "already"
+_ALREADY = "already"
 RUNNING = "running"
-RELEASED = "released"
+_RELEASED = "released"
 REFUSED = "refused"
 FAILED = "failed"
 UNKNOWN = "unknown"
@@ -94,7 +94,7 @@ class Trigger(Protocol):
         """
 
 
-_STATE_OF_EXIT_CODE = {0: RELEASED, 1: REFUSED}
+_STATE_OF_EXIT_CODE = {0: _RELEASED, 1: REFUSED}
 _KEEP_EXIT_CODE = '"$@"; code=$?; printf %s "$code" >"$0.aside" && mv "$0.aside" "$0"; exit "$code"'
 """Shell command that runs the process and writes its exit code, because the monitor may have ended
 by then."""
@@ -133,13 +133,13 @@ class LocalTrigger:
         name = request.request_id
         with self._held_lock() as lock:
             if lock is None:
-                return ALREADY if self._lock.read_text() == name else BUSY
+                return _ALREADY if self._lock.read_text() == name else BUSY
             if self._end_of(name) is not None:
-                return ALREADY
+                return _ALREADY
             path = self._requests / f"{name}.json"
             request.write(path)
             self._start_process(name, [*self._command, "--request", str(path)], lock)
-        return STARTED
+        return _STARTED
 
     def state(self, request_id: str) -> RunState:
         """See `Trigger`."""
@@ -206,7 +206,7 @@ class LocalTrigger:
 
 logger = logging.getLogger(__name__)
 
-DEAD_STATES = ("FAILED", "CANCELED")
+_DEAD_STATES = ("FAILED", "CANCELED")
 """A run of the same name in one of these states does not prevent another submission."""
 REQUEST_TIMEOUT_SECONDS = (5.0, 15.0)
 """Timeouts to connect and to read."""
@@ -300,8 +300,8 @@ class KubeflowTrigger:
             experiment_id = server.experiment_id(self._settings.kubeflow_experiment)
             title = run_title(request.request_id)
             named = server.find_runs(experiment_id, name=title)
-            if any(run.state not in DEAD_STATES for run in named):
-                return ALREADY
+            if any(run.state not in _DEAD_STATES for run in named):
+                return _ALREADY
             if server.active_runs(experiment_id):
                 return BUSY
             version = self._pipeline_version()
@@ -357,7 +357,7 @@ class KubeflowTrigger:
                 outcome.state, f"{ended}{outcome.step}: {outcome.reason}", outcome.version
             )
         if run.state == "SUCCEEDED":
-            return RunState(RELEASED, f"run {run.run_id} is {run.state}")
+            return RunState(_RELEASED, f"run {run.run_id} is {run.state}")
         return RunState(FAILED, describe_end(run))
 
     def _description(self, request: RetrainRequest) -> str:
@@ -376,9 +376,9 @@ class KubeflowTrigger:
         active = self._server.active_runs(experiment_id)
         first = min(active, key=_creation_order, default=None)
         if first is None or first.run_id == run_id or run_id not in {run.run_id for run in active}:
-            return STARTED
+            return _STARTED
         self._end_later_run(run_id, first=first.run_id)
-        return ALREADY if first.display_name == name else BUSY
+        return _ALREADY if first.display_name == name else BUSY
 
     def _end_later_run(self, run_id: str, *, first: str) -> None:
         """Terminate a run that was created after another one.

@@ -13,7 +13,7 @@ from evergreen.runtime.errors import ContractError
 MAX_OTHERS = 64
 """Maximum number of accepted versions that the promotion journal does not name. Versions outside
 the journal exist, for example, if another program serves a model."""
-OTHERS_SECONDS = 86_400.0
+_OTHERS_SECONDS = 86_400.0
 """Seconds without a prediction after which a version outside the journal loses its slot."""
 
 
@@ -89,6 +89,6 @@ class AdmittedVersions:
         self._others = {
             version: at
             for version, at in self._others.items()
-            if version not in known and abs(now - at) < OTHERS_SECONDS
+            if version not in known and abs(now - at) < _OTHERS_SECONDS
         }
         self.now = {version for version in self.now if version in self._others or version in known}

@@ -46,11 +46,11 @@ from evergreen.runtime.durable import fsync_path, no_checkpoint
 from evergreen.runtime.errors import TemporaryError
 from monitoring.rows import ArchiveOutcome, Unarchived
 from monitoring.state.database import DAY_MICROS, OUTCOME_FOLDER, holds_outcomes
-from monitoring.state.store import AHEAD_FOLDER, Store, bytes_of_row
+from monitoring.state.store import AHEAD_FOLDER, StateStore, bytes_of_row
 
 logger = logging.getLogger(__name__)
 
-FILE_BYTES = 48 << 20
+_FILE_BYTES = 48 << 20
 """Maximum bytes of numbers and ids in one file, unless a single part is larger. Several copies are
 in memory while the file is written."""
 _OF_ROWS = (pa.ArrowException, ValueError, TypeError, LookupError, ArithmeticError, MemoryError)
@@ -113,7 +113,7 @@ def _list_column(places: NDArray[np.int64]) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, places[held], mask=pa.array(~held.any(axis=1)))
 
 
-def build_outcome_table(
+def _build_outcome_table(
     outcomes: Sequence[ArchiveOutcome], windows: Mapping[str, float]
 ) -> pa.Table:
     """Convert outcomes to a table in the contract's schema, in the given order.
@@ -141,10 +141,10 @@ def build_outcome_table(
     )
 
 
-def utc_day(time: float) -> str:
+def _utc_day(time: float) -> str:
     """Return the UTC day (YYYY-MM-DD) of a time after rounding to whole microseconds.
 
-    >>> utc_day(86_399.9), utc_day(86_399.9999999)
+    >>> _utc_day(86_399.9), _utc_day(86_399.9999999)
     ('1970-01-01', '1970-01-02')
     """
     return _day_name(microseconds(time) // DAY_MICROS)
@@ -181,7 +181,7 @@ class Archive:
     def __init__(
         self,
         folder: Path,
-        store: Store,
+        store: StateStore,
         *,
         features: Features,
         roll_rows: int,
@@ -216,7 +216,7 @@ class Archive:
         row_bytes = (
             bytes_of_row(len(features.numeric), len(features.places.slots)) + 4 * MAX_ID_CHARACTERS
         )
-        self._roll_rows = max(min(roll_rows, FILE_BYTES // row_bytes), 1)
+        self._roll_rows = max(min(roll_rows, _FILE_BYTES // row_bytes), 1)
         self._roll_seconds = roll_seconds
         self._keep_rows = keep_rows
         self._windows, self._checkpoint = windows or {}, checkpoint
@@ -298,8 +298,8 @@ class Archive:
     def _write_files(self, items: Sequence[Unarchived], partition: str) -> list[ArchivedPart]:
         """Write one file for each day among `items`."""
         written = []
-        in_order = sorted(items, key=lambda each: (utc_day(each.time), each.number))
-        for day, group in groupby(in_order, lambda each: utc_day(each.time)):
+        in_order = sorted(items, key=lambda each: (_utc_day(each.time), each.number))
+        for day, group in groupby(in_order, lambda each: _utc_day(each.time)):
             name = f"{partition.format(day=day)}/part-{uuid4().hex}.parquet"
             self._store.intend_file(name, [each.number for each in group])
             self._checkpoint(f"{_kind_of(name)}.intended")
@@ -385,7 +385,7 @@ class Archive:
 
     def _build_table(self, name: str) -> pa.Table:
         if holds_outcomes(name):
-            return build_outcome_table(self._store.outcomes_of_file(name), self._windows)
+            return _build_outcome_table(self._store.outcomes_of_file(name), self._windows)
         requests, labels = self._store.rows_of_file(name)
         return build_row_table(requests, labels, self._features)
 

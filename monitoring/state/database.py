@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 VERSION = 9
 """Schema version, stored as SQLite's `user_version`. A state folder with another version is
 rejected and must be drained by the monitor that wrote it."""
-PAGE_BYTES = 16_384
+_PAGE_BYTES = 16_384
 """Page size of new files. With SQLite's default of 4 kB a block becomes a chain of thousands of
 pages, and requests of 64 rows take 28 % more processor time."""
 
@@ -171,7 +171,7 @@ class Database:
                 self._path, isolation_level=None, check_same_thread=False
             )
             try:
-                self._connection.execute(f"PRAGMA page_size={PAGE_BYTES}")
+                self._connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self._prepare_tables()
@@ -320,7 +320,7 @@ def holds_outcomes(name: str) -> bool:
 class FileTables(Database):
     """Tables that assign matured rows and late outcomes to archive files.
 
-    `monitoring.state.store.Store` is the class to open.
+    `monitoring.state.store.StateStore` is the class to open.
     """
 
     # -- matured rows and late outcomes in no file
@@ -531,7 +531,7 @@ class FileTables(Database):
     def seal_file(self, name: str, *, keep_rows: int, keep_after: float = np.inf) -> int:
         """Mark a file as complete on disk, and delete payloads and rows that are no longer needed.
 
-        `Store.forget` deletes the outcomes in sealed files.
+        `StateStore.forget` deletes the outcomes in sealed files.
 
         Args:
             name: The file.

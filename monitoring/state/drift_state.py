@@ -2,7 +2,7 @@
 
 Input is stored predictions and the watermark. Output is events, counters, the page's report, and
 evidence for the decisions. The watch's state and the number of the last observed prediction are one
-document, written every `SAVE_SECONDS`. After a restart, predictions that were stored later are
+document, written every `_SAVE_SECONDS`. After a restart, predictions that were stored later are
 observed again. A prediction is lost only if it arrived so late that its row was archived and
 deleted before the next write.
 """
@@ -17,11 +17,11 @@ from monitoring.drift.comparison import DriftReport
 from monitoring.drift.sketch import FORMAT_VERSION
 from monitoring.drift.watch import DriftWatch
 from monitoring.journal import Journal
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 
 DOCUMENT = "drift"
-SAVE_SECONDS = 10.0
-MAX_SHOWN = 8
+_SAVE_SECONDS = 10.0
+_MAX_SHOWN = 8
 """Number of versions with a report on the page."""
 
 
@@ -29,7 +29,7 @@ class StoredDriftWatch:
     """A drift watch whose state survives restarts."""
 
     def __init__(
-        self, watch: DriftWatch, store: Store, *, journal: Journal, clock: Callable[[], float]
+        self, watch: DriftWatch, store: StateStore, *, journal: Journal, clock: Callable[[], float]
     ) -> None:
         """Continue where the predecessor stopped.
 
@@ -73,7 +73,7 @@ class StoredDriftWatch:
         for report in reports:
             self._shown.pop(report.version, None)
             self._shown[report.version] = asdict(report)
-            if len(self._shown) > MAX_SHOWN:
+            if len(self._shown) > _MAX_SHOWN:
                 del self._shown[next(iter(self._shown))]
             if report.drifted or report.outlying:
                 self._journal.emit("drift", report.text(), **_event_details(report))
@@ -106,13 +106,13 @@ class StoredDriftWatch:
         self._is_due = False
 
     def save_if_due(self) -> None:
-        """Store the state after `SAVE_SECONDS` with new predictions, or after a resume.
+        """Store the state after `_SAVE_SECONDS` with new predictions, or after a resume.
 
         After a resume, the state is stored at once. Deferred predictions may mature and be deleted
         in the same iteration.
         """
         # The absolute difference also covers a clock that was set back.
-        is_time = self._saved_at is None or abs(self._clock() - self._saved_at) >= SAVE_SECONDS
+        is_time = self._saved_at is None or abs(self._clock() - self._saved_at) >= _SAVE_SECONDS
         if self._is_due or (is_time and self._store.prediction_cursor() != self._cursor):
             self.save({})
 

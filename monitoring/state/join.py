@@ -23,7 +23,7 @@ from monitoring.state.admission import AdmittedVersions
 MAX_FUTURE_SECONDS = 86_400.0
 """Maximum seconds that a record may be in the future. A record with a later time comes from a wrong
 clock, and its labels would stay open until that time."""
-DECODED_BYTES = 32 << 20
+_DECODED_BYTES = 32 << 20
 """Approximate maximum memory of the records that one call decodes one by one, in bytes. A single
 record may be larger."""
 
@@ -89,7 +89,7 @@ def read_records(payloads: Sequence[bytes], rules: IntakeRules, *, now: float) -
     bad: list[tuple[int, ContractError]] = []
     num_bytes, num_read = 0, 0
     for place in rest:
-        if num_bytes >= DECODED_BYTES:
+        if num_bytes >= _DECODED_BYTES:
             break
         num_read += 1
         try:

@@ -63,13 +63,13 @@ def classify(
             else:
                 reused.append(place)
         elif (first := new.setdefault(request_id, place)) != place:
-            is_equal = same_request(_at(predictions, first), _at(predictions, place))
+            is_equal = _same_request(_at(predictions, first), _at(predictions, place))
             (redelivered if is_equal else reused).append(place)
     block: tuple[int, Predictions] | None = None
     for number, place in sorted(equal_so_far):  # sorted by block, so that each is read once
         if block is None or not block[0] <= number < block[0] + len(block[1]):
             block = held(number)
-        is_equal = block is None or same_request(
+        is_equal = block is None or _same_request(
             _at(block[1], number - block[0]), _at(predictions, place)
         )
         (redelivered if is_equal else reused).append(place)
@@ -89,7 +89,7 @@ def _at(predictions: Predictions, place: int) -> Predictions:
     return predictions.between(place, place + 1)
 
 
-def same_request(one: Predictions, other: Predictions) -> bool:
+def _same_request(one: Predictions, other: Predictions) -> bool:
     """Return whether two requests are equal, bit for bit."""
     arrays = ((getattr(one, each.name), getattr(other, each.name)) for each in fields(Predictions))
     # Compare bytes, because missing values are NaN, which is not equal to itself.

@@ -67,13 +67,13 @@ _OF_RECORDS = (
 )
 STORE_FILE = "monitor.db"
 """File name in the state folder."""
-RATED_REQUESTS = 20_000
+_RATED_REQUESTS = 20_000
 """Number of newest requests that the conversion rate covers, over all versions. The conversion
 windows of these requests have closed."""
 _BLOCK_BYTES = 16 << 20
 """Maximum bytes of numbers in a block, unless a single request is larger. A block is always read
 completely."""
-MAX_DEAD_LETTERS = 100_000
+_MAX_DEAD_LETTERS = 100_000
 """Number of newest dead letters whose ids are stored, so that a redelivered dead letter is counted
 once."""
 AHEAD_FOLDER = "ahead"
@@ -88,7 +88,7 @@ _IS_HELD = (
 block exists."""
 
 
-class Store(FileTables):
+class StateStore(FileTables):
     """State in the file at `path`. One process at a time opens it."""
 
     def __init__(self, path: Path) -> None:
@@ -180,7 +180,7 @@ class Store(FileTables):
         row_bytes = bytes_of_row(added.dense.shape[1], added.categorical.shape[1])
         # A block spans at most one minute. With longer blocks, one request from a clock that is
         # ahead would keep all rows of its block.
-        for start, stop in chunks(
+        for start, stop in _chunks(
             added.sizes, _BLOCK_BYTES // row_bytes, added.micros // 60_000_000
         ):
             _insert_block(
@@ -476,7 +476,7 @@ class Store(FileTables):
                 connection.execute(
                     "DELETE FROM clicks WHERE number BETWEEN ? AND ?", (matured_from, matured_to)
                 )
-            for start, stop in chunks(requests.sizes, part_rows, requests.micros // DAY_MICROS):
+            for start, stop in _chunks(requests.sizes, part_rows, requests.micros // DAY_MICROS):
                 self._insert_part(
                     connection,
                     requests.between(start, stop),
@@ -536,7 +536,7 @@ class Store(FileTables):
     ) -> dict[int, float]:
         """Return the share of rows with a conversion for each model version.
 
-        The rate covers the newest `RATED_REQUESTS` requests up to `predicted_before`, whose
+        The rate covers the newest `_RATED_REQUESTS` requests up to `predicted_before`, whose
         conversion windows have closed.
         """
         newest = "SELECT * FROM predictions WHERE time <= ? ORDER BY time DESC LIMIT ?"
@@ -548,7 +548,7 @@ class Store(FileTables):
             f"SELECT model_version, sum(({converted})), sum(num_rows) FROM ({newest}) p "
             "GROUP BY model_version"
         )
-        values = (CONVERSION, microseconds(window_seconds), predicted_before, RATED_REQUESTS)
+        values = (CONVERSION, microseconds(window_seconds), predicted_before, _RATED_REQUESTS)
         return {
             version: count / rows
             for version, count, rows in self._connection.execute(query, values)
@@ -614,7 +614,7 @@ class Store(FileTables):
             connection.execute(
                 "DELETE FROM dead_letters WHERE stored_at < ? OR rowid <= (SELECT max(rowid) "
                 "FROM dead_letters) - ?",
-                (before, MAX_DEAD_LETTERS),
+                (before, _MAX_DEAD_LETTERS),
             )
             connection.execute(
                 "DELETE FROM late_outcomes WHERE stored_at < ?"
@@ -752,7 +752,7 @@ def _insert_block(
 
 
 def _first_of(found: Sequence[Waiting], limit: int, max_rows: int, *, beyond: int = 0) -> Waiting:
-    """Return the first requests of these blocks within both limits, as `Store.waiting` does.
+    """Return the first requests of these blocks within both limits, as `StateStore.waiting` does.
 
     Each element of `found` contains the first requests of its block, in order of time. With
     `beyond=1` the result includes the first request over the limit, which excludes later ones.
@@ -768,7 +768,7 @@ def bytes_of_row(num_numeric: int, num_categorical: int) -> int:
     return 32 + 4 * num_numeric + 8 * num_categorical
 
 
-def chunks(
+def _chunks(
     sizes: NDArray[np.int64], at_most: int, periods: NDArray[np.int64]
 ) -> Iterator[tuple[int, int]]:
     """Yield start and stop of chunks whose sizes add up to at most `at_most`.
@@ -776,7 +776,7 @@ def chunks(
     A larger element is a chunk of its own. All elements of a chunk have the same period. `periods`
     is ascending.
 
-    >>> list(chunks(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
+    >>> list(_chunks(np.array([2, 2, 5, 1, 1]), 4, np.array([0, 0, 0, 0, 1])))
     [(0, 2), (2, 3), (3, 4), (4, 5)]
     """
     ends, start = np.cumsum(sizes), 0

@@ -21,7 +21,7 @@ from monitoring.state.database import VERSION
 from monitoring.web.exposition import Snapshot
 from monitoring.web.store_status import VERDICTS, StoreStatus
 
-PREFIX = "ctr_monitor_"
+_PREFIX = "ctr_monitor_"
 PROMOTIONS = tuple(
     action for action in promotion_journal.ACTIONS if action != promotion_journal.INTENT
 )
@@ -46,7 +46,7 @@ DRIFT_OUTCOMES = {
     "drift_too_many_versions_row": "rows of more versions in one bucket than are held",
 }
 REQUEST_OUTCOMES = ("started", "released", "canary", "evaluated", "refused", "failed", "notified")
-KPI_GAUGES = {
+_KPI_GAUGES = {
     "auc": ("rolling_auc", "AUC of the window; absent while undefined"),
     "auc_low": ("rolling_auc_low", "Lower end of the AUC's 95 % interval"),
     "auc_high": ("rolling_auc_high", "Upper end of the AUC's 95 % interval"),
@@ -96,7 +96,7 @@ class _Collector:
     def _families(self) -> Iterator[Metric]:
         shown = self._snapshot
         info = GaugeMetricFamily(
-            PREFIX + "info", "1; the versions of this monitor", labels=["version", "state_version"]
+            _PREFIX + "info", "1; the versions of this monitor", labels=["version", "state_version"]
         )
         info.add_metric([_distribution_version(), str(VERSION)], 1.0)
         yield info
@@ -104,7 +104,7 @@ class _Collector:
             # Counters of 0 would look like resets at each restart, and an alert's rate would count
             # the rise again.
             return
-        for field, (name, text) in KPI_GAUGES.items():
+        for field, (name, text) in _KPI_GAUGES.items():
             by_version = {str(kpis.version): getattr(kpis, field) for kpis in shown.windows}
             yield _labelled_gauge(name, text, label="version", values=by_version)
         yield _counter(
@@ -122,7 +122,7 @@ class _Collector:
         yield from _drift_metrics(shown.drift["columns"] if shown.drift else ())
         yield from _open_label_metrics(shown)
         decisions = GaugeMetricFamily(
-            PREFIX + "decision", "1 at each policy's last decision", labels=["policy", "action"]
+            _PREFIX + "decision", "1 at each policy's last decision", labels=["policy", "action"]
         )
         for decision in shown.decisions:
             decisions.add_metric([decision.policy, decision.action.value], 1.0)
@@ -135,7 +135,7 @@ class _Collector:
             yield from _store_metrics(shown.store_status)
 
 
-PREFIX_OF_COUNTS = {
+_PREFIX_OF_COUNTS = {
     "runs": "run_",
     "retrain_requests": "request_",
     "notifications": "notification_",
@@ -153,9 +153,9 @@ def _counter(
     label: str = "outcome",
 ) -> CounterMetricFamily:
     """Return a counter by `label`, with 0 for outcomes that never happened."""
-    family = CounterMetricFamily(PREFIX + name, text, labels=[label])
+    family = CounterMetricFamily(_PREFIX + name, text, labels=[label])
     for outcome in outcomes:
-        family.add_metric([outcome], counts.get(PREFIX_OF_COUNTS.get(name, "") + outcome, 0))
+        family.add_metric([outcome], counts.get(_PREFIX_OF_COUNTS.get(name, "") + outcome, 0))
     return family
 
 
@@ -165,14 +165,14 @@ def _gauges(*gauges: tuple[str, str, float | None]) -> Iterator[GaugeMetricFamil
     A gauge has no sample if its number does not exist.
     """
     for name, text, value in gauges:
-        yield GaugeMetricFamily(PREFIX + name, text, value=None if value is None else float(value))
+        yield GaugeMetricFamily(_PREFIX + name, text, value=None if value is None else float(value))
 
 
 def _labelled_gauge(
     name: str, text: str, *, label: str, values: Mapping[str, float | None]
 ) -> GaugeMetricFamily:
     """Return a gauge with one sample per value of a label, without values that do not exist."""
-    gauge = GaugeMetricFamily(PREFIX + name, text, labels=[label])
+    gauge = GaugeMetricFamily(_PREFIX + name, text, labels=[label])
     for key, value in values.items():
         if value is not None:
             gauge.add_metric([key], float(value))
@@ -282,8 +282,8 @@ def _action_metrics(actions: ActionStatus, counters: Mapping[str, float]) -> Ite
 def _store_metrics(status: StoreStatus) -> Iterator[Metric]:
     yield from _gauges(
         (
-            "model_store_readable",
-            "1 while the model store can be read",
+            "model_registry_readable",
+            "1 while the model registry can be read",
             status.store_problem is None,
         )
     )

@@ -41,13 +41,13 @@ from monitoring.retraining.actions import ActionStatus
 from monitoring.web.exposition import Exposition, Snapshot
 from monitoring.web.server import CARDS, link_to
 
-REFRESH_SECONDS = 15
-TAIL_BYTES = 2 * 2**20
+_REFRESH_SECONDS = 15
+_TAIL_BYTES = 2 * 2**20
 """Bytes read from the end of each file. This number of bytes contains about 4,000 points of the
 timeline or 7,000 events. Reading and parsing takes about 30 ms."""
 MAX_POINTS = 600
 """Maximum number of points per version in the chart, more than a phone has pixels."""
-MARKED_EVENTS = {
+_MARKED_EVENTS = {
     "decision": "trigger",
     "release": "release",
     "rollback": "rollback",
@@ -55,13 +55,13 @@ MARKED_EVENTS = {
     "drift": "feature drift",
 }
 """Kinds of events with a mark in the chart, and the text of the mark."""
-ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
+_ROUTINE_EVENTS = ("archived", "uploaded", "started", "stopped", "drift")
 """Kinds of events that are folded in the list. Folded events occur every minute, and decisions that
 follow from them have their own events."""
-MAX_EVENTS = 80
+_MAX_EVENTS = 80
 """Maximum number of unfolded lines in the list of events."""
-MAX_DRIFT_ROWS = 12
-UNITS = (
+_MAX_DRIFT_ROWS = 12
+_UNITS = (
     (120.0, 1.0, "s"),
     (7200.0, 60.0, "min"),
     (172_800.0, 3600.0, "h"),
@@ -87,7 +87,7 @@ def read_history(state: Path, store: Path) -> History:
     return History(_downsampled(points), sorted(events, key=lambda event: float(event["time"])))
 
 
-def tail(path: Path, num_bytes: int = TAIL_BYTES) -> list[dict[str, Any]]:
+def tail(path: Path, num_bytes: int = _TAIL_BYTES) -> list[dict[str, Any]]:
     """Return the complete JSON lines within the last `num_bytes` of a file.
 
     The result is empty if the file is missing.
@@ -141,7 +141,7 @@ def status_page(exposition: Exposition, history: History, *, now: float) -> str:
     """Render the page as of `now`, in seconds since the epoch."""
     shown = exposition.snapshot
     foot: list[object] = [
-        f"As of {_format_time(now)}; loaded again every {REFRESH_SECONDS} s. For machines: "
+        f"As of {_format_time(now)}; loaded again every {_REFRESH_SECONDS} s. For machines: "
     ]
     for path in ("/status", "/metrics", "/healthz", "/readyz"):
         foot += [Code(path), " "]
@@ -160,7 +160,7 @@ def status_page(exposition: Exposition, history: History, *, now: float) -> str:
             "Retraining": [_actions(shown, now), *_last_run(shown, now)],
             "Events": [_events(history.events, now), Text(*foot, soft=True)],
         },
-        refresh_seconds=REFRESH_SECONDS,
+        refresh_seconds=_REFRESH_SECONDS,
     )
 
 
@@ -308,7 +308,7 @@ def _auc_chart(shown: Snapshot, history: History, now: float) -> LineChart | Non
             )
         )
     marks = [
-        Mark(x=(float(event["time"]) - now) / scale, text=MARKED_EVENTS[event["kind"]])
+        Mark(x=(float(event["time"]) - now) / scale, text=_MARKED_EVENTS[event["kind"]])
         for event in _marked_events(history.events, apart=(now - start) / 8)
         if float(event["time"]) >= start
     ]
@@ -330,7 +330,7 @@ def _marked_events(events: Sequence[Mapping[str, Any]], *, apart: float) -> list
     firsts = []
     for event in events:
         kind, time = str(event["kind"]), float(event["time"])
-        if kind in MARKED_EVENTS:
+        if kind in _MARKED_EVENTS:
             if time - last.get(kind, float("-inf")) >= apart:
                 firsts.append(event)
             last[kind] = time
@@ -355,7 +355,7 @@ def _check_row(decision: Decision) -> CheckRow:
     auc, low, high = (numbers.get(name) for name in ("auc", "auc_low", "auc_high"))
     value: float | str | None = None
     if drifted is not None:
-        value = f"{drifted:g} of {numbers.get('judged_columns'):g} columns"
+        value = f"{drifted:g} of {numbers.get('compared_columns'):g} columns"
     elif threshold is not None:
         value = auc
     return CheckRow(
@@ -444,7 +444,7 @@ def _drift(drift: Mapping[str, Any] | None, now: float) -> list[PageBlock]:
             f"{_format_share(row['missing_before'])} to {_format_share(row['missing_now'])}",
             _format_share(row["outliers_now"]),
         ]
-        for row in columns[: max(MAX_DRIFT_ROWS, num_drifted)]
+        for row in columns[: max(_MAX_DRIFT_ROWS, num_drifted)]
     ]
     head = ["column", "change", "effect [95 %]", "q", "missing", "outliers"]
     return [Text(summary), PageTable(caption="Columns", head=head, rows=rows)]
@@ -496,19 +496,19 @@ def _last_run(shown: Snapshot, now: float) -> list[PageBlock]:
 
 def _events(events: Sequence[Mapping[str, Any]], now: float) -> PageBlock:
     """Return the list of events, newest first."""
-    return event_list(_lines(events, now), routine=ROUTINE_EVENTS) if events else Text("None yet.")
+    return event_list(_lines(events, now), routine=_ROUTINE_EVENTS) if events else Text("None yet.")
 
 
 def _lines(events: Sequence[Mapping[str, Any]], now: float) -> Iterator[ShownEvent]:
-    """Yield a line for each series of similar events, newest first, up to `MAX_EVENTS`."""
+    """Yield a line for each series of similar events, newest first, up to `_MAX_EVENTS`."""
     prominent = 0
     for _, group in groupby(reversed(events), key=_alike):
         newest, *others = group
         kind, text, time = str(newest["kind"]), str(newest["text"]), float(newest["time"])
         age = f"{_format_duration(now - time)} ago"
         yield ShownEvent(time=time, kind=kind, text=text, times=len(others) + 1, after=age)
-        prominent += kind not in ROUTINE_EVENTS
-        if prominent == MAX_EVENTS:
+        prominent += kind not in _ROUTINE_EVENTS
+        if prominent == _MAX_EVENTS:
             return
 
 
@@ -554,4 +554,4 @@ def _format_duration(seconds: float) -> str:
 
 
 def _unit_of(seconds: float) -> tuple[float, str]:
-    return next((scale, unit) for longest, scale, unit in UNITS if abs(seconds) < longest)
+    return next((scale, unit) for longest, scale, unit in _UNITS if abs(seconds) < longest)

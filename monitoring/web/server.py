@@ -6,8 +6,8 @@ reports and cards come from the model registry. No page changes anything, so the
 network decides who may reach the port.
 
 A request names a run and a step, or a version. Paths of requests are never used as paths of files.
-A report is a regular file with a fixed name in the run's own folder, and has at most `MAX_BYTES`. A
-card is rendered for each request, so it always matches the promotion journal.
+A report is a regular file with a fixed name in the run's own folder, and has at most `_MAX_BYTES`.
+A card is rendered for each request, so it always matches the promotion journal.
 """
 
 import json
@@ -32,10 +32,10 @@ from evergreen.runtime.errors import ContractError, PermanentError, expect
 from monitoring.web.exposition import Exposition
 from monitoring.web.metrics import metrics_page
 
-PREFIX = "/reports/"
+_PREFIX = "/reports/"
 CARDS = "/models/"
 """Prefix of a card's path. The version number of the model follows."""
-MAX_BYTES = 20_000_000
+_MAX_BYTES = 20_000_000
 
 
 def link_to(run: str, step: str) -> str:
@@ -44,7 +44,7 @@ def link_to(run: str, step: str) -> str:
     >>> link_to("hourly 1", "validation")
     '/reports/hourly%201/validation'
     """
-    return f"{PREFIX}{quote(run, safe='')}/{quote(step, safe='')}"
+    return f"{_PREFIX}{quote(run, safe='')}/{quote(step, safe='')}"
 
 
 def read_report(store: Path, path: str) -> bytes | None:
@@ -54,8 +54,8 @@ def read_report(store: Path, path: str) -> bytes | None:
             return card_page(read_card(store, path.removeprefix(CARDS))).encode()
         except (ContractError, OSError):
             return None
-    parts = path.removeprefix(PREFIX).split("/")
-    if not path.startswith(PREFIX) or len(parts) != 2:
+    parts = path.removeprefix(_PREFIX).split("/")
+    if not path.startswith(_PREFIX) or len(parts) != 2:
         return None
     run, step = map(unquote, parts)
     if step not in STEPS or "\0" in run:
@@ -76,7 +76,7 @@ def _read_regular_file(path: Path) -> bytes | None:
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         known = os.fstat(descriptor)
-        return file.read() if stat.S_ISREG(known.st_mode) and known.st_size <= MAX_BYTES else None
+        return file.read() if stat.S_ISREG(known.st_mode) and known.st_size <= _MAX_BYTES else None
 
 
 logger = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer_probe(self.shown.unready())
         elif path == "/" and (page := self.make_page()):
             self._answer(200, "text/html; charset=utf-8", page.encode())
-        elif path.startswith((PREFIX, CARDS)) and (report := self.find_report(path)) is not None:
+        elif path.startswith((_PREFIX, CARDS)) and (report := self.find_report(path)) is not None:
             self._answer(200, "text/html; charset=utf-8", report)
         else:
             self._answer(404, "text/plain", b"pages: / /metrics /healthz /readyz /status\n")

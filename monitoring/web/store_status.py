@@ -30,29 +30,29 @@ logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 60.0
 """Seconds between two reads, and the maximum age of the numbers."""
-BESIDE_STORE = ("lake", "work", "repository")
-RUNS = "runs_counted"
+_BESIDE_STORE = ("lake", "work", "repository")
+_RUNS = "runs_counted"
 """Name of the document with the counted runs."""
-REPEAT_SECONDS = 86_400.0
+_REPEAT_SECONDS = 86_400.0
 """Seconds after its end for which a run's outcome is read again. A run that is repeated under its
 name counts again."""
-RELEASED = "released"
-CANARY = "canary"
-EVALUATED = "evaluated"
-GATE_FAILED = "gate_failed"
-GATE_INCONCLUSIVE = "gate_inconclusive"
-BLOCKED_BY_DATA = "blocked_by_data"
-REFUSED_AT_DEPLOYMENT = "refused_at_deployment"
-FAILED = "failed"
+_RELEASED = "released"
+_CANARY = "canary"
+_EVALUATED = "evaluated"
+_GATE_FAILED = "gate_failed"
+_GATE_INCONCLUSIVE = "gate_inconclusive"
+_BLOCKED_BY_DATA = "blocked_by_data"
+_REFUSED_AT_DEPLOYMENT = "refused_at_deployment"
+_FAILED = "failed"
 VERDICTS = (
-    RELEASED,
-    CANARY,
-    EVALUATED,
-    GATE_FAILED,
-    GATE_INCONCLUSIVE,
-    BLOCKED_BY_DATA,
-    REFUSED_AT_DEPLOYMENT,
-    FAILED,
+    _RELEASED,
+    _CANARY,
+    _EVALUATED,
+    _GATE_FAILED,
+    _GATE_INCONCLUSIVE,
+    _BLOCKED_BY_DATA,
+    _REFUSED_AT_DEPLOYMENT,
+    _FAILED,
 )
 
 
@@ -144,7 +144,7 @@ class StoreWatcher:
         self._folders = {
             **folders,
             "store": store,
-            **{name: store.parent / name for name in BESIDE_STORE},
+            **{name: store.parent / name for name in _BESIDE_STORE},
         }
         self._has_uploader = has_uploader
         self._looked_at: float | None = None
@@ -192,7 +192,7 @@ class RunCounter:
     def __init__(self, store: Path, documents: Database) -> None:
         """Continue with the runs that a predecessor counted in `documents`."""
         self._store, self._documents = store, documents
-        saved = documents.read_document(RUNS) or {"ended": {}, "gate_refusals": None, "last": None}
+        saved = documents.read_document(_RUNS) or {"ended": {}, "gate_refusals": None, "last": None}
         self._ended: dict[str, str] = saved["ended"]
         """`ended_at` of each counted run that is still in the registry."""
         last = saved["last"]
@@ -207,18 +207,18 @@ class RunCounter:
         names = {path.name for path in folder.iterdir()} if folder.exists() else set()
         ended = {name: at for name, at in self._ended.items() if name in names}
         settled = {
-            name for name, at in ended.items() if abs(now - _seconds_of(at)) >= REPEAT_SECONDS
+            name for name, at in ended.items() if abs(now - _seconds_of(at)) >= _REPEAT_SECONDS
         }
         outcomes = (runs.find_outcome(self._store, name) for name in names - settled)
         new = [each for each in outcomes if each and ended.get(each.run) != each.ended_at]
         counted: Counter[str] = Counter()
         refusals, last = self._counts.gate_refusals, self._counts.last_run
         for outcome in sorted(new, key=lambda each: _seconds_of(each.ended_at)):
-            verdict = verdict_of(self._store, outcome)
+            verdict = _verdict_of(self._store, outcome)
             counted[f"run_{verdict}"] += 1
-            if verdict in (GATE_FAILED, GATE_INCONCLUSIVE):
+            if verdict in (_GATE_FAILED, _GATE_INCONCLUSIVE):
                 refusals = (refusals or 0) + 1
-            elif verdict in (RELEASED, CANARY, EVALUATED):
+            elif verdict in (_RELEASED, _CANARY, _EVALUATED):
                 refusals = 0
             ended[outcome.run] = outcome.ended_at
             last = _last_run(self._store, outcome)
@@ -228,7 +228,7 @@ class RunCounter:
                 "gate_refusals": refusals,
                 "last": vars(last) if last else None,
             }
-            self._documents.write_documents({RUNS: document}, dict(counted))
+            self._documents.write_documents({_RUNS: document}, dict(counted))
             self._ended, self._counts = ended, RunCounts(gate_refusals=refusals, last_run=last)
         return self._counts
 
@@ -253,22 +253,22 @@ def _read_promotions(store: Path) -> Promotions:
     )
 
 
-def verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
+def _verdict_of(store: Path, outcome: runs.RunOutcome) -> str:
     """Return the verdict of a finished run, one of `VERDICTS`.
 
     The note of a run that the gate refused shows whether the gate was inconclusive.
     """
     if outcome.state != "refused":
-        return outcome.state if outcome.state in (RELEASED, CANARY, EVALUATED) else FAILED
+        return outcome.state if outcome.state in (_RELEASED, _CANARY, _EVALUATED) else _FAILED
     if outcome.step == "evaluation":
         notes = {note.step: note for note in runs.read_notes(store, outcome.run)}
         note = notes.get("evaluation")
         return (
-            GATE_INCONCLUSIVE
+            _GATE_INCONCLUSIVE
             if note and note.facts.get("decision") == "inconclusive"
-            else GATE_FAILED
+            else _GATE_FAILED
         )
-    return BLOCKED_BY_DATA if outcome.step == "validation" else REFUSED_AT_DEPLOYMENT
+    return _BLOCKED_BY_DATA if outcome.step == "validation" else _REFUSED_AT_DEPLOYMENT
 
 
 def _last_run(store: Path, outcome: runs.RunOutcome) -> LastRun:

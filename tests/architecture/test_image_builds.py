@@ -83,7 +83,7 @@ def tree(original, tmp_path, monkeypatch):
     """A clean checkout for one test."""
     folder = tmp_path / "checkout"
     shutil.copytree(original, folder)
-    monkeypatch.setattr(build_images, "REPOSITORY", folder)
+    monkeypatch.setattr(build_images, "_REPOSITORY", folder)
     monkeypatch.setattr(build_images, "DIGESTS", folder / "build" / "images.txt")
     for variable in build_images.INDEXES:
         monkeypatch.delenv(variable, raising=False)

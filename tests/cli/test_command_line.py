@@ -49,7 +49,7 @@ def test_submit_refuses_wrong_setting_before_it_calls_server(setting, capsys):
 
 def test_run_without_accepted_recommender_says_how_to_accept_one(tmp_path, capsys):
     assert main(["run", "--package", str(GOLDEN), "--folder", str(tmp_path)]) == 2
-    assert "evergreen recommender accept" in capsys.readouterr().err
+    assert "evergreen data accept" in capsys.readouterr().err
 
 
 def test_parameters_are_texts_and_settings_are_added_to_those_of_parameter():
@@ -79,13 +79,13 @@ def test_demo_refuses_folder_that_it_did_not_write(tmp_path, capsys):
     assert (tmp_path / "thesis.txt").exists()
 
 
-@pytest.mark.parametrize("command", ["models", "runs"])
+@pytest.mark.parametrize("command", [["models", "list"], ["runs"]])
 def test_folder_that_is_no_registry_is_refused_and_empty_one_is_accepted(command, tmp_path, capsys):
-    assert main([command, "--store", str(tmp_path)]) == 0
+    assert main([*command, "--store", str(tmp_path)]) == 0
     (tmp_path / "thesis.txt").write_text("years of work")
-    assert main([command, "--store", str(tmp_path)]) == 2
+    assert main([*command, "--store", str(tmp_path)]) == 2
     assert (
-        "holds none of models, runs, recommender, journal.jsonl, expected a model store"
+        "holds none of models, runs, recommender, journal.jsonl, expected a model registry"
         in capsys.readouterr().err
     )
 
@@ -100,10 +100,10 @@ def test_corrupt_note_of_run_is_named(name, tmp_path, capsys):
 
 def test_room_of_environment_that_was_not_built_says_which(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
-        "cli.__main__.python_of", lambda environment: tmp_path / environment / "python"
+        "demo.environments.python_of", lambda environment: tmp_path / environment / "python"
     )
-    assert main(["schema", "show", "--store", str(tmp_path)]) == 2
+    assert main(["data", "schema", "show", "--store", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"error: schema needs {tmp_path}/validation/python, which is absent; "
+        f"error: data schema needs {tmp_path}/validation/python, which is absent; "
         "`make environments ENVIRONMENTS=validation` builds it\n"
     )

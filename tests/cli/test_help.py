@@ -5,10 +5,12 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from cli.__main__ import FORWARDED, build_parser
+from cli.__main__ import main
+from cli.commands import COMMANDS, GROUPS, find_command
 from evergreen.runtime.flags import CommandParser, examples
 from tests.support.command_lines import leaf, parser_of
 from tests.support.documents import DOCUMENTS, blocks, inline_code
@@ -48,8 +50,8 @@ def test_help_has_typed_name_defaults_and_example_that_parses(line):
 
 
 def test_examples_are_of_every_command_of_command_line_and_of_every_step():
-    typed = {line.split()[1] for line in examples() if line.startswith("evergreen ")}
-    assert typed == build_parser()._subparsers._group_actions[0].choices.keys() >= FORWARDED.keys()
+    typed = {find_command(line.split()[1:]) for line in examples() if line.startswith("evergreen ")}
+    assert typed == COMMANDS.keys()
     assert [
         line.split(" -m components.")[1].split()[0] for line in examples() if " -m " in line
     ] == list(STEPS)
@@ -62,10 +64,9 @@ def test_every_command_and_flag_that_page_names_exists(page):
         re.split(r"[|;&>#`]| -- ", each)[0] for each in shown if re.match(r"evergreen [a-z]", each)
     }:
         words = line.replace("'", "").replace('"', "").replace("...", "").split()
-        assert (
-            words[1] in FORWARDED
-            or words[1] in build_parser()._subparsers._group_actions[0].choices
-        ), line
+        if words[1] in GROUPS and words[2:] in ([], ["--help"]):
+            continue
+        assert find_command(words[1:]), line
         parser, words = parser_of(shlex.join(words))
         known = leaf(parser, words)._option_string_actions
         assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", line)) <= known.keys(), (
@@ -73,8 +74,62 @@ def test_every_command_and_flag_that_page_names_exists(page):
         )
 
 
+NAMED = re.compile(
+    r"(?:[`\"'(]|^[\s#]*(?:\$ )?)evergreen ([a-z][a-z-]*)\b(?: ([a-z][a-z-]*)\b)?", re.M
+)
+"""A command in code, prose, messages and manifests: at the start of a line or of a quotation."""
+
+
+NAMESPACE = REPOSITORY / "tests/cli/test_doctor.py"
+"""File in which `evergreen` is the namespace of kubectl's lines."""
+
+
+def test_every_file_names_commands_that_exist():
+    paths = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
+    unknown = []
+    for path in filter(Path.is_file, (REPOSITORY / name for name in paths if name)):
+        if path in (Path(__file__), NAMESPACE) or path.suffix in (".lock", ".svg", ".png"):
+            continue
+        unknown += [
+            f"{path.relative_to(REPOSITORY)}: evergreen {' '.join(filter(None, words))}"
+            for words in NAMED.findall(path.read_text(errors="replace"))
+            if not find_command(words) and not (words[0] in GROUPS and not words[1])
+        ]
+    assert unknown == ["tests/k8s/test_runbook.py: evergreen undo"]
+
+
+def test_first_level_fits_one_screen():
+    first = {path[0] for path in COMMANDS}
+    assert len(first) <= 20
+    assert {path[0] for path in COMMANDS if len(path) > 1} == GROUPS.keys()
+
+
+@pytest.mark.parametrize("name", ["rollback", "ingest", "live-at"])
+def test_command_without_its_group_is_refused_with_its_full_name(name, capsys):
+    assert main([name]) == 2
+    (path,) = [path for path in COMMANDS if path[-1] == name]
+    assert f"`evergreen {' '.join(path)}`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["data"], ["data", "ingst"], ["ingst", "--store", "s"]])
+def test_line_without_command_exits_with_code_of_bad_input(words):
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_shell_completion_knows_commands_and_their_flags(shell, capsys):
+    assert main(["--print-completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert {name for path in COMMANDS for name in path if name not in script} == set()
+    assert "--last-day" in script
+
+
 @pytest.mark.parametrize(
-    "words", [["recommender", "records", "examples/shop/recommender.yaml"], ["--help"]]
+    "words", [["data", "records", "examples/shop/recommender.yaml"], ["--help"]]
 )
 def test_reader_that_goes_away_ends_command_quietly(words):
     command = [sys.executable, "-m", "cli", *words]

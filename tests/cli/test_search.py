@@ -60,7 +60,7 @@ def leave_run(store, run: str, auc: float) -> None:
 
 RUN = """
 import sys
-from cli.__main__ import build_parser
+from cli.pipeline import build_parser
 from pipelines.package import read_parameters
 from tests.cli.test_search import leave_run, parse_settings
 arguments = build_parser().parse_args(["run", *sys.argv[1:]])
@@ -106,9 +106,9 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
     )
     assert [line.split()[0] for line in trials.splitlines()] == ["2", "3", "4", "5"]
     assert "exit code 3, see " in trials
-    *judged, best = ranking.splitlines()
+    *evaluated, best = ranking.splitlines()
     rates = [
-        float(found[1]) for line in judged if (found := re.search(r"learning_rate=(\S+)", line))
+        float(found[1]) for line in evaluated if (found := re.search(r"learning_rate=(\S+)", line))
     ]
     assert len(rates) >= 2
     assert rates == sorted(rates)
@@ -121,11 +121,12 @@ def test_search_starts_with_given_recommender_resumes_and_names_best(tmp_path):
 @built
 @pytest.mark.slow  # two rounds of search
 @pytest.mark.timeout(900)
-def test_two_real_trials_are_judged_by_same_rows_and_release_nothing(tmp_path):
+def test_two_real_trials_are_evaluated_by_same_rows_and_release_nothing(tmp_path):
     accept_into(tmp_path / "store")
     (tmp_path / "space.yaml").write_text("training.learning_rate: {low: 1e-3, high: 1e-2}")
     simulate = [
         "simulate",
+        "lake",
         f"--lake={tmp_path}/lake",
         f"--world={tmp_path}/world.json",
         "--rows=8000",

@@ -74,12 +74,12 @@ def test_refused_model_repeats_gates_advice_and_command(tmp_path, state, step):
     said = what_next(tmp_path, ended(state, step=step), command=COMMAND).split("\nnext: ")
     assert said[:2] == advice
     assert shlex.split(said[2]) == [*COMMAND, "--set", "gate.min_auc=0.5"]
-    assert f"evergreen promote --store {tmp_path} --model-id m1 --override" in what_next(
+    assert f"evergreen release promote --store {tmp_path} --model-id m1 --override" in what_next(
         tmp_path, ended("evaluated"), command=COMMAND
     )
 
 
 def test_canary_is_looked_at(tmp_path):
-    assert f"evergreen canary status --store {tmp_path}" in what_next(
+    assert f"evergreen release canary status --store {tmp_path}" in what_next(
         tmp_path, ended("canary"), command=COMMAND
     )

@@ -12,7 +12,7 @@ import pytest
 
 from controller.__main__ import ReleaseController
 from controller.baking import BAKES as STILL
-from controller.baking import COUNTERS_FILE, NONE, TAKEN_BACK, Baking
+from controller.baking import COUNTERS_FILE, NONE, ROLLED_BACK, Baking
 from controller.inspection import Inspection
 from controller.watchdog import Watchdog
 from evergreen.contracts.baking import BAD, BAKES, WELL, Findings
@@ -90,7 +90,7 @@ def test_monitors_finding_rolls_back_and_blocks_model_until_override(world, bake
     say(world.settings, BAD, reason="evidence 503 of 500 of an AUC below 0.738")
     # A controller that was away acts on the events that it missed. A second controller has nothing
     # left to do.
-    assert [bakes(later=9_999).step({}).action for _ in range(2)] == [TAKEN_BACK, NONE]
+    assert [bakes(later=9_999).step({}).action for _ in range(2)] == [ROLLED_BACK, NONE]
     world.check_all_is_well(1)
     assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
     line = blocked_models(store)["model-2"]
@@ -125,7 +125,7 @@ def test_rows_without_score_that_no_server_counted_take_nothing_back(world, bake
     assert "the servers counted 0 requests" in step.reason
     assert told(world.settings) == [(RELEASE, 1), (RELEASE, 2)]
     # Without metrics there is no independent evidence.
-    assert dataclasses.replace(bakes(later=9_999), metrics=()).step({}).action == TAKEN_BACK
+    assert dataclasses.replace(bakes(later=9_999), metrics=()).step({}).action == ROLLED_BACK
 
 
 def test_take_back_that_fails_is_tried_ever_less_often(world, bakes, monkeypatch):
@@ -165,7 +165,7 @@ def controller(settings, triton, tmp_path):
     )
 
 
-def test_version_that_fails_requests_is_taken_back(deploy, controller, triton, client, raw_rows):
+def test_version_that_fails_requests_is_rolled_back(deploy, controller, triton, client, raw_rows):
     deploy(1), deploy(2)
     controller.round()  # A later inspection of version 2 would repair the code.
     change_code(
@@ -182,7 +182,7 @@ def test_version_that_fails_requests_is_taken_back(deploy, controller, triton, c
             client.infer(MODEL_NAME, dense, categorical)
     controller.round()
     found = json.loads(controller.status.read_text())["baking"]
-    assert found["action"] == TAKEN_BACK, found
+    assert found["action"] == ROLLED_BACK, found
     failed = [check for check in found["checks"] if check["result"] == "fail"]
     assert [check["name"] for check in failed] == ["failure rate"], found
     assert failed[0]["detail"].startswith("40 of ")

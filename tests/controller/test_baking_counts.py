@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from controller.baking import P99_READINGS, TAKEN_BACK, Baking, VersionCounts, check_counts
+from controller.baking import P99_READINGS, ROLLED_BACK, Baking, VersionCounts, check_counts
 from controller.canary.evidence import read_p99
 from evergreen.config.release import RolloutSettings
 from evergreen.contracts.checks import decide
@@ -70,7 +70,7 @@ class Rounds:
         Return the number of rounds and the last step.
         """
         self.p99, done = p99, []
-        while len(done) < number and (not done or done[-1].action != TAKEN_BACK):
+        while len(done) < number and (not done or done[-1].action != ROLLED_BACK):
             self.requests += 200
             self.clock.advance(10)
             done.append(self.baking.step({}))
@@ -89,23 +89,23 @@ def rounds(world):
 
 def test_p99_of_all_requests_must_be_too_high_for_any_split_over_servers(rounds):
     rounds.pass_by(5, 90.0, 90.0)
-    assert rounds.pass_by(40, 11.0, 50.0)[1].action != TAKEN_BACK, (
+    assert rounds.pass_by(40, 11.0, 50.0)[1].action != ROLLED_BACK, (
         "all requests but a few may be the first server's"
     )
     number, found = rounds.pass_by(40, 12.2, 12.2)
-    assert (number, found.action) == (P99_READINGS // 2 + 1, TAKEN_BACK), found
+    assert (number, found.action) == (P99_READINGS // 2 + 1, ROLLED_BACK), found
     (check,) = (check for check in found.checks if check.result == "fail")
     assert (check.name, check.value, check.limit) == ("p99 ratio", pytest.approx(3.05), 3)
     assert found.reason.endswith("failed: p99 ratio 3.05 (at most 3)")
 
 
 def test_slow_minute_after_release_rolls_nothing_back_and_three_do(rounds):
-    assert rounds.pass_by(16, 90.0, 90.0)[1].action != TAKEN_BACK
+    assert rounds.pass_by(16, 90.0, 90.0)[1].action != ROLLED_BACK
     assert rounds.pass_by(4, 90.0, 90.0)[0] == 1, "a minute, and twelve readings ten seconds apart"
 
 
-def test_p99_is_not_judged_while_server_does_not_answer(rounds):
-    assert rounds.pass_by(40, 90.0, "away")[1].action != TAKEN_BACK
+def test_p99_is_not_evaluated_while_server_does_not_answer(rounds):
+    assert rounds.pass_by(40, 90.0, "away")[1].action != ROLLED_BACK
 
 
 @pytest.mark.slow

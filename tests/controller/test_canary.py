@@ -388,27 +388,27 @@ def test_person_may_advance_what_evidence_does_not_decide(place):
     assert canary.advance(place.settings(), "again").action == "none"
 
 
-def judged(candidate, decision):
+def evaluated(candidate, decision):
     model, verdict, raw = candidate
     return model, dataclasses.replace(verdict, decision=decision, accepted=decision != "fail"), raw
 
 
 def test_canary_goes_on_beside_round_that_is_undecided_too(place, make_candidate):
     done = place.start()
-    other = judged(make_candidate(place.store, 3), "inconclusive")
+    other = evaluated(make_candidate(place.store, 3), "inconclusive")
     with pytest.raises(Refused, match=f"version {done.version} is a canary"):
         start(*other, settings=place.release_settings())
     with pytest.raises(Refused, match=f"version {done.version} is a running canary"):
         release(*other, settings=place.release_settings())
     assert canary_at_work(place.store).version == place.plan().canary.version == done.version
     with pytest.raises(Refused, match=f"version {done.version} is a canary"):
-        start(*judged(other, "pass"), settings=place.release_settings())
+        start(*evaluated(other, "pass"), settings=place.release_settings())
 
 
 def test_candidate_that_passes_gate_takes_place_of_canary_and_live_version(place, make_candidate):
     place.start()
     done = release(
-        *judged(make_candidate(place.store, 3), "pass"), settings=place.release_settings()
+        *evaluated(make_candidate(place.store, 3), "pass"), settings=place.release_settings()
     )
     assert current(place.store).version == place.plan().stable.version == done.version
     assert place.plan().canary is None, "clients leave it at once"
@@ -422,7 +422,7 @@ def test_next_canary_unloads_one_before_once_clients_have_left_it(
 ):
     """The plan can still name a canary that no controller has unloaded."""
     before = place.start().version
-    third, fourth = (judged(make_candidate(place.store, seed), "pass") for seed in (3, 4))
+    third, fourth = (evaluated(make_candidate(place.store, seed), "pass") for seed in (3, 4))
 
     def unwritable(*_):
         raise TemporaryError("the plan cannot be written")
@@ -452,12 +452,12 @@ def test_next_canary_unloads_one_before_once_clients_have_left_it(
 
 
 def test_person_may_try_what_is_undecided_and_nobody_what_failed(place):
-    undecided = judged(place.candidates[2], "inconclusive")
+    undecided = evaluated(place.candidates[2], "inconclusive")
     refused = dataclasses.replace(undecided[1], accepted=False)
     with pytest.raises(ContractError, match="'inconclusive', expected an accepted one"):
         release(undecided[0], refused, undecided[2], settings=place.release_settings())
     with pytest.raises(ContractError, match="'fail'"):
-        start(*judged(undecided, "fail"), settings=place.release_settings())
+        start(*evaluated(undecided, "fail"), settings=place.release_settings())
     start(undecided[0], refused, undecided[2], settings=place.release_settings())
     assert canary_at_work(place.store) is not None
 

@@ -170,7 +170,7 @@ def test_it_holds_until_first_look_and_says_how_many_pairs_are_missing():
     assert evaluate(empty, HEALTHY, POLICY).by_pairs.pairs_needed == 500
 
 
-def test_what_is_undecided_at_last_look_is_taken_back():
+def test_what_is_undecided_at_last_look_is_rolled_back():
     strict = CanaryPolicy(min_pairs=500, max_looks=2, auc_margin=1e-6, log_loss_margin=1e-6)
     found = evaluate(world(4, 999), HEALTHY, strict)
     assert (found.action, found.by_pairs.pairs_needed) == (HOLD, 1)

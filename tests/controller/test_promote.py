@@ -71,14 +71,14 @@ def test_parity_is_proven_all_same(
     assert current(settings.store).version == 1
 
 
-def test_model_that_nobody_judged_or_that_is_unknown_is_named(
+def test_model_that_nobody_evaluated_or_that_is_unknown_is_named(
     settings, live, make_candidate, promote, capsys
 ):
     make_candidate(settings.store, 2)
     assert promote("model-2") == 2
     assert "model-2 was never evaluated" in capsys.readouterr().err
     assert promote("model-9") == 2
-    assert "'model-9' is not in the model store" in capsys.readouterr().err
+    assert "'model-9' is not in the model registry" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         promote("model-2", " ")
     assert "argument --override: is empty" in capsys.readouterr().err

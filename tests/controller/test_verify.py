@@ -171,7 +171,7 @@ def test_row_without_score_differs(released, lake, store, score):
     json.dumps(dataclasses.asdict(found), allow_nan=False)
 
 
-def test_rows_of_other_versions_are_neither_read_nor_judged(released, lake, store):
+def test_rows_of_other_versions_are_neither_read_nor_evaluated(released, lake, store):
     done = released()
     folder = lake(done)
     seen = list(module.read_logged_rows(FolderObjects(folder), done.version + 7, criteo.CRITEO))
@@ -241,7 +241,7 @@ def _kept(done):
         "data",
     ],
 )
-def test_tampering_is_named_and_rows_are_still_judged_by_what_is_sound(
+def test_tampering_is_named_and_rows_are_still_evaluated_by_what_is_sound(
     released, lake, store, capsys, tamper, differing
 ):
     done = released()

@@ -188,7 +188,7 @@ def test_server_with_another_version_gets_live_one_without_failures(
     assert live_version(client, raw_rows(3)) == 2
 
 
-def test_deployment_that_was_killed_is_taken_back(deploy, client, watchdog, settings, raw_rows):
+def test_deployment_that_was_killed_is_rolled_back(deploy, client, watchdog, settings, raw_rows):
     deploy(1), deploy(2)
     with opened(settings) as site:
         config = site.repository.read_config()

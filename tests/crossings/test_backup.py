@@ -38,7 +38,7 @@ def contents(root):
 
 def models(root, capsys):
     capsys.readouterr()
-    assert evergreen(["models", "--store", str(root / "store")]) == 0
+    assert evergreen(["models", "list", "--store", str(root / "store")]) == 0
     return capsys.readouterr().out
 
 
@@ -95,7 +95,7 @@ def test_lost_disk_comes_back_as_of_its_backup_and_loop_goes_on(chain, tmp_path,
 
     assert contents(root) == before
     assert models(root, capsys) == told
-    assert evergreen(["live-at", "now", "--store", str(root / "store")]) == 0
+    assert evergreen(["models", "live-at", "now", "--store", str(root / "store")]) == 0
     assert capsys.readouterr().out.startswith("version 2, ")
     assert verify(2, root / "store", FolderObjects(root / "lake")).same
     again = Bench(tmp_path, archive_roll_seconds=1.0)

@@ -1,4 +1,4 @@
-"""Tests of `evergreen forget`: an independent scan must not find the user afterwards."""
+"""Tests of `evergreen admin forget`: an independent scan must not find the user afterwards."""
 
 import os
 import shlex
@@ -66,7 +66,7 @@ FEATURES = Features(
 SHOP = Recommender(name="shop", features=FEATURES, data=ColumnNames(user="user"))
 START = datetime(2026, 3, 1, tzinfo=timezone.utc).timestamp()
 SCANNED = ("lake", "archive", "store/quarantine", "work", "incidents")
-JUDGING = {
+MONITORING = {
     "window_rows": 50,
     "min_clicks": 1,
     "decide_seconds": 5.0,
@@ -131,7 +131,7 @@ def users_of_row(row: int) -> list[int]:
 
 def run_monitor(folder: Path) -> None:
     """Run a monitor on requests of two users, with rows in lake, archive and state."""
-    bench = Bench(folder, archive_roll_rows=40, **JUDGING)
+    bench = Bench(folder, archive_roll_rows=40, **MONITORING)
     bench.clock.now = START + 3 * 86_400
     bench.start(SHOP)
     for number in range(24):
@@ -154,7 +154,7 @@ def run_monitor(folder: Path) -> None:
             Uploader(bench.settings.archive, folder / "lake", clock=bench.clock).run_once()
             bench.start(SHOP)
     bench.monitor.stop()
-    write_rules(bench.settings.state, bench.settings.judging)
+    write_rules(bench.settings.state, bench.settings.decisions)
     bench.kill()
     bench.log.close()
     for name in ("archive", "state"):

@@ -22,13 +22,13 @@ def card_of(tmp_path, capsys):
     def show(chain, reference):
         store = str(chain.root / "store")
         capsys.readouterr()
-        assert main(["model", "card", reference, "--store", store]) == 0
+        assert main(["models", "show", reference, "--store", store]) == 0
         card = ModelCard.loads(capsys.readouterr().out.encode(), source="what was printed")
         assert (
             main(
                 [
-                    "model",
-                    "card",
+                    "models",
+                    "show",
                     reference,
                     "--store",
                     store,
@@ -82,11 +82,11 @@ def test_numbers_are_those_of_manifests_and_of_scores(chain, card_of):
 
 def test_pages_of_first_model_have_no_champion_and_end_with_release(chain):
     store = chain.root / "store"
-    judged, released = (
+    evaluated, released = (
         report_path(store, "round-1", step).read_text() for step in ("evaluation", "deployment")
     )
     for page, state in (
-        (judged, "It has not answered a request"),
+        (evaluated, "It has not answered a request"),
         (released, "release of version 1 by round-1"),
     ):
         assert_needs_nothing(page)

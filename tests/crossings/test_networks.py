@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("network", sorted(set(NETWORKS) - {"dcn"}))
-def test_network_is_trained_judged_released_served_and_continued(
+def test_network_is_trained_evaluated_released_served_and_continued(
     network, tmp_path, chain_of, held_out_rows
 ):
     chain = chain_of(model={"kind": network, "embedding_dim": 4, "tower": [16, 8]})

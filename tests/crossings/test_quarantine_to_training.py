@@ -67,7 +67,7 @@ def test_later_steps_train_on_rest_and_run_without_rule_on_all(chain, tmp_path):
         "a test",
         "--change=I2",
     ]
-    assert evergreen("schema", *accept).returncode == 0
+    assert evergreen("data", "schema", *accept).returncode == 0
 
     actions = {"domain": "quarantine", "quarantined_share": "warn"}
     raw, valid, encoded, model = learn(own, "round-3", actions=actions)
@@ -81,7 +81,7 @@ def test_later_steps_train_on_rest_and_run_without_rule_on_all(chain, tmp_path):
     assert encoded.num_holdout_rows == raw.num_holdout_rows
 
     store = ["--store", own.root / "store"]
-    listed = evergreen("quarantine", "list", "--json", *store)
+    listed = evergreen("data", "quarantine", "list", "--json", *store)
     (batch,) = json.loads(listed.stdout)
     assert (batch["run"], batch["num_rows"]) == ("round-3", num_odd)
     write_lake(world, str(own.root / "lake"), rows=2000, days=1, last_day=date(2026, 1, 7), seed=12)
@@ -94,14 +94,16 @@ def test_later_steps_train_on_rest_and_run_without_rule_on_all(chain, tmp_path):
 
 
 def test_schema_command_reaches_its_own_environment(chain):
-    shown = evergreen("schema", "show", "--store", chain.root / "store")
+    shown = evergreen("data", "schema", "show", "--store", chain.root / "store")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert 'name: "label"' in shown.stdout
     assert (
-        evergreen("schema", "diff", "force", "live", "--store", chain.root / "store").returncode
+        evergreen(
+            "data", "schema", "diff", "force", "live", "--store", chain.root / "store"
+        ).returncode
         == 0
     )
     assert (
         "expected one, or force, live"
-        in evergreen("schema", "show", "no", "--store", chain.root / "store").stderr
+        in evergreen("data", "schema", "show", "no", "--store", chain.root / "store").stderr
     )

@@ -127,7 +127,7 @@ def test_registry_without_api_v1_is_named(story):
     assert story.old.kubeflow == story.back.kubeflow
 
 
-def test_every_judged_round_is_run_with_its_verdict_and_numbers_once(chain, story):
+def test_every_evaluated_round_is_run_with_its_verdict_and_numbers_once(chain, story):
     runs = {by_key(run["data"]["tags"])["model_id"]: run for run in story.first.mlflow.runs}
     assert len(story.first.mlflow.runs) == 2
     assert runs.keys() == {this.training.model_id for this in chain.rounds}

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cli.__main__ import build_parser
+from cli.pipeline import build_parser
 from components.extraction.window import find_baselines, resolve_window
 from demo import runner as local_run
 from demo.plan import columns_to_change, plan_for_data
 from evergreen.config.features import Features
-from evergreen.config.monitor import RecipeSettings, RestraintSettings
+from evergreen.config.monitor import RateLimitSettings, RecipeSettings
 from evergreen.contracts.criteo import CRITEO
 from evergreen.contracts.manifests import RetrainRequest
 from evergreen.runtime.errors import ContractError, PermanentError
@@ -22,7 +22,7 @@ from monitoring.policies.policy import Action, Decision
 from monitoring.policies.rate_limit import OBSERVED_NUMBERS
 from monitoring.retraining.retraining import Retraining
 from monitoring.retraining.triggers import KubeflowSettings, KubeflowTrigger, LocalTrigger
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from pipelines.package import compile_pipeline, read_parameters
 from pipelines.placement import Placement
 from pipelines.places import PLACES
@@ -72,13 +72,13 @@ def monitor_asks(tmp_path):
     """
 
     def ask(trigger) -> RetrainRequest:
-        store = Store(tmp_path / "state" / "monitor.db")
+        store = StateStore(tmp_path / "state" / "monitor.db")
         retraining = Retraining(
             documents=store,
             archive=Archived(),
             trigger=trigger,
             journal=SilentJournal(),
-            restraint=RestraintSettings(),
+            rate_limit=RateLimitSettings(),
             recipe=RecipeSettings(),
             upload_wait_seconds=0.0,
         )

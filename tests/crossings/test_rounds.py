@@ -87,15 +87,15 @@ def _lake(chain):
     )
 
 
-def test_line_learns_each_row_once_and_those_that_judged_round_in_next(three, tmp_path):
+def test_line_learns_each_row_once_and_those_that_evaluated_round_in_next(three, tmp_path):
     chain, rounds = three
     learned = [_learned(this, tmp_path) for this in rounds]
-    judging = [keys_in(this.extraction.holdout_uri) for this in rounds]
+    holdout = [keys_in(this.extraction.holdout_uri) for this in rounds]
     assert set(Counter(key for keys in learned for key in keys).values()) == {1}
-    for before, after in zip(judging, learned[1:]):
+    for before, after in zip(holdout, learned[1:]):
         assert len(before) > 100
         assert set(before) <= set(after)
-    assert {key for keys in learned for key in keys} | set(judging[-1]) == _lake(chain).keys()
+    assert {key for keys in learned for key in keys} | set(holdout[-1]) == _lake(chain).keys()
 
 
 def test_model_names_files_that_lay_in_lake_in_its_round(three):
@@ -124,9 +124,9 @@ def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
     assert sum(name.startswith("late-") for name in names) == NUM_LATE
     assert all(name.startswith("late-") for name in late[REQUEST_ID].to_pylist())
     assert max(late[EVENT_TIME].to_pylist()).isoformat() <= second.training.last_learned_time
-    judged_before = second.extraction.num_holdout_rows
+    evaluated_before = second.extraction.num_holdout_rows
     assert third.training.num_train_rows == raw.num_rows
-    assert raw.num_rows + third.extraction.num_holdout_rows == NUM_LATE + judged_before + 1000
+    assert raw.num_rows + third.extraction.num_holdout_rows == NUM_LATE + evaluated_before + 1000
     encoded = table_in(third.preprocessing.train_uri)
     workflow = FeatureWorkflow.load(local_path(third.preprocessing.workflow_uri))
     values = np.stack([raw[n].fill_null(MISSING_CATEGORY).to_numpy() for n in CATEGORICAL], axis=1)
@@ -134,7 +134,7 @@ def test_late_rows_are_learnt_before_windows_and_encoded_as_these_are(three):
     np.testing.assert_array_equal(ids, workflow.encode_categorical(values))
 
 
-def test_validation_judges_them_with_window_and_lineage_tells_their_days(three):
+def test_validation_evaluates_them_with_window_and_lineage_tells_their_days(three):
     _, (*_, third) = three
     assert third.validation.num_rows == third.extraction.num_train_rows
     told = {
@@ -150,6 +150,4 @@ def test_model_names_files_whose_rows_it_could_not_learn(three):
     _, (*_, third) = three
     assert third.training.unread_files == {"2026-01-05": {"torn.parquet": ""}}
     assert "torn.parquet" not in third.training.files["2026-01-05"]
-    assert [
-        each["rule"] for each in third.validation.findings if each["rule"] == "files_quarantined"
-    ]
+    assert [each.rule for each in third.validation.findings if each.rule == "files_quarantined"]

@@ -393,7 +393,7 @@ def test_auc_that_was_not_measured_is_in_no_sentence():
     assert "AUC of 0.77" in headline_sentence(unmeasured)
 
 
-def judged_line(time, *, policy="sequential", version=1, **figures):
+def evaluated_line(time, *, policy="sequential", version=1, **figures):
     known = {"threshold": 0.64, "evidence_needed": 100.0, "rows_since_breach": 0, **figures}
     return {
         "time": time,
@@ -436,10 +436,10 @@ def test_rows_needed_for_certainty_grow_with_logarithm_of_evidence(tmp_path):
     """
     known = verdict(tmp_path, candidate=ModelQuality(auc=0.7, auc_low=0.66, auc_high=0.74))
     decisions = [
-        judged_line(90.0, evidence=3.0),
-        judged_line(200.0, evidence=10.0),
-        judged_line(200.0, policy="data_drift", evidence=None),
-        judged_line(205.0, version=2, evidence=50.0),
+        evaluated_line(90.0, evidence=3.0),
+        evaluated_line(200.0, evidence=10.0),
+        evaluated_line(200.0, policy="data_drift", evidence=None),
+        evaluated_line(205.0, version=2, evidence=50.0),
     ]
     (way,) = ways(UNASKED, decisions=decisions, verdicts=[known])
     assert (
@@ -452,11 +452,11 @@ def test_rows_needed_for_certainty_grow_with_logarithm_of_evidence(tmp_path):
     ("decision", "words"),
     [
         (
-            judged_line(200.0, evidence=0.4),
+            evaluated_line(200.0, evidence=0.4),
             ("a larger drift", "values of price, shop", "0.4 of 100", "below 0.640"),
         ),
         (
-            judged_line(200.0, evidence=140.0, rows_since_breach=90),
+            evaluated_line(200.0, evidence=140.0, rows_since_breach=90),
             ("the alarm was raised", "6,400 rows after it", "90"),
         ),
     ],

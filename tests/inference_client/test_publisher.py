@@ -424,7 +424,7 @@ def test_partition_that_is_lost_loses_its_own_records_alone(time, prediction):
 def test_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(
     time, prediction, monkeypatch
 ):
-    monkeypatch.setattr(publisher_module, "MAX_ROWS_PER_FLUSH", 10)
+    monkeypatch.setattr(publisher_module, "_MAX_ROWS_PER_FLUSH", 10)
     log = MemoryLog()
     publisher = publisher_of(log, time)
     for i in range(7):
@@ -435,7 +435,7 @@ def test_long_queue_goes_in_parts_and_no_click_overtakes_its_prediction(
 
 
 def test_after_outage_outcomes_that_are_due_go_in_parts_too(time, prediction, monkeypatch):
-    monkeypatch.setattr(publisher_module, "MAX_OUTCOMES_PER_FLUSH", 3)
+    monkeypatch.setattr(publisher_module, "_MAX_OUTCOMES_PER_FLUSH", 3)
     log = MemoryLog()
     publisher = publisher_of(log, time)
     for number in range(7):
@@ -454,7 +454,7 @@ def test_large_rows_go_in_smaller_flushes(time, prediction, monkeypatch):
     The row has 2 numbers of 4 bytes and 8 positions of 8 bytes, and score, position, propensity
     and shadow score.
     """
-    monkeypatch.setattr(publisher_module, "MAX_BYTES_PER_FLUSH", 10 * 92)
+    monkeypatch.setattr(publisher_module, "_MAX_BYTES_PER_FLUSH", 10 * 92)
     log = MemoryLog()
     publisher = publisher_of(log, time)
     assert all(publisher.add(prediction(f"r{number}")) for number in range(3))

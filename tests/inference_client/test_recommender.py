@@ -28,7 +28,7 @@ from inference_client import (
     Unpublished,
 )
 from inference_client.errors import BadReply, ModelAbsent, ServerUnavailable
-from inference_client.request_ids import RequestIds
+from inference_client.recommender import RequestIds
 from inference_client.rows import FeatureRows, feature_rows
 from inference_client.scoring import ClientSettings, Scored, shadow_of
 from inference_client.timing import Timing

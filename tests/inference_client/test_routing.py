@@ -79,7 +79,7 @@ def test_corrupt_plan_leaves_last_good_one_in_force_and_is_said_once(
 
 
 def test_storage_that_hangs_delays_neither_requests_nor_end(served, make_rows, monkeypatch):
-    monkeypatch.setattr(routing, "FIRST_READ_SECONDS", 0.05)
+    monkeypatch.setattr(routing, "_FIRST_READ_SECONDS", 0.05)
     released = threading.Event()
     # The timer releases calls that wait for the shadow. The timer is so late that the test would
     # fail before it ends.

@@ -277,9 +277,9 @@ def unreliable():
 @pytest.fixture
 def quick_stalls(monkeypatch):
     """Stalls are detected within a fraction of a second."""
-    monkeypatch.setattr(replicas_module, "STALL_SECONDS", 0.2)
-    monkeypatch.setattr(replicas_module, "MAX_STALL_SECONDS", 0.4)
-    monkeypatch.setattr(replicas_module, "DOWN_SECONDS", 0.1)
+    monkeypatch.setattr(replicas_module, "_STALL_SECONDS", 0.2)
+    monkeypatch.setattr(replicas_module, "_MAX_STALL_SECONDS", 0.4)
+    monkeypatch.setattr(replicas_module, "_DOWN_SECONDS", 0.1)
 
 
 async def ask_all(client, rows, *, callers, requests):
@@ -397,7 +397,7 @@ def test_addresses_that_name_gains_and_loses_are_followed(replicas, make_rows, m
         return known[0]
 
     monkeypatch.setattr(transport_module, "resolve", resolve)
-    monkeypatch.setattr(transport_module, "RESOLVE_SECONDS", 0.0)
+    monkeypatch.setattr(transport_module, "_RESOLVE_SECONDS", 0.0)
 
     async def ask_until(client, answering, *others):
         before = [len(each.scoring.requests) for each in others]

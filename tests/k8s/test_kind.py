@@ -16,7 +16,7 @@ import pytest
 
 from cli import doctor
 from cli import recommender as recommender_file
-from cli.__main__ import build_parser
+from cli.pipeline import build_parser
 from pipelines.images import DOCKERFILES, image_name
 from pipelines.placement import NEEDS, read_placement, read_values
 from tests.support.paths import REPOSITORY
@@ -130,7 +130,7 @@ def test_every_evergreen_command_of_script_is_one():
         for line in text.splitlines()
         if "$evergreen " in line
     ]
-    assert [command[0] for command in commands] == ["recommender", "compile", "submit", "doctor"]
+    assert [command[0] for command in commands] == ["data", "compile", "submit", "doctor"]
     recommender, compile_, submit, look = commands
     recommender_file.build_parser().parse_args(recommender[1:])
     build_parser().parse_args(compile_)

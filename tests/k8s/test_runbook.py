@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_settings
 from monitoring.settings import InstallationSettings
 from tests.support.command_lines import parser_of
@@ -87,8 +87,8 @@ def workload_manifest(name: str):
 
 def test_line_that_no_program_takes_is_noticed():
     for line in (
-        "evergreen rollback --store S --too 3 --reason r",
-        "evergreen live-at --store S",
+        "evergreen release rollback --store S --too 3 --reason r",
+        "evergreen models live-at --store S",
         "evergreen undo",
     ):
         with pytest.raises(SystemExit):
@@ -116,7 +116,7 @@ def test_settings_and_metrics_named_exist():
     assert "upload_wait_seconds" in names
     for name in ("auc_threshold", "daily_budget", "attribution_window_seconds"):
         assert f"`{name}`" in PAGE
-        assert name in flat_settings(JudgingSettings)
+        assert name in flat_settings(DecisionSettings)
     for name in re.findall(r"\b(?:ctr_monitor|nv|kube)_[a-z0-9_]+", PAGE):
         assert name in known(), f"nobody exports {name}"
 

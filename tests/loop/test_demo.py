@@ -4,8 +4,9 @@ import hashlib
 import json
 import re
 
+from cli import status
 from cli.runs import describe_run, read_runs
-from evergreen.registry.promotion_journal import INTENT, read_entries
+from evergreen.registry.promotion_journal import INTENT, current, read_entries
 from evergreen.registry.runs import read_outcomes
 from tests.support.browser import DARK, cut_texts, needs_browser, pixels_too_wide, serious_findings
 
@@ -39,6 +40,26 @@ def test_loop_turns_and_holds_every_promise(turned):
         < auc["baseline"]
         < summary["bayes_auc"]["before"] + 0.02
     )
+
+
+def test_status_of_finished_demo_is_one_screen(turned, capsys, monkeypatch):
+    folder, _, summary = turned
+    monkeypatch.setenv("COLUMNS", "80")
+    assert status.main([str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert status.main([str(folder), "--json"]) == 0
+    known = json.loads(capsys.readouterr().out)
+    live = current(folder / "store")
+    assert (known["live"]["version"], known["live"]["since"]) == (live.version, live.time)
+    auc = known["auc"]
+    assert auc["is_of_production"]
+    assert auc["limit"] < auc["low"] <= auc["auc"] <= auc["high"]
+    assert known["last_run"]["run"] == read_runs(folder / "store")[-1].run
+    assert known["next_run"]["not_before"] > known["last_run"]["started_at"]
+    assert known["monitor"] == "stopped"
+    assert any("evergreen open" in each for each in known["needs_person"])
 
 
 def test_every_run_is_listed_with_its_rows_its_model_and_what_gate_said(turned):
@@ -92,7 +113,7 @@ def test_bad_release_under_traffic_rolled_back_by_itself_without_failures(turned
         event["kind"]
         for event in map(json.loads, (folder / "monitor" / "events.jsonl").read_text().splitlines())
     ]
-    assert (told.count("bad_release"), told.count("taken_back")) == (1, 1)
+    assert (told.count("bad_release"), told.count("rolled_back")) == (1, 1)
 
 
 def test_every_archived_score_was_recomputed_and_is_one_that_was_served(turned):

@@ -65,10 +65,12 @@ def test_readme_commands_train_model_on_csv_of_other_columns(write_clicks, tmp_p
     write_clicks(tmp_path / "clicks.csv", 6000)
     folder, draft = tmp_path / "build/shop", tmp_path / "build/shop.yaml"
     store, commands = folder / "store", list(tutorial(tmp_path))
-    assert [words[1] for words in commands] == ["recommender"] * 2 + [
+    assert [words[1] for words in commands] == [
+        "init",
+        "data",
         "-p",
-        "recommender",
-        "ingest",
+        "data",
+        "data",
         "compile",
         "run",
     ]
@@ -78,7 +80,7 @@ def test_readme_commands_train_model_on_csv_of_other_columns(write_clicks, tmp_p
             continue
         ended = run_to_end(words, output=tmp_path / f"{number}.log", seconds=400)
         assert ended.code == 0, ended.output
-        if words[1] == "init":
+        if words[0] == "init":
             draft.write_text(draft.read_text().replace("price: {}", f"price: {INDICATED}"))
     kept = [path for path in folder.rglob("*") if path.is_file()]
     assert {"store", "work", "repository"} <= {path.relative_to(folder).parts[0] for path in kept}

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from controller.__main__ import ReleaseController
-from controller.baking import BAKES, COUNTERS_FILE, NONE, P99_READINGS, TAKEN_BACK, Baking
+from controller.baking import BAKES, COUNTERS_FILE, NONE, P99_READINGS, ROLLED_BACK, Baking
 from controller.inspection import Inspection
 from controller.watchdog import Watchdog
 from demo.triton import TritonServer, TritonSettings
@@ -148,7 +148,7 @@ class Site:
         self.controller.round()
         return json.loads(self.controller.status.read_text())["baking"]
 
-    def until_taken_back(self, most, **how):
+    def until_rolled_back(self, most, **how):
         """Return why version 2 was rolled back.
 
         Assert that this took at most `most` rounds, that version 1 answers again, and that model 2
@@ -157,7 +157,7 @@ class Site:
         for _ in range(most):
             if (found := self.round(**how))["action"] != BAKES:
                 break
-        assert found["action"] == TAKEN_BACK, found
+        assert found["action"] == ROLLED_BACK, found
         assert self.lived() == [(RELEASE, 1), (RELEASE, 2), (ROLLBACK, 1)]
         assert list(blocked_models(self.settings.store)) == ["model-2"]
         with closing(Triton(self.triton.grpc_url)) as client:
@@ -204,11 +204,11 @@ def site(triton, tmp_path, raw_rows, make_candidate):
     ("off", "reason"),
     [(2.0, "less than 1/1.5 of the clicks"), (0.5, "more than 1.5 times the clicks")],
 )
-def test_calibration_off_by_two_is_taken_back_within_10_000_rows(site, off, reason):
+def test_calibration_off_by_two_is_rolled_back_within_10_000_rows(site, off, reason):
     world = site(3)
     shift = _shift_to(off * RATE, np.log(world.truth / (1 - world.truth)))
     world.release(2, _with_bias(world.toy, shift))
-    assert reason in world.until_taken_back(10_000 // ROUND_ROWS)
+    assert reason in world.until_rolled_back(10_000 // ROUND_ROWS)
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_auc_lower_by_0_05_in_live_traffic_rolls_back_within_100_000_rows(site):
     lower = roc_auc(labels, world.toy.scores(world.workflow, filled.dense, filled.categorical))
     assert roc_auc(labels, world.truth) - lower == pytest.approx(0.05, abs=0.005)
     world.release(2, world.toy)
-    assert "of an AUC below" in world.until_taken_back(100_000 // ROUND_ROWS, fill=wrong)
+    assert "of an AUC below" in world.until_rolled_back(100_000 // ROUND_ROWS, fill=wrong)
 
 
 def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_rows):
@@ -249,10 +249,10 @@ def test_non_number_scores_of_one_slice_roll_back_within_10_000_rows(site, raw_r
     table = world.toy.table.copy()
     table[row] = np.nan
     world.release(2, replace(world.toy, table=table))
-    assert "a score that is no probability" in world.until_taken_back(10_000 // ROUND_ROWS)
+    assert "a score that is no probability" in world.until_rolled_back(10_000 // ROUND_ROWS)
 
 
-def test_five_times_latency_is_taken_back_after_thousand_requests(site):
+def test_five_times_latency_is_rolled_back_after_thousand_requests(site):
     world = site(11)
     world.release(2, world.toy)
     counted = json.loads((world.settings.store / "baking" / COUNTERS_FILE).read_text())["counts"][
@@ -265,7 +265,7 @@ def test_five_times_latency_is_taken_back_after_thousand_requests(site):
         ANSWER,
         ANSWER.replace("scores =", f"__import__('time').sleep({seconds}); scores ="),
     )
-    assert "failed: latency ratio" in world.until_taken_back(13)
+    assert "failed: latency ratio" in world.until_rolled_back(13)
 
 
 @pytest.mark.slow
@@ -277,19 +277,19 @@ def test_one_slow_request_in_sixty_rolls_back_after_twelve_p99_readings(site):
         "(self._asked % 60 == 0))"
     )
     change_code(world.triton, 2, ANSWER, ANSWER.replace("scores =", f"{slow}; scores ="))
-    assert "p99 of the time in the model is" in world.until_taken_back(P99_READINGS)
+    assert "p99 of the time in the model is" in world.until_rolled_back(P99_READINGS)
 
 
-def test_stub_that_dies_of_first_odd_row_is_taken_back_in_third_round(site):
+def test_stub_that_dies_of_first_odd_row_is_rolled_back_in_third_round(site):
     world = site(1)
     world.release(2, world.toy)
     dies = f"        if (tensors['dense'] == {ODD}).any():\n            os._exit(1)\n"
     change_code(world.triton, 2, FAULT, FAULT + dies)
-    assert "failed: reloads 3 (at most 2)" in world.until_taken_back(3)
+    assert "failed: reloads 3 (at most 2)" in world.until_rolled_back(3)
 
 
 @pytest.mark.slow
-def test_equal_version_is_baked_once_and_never_taken_back(site):
+def test_equal_version_is_baked_once_and_never_rolled_back(site):
     world = site(8, bake_rows=80_000, bake_seconds=1_800.0)
     world.release(2, world.toy)
     actions = [world.round()["action"] for _ in range(42)]

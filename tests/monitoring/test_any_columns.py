@@ -327,16 +327,16 @@ def test_rows_of_one_user_are_alike_after_kill_backtest_and_incident(tmp_path):
     b.tick(at=b.clock.now + WINDOW + 5)
     b.monitor.stop()
     lines = (b.settings.state / "decisions.jsonl").read_text().splitlines()
-    archive, judging = FolderObjects(b.settings.archive), b.settings.judging
+    archive, decisions = FolderObjects(b.settings.archive), b.settings.decisions
     replayed = {
         user: [
-            each.line() for each in evaluate_requests(read_requests(archive, user=user), judging)
+            each.line() for each in evaluate_requests(read_requests(archive, user=user), decisions)
         ]
         for user in ("shop", None)
     }
     assert lines == replayed["shop"]
     assert lines != replayed[None]
-    kpis = list(evaluate_requests(read_requests(archive, user="shop"), judging))[-1].kpis
+    kpis = list(evaluate_requests(read_requests(archive, user="shop"), decisions))[-1].kpis
     users, labels = (
         np.array([each.categorical[1:, 1] for each in sent[-15:]]),
         np.zeros((15, 4), int),
@@ -346,7 +346,7 @@ def test_rows_of_one_user_are_alike_after_kill_backtest_and_incident(tmp_path):
     assert (
         kpis.gauc == user_quality(labels[:, 1:].ravel(), scores.ravel(), users=users.ravel()).gauc
     )
-    write_rules(b.settings.state, judging)
+    write_rules(b.settings.state, decisions)
     record(tmp_path / "it", state=b.settings.state, archive=archive, store=b.settings.store)
     assert replay(tmp_path / "it").first_difference is None
     b.close()

@@ -83,7 +83,7 @@ def expected(tmp_path_factory):
 @pytest.mark.parametrize(
     "name", ["intake.stored", "join.matured", "evaluator.decided", "evaluator.stored"]
 )
-def test_crash_between_any_two_steps_of_judging_changes_no_byte(bench, expected, name):
+def test_crash_between_any_two_steps_of_evaluation_changes_no_byte(bench, expected, name):
     assert play(bench(**SETTINGS), 2.0, name) == expected
 
 

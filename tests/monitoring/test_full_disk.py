@@ -28,7 +28,7 @@ def go_through(b: Bench, *, is_full) -> None:
             is_full(3 * number + part)
             with suppress(TemporaryError):
                 if part == 0:
-                    b.judge(f"round {number}", auc="bad" if number % 2 else "good")
+                    b.evaluate(f"round {number}", auc="bad" if number % 2 else "good")
                 else:
                     b.monitor.tick()
             b.clock.advance(1.0)
@@ -73,7 +73,7 @@ def test_lines_that_full_disk_refuses_are_written_once_there_is_room(tmp_path, m
 
 def test_more_lines_than_wait_in_memory_are_counted(started, monkeypatch):
     b = started()
-    monkeypatch.setattr(monitoring.journal, "MAX_WAITING_LINES", 10)
+    monkeypatch.setattr(monitoring.journal, "_MAX_WAITING_LINES", 10)
 
     def refuse(path, line: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

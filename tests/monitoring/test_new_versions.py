@@ -74,15 +74,15 @@ def test_version_bad_on_live_traffic_is_named_once_and_starts_no_run(two_version
     assert b.trigger.requests == [], "going back comes first"
     take_back(b)
     b.turn(3, 20.0)
-    assert b.kinds().count("taken_back") == 1
+    assert b.kinds().count("rolled_back") == 1
     b.start()
     b.turn(2, 20.0)
-    assert b.kinds().count("taken_back") == 1
+    assert b.kinds().count("rolled_back") == 1
     # In the meantime the previous version has become equally bad. A run is requested only after the
     # cooldown of the rollback.
     assert (
         b.monitor.actions.retraining.memory.blocked_by
-        == "cool-down after a new version was taken back"
+        == "cool-down after a new version was rolled back"
     )
     for number in range(14):
         traffic(b, f"again-{number}", auc="bad", version=1)
@@ -109,7 +109,7 @@ def test_version_without_some_probabilities_is_named_before_any_label(two_versio
     assert b.kinds().count("bad_release") == 1
     assert b.store.counters["dead_letter"] == 60, "kept, with their bytes"
     b.turn(2, WINDOW)
-    assert b.store.counters["matured"] == 60 * 8, "the others are judged"
+    assert b.store.counters["matured"] == 60 * 8, "the others are evaluated"
 
 
 @pytest.mark.parametrize(

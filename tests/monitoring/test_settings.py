@@ -26,8 +26,12 @@ def test_monitor_decides_by_newest_accepted_recommender_of_its_store(tmp_path):
         tmp_path, shop_with(monitor={"window_rows": 700, "drift_columns": 3, "daily_budget": 7})
     )
     settings = with_rules(installation)
-    judge, policies = settings.judging.judge, settings.judging.policies
-    assert (judge.window_rows, policies.drift_columns, settings.judging.restraint.daily_budget) == (
+    evaluation, policies = settings.decisions.evaluation, settings.decisions.policies
+    assert (
+        evaluation.window_rows,
+        policies.drift_columns,
+        settings.decisions.rate_limit.daily_budget,
+    ) == (
         700,
         3,
         7,

@@ -360,7 +360,7 @@ def test_run_that_is_waited_for_tells_what_it_made(
         )
         server.end(run, "SUCCEEDED")
 
-    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
+    monkeypatch.setattr("cli.pipeline.wait", waiting_as(server, ends))
     assert command("--wait", package=mounted) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "refused at evaluation: auc fell"
     assert re.fullmatch(r"manual \d{4}-\d\d-\d\d \d\d:\d\d by \S+", server.runs[0]["display_name"])
@@ -368,7 +368,7 @@ def test_run_that_is_waited_for_tells_what_it_made(
         r"no reason given; asked by \S+@\S+; recommender current", server.runs[0]["description"]
     )
     monkeypatch.setattr(
-        "cli.__main__.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED"))
+        "cli.pipeline.wait", waiting_as(server, lambda run: server.end(run, "SUCCEEDED"))
     )
     assert command("--wait") == 0
     assert "`evergreen runs --store /evergreen/store` shows run manual " in capsys.readouterr().out
@@ -393,7 +393,7 @@ def test_failed_run_that_is_waited_for_names_step_reason_and_page(
         }
         server.end(run, "FAILED", **tasks)
 
-    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
+    monkeypatch.setattr("cli.pipeline.wait", waiting_as(server, ends))
     assert command("--wait", package=mounted) == 3
     run_id = server.runs[0]["run_id"]
     told = capsys.readouterr().err
@@ -410,7 +410,7 @@ def test_run_whose_root_driver_fails_says_that_no_step_ran(server, command, monk
     def ends(run):
         server.end(run, "FAILED", root_driver="FAILED", **{"evergreen_retraining_x7k2p": "FAILED"})
 
-    monkeypatch.setattr("cli.__main__.wait", waiting_as(server, ends))
+    monkeypatch.setattr("cli.pipeline.wait", waiting_as(server, ends))
     assert command("--wait", "--service-account", "nobody") == 3
     expected = (
         "ended FAILED: no step ran; root-driver failed; expected service account nobody to exist"

@@ -139,9 +139,9 @@ class Windows:
             begin = max(0, end - self._rows)
             labels = self._stream.labels[begin:end]
             clicks = int(labels.sum())
-            is_judged = clicks >= PolicySettings.min_clicks
+            is_evaluated = clicks >= PolicySettings.min_clicks
             scores, groups = self._stream.scores[begin:end], self._stream.groups[begin:end]
-            found = auc_estimate(labels, scores, groups=groups) if is_judged else None
+            found = auc_estimate(labels, scores, groups=groups) if is_evaluated else None
             self._known[end] = replace(
                 NO_KPIS,
                 rows=end - begin,

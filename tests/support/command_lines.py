@@ -11,43 +11,29 @@ from unittest import mock
 
 import pytest
 
-from cli.__main__ import FORWARDED
+from cli import commands
+from cli.commands import build_parser, find_command
 from evergreen.runtime.flags import CommandParser
 
 OF_VALIDATION = ("tensorflow_metadata", "tensorflow_metadata.proto", "tensorflow_metadata.proto.v0")
 """Modules of the validation environment that parsing does not need."""
 
 
-class Parsed(BaseException):
-    """Raised when the parser is called, with the arguments."""
-
-
 def parser_of(line: str) -> tuple[argparse.ArgumentParser, list[str]]:
-    """Return the program's parser and the arguments that the line passes to it."""
+    """Return the parser of the command or program, and the arguments that the line passes to it."""
     words = shlex.split(line)
-    module, words = (words[2], words[3:]) if words[1] == "-m" else ("cli", words[1:])
-    if module == "cli" and words[0] in FORWARDED:
-        module, first, _ = FORWARDED[words[0]]
-        words = [*first, *words[1:]]
-    found = []
-
-    def take(parser, *_):
-        found.append(parser)
-        raise Parsed
-
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(argparse.ArgumentParser, "parse_args", take)
         for name in OF_VALIDATION:
             patched.setitem(sys.modules, name, mock.MagicMock())
-        program = importlib.import_module(module)
-        program = (
-            importlib.import_module(f"{module}.__main__")
-            if hasattr(program, "__path__")
-            else program
-        )
-        with pytest.raises(Parsed):
-            program.main(words)
-    return found[0], words
+        if words[1] == "-m" and words[2] != "cli":
+            program = importlib.import_module(words[2])
+            if hasattr(program, "__path__"):
+                program = importlib.import_module(f"{words[2]}.__main__")
+            return program.build_parser(), words[3:]
+        words = words[3:] if words[1] == "-m" else words[1:]
+        if (path := find_command(words)) is None:
+            return build_parser(), words
+        return commands.parser_of(path), words[len(path) :]
 
 
 def leaf(parser: argparse.ArgumentParser, words: list[str]) -> argparse.ArgumentParser:

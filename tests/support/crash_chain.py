@@ -64,7 +64,7 @@ def publish(order, clock, reach) -> None:
 def monitor(order, clock, reach) -> None:
     from evergreen.events.sqlite import SqliteLog
     from monitoring.monitor import Monitor
-    from monitoring.state.store import Store
+    from monitoring.state.store import StateStore
     from tests.support.monitors import monitor_settings
 
     folder = Path(order["folder"])
@@ -72,7 +72,7 @@ def monitor(order, clock, reach) -> None:
         folder, attribution_window_seconds=WINDOW, archive_roll_rows=12, archive_roll_seconds=10.0
     )
     log = SqliteLog(folder / "log.db", lease_seconds=LEASE_SECONDS, clock=clock)
-    store = Store(settings.state / "monitor.db")
+    store = StateStore(settings.state / "monitor.db")
     monitor = Monitor(
         settings,
         subscriber=log,

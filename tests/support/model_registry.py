@@ -79,10 +79,10 @@ class ModelRegistry(HttpDouble):
             return Reply(
                 b"404 page not found\n", 404, {"Content-Type": "text/plain; charset=utf-8"}
             )
-        status, found = self._judged(method.lower(), urlparse(path), json.loads(body or "null"))
+        status, found = self._evaluated(method.lower(), urlparse(path), json.loads(body or "null"))
         return Reply(json.dumps(found).encode(), status, {"Content-Type": "application/json"})
 
-    def _judged(self, method, url, body) -> tuple[int, dict]:
+    def _evaluated(self, method, url, body) -> tuple[int, dict]:
         """Return status and body, and record every fault of client or server."""
         ways = {
             path: re.fullmatch(re.sub(r"\{\w+\}", "([1-9][0-9]*)", path), url.path)

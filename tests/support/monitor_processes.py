@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import flat_settings
 from evergreen.events.sqlite import SqliteLog
 from tests.support.paths import REPOSITORY
@@ -40,7 +40,7 @@ class Processes:
             **flags,
         }
         rules = {
-            name: values.pop(name) for name in flat_settings(JudgingSettings) if name in values
+            name: values.pop(name) for name in flat_settings(DecisionSettings) if name in values
         }
         accept_into(self.folder / "store", shop_with(monitor=rules))
         return self.start("monitoring", values)

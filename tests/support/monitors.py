@@ -27,7 +27,7 @@ from monitoring.monitor import Monitor
 from monitoring.retraining.triggers import RunState
 from monitoring.rows import MaturedRequests
 from monitoring.settings import MonitorSettings
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.clocks import Clock
 from tests.support.recommenders import SHOP, draw_arrays
 from tests.support.record_messages import FORM
@@ -107,7 +107,7 @@ def matured(
     )
 
 
-def add_in_pulls(store: Store, records, size: int) -> None:
+def add_in_pulls(store: StateStore, records, size: int) -> None:
     """Store the records in batches of `size`."""
     for start in range(0, len(records), size):
         pull = records[start : start + size]
@@ -169,11 +169,11 @@ class Bench:
         self.checkpoint = no_checkpoint
         self.settings = monitor_settings(self.folder, **changes)
         self.monitor: Monitor | None = None
-        self.store: Store | None = None
+        self.store: StateStore | None = None
 
     def start(self, recommender: Recommender | None = None) -> Monitor:
         self.kill()
-        self.store = Store(self.settings.state / "monitor.db")
+        self.store = StateStore(self.settings.state / "monitor.db")
         self.monitor = Monitor(
             self.settings,
             subscriber=self.log,
@@ -197,7 +197,7 @@ class Bench:
         self.clock.now = self.clock.now if at is None else at
         self.monitor.tick()
 
-    def judge(self, name: str, **of_traffic) -> None:
+    def evaluate(self, name: str, **of_traffic) -> None:
         """Publish traffic with these arguments of `traffic`, and let the monitor decide on it."""
         traffic(self, name, **of_traffic)
         self.monitor.tick()

@@ -17,7 +17,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from evergreen.config.features import MISSING_CATEGORY
-from evergreen.config.monitor import JudgeSettings, PolicySettings
+from evergreen.config.monitor import EvaluationSettings, PolicySettings
 from evergreen.config.release import BakingSettings
 from evergreen.contracts.records import NO_POSITION
 from monitoring.policies.evaluation import Evaluator, serving_ahead
@@ -158,12 +158,12 @@ def decisions(
     window_rows: int = 400,
 ) -> Iterator[DecisionPoint]:
     """Yield the shipped monitor's decisions over the stream."""
-    settings = JudgeSettings(
+    settings = EvaluationSettings(
         window_rows=window_rows,
         attribution_window_seconds=releases.window,
         decide_seconds=releases.decide,
     )
-    judge = Evaluator(
+    evaluate = Evaluator(
         settings, make_policies(policies or PolicySettings(), baking), baseline=releases.baseline
     )
     open_rows: deque[tuple[float, MaturedRequests]] = deque()
@@ -171,12 +171,12 @@ def decisions(
     for step in range(int(releases.seconds / releases.decide)):
         begin, end = step * releases.decide, (step + 1) * releases.decide
         made = rows_between(random, releases, begin, end)
-        judge.record_predictions(made.times, made.versions, canary=np.zeros(len(made), np.bool_))
+        evaluate.record_predictions(made.times, made.versions, canary=np.zeros(len(made), np.bool_))
         open_rows.append((end, made))
         point = end - ahead
         while open_rows and open_rows[0][0] <= point:
-            judge.observe(open_rows.popleft()[1])
-        yield from judge.decide_up_to(START + point)
+            evaluate.observe(open_rows.popleft()[1])
+        yield from evaluate.decide_up_to(START + point)
 
 
 def _shift(auc: float) -> float:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from components.validation.checks import Measured, check_drift
-from components.validation.drift import measure_drift, measure_label_shift
-from components.validation.findings import find
+from components.validation.checks import Observation, apply_rules, observe_drift
+from components.validation.measure import Measured, measure_drift, measure_label_shift
 from components.validation.quarantine import ScreenedRows
+from components.validation.report import make_document
 from components.validation.round import Champion, Round
 from components.validation.schema import check_statistics, infer_schema
 from components.validation.skew import ServedRowFacts, Skew, SkewEntry
-from components.validation.validate import make_document, make_report
+from components.validation.validate import make_report
 from components.validation.windows import KeptWindows
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo
@@ -101,7 +101,7 @@ def document_of(
 ) -> dict[str, Any]:
     """Return the document of `now` next to `before`.
 
-    The document includes a hostile finding and a hostile schema difference.
+    The document includes a hostile check and a hostile schema difference.
     """
     rules, folder = ValidationSettings(), Path(tempfile.gettempdir())
     champion = None
@@ -117,16 +117,19 @@ def document_of(
         rules=rules,
         champion=champion,
     )
-    findings = [*check_drift(measured.drift, rules), *find(rules, "anomaly", HOSTILE, text=HOSTILE)]
-    document = make_document(round_, measured, make_report(round_, measured, findings))
+    hostile = Observation(rule="anomaly", column=HOSTILE, detail=HOSTILE)
+    checks = apply_rules([*observe_drift(measured.drift, rules), hostile], rules)
+    document = make_document(round_, measured, make_report(round_, measured, checks))
     document["schema"]["differences"] = {"I1": f"--- I1\n+++ I1\n-    max: 10\n+    max: {HOSTILE}"}
     return document
 
 
-def document_with_drift(judged: Any, **options: Any) -> dict[str, Any]:
+def document_with_drift(checked: Any, **options: Any) -> dict[str, Any]:
     """Return the document of 3,000 rows next to 3,000 earlier rows.
 
     I2 is lost, and C5 is replaced by one category.
     """
-    now = judged(3000, seed=1, I2=pa.nulls(3000, pa.float32()), C5=pa.array([7] * 3000, pa.int64()))
-    return document_of(now, judged(3000), **options)
+    now = checked(
+        3000, seed=1, I2=pa.nulls(3000, pa.float32()), C5=pa.array([7] * 3000, pa.int64())
+    )
+    return document_of(now, checked(3000), **options)

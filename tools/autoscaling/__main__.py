@@ -1,4 +1,4 @@
-"""`evergreen scale simulate` runs the shipped autoscaler over a trace."""
+"""`evergreen simulate autoscaler` runs the shipped autoscaler over a trace."""
 
 import argparse
 import math
@@ -28,7 +28,7 @@ from tools.autoscaling.traces import DEFAULT_ROWS, SYNTHETIC, Trace, read_trace
 _MOST_LINES = 48
 
 
-def describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
+def _describe(outcome: SimulatedRun, *, objective_ms: float) -> str:
     """Return the run as text.
 
     Args:
@@ -92,18 +92,11 @@ _INITIAL_LOAD = 0.6
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the command's flags."""
     parser = CommandParser(
-        prog="evergreen scale", description="Try the autoscaler without a cluster."
+        prog="evergreen simulate autoscaler",
+        description="Run the shipped autoscaler over a trace of requests, without a cluster. It "
+        "takes about 4 seconds per million of requests.",
     )
-    actions = parser.add_subparsers(dest="action", required=True)
-    simulate = actions.add_parser(
-        "simulate",
-        help="run the shipped autoscaler over a trace of requests",
-        description="Run the shipped autoscaler over a trace of requests. It takes about 4 seconds "
-        "per million of "
-        "them. "
-        "Try: evergreen scale simulate --trace spike",
-    )
-    trace = simulate.add_argument_group("requests")
+    trace = parser.add_argument_group("requests")
     trace.add_argument(
         "--trace",
         required=True,
@@ -133,7 +126,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="seed of arrivals, choices and service times (default: 0)",
     )
 
-    scaler = simulate.add_argument_group("autoscaler (default: as the manifests ship it)")
+    scaler = parser.add_argument_group("autoscaler (default: as the manifests ship it)")
     scaler.add_argument(
         "--manifest", type=Path, default=SHIPPED_AUTOSCALER, help="another ScaledObject"
     )
@@ -144,7 +137,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="queue target in place of the manifest's",
     )
 
-    pods = simulate.add_argument_group("pods and nodes")
+    pods = parser.add_argument_group("pods and nodes")
     pods.add_argument(
         "--service-times",
         type=shipped_or_file,
@@ -176,7 +169,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="from the container's start to a loaded model (default: %(default)g, an assumption)",
     )
 
-    out = simulate.add_argument_group("results")
+    out = parser.add_argument_group("results")
     out.add_argument(
         "--objective-ms",
         type=_not_negative,
@@ -259,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = _settings(arguments, trace, spec)
     _introduce(trace, settings, spec)
     outcome = Simulation(trace, spec, settings).run()
-    print(describe(outcome, objective_ms=arguments.objective_ms))
+    print(_describe(outcome, objective_ms=arguments.objective_ms))
     return 0
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from tools.autoscaling import hpa
 from tools.autoscaling.queueing import PodQueue
 
-READINESS_SECONDS = 5.0
+_READINESS_SECONDS = 5.0
 """Seconds from a loaded model until the first request. They cover the probe's period, and the time
 until clients see the endpoint."""
 STOP_SECONDS = 40.0
 """Seconds from a pod's removal from the Service to its stop. The preStop hook waits this long, so
 that clients notice the removal."""
-IDLE_NODE_SECONDS = 600.0
+_IDLE_NODE_SECONDS = 600.0
 """Seconds until a node without a pod is removed. The value is Cluster Autoscaler's default
 scale-down-unneeded-time."""
 SCRAPE_SECONDS = 15.0
@@ -126,7 +126,7 @@ class Cluster:
             self._seconds_of_gone += now - pod.created_at
             self.pods.remove(pod)
             self._idle_nodes.append((pod.node_at, now))
-        self._idle_nodes = [node for node in self._idle_nodes if now - node[1] < IDLE_NODE_SECONDS]
+        self._idle_nodes = [node for node in self._idle_nodes if now - node[1] < _IDLE_NODE_SECONDS]
         return gone
 
     def pod_hours(self, now: float) -> float:
@@ -141,7 +141,7 @@ class Cluster:
                 name=f"triton-{self._number}",
                 created_at=now,
                 node_at=node_at,
-                ready_at=serving_at + READINESS_SECONDS,
+                ready_at=serving_at + _READINESS_SECONDS,
                 queue=self.new_queue(serving_at),
                 scrape_at=offset + turns * SCRAPE_SECONDS,
             )

@@ -19,7 +19,7 @@ from evergreen.runtime.errors import ContractError
 
 SYNC_SECONDS = 15.0
 """Seconds between two syncs, the default of kube-controller-manager."""
-TOLERANCE = 0.1
+_TOLERANCE = 0.1
 """Relative distance from the target within which nothing changes, the controller's default."""
 
 
@@ -41,11 +41,11 @@ class Rules:
     select: str = "Max"
 
 
-DEFAULT_UP = Rules(
+_DEFAULT_UP = Rules(
     stabilization_seconds=0,
     policies=(ScalingPolicy("Percent", 100, 15), ScalingPolicy("Pods", 4, 15)),
 )
-DEFAULT_DOWN = Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent", 100, 15),))
+_DEFAULT_DOWN = Rules(stabilization_seconds=300, policies=(ScalingPolicy("Percent", 100, 15),))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +66,8 @@ class Autoscaler:
     metrics: tuple[Metric, ...]
     least: int
     most: int
-    up: Rules = DEFAULT_UP
-    down: Rules = DEFAULT_DOWN
+    up: Rules = _DEFAULT_UP
+    down: Rules = _DEFAULT_DOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ class Controller:
         return current if self._is_within(ratio) else math.ceil(ratio * pods.ready)
 
     def _is_within(self, ratio: float) -> bool:
-        return 1 - TOLERANCE <= ratio <= 1 + TOLERANCE
+        return 1 - _TOLERANCE <= ratio <= 1 + _TOLERANCE
 
     def _stabilised(self, now: float, current: int, proposal: int) -> int:
         """Return the number of replicas nearest to `current` within all recent recommendations."""
@@ -232,8 +232,8 @@ def read_autoscaler(path: Path) -> Autoscaler:
             ),
             least=int(spec.get("minReplicaCount", 1)),
             most=int(spec.get("maxReplicaCount", 100)),
-            up=_rules(behavior.get("scaleUp", {}), DEFAULT_UP),
-            down=_rules(behavior.get("scaleDown", {}), DEFAULT_DOWN),
+            up=_rules(behavior.get("scaleUp", {}), _DEFAULT_UP),
+            down=_rules(behavior.get("scaleDown", {}), _DEFAULT_DOWN),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ContractError(

@@ -26,11 +26,11 @@ from tools.autoscaling.hpa import PENDING_METRIC, QUEUE_METRIC, SYNC_SECONDS, Au
 from tools.autoscaling.queueing import Counters, PodQueue, PodSettings, ServiceTimes
 from tools.autoscaling.traces import Trace, TraceRequests
 
-WINDOW_SECONDS = 60
+_WINDOW_SECONDS = 60
 """Time range of the shipped queries, in seconds."""
 _LAG_SECONDS = 1.0
 """Seconds from a scrape until a query sees its samples."""
-_LOWEST_RATE = 1 / WINDOW_SECONDS
+_LOWEST_RATE = 1 / _WINDOW_SECONDS
 
 
 class Sample(NamedTuple):
@@ -53,14 +53,14 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
         now: Time in seconds.
     """
     last = round(now * 1000)
-    first = last - WINDOW_SECONDS * 1000
+    first = last - _WINDOW_SECONDS * 1000
     within = [
         [each for each in of_pod if first <= each.milliseconds <= last]
         for of_pod in samples.values()
     ]
     queue, answered = (
         sum(
-            counter_rate([(each[0], each[place]) for each in of_pod], first, last)
+            _counter_rate([(each[0], each[place]) for each in of_pod], first, last)
             for of_pod in within
             if of_pod[1:]
         )
@@ -75,7 +75,7 @@ def fleet_metrics(samples: Mapping[str, Iterable[Sample]], now: float) -> dict[s
     }
 
 
-def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float:
+def _counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) -> float:
     """Return PromQL's `rate`: the growth of a counter per second, extrapolated to the window.
 
     The result equals that of Prometheus 2.42. Prometheus 3 excludes the left end of the window. The
@@ -87,7 +87,7 @@ def counter_rate(samples: Sequence[tuple[int, float]], first: int, last: int) ->
         first: Start of the window in milliseconds.
         last: End of the window in milliseconds.
 
-    >>> counter_rate([(0, 0.0), (30_000, 60.0), (60_000, 120.0)], 0, 60_000)
+    >>> _counter_rate([(0, 0.0), (30_000, 60.0), (60_000, 120.0)], 0, 60_000)
     2.0
     """
     (start, start_value), (end, end_value) = samples[0], samples[-1]
@@ -248,7 +248,7 @@ class Simulation:
                 sample = Sample(
                     round(now * 1000), queue, float(counters.answered), float(pod.queue.num_queued)
                 )
-                kept = int((WINDOW_SECONDS + _LAG_SECONDS) / SCRAPE_SECONDS) + 2
+                kept = int((_WINDOW_SECONDS + _LAG_SECONDS) / SCRAPE_SECONDS) + 2
                 self._samples.setdefault(pod.name, deque(maxlen=kept)).append(sample)
 
     def _advance_pods(self, now: float) -> None:
@@ -265,7 +265,7 @@ class Simulation:
         self._advance_pods(now)
         for pod in cluster.settle(now):
             self._add_to_outcome(pod)
-        oldest, newest = round((now - WINDOW_SECONDS) * 1000), (now - _LAG_SECONDS) * 1000
+        oldest, newest = round((now - _WINDOW_SECONDS) * 1000), (now - _LAG_SECONDS) * 1000
         self._samples = {
             pod: kept for pod, kept in self._samples.items() if kept[-1].milliseconds >= oldest
         }

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from evergreen.contracts.serving import MAX_BATCH_ROWS
 from evergreen.runtime.errors import ContractError
 
-COLUMNS = ("seconds", "requests_per_second", "rows_per_request")
+_COLUMNS = ("seconds", "requests_per_second", "rows_per_request")
 """Columns of a trace's file. The column `rows_per_request` is optional."""
 DEFAULT_ROWS = 1024
 """Default number of rows in a request (candidates to rank), if the trace has no column for it."""
-MOST_SECONDS = 31 * 86400.0
-MOST_OF_STEP = 2e7
+_MOST_SECONDS = 31 * 86400.0
+_MOST_OF_STEP = 2e7
 """Maximum number of requests in one step of a trace. The requests of a step are drawn at once,
 which takes half a gigabyte at this maximum."""
 
@@ -86,8 +86,10 @@ def read_trace(path: Path) -> Trace:
     try:
         # Spreadsheets start a file with a byte order mark.
         header, _, body = path.read_text(encoding="utf-8-sig").partition("\n")
-        if header.strip() not in (",".join(COLUMNS), ",".join(COLUMNS[:2])):
-            raise ContractError(f"{path} begins with {header[:80]!r}, expected {','.join(COLUMNS)}")
+        if header.strip() not in (",".join(_COLUMNS), ",".join(_COLUMNS[:2])):
+            raise ContractError(
+                f"{path} begins with {header[:80]!r}, expected {','.join(_COLUMNS)}"
+            )
         if len(body.split()) < 2:
             raise ContractError(
                 f"{path} has fewer than two lines, expected at least two: the last one only ends "
@@ -109,15 +111,16 @@ def read_trace(path: Path) -> Trace:
         raise ContractError(
             f"{path}: expected rates of 0 to 1e6 a second, and 1 to {MAX_BATCH_ROWS} rows"
         )
-    if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > MOST_SECONDS:
+    if seconds[0] != 0 or not np.all(np.diff(seconds) > 0) or seconds[-1] > _MOST_SECONDS:
         raise ContractError(
             f"{path} has wrong seconds, expected seconds that begin at 0 and rise to at most "
-            f"{MOST_SECONDS:g}"
+            f"{_MOST_SECONDS:g}"
         )
     trace = Trace(seconds, rates[:-1], rows[:-1].astype(np.int64), path.name)
-    if (most := float((trace.rates * np.diff(trace.starts)).max())) > MOST_OF_STEP:
+    if (most := float((trace.rates * np.diff(trace.starts)).max())) > _MOST_OF_STEP:
         raise ContractError(
-            f"{path} has a step of {most:.3g} requests, expected at most {MOST_OF_STEP:g}: split it"
+            f"{path} has a step of {most:.3g} requests, "
+            f"expected at most {_MOST_OF_STEP:g}: split it"
         )
     return trace
 

@@ -48,7 +48,7 @@ from evergreen.runtime.errors import ContractError, PermanentError
 
 logger = logging.getLogger(__name__)
 
-IMAGE = "evergreen-training-hugectr (components/training/Dockerfile.hugectr)"
+_IMAGE = "evergreen-training-hugectr (components/training/Dockerfile.hugectr)"
 _SEGMENT_STAGES = 8
 """Stages in one call of `learn`. Writing a stage overlaps with training on the previous one. Before
 scoring, the whole table is saved, so a call of `learn` should be long."""
@@ -114,7 +114,7 @@ class HugectrEngine:
             self._hugectr = importlib.import_module("hugectr")
         except ImportError as error:
             raise PermanentError(
-                f"backend hugectr only runs in the image {IMAGE}: {error}"
+                f"backend hugectr only runs in the image {_IMAGE}: {error}"
             ) from error
         self._config = config
         self._slot_sizes = list(slot_sizes)
@@ -217,7 +217,7 @@ class HugectrEngine:
             running.reader.set_source(str(stage.file_list))
             for number in range(stage.num_batches):
                 step = self.num_steps + 1
-                correction = rate_correction(
+                correction = _rate_correction(
                     self._settings, step=step, model_step=running.steps + 1
                 )
                 running.model.set_learning_rate(rate(step) * correction)
@@ -398,7 +398,7 @@ def _require_settings(settings: TrainingSettings, num_gpus: int) -> None:
         )
 
 
-def rate_correction(settings: TrainingSettings, *, step: int, model_step: int) -> float:
+def _rate_correction(settings: TrainingSettings, *, step: int, model_step: int) -> float:
     """Return the factor of the learning rate that corrects HugeCTR's step count.
 
     HugeCTR restarts its step count (Adam's t) with every model and does not save it. A new model is

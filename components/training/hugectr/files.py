@@ -42,11 +42,11 @@ DENSE_FILE = "dcn_dense_0.model"
 DENSE_OPTIMIZER_FILE = "dcn_opt_dense_0.model"
 SPARSE_FOLDER, SPARSE_OPTIMIZER_FILE = "dcn{}_sparse_0.model", "dcn{}_opt_sparse_0.model"
 """Names with a placeholder for the number of the embedding."""
-KEY_FILE, VECTOR_FILE = "key", "emb_vector"
+_KEY_FILE, _VECTOR_FILE = "key", "emb_vector"
 _ALIGNMENT_BYTES = 256
 
 
-def state_shape(embedding: Embedding, num_gpus: int) -> tuple[int, int, int, int]:
+def _state_shape(embedding: Embedding, num_gpus: int) -> tuple[int, int, int, int]:
     """Return the shape of a sparse optimizer file: states, GPUs, rows of a workspace, width."""
     rows = max_vocabulary_size(embedding.workspace_mb(num_gpus), embedding.width)
     return (2, num_gpus, rows, embedding.width)
@@ -68,23 +68,23 @@ def export_model(
         OSError: the disk is full or fails.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    flatten(config, stored.weights.dense).tofile(folder / DENSE_FILE)
+    _flatten(config, stored.weights.dense).tofile(folder / DENSE_FILE)
     if stored.moments is not None:
-        first, second = (flatten(config, moment.dense) for moment in stored.moments)
+        first, second = (_flatten(config, moment.dense) for moment in stored.moments)
         gap = np.zeros(-first.nbytes % _ALIGNMENT_BYTES // 4, "<f4")
         np.concatenate([first, gap, second]).tofile(folder / DENSE_OPTIMIZER_FILE)
     for each in embeddings:
         sparse = folder / SPARSE_FOLDER.format(each.number)
         sparse.mkdir(exist_ok=True)
-        np.arange(each.num_keys, dtype="<i8").tofile(sparse / KEY_FILE)
-        with open(sparse / VECTOR_FILE, "wb") as file:
+        np.arange(each.num_keys, dtype="<i8").tofile(sparse / _KEY_FILE)
+        with open(sparse / _VECTOR_FILE, "wb") as file:
             for keys in _key_chunks(each):
                 stored.weights.tables[each.table][each.rows_of(keys)].tofile(file)
         if stored.moments is None:
             continue
         # The file is sparse, so unused rows take no room on disk.
         path = folder / SPARSE_OPTIMIZER_FILE.format(each.number)
-        state = np.memmap(path, "<f4", "w+", shape=state_shape(each, num_gpus))
+        state = np.memmap(path, "<f4", "w+", shape=_state_shape(each, num_gpus))
         for keys in _key_chunks(each):
             for values, moment in zip(state, stored.moments):
                 values[keys % num_gpus, keys // num_gpus] = moment.tables[each.table][
@@ -128,7 +128,7 @@ def import_model(
     both = np.fromfile(folder / DENSE_OPTIMIZER_FILE, "<f4")
     # v is always at the end of the file. There may be a gap between m and v.
     flats = (flat, both[: len(flat)], both[-len(flat) :])
-    dense = unflatten(config, flat)
+    dense = _unflatten(config, flat)
     num_rows = [0] * len(config.table_widths)
     for each in embeddings:
         num_rows[each.table] += each.num_keys
@@ -138,7 +138,7 @@ def import_model(
     }
     with new_model(into, shapes, step=step) as stored:
         for tensors, values in zip(stored.parts, flats):
-            for name, value in unflatten(config, values).items():
+            for name, value in _unflatten(config, values).items():
                 tensors.dense[name][:] = value
         for each in embeddings:
             _import_embedding(folder, each, num_gpus=num_gpus, stored=stored)
@@ -150,10 +150,10 @@ def _import_embedding(
     """Copy the vectors and moments of one embedding into the tables of a new model."""
     assert stored.moments is not None, "a new model has moments"
     sparse, table = folder / SPARSE_FOLDER.format(embedding.number), embedding.table
-    keys = np.fromfile(sparse / KEY_FILE, "<i8")
-    vectors = _mapped(sparse / VECTOR_FILE, "<f4", (embedding.num_keys, embedding.width))
+    keys = np.fromfile(sparse / _KEY_FILE, "<i8")
+    vectors = _mapped(sparse / _VECTOR_FILE, "<f4", (embedding.num_keys, embedding.width))
     path = folder / SPARSE_OPTIMIZER_FILE.format(embedding.number)
-    state = _mapped(path, "<f4", state_shape(embedding, num_gpus))
+    state = _mapped(path, "<f4", _state_shape(embedding, num_gpus))
     for part in chunks(0, embedding.num_keys):
         of_part = keys[part]
         rows = embedding.rows_of(of_part)
@@ -163,7 +163,7 @@ def _import_embedding(
             moment.tables[table][rows] = values[of_part % num_gpus, places]
 
 
-def flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:
+def _flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:
     """Return the dense parameters, or their moments, as one array in the order of HugeCTR's file.
 
     >>> config = DcnConfig(
@@ -172,14 +172,14 @@ def flatten(config: DcnConfig, dense: Mapping[str, FloatArray]) -> FloatArray:
     >>> values = {"cross_weight": [[1, 2]], "cross_bias": [[3, 4]], "tower.0.weight": [[5, 6]],
     ...     "tower.0.bias": [7], "final_tower": [[8]], "final_cross": [[9, 10]], "bias": [11]}
     >>> dense = {name: np.array(each, np.float32) for name, each in values.items()}
-    >>> flatten(config, dense).tolist()
+    >>> _flatten(config, dense).tolist()
     [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0]
     """
     flat = np.concatenate([view.ravel() for view in _in_file_order(config, dense)])
     return flat.astype("<f4", copy=False)
 
 
-def unflatten(config: DcnConfig, flat: FloatArray) -> dict[str, FloatArray]:
+def _unflatten(config: DcnConfig, flat: FloatArray) -> dict[str, FloatArray]:
     """Return the dense parameters by `state_dict` name from an array in HugeCTR's file order."""
     dense = _empty_dense(config)
     at = 0
@@ -233,11 +233,13 @@ def _require_valid(folder: Path, embedding: Embedding, num_gpus: int) -> None:
         folder / SPARSE_FOLDER.format(embedding.number),
         folder / SPARSE_OPTIMIZER_FILE.format(embedding.number),
     )
-    shape = state_shape(embedding, num_gpus)
-    _require_size(sparse / KEY_FILE, 8 * embedding.num_keys)
-    _require_size(sparse / VECTOR_FILE, 4 * embedding.num_keys * embedding.width)
+    shape = _state_shape(embedding, num_gpus)
+    _require_size(sparse / _KEY_FILE, 8 * embedding.num_keys)
+    _require_size(sparse / _VECTOR_FILE, 4 * embedding.num_keys * embedding.width)
     _require_size(path, 4 * math.prod(shape))
-    _require_all_keys(np.fromfile(sparse / KEY_FILE, "<i8"), embedding.num_keys, sparse / KEY_FILE)
+    _require_all_keys(
+        np.fromfile(sparse / _KEY_FILE, "<i8"), embedding.num_keys, sparse / _KEY_FILE
+    )
     state = _mapped(path, "<f4", shape)
     for gpu in range(num_gpus):
         used = len(range(gpu, embedding.num_keys, num_gpus))

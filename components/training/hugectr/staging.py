@@ -27,8 +27,8 @@ from evergreen.contracts.workflow import PADDING_ID
 from evergreen.runtime.durable import write_whole
 from evergreen.runtime.errors import PermanentError
 
-METADATA = "_metadata.json"
-ROW_GROUP = 65_536
+_METADATA = "_metadata.json"
+_ROW_GROUP = 65_536
 """Maximum rows of a row group, which HugeCTR decodes as a whole on the GPU."""
 
 
@@ -116,7 +116,7 @@ def write_stage(
     batch_size: int,
     num_files: int,
     folder: Path,
-    group_rows: int = ROW_GROUP,
+    group_rows: int = _ROW_GROUP,
 ) -> Stage:
     """Write one folder with `_file_list.txt` and `_metadata.json`.
 
@@ -145,7 +145,7 @@ def write_stage(
             _write_file(folder / name, rows, order=of_file, slots=slots, group_rows=group_rows)
         counts = [batch_size * len(batches[number::num_files]) for number in range(num_files)]
         write_whole(
-            folder / METADATA, json.dumps(_metadata(rows, slots, dict(zip(names, counts)))) + "\n"
+            folder / _METADATA, json.dumps(_metadata(rows, slots, dict(zip(names, counts)))) + "\n"
         )
         write_file_list(folder, names, final=folder.absolute())
     except (OSError, pa.ArrowException) as error:

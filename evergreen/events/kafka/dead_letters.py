@@ -24,8 +24,8 @@ from evergreen.events.kafka.offsets import close_consumer, list_partitions
 from evergreen.events.kafka.publisher import KafkaSender, Outgoing
 from evergreen.runtime.errors import TemporaryError
 
-MAX_REASON_BYTES = 4096
-MAX_KEY_BYTES = 1024
+_MAX_REASON_BYTES = 4096
+_MAX_KEY_BYTES = 1024
 """Longest key of a truncated dead letter in bytes. See `KafkaDeadLetters.keep`."""
 _REASON, _TIME = "reason", "time"
 _BATCH = 500
@@ -66,15 +66,15 @@ class KafkaDeadLetters:
         topic, time_header = self._location.dead_letter_topic, (_TIME, repr(self._clock()).encode())
         kept = []
         for name, payload, reason in letters:
-            if len(name.encode()) + len(payload) > MAX_SENT_BYTES - 2 * MAX_REASON_BYTES:
+            if len(name.encode()) + len(payload) > MAX_SENT_BYTES - 2 * _MAX_REASON_BYTES:
                 reason = (
                     f"{reason} (kept are the first {MAX_MESSAGE_BYTES} of {len(payload)} bytes)"
                 )
                 name, payload = (
-                    name.encode()[:MAX_KEY_BYTES].decode(errors="ignore"),
+                    name.encode()[:_MAX_KEY_BYTES].decode(errors="ignore"),
                     payload[:MAX_MESSAGE_BYTES],
                 )
-            text = reason.encode(errors="backslashreplace")[:MAX_REASON_BYTES]
+            text = reason.encode(errors="backslashreplace")[:_MAX_REASON_BYTES]
             headers = ((_REASON, text), time_header)
             kept.append(Outgoing(topic=topic, message_id=name, payload=payload, headers=headers))
         for start in range(0, len(kept), _BATCH):

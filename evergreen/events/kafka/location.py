@@ -16,8 +16,8 @@ from confluent_kafka import KafkaError, KafkaException
 from evergreen.events.urls import LogUrl
 from evergreen.runtime.errors import ContractError, PermanentError, TemporaryError, expect
 
-DEFAULT_GROUP = "evergreen-monitor"
-DEFAULT_LEASE_SECONDS = 45.0
+_DEFAULT_GROUP = "evergreen-monitor"
+_DEFAULT_LEASE_SECONDS = 45.0
 """Kafka's default session timeout. Brokers refuse less than 6 s by default."""
 DEAD_LETTER_ENDING = ".dead-letters"
 MAX_SENT_BYTES = 1_040_000
@@ -52,12 +52,12 @@ _PERMANENT = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class KafkaOptions:
+class _KafkaOptions:
     """Options of the URL of a Kafka log."""
 
-    group: str = DEFAULT_GROUP
+    group: str = _DEFAULT_GROUP
     """The consumer group."""
-    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    lease_seconds: float = _DEFAULT_LEASE_SECONDS
     """See `KafkaLocation`."""
     config: Path | None = None
     """File with settings of librdkafka, one `name=value` per line. Credentials belong into this
@@ -75,8 +75,8 @@ class KafkaLocation:
     brokers: str
     """Comma-separated host:port addresses."""
     topic: str
-    group: str = DEFAULT_GROUP
-    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    group: str = _DEFAULT_GROUP
+    lease_seconds: float = _DEFAULT_LEASE_SECONDS
     """Seconds that a killed reader retains its partitions, and that a running reader retains an
     unacknowledged message."""
     delivery_seconds: float = 10.0
@@ -88,13 +88,13 @@ class KafkaLocation:
     def parse(cls, url: LogUrl) -> "KafkaLocation":
         """Return the location of `url`, which has the form `kafka://host:port[,host:port]/topic`.
 
-        A Kafka URL has the options of `KafkaOptions`.
+        A Kafka URL has the options of `_KafkaOptions`.
 
         Raises:
             ContractError: the URL has no broker, no topic or an unknown option, or names an
                 unreadable file.
         """
-        options = url.settings(KafkaOptions)
+        options = url.settings(_KafkaOptions)
         if "@" in url.authority:
             raise url.refuse("expected credentials in the file that the option config names")
         if not url.authority or not all(

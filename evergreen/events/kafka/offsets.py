@@ -17,13 +17,13 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from evergreen.events.kafka.location import KafkaLocation, sorted_error
 from evergreen.runtime.errors import PermanentError, TemporaryError
 
-ASK_SECONDS = 2.0
-ASK_AGAIN_SECONDS = 1.0
+_ASK_SECONDS = 2.0
+_ASK_AGAIN_SECONDS = 1.0
 """Pause after a request that no broker answered. Each request to a silent broker may block the
-reader for `ASK_SECONDS`."""
-CLOSE_SECONDS = 10.0
+reader for `_ASK_SECONDS`."""
+_CLOSE_SECONDS = 10.0
 """Maximum wait for a client to close, in seconds."""
-SETTLE_SECONDS = 0.02
+_SETTLE_SECONDS = 0.02
 """Seconds without a callback after which a rebalance counts as ended. Only other threads of this
 client can delay the next callback."""
 _END, _BEGIN = -1, -2
@@ -36,7 +36,7 @@ M = TypeVar("M")
 
 
 def close_consumer(consumer: Consumer) -> None:
-    """Leave the group and close the client, within `CLOSE_SECONDS`.
+    """Leave the group and close the client, within `_CLOSE_SECONDS`.
 
     The close function of librdkafka has two faults. First, it searches for the group's coordinator
     again and again if a commit is pending and no broker answers (librdkafka issue 3740). In this
@@ -46,7 +46,7 @@ def close_consumer(consumer: Consumer) -> None:
     that has ended, and the callback blocks forever while it holds Python's interpreter lock. For
     this reason the function ends rebalances before it closes the client.
     """
-    deadline = time.monotonic() + CLOSE_SECONDS
+    deadline = time.monotonic() + _CLOSE_SECONDS
     _end_rebalances(consumer, deadline)
     closing = threading.Thread(target=consumer.close, name="close a Kafka client", daemon=True)
     closing.start()
@@ -54,14 +54,14 @@ def close_consumer(consumer: Consumer) -> None:
     if closing.is_alive():
         logger.warning(
             "a Kafka client did not close within %.0f s and is given up: no broker answers",
-            CLOSE_SECONDS,
+            _CLOSE_SECONDS,
         )
 
 
 def _end_rebalances(consumer: Consumer, deadline: float) -> None:
     """Unsubscribe, and serve callbacks until no partition is assigned.
 
-    The function returns only after `SETTLE_SECONDS` without a callback.
+    The function returns only after `_SETTLE_SECONDS` without a callback.
     """
     try:
         consumer.unsubscribe()
@@ -69,7 +69,7 @@ def _end_rebalances(consumer: Consumer, deadline: float) -> None:
         return  # the client has no group, or a fatal error ended it
     while time.monotonic() < deadline:
         try:
-            arrived = consumer.consume(1000, SETTLE_SECONDS)
+            arrived = consumer.consume(1000, _SETTLE_SECONDS)
             if not arrived and not consumer.assignment():
                 return
         except KafkaException as error:
@@ -193,7 +193,7 @@ class BacklogCounter:
             )
         except (TemporaryError, PermanentError) as error:
             self.problem = str(error)
-            self._silent_until = time.monotonic() + ASK_AGAIN_SECONDS
+            self._silent_until = time.monotonic() + _ASK_AGAIN_SECONDS
             return None
         if not partitions:
             self.problem = (
@@ -216,7 +216,7 @@ class BacklogCounter:
             return {}
         places = [TopicPartition(self._location.topic, number) for number in partitions]
         try:
-            answered = self._consumer.committed(places, timeout=ASK_SECONDS)
+            answered = self._consumer.committed(places, timeout=_ASK_SECONDS)
         except KafkaException as error:
             raise sorted_error(
                 error, f"asking {self._location.brokers} for committed offsets"
@@ -232,7 +232,7 @@ class BacklogCounter:
             return {}
         places = [TopicPartition(self._location.topic, number, moment) for number in partitions]
         try:
-            answered = self._consumer.offsets_for_times(places, timeout=ASK_SECONDS)
+            answered = self._consumer.offsets_for_times(places, timeout=_ASK_SECONDS)
         except KafkaException as error:
             topic = self._location.topic
             raise sorted_error(
@@ -251,7 +251,7 @@ def list_partitions(consumer: Consumer, location: KafkaLocation, topic: str) -> 
     what = f"asking {location.brokers} for topic {topic}"
     consumer.poll(0)  # process the client's own log lines
     try:
-        found = consumer.list_topics(topic, timeout=ASK_SECONDS).topics[topic]
+        found = consumer.list_topics(topic, timeout=_ASK_SECONDS).topics[topic]
     except KafkaException as error:
         raise sorted_error(error, what) from error
     if found.error is None:

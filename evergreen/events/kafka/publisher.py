@@ -15,7 +15,7 @@ from evergreen.events.event_log import expect_size
 from evergreen.events.kafka.location import MAX_SENT_BYTES, KafkaLocation, sorted_error
 from evergreen.runtime.errors import ContractError, TemporaryError
 
-Report = Callable[[KafkaError | None, Message], None]
+_Report = Callable[[KafkaError | None, Message], None]
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
 """Maximum delay of a delivery report after librdkafka's own deadline, in seconds."""
@@ -83,7 +83,7 @@ class KafkaSender:
             )
 
     def _enqueue(
-        self, producer: Producer, message: Outgoing, report: Report, *, deadline: float
+        self, producer: Producer, message: Outgoing, report: _Report, *, deadline: float
     ) -> None:
         while True:
             try:

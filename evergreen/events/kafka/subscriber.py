@@ -22,11 +22,11 @@ from evergreen.events.kafka.offsets import BacklogCounter, PartitionProgress, cl
 from evergreen.events.kafka.publisher import KafkaSender
 from evergreen.runtime.errors import ContractError, PermanentError
 
-MAX_HELD_BYTES = 256 * 2**20
+_MAX_HELD_BYTES = 256 * 2**20
 """Highest number of bytes that are pulled and not acknowledged. The limit keeps the memory of a
 reader bounded while it cannot store messages."""
 
-CONSUMED_AT_ONCE = 50
+_CONSUMED_AT_ONCE = 50
 """Messages per request to librdkafka. A pull may therefore exceed its byte limit by this many
 messages."""
 
@@ -131,8 +131,8 @@ class KafkaSubscriber:
         with self._lock:
             self._join_group()
             pulled = self._take_expired(now, max_messages, until)
-            while is_short(pulled, max_messages) and self._held_bytes < MAX_HELD_BYTES:
-                arrived = self._consume_messages(min(max_messages - len(pulled), CONSUMED_AT_ONCE))
+            while is_short(pulled, max_messages) and self._held_bytes < _MAX_HELD_BYTES:
+                arrived = self._consume_messages(min(max_messages - len(pulled), _CONSUMED_AT_ONCE))
                 if not arrived:
                     break
                 pulled += [

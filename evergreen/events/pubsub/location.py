@@ -1,7 +1,7 @@
 """URL of a Pub/Sub log (`pubsub://project/topic?subscription=name`), and functions to open it.
 
 A publisher needs only the topic. The monitor needs only the subscription (by default
-`<topic>-monitor`) and `<subscription>-dead-letters`. The options are those of `PubsubOptions`. If
+`<topic>-monitor`) and `<subscription>-dead-letters`. The options are those of `_PubsubOptions`. If
 Google's emulator is used, missing topics and subscriptions are created.
 """
 
@@ -24,7 +24,7 @@ from evergreen.runtime.errors import expect
 
 
 @dataclass(frozen=True, kw_only=True)
-class PubsubOptions:
+class _PubsubOptions:
     """Options of the URL of a Pub/Sub log."""
 
     subscription: str | None = None
@@ -80,7 +80,7 @@ def open_subscriber(url: LogUrl, *, clock: Callable[[], float]) -> PubsubSubscri
 def _parse_url(url: LogUrl) -> tuple[Names, PubsubSettings]:
     """Return the topic and subscription that the URL names, and the settings of the reader."""
     expected = "expected pubsub://<project>/<topic>[?subscription=<name>]"
-    options = url.settings(PubsubOptions)
+    options = url.settings(_PubsubOptions)
     names = Names(
         url.authority,
         url.path,

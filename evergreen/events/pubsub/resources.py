@@ -43,7 +43,7 @@ MAX_ATTRIBUTE_BYTES = 1024
 """Longest value of an attribute in bytes that Pub/Sub accepts."""
 CALL_SECONDS = 10.0
 """Timeout of one unary call in seconds."""
-RETRYABLE = (
+_RETRYABLE = (
     exceptions.Aborted,
     exceptions.Cancelled,
     exceptions.DeadlineExceeded,
@@ -103,7 +103,7 @@ def translated(error: BaseException, what: str) -> TemporaryError | PermanentErr
     The message names the operation or object in `what`.
     """
     text = f"{what}: {first_line(error)}"
-    return TemporaryError(text) if isinstance(error, RETRYABLE) else PermanentError(text)
+    return TemporaryError(text) if isinstance(error, _RETRYABLE) else PermanentError(text)
 
 
 # -- Clients.
@@ -121,7 +121,7 @@ def publisher_client(seconds: float = CALL_SECONDS) -> Any:
         ContractError: this machine has no credentials for Google Cloud.
     """
     retry = retries.Retry(
-        predicate=retries.if_exception_type(*RETRYABLE),
+        predicate=retries.if_exception_type(*_RETRYABLE),
         initial=0.1,
         maximum=2.0,
         multiplier=2.0,

@@ -35,21 +35,21 @@ from evergreen.events.pubsub.resources import (
 )
 from evergreen.runtime.errors import PermanentError, TemporaryError
 
-REASON = "reason"
-DEAD_LETTERED_AT = "dead_lettered_at"
+_REASON = "reason"
+_DEAD_LETTERED_AT = "dead_lettered_at"
 """Attribute of a dead letter: its time in seconds since the epoch."""
-DELIVERY_COUNT = "CloudPubSubDeadLetterSourceDeliveryCount"
+_DELIVERY_COUNT = "CloudPubSubDeadLetterSourceDeliveryCount"
 """Attribute that Pub/Sub adds to a message that Pub/Sub itself moved to the dead-letter topic."""
 _CHUNK = 1000
 """Highest number of messages per request."""
 
 
-def message_id(message: Any) -> str:
+def _message_id(message: Any) -> str:
     """Return the message's id attribute. A message of another publisher gets Pub/Sub's own id."""
     return str(message.attributes.get(ID) or f"pubsub-{message.message_id}")
 
 
-def send_ack_ids(
+def _send_ack_ids(
     subscriber: Any, call: str, subscription: str, *, ack_ids: list[str], **more: Any
 ) -> None:
     """Send `acknowledge` or `modify_ack_deadline` for all ids, and wait for Pub/Sub's answer.
@@ -105,7 +105,7 @@ class PubsubDeadLetters:
         The call returns when Pub/Sub has confirmed all letters.
         """
         kept = [
-            (payload, {ID: name, REASON: cut_to_attribute(reason), DEAD_LETTERED_AT: repr(now)})
+            (payload, {ID: name, _REASON: _cut_to_attribute(reason), _DEAD_LETTERED_AT: repr(now)})
             for name, payload, reason in letters
         ]
         publish_all(self._publisher, self._names.dead_letters.topic_path, kept)
@@ -122,10 +122,12 @@ class PubsubDeadLetters:
         """Publish all dead letters to the log again, then remove them, and return their number."""
         taken = self._take()
         try:
-            again = [(bytes(message.data), {ID: message_id(message)}) for message in taken.values()]
+            again = [
+                (bytes(message.data), {ID: _message_id(message)}) for message in taken.values()
+            ]
             publish_all(self._publisher, self._names.topic_path, again)
             subscription = self._names.dead_letters.subscription_path
-            send_ack_ids(self._subscriber, "acknowledge", subscription, ack_ids=list(taken))
+            _send_ack_ids(self._subscriber, "acknowledge", subscription, ack_ids=list(taken))
         except BaseException:
             self._give_back(list(taken))
             raise
@@ -151,7 +153,7 @@ class PubsubDeadLetters:
 
     def _give_back(self, ack_ids: list[str]) -> None:
         subscription = self._names.dead_letters.subscription_path
-        send_ack_ids(
+        _send_ack_ids(
             self._subscriber,
             "modify_ack_deadline",
             subscription,
@@ -160,11 +162,13 @@ class PubsubDeadLetters:
         )
 
 
-def cut_to_attribute(text: str) -> str:
+def _cut_to_attribute(text: str) -> str:
     """Return `text`, truncated to the length of an attribute.
 
-    >>> cut_to_attribute("short"), len(cut_to_attribute("é" * 1000).encode()) <= MAX_ATTRIBUTE_BYTES
-    ('short', True)
+    >>> _cut_to_attribute("short")
+    'short'
+    >>> len(_cut_to_attribute("é" * 1000).encode()) <= MAX_ATTRIBUTE_BYTES
+    True
     """
     raw = text.encode()
     if len(raw) <= MAX_ATTRIBUTE_BYTES:
@@ -174,33 +178,33 @@ def cut_to_attribute(text: str) -> str:
 
 def _read_dead_letter(message: Any) -> DeadLetter:
     attributes = message.attributes
-    reason = attributes.get(REASON)
+    reason = attributes.get(_REASON)
     if reason is None:
         reason = (
             "dead letter of Pub/Sub after "
-            f"{attributes.get(DELIVERY_COUNT, 'an unknown number of')} deliveries"
+            f"{attributes.get(_DELIVERY_COUNT, 'an unknown number of')} deliveries"
         )
     published = message.publish_time.timestamp()
     try:
-        kept_at = float(attributes.get(DEAD_LETTERED_AT, published))
+        kept_at = float(attributes.get(_DEAD_LETTERED_AT, published))
     except ValueError:
         kept_at = published
-    return DeadLetter(message_id(message), bytes(message.data), reason, kept_at)
+    return DeadLetter(_message_id(message), bytes(message.data), reason, kept_at)
 
 
 logger = logging.getLogger(__name__)
 
-PULL_SECONDS = 30.0
+_PULL_SECONDS = 30.0
 """Longest wait of one pull for a message."""
-STEADY_SECONDS = 1.0
+_STEADY_SECONDS = 1.0
 """Seconds after which a waiting pull has certainly reached Pub/Sub. A refusal would arrive far
 sooner."""
-GRACE_SECONDS = 3.0
+_GRACE_SECONDS = 3.0
 """Longest outage in seconds that is not reported as a problem, because servers restart."""
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 0.5, 30.0
 """First pause and longest pause after failed pulls, in seconds. Each further failure doubles the
 pause."""
-MAX_QUEUED_BYTES = 100_000_000
+_MAX_QUEUED_BYTES = 100_000_000
 _FULL_SECONDS = 0.02
 """Seconds between two checks of a full queue for free space."""
 _CLOSE_SECONDS = 5.0
@@ -346,7 +350,7 @@ class PubsubSubscriber:
                 held = self._queue.popleft()
                 self._pulled[held.ack_id] = held
                 pulled.append(
-                    Delivery(message_id(held.message), bytes(held.message.data), held.ack_id)
+                    Delivery(_message_id(held.message), bytes(held.message.data), held.ack_id)
                 )
                 num_bytes += len(pulled[-1].payload)
         return pulled
@@ -359,7 +363,7 @@ class PubsubSubscriber:
         with self._lock:
             self._forget_expired()
             ack_ids = [token for token in dict.fromkeys(tokens) if token in self._pulled]
-        send_ack_ids(
+        _send_ack_ids(
             self._subscriber, "acknowledge", self._names.subscription_path, ack_ids=ack_ids
         )
         with self._lock:
@@ -375,7 +379,7 @@ class PubsubSubscriber:
                 for token, reason in bad
                 if token in self._pulled
             ]
-        letters = [(message_id(message), bytes(message.data), reason) for message, reason in held]
+        letters = [(_message_id(message), bytes(message.data), reason) for message, reason in held]
         self._dead_letters.add(letters, now=self._clock())
         self.acknowledge([token for token, _ in bad])
 
@@ -408,7 +412,7 @@ class PubsubSubscriber:
             self._note_steady_pull()
             if (
                 isinstance(self._failure, TemporaryError)
-                and self._monotonic() - self._failing_since < GRACE_SECONDS
+                and self._monotonic() - self._failing_since < _GRACE_SECONDS
             ):
                 return None
             return None if self._failure is None else str(self._failure)
@@ -448,7 +452,7 @@ class PubsubSubscriber:
         This method runs in its own thread.
         """
         subscription = self._names.subscription_path
-        pause = FIRST_PAUSE_SECONDS
+        pause = _FIRST_PAUSE_SECONDS
         while not self._closing.is_set():
             if not (room := self._room()):
                 self._closing.wait(_FULL_SECONDS)
@@ -456,19 +460,19 @@ class PubsubSubscriber:
             self._asked_at = self._monotonic()
             try:
                 self._take_in(
-                    pull_messages(self._pulling_client, subscription, room, seconds=PULL_SECONDS)
+                    pull_messages(self._pulling_client, subscription, room, seconds=_PULL_SECONDS)
                 )
-                pause = FIRST_PAUSE_SECONDS
+                pause = _FIRST_PAUSE_SECONDS
             except (TemporaryError, PermanentError) as error:
                 self._note_failure(error)
                 self._closing.wait(pause)
-                pause = min(2 * pause, MAX_PAUSE_SECONDS)
+                pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
     def _room(self) -> int:
         """Return the number of messages that the queue can still accept."""
         with self._lock:
             self._forget_expired()
-            is_full = sum(len(held.message.data) for held in self._queue) >= MAX_QUEUED_BYTES
+            is_full = sum(len(held.message.data) for held in self._queue) >= _MAX_QUEUED_BYTES
             return (
                 0 if is_full else self._settings.max_messages - len(self._queue) - len(self._pulled)
             )
@@ -486,7 +490,7 @@ class PubsubSubscriber:
 
     def _set_lease(self, ack_ids: list[str], seconds: int) -> None:
         subscription = self._names.subscription_path
-        send_ack_ids(
+        _send_ack_ids(
             self._subscriber,
             "modify_ack_deadline",
             subscription,
@@ -508,7 +512,7 @@ class PubsubSubscriber:
         self._failure, self._asked_at = None, None
 
     def _note_steady_pull(self) -> None:
-        if self._asked_at is not None and self._monotonic() - self._asked_at >= STEADY_SECONDS:
+        if self._asked_at is not None and self._monotonic() - self._asked_at >= _STEADY_SECONDS:
             self._note_success()
 
     def _note_failure(self, error: TemporaryError | PermanentError) -> None:

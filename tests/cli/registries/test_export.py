@@ -51,7 +51,7 @@ def write(store, *lines):
         ([("release", 1), ("release", 2), ("rollback", 1)], [1, 2], (1, None)),
         ([("release", 1), ("intent", 2), ("withdrawn", 2)], [1], (1, None)),
     ],
-    ids=["judged alone", "canary", "canary ended", "promoted", "rolled back", "never answered"],
+    ids=["evaluated alone", "canary", "canary ended", "promoted", "rolled back", "never answered"],
 )
 def test_aliases_and_versions_are_journals(lines, versions, aliases, tmp_path):
     write(tmp_path, *lines)
@@ -59,7 +59,7 @@ def test_aliases_and_versions_are_journals(lines, versions, aliases, tmp_path):
     assert [card.model_id for card in found.rounds] == ["m1", "m2"]
     assert [each.version for each, _ in found.versions] == versions
     assert (found.aliases["champion"], found.aliases["candidate"]) == aliases
-    shutil.rmtree(graph_folder(tmp_path, 1))  # like `evergreen collect`
+    shutil.rmtree(graph_folder(tmp_path, 1))  # like `evergreen admin collect`
     assert [each.version for each, _ in read_store(tmp_path).versions] == versions[1:]
 
 
@@ -75,7 +75,7 @@ def test_registry_that_is_away_stops_no_other(tmp_path, monkeypatch, caplog):
         command, "_exporters", lambda *_: [failing, lambda exported: calls.append(exported.name)]
     )
     flags = ["--store", str(tmp_path), "--mlflow", "http://any"]
-    assert command.main(flags) == 0, "no model was judged yet"
+    assert command.main(flags) == 0, "no model was evaluated yet"
     write(tmp_path, ("release", 1))
     assert [command.main(flags) for _ in range(3)] == [3, 3, 0]
     assert calls == ["click_model", "click_model", "first", "click_model"]

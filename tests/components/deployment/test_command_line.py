@@ -16,8 +16,8 @@ COMMANDS = {
     "canary": (canary_command.main, ["status"]),
     "controller": (controller.main, []),
     "verify": (lambda words: verify.main(["1", "--lake", ".", *words]), []),
-    "models": (lambda words: evergreen(["models", *words]), []),
-    "live-at": (lambda words: evergreen(["live-at", "2026-01-01", *words]), []),
+    "models": (lambda words: evergreen(["models", "list", *words]), []),
+    "live-at": (lambda words: evergreen(["models", "live-at", "2026-01-01", *words]), []),
 }
 
 

@@ -26,13 +26,13 @@ def step(make_candidate, tmp_path):
         {True: tmp_path / "accepted.json", False: tmp_path / "refused.json"},
     )
 
-    def judge(accepted, seed, **changes):
+    def evaluate(accepted, seed, **changes):
         """Write evaluation's verdict on a model of the registry."""
         _, verdict, raw = make_candidate(store, seed, accepted=accepted)
         keep_verdict(store, dataclasses.replace(verdict, **changes), raw).write(paths[accepted])
 
-    judge(True, 1)
-    judge(False, 2)
+    evaluate(True, 1)
+    evaluate(False, 2)
 
     def run(accepted, name, *, release=None, **other):
         verdict = Verdict.read(paths[accepted])
@@ -49,7 +49,7 @@ def step(make_candidate, tmp_path):
         }
         return main([f"--{key}={value}" for key, value in {**flags, **other}.items()])
 
-    run.judge, run.paths = judge, paths
+    run.evaluate, run.paths = evaluate, paths
     return run
 
 
@@ -111,7 +111,7 @@ def test_rollout_follows_verdict_where_it_is_auto(
     store = tmp_path / "store"
     if not is_first:
         assert step(True, "run-1", release={"rollout": "full"}) == 0
-        step.judge(True, 3, champion_model_id=current(store).model_id)
+        step.evaluate(True, 3, champion_model_id=current(store).model_id)
     path = step.paths[True]
     dataclasses.replace(Verdict.read(path), decision=decision).write(path)
     assert step(True, "run-2", release={"rollout": rollout}) == 0
@@ -183,7 +183,9 @@ def arguments(make_candidate, tmp_path):
     ("name", "path"),
     [("raw_dataset", "verdicts/model-1/raw_dataset.json"), ("model", "models/model-1/model.json")],
 )
-def test_what_verdict_names_is_released_only_as_it_was_judged(step, tmp_path, capsys, name, path):
+def test_what_verdict_names_is_released_only_as_it_was_evaluated(
+    step, tmp_path, capsys, name, path
+):
     file = tmp_path / "store" / path
     assert getattr(Verdict.read(step.paths[True]), name).uri == file.as_uri()
     line = ["--run=r", f"--store={tmp_path / 'store'}", f"--repository={tmp_path / 'repository'}"]

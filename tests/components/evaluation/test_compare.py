@@ -1,4 +1,4 @@
-"""Tests of the command `evergreen compare`: two stored models on rows outside of their training."""
+"""Tests of `evergreen audit compare`: two stored models on rows outside of their training."""
 
 import json
 from dataclasses import replace
@@ -84,7 +84,7 @@ def test_other_order_turns_sign_and_versions_stand_for_models(two, capsys, tmp_p
     assert "training.learning_rate" in page.read_text()
 
 
-def test_rows_that_one_of_models_learned_do_not_judge(two, capsys):
+def test_rows_that_one_of_models_learned_do_not_evaluate(two, capsys):
     made, _ = two
     times = pq.read_table(local_path(made.raw.holdout_uri), columns=[EVENT_TIME])[
         EVENT_TIME
@@ -102,8 +102,8 @@ def test_rows_that_one_of_models_learned_do_not_judge(two, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["older", "nobody"], "model 'nobody' is not in the model store"),
-        (["older", "3"], "version 3 is not in the model store"),
+        (["older", "nobody"], "model 'nobody' is not in the model registry"),
+        (["older", "3"], "version 3 is not in the model registry"),
     ],
 )
 def test_models_that_are_not_there_are_named(two, capfd, words, said):

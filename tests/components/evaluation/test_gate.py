@@ -58,7 +58,7 @@ def rows(n, *, candidate=1.0, champion=1.0, seed=0, click_rate=0.3):
     ],
     ids=["better", "equal", "worse", "few rows"],
 )
-def test_candidate_above_floor_is_judged_by_interval_of_its_lead(num_rows, quality, decision):
+def test_candidate_above_floor_is_evaluated_by_interval_of_its_lead(num_rows, quality, decision):
     answer = decided(*rows(num_rows, candidate=quality, seed=2), settings=SETTINGS)
     assert answer.decision == decision
     assert answer.estimates.candidate.low > SETTINGS.min_auc
@@ -71,7 +71,7 @@ def test_candidate_above_floor_is_judged_by_interval_of_its_lead(num_rows, quali
     ("min_auc", "decision"),
     [(0.7, "pass"), (0.72, "inconclusive"), (0.75, "inconclusive"), (0.76, "fail")],
 )
-def test_floor_is_judged_by_interval(min_auc, decision):
+def test_floor_is_evaluated_by_interval(min_auc, decision):
     labels, scores, _ = rows(2000, candidate=1.0, seed=3)
     answer = decided(labels, scores, settings=GateSettings(min_auc=min_auc))
     assert answer.decision == decision

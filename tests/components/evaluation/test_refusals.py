@@ -66,7 +66,7 @@ def test_slice_of_few_clicks_is_not_tested_and_changes_nothing():
     assert (check_of(answer, SLICES).value, check_of(answer, SLICES).result) == (0, "pass")
 
 
-def test_slice_is_judged_by_its_requests_and_not_by_its_rows():
+def test_slice_is_evaluated_by_its_requests_and_not_by_its_rows():
     """A decline in three requests may be chance, although the requests have many rows."""
     drawn = draw(np.random.default_rng(1), rows=6000, rate=0.25, rows_per_request=300)
     part = np.isin(drawn.requests, range(15))
@@ -116,7 +116,7 @@ def test_candidate_better_calibrated_than_champion_passes_calibration():
     )
 
 
-def test_rows_sampled_with_weights_are_judged_as_all_rows_are():
+def test_rows_sampled_with_weights_are_evaluated_as_all_rows_are():
     drawn = draw(np.random.default_rng(5), rows=40_000, rate=0.03)
     clicked = drawn.labels == 1
     kept = clicked | (np.random.default_rng(6).random(len(clicked)) < 0.1)

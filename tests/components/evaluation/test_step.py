@@ -16,8 +16,9 @@ from sklearn.metrics import roc_auc_score
 
 from components.evaluation.__main__ import main
 from evergreen.config.data import ColumnNames
+from evergreen.contracts.checks import RuleCheck
 from evergreen.contracts.manifests import AucLead, RawDataset, ValidationReport, Verdict
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.registry import runs
 from evergreen.storage.references import keep
 from evergreen.storage.uris import local_path
@@ -119,11 +120,11 @@ def test_without_champion_floor_decides(make_round):
 def test_what_later_promotion_and_monitor_need_is_kept_in_store(make_round):
     made = make_round()
     main(made.flags(min_auc=0.99))
-    kept, raw = model_store.verdict_paths(made.store, "candidate")
+    kept, raw = registry.verdict_paths(made.store, "candidate")
     assert Verdict.read(kept) == verdict_of(made)
     assert RawDataset.read(raw).digest == made.raw.digest
     assert not Verdict.read(kept).accepted
-    document = json.loads(model_store.scores_path(made.store, "candidate").read_text())
+    document = json.loads(registry.scores_path(made.store, "candidate").read_text())
     expected = np.histogram(scores_of(verdict_of(made))["candidate"], document["edges"])[0]
     assert document["counts"] == expected.tolist()
 
@@ -331,8 +332,16 @@ def run_as_component(made):
     )
     report = {
         "decision": "warn",
-        "reasons": ["I3 is <new>"],
-        "findings": [],
+        "checks": [
+            RuleCheck(
+                name="I3: drift",
+                rule="drift",
+                column="I3",
+                action="warn",
+                result="warn",
+                detail="I3 is <new>",
+            )
+        ],
         "drift": [],
         "raw_digest": "digest",
     }

@@ -75,7 +75,7 @@ def test_champion_whose_columns_are_gone_is_refused_before_any_read(
         assert "columns ['I13'] of the champion m1 are none of this run's" in (
             said := capsys.readouterr().err
         )
-        assert f"to judge without it, run it again with `{way}`" in said
+        assert f"to compare without it, run it again with `{way}`" in said
     assert run_main(flags, parent="none", champion="none") == 0
 
 

@@ -29,19 +29,19 @@ def test_window_starts_after_last_row_that_parent_learned(flags, released, run_m
         "what `reproduce` asks again"
     )
     first = RawDataset.read(flags["--output"])
-    judged_by = rows_in(first.holdout_uri)
+    evaluated_by = rows_in(first.holdout_uri)
     assert (first.num_train_rows, first.num_holdout_rows) == (450, 50)
     assert first.last_learned_time < first.last_event_time
     released(first.last_learned_time)
     assert run_main(flags) == 0
     dataset = RawDataset.read(flags["--output"])
     assert dataset.num_train_rows + dataset.num_holdout_rows == 550, (
-        "those that judged the first are learned now"
+        "those that evaluated the first are learned now"
     )
     assert dataset.window_start is not None
     assert first.last_learned_time < dataset.window_start <= dataset.first_event_time
     assert (dataset.parent_model_id, dataset.champion_model_id) == ("m1", "m1")
-    assert dataset.first_event_time == judged_by[0][raw_rows.EVENT_TIME].isoformat()
+    assert dataset.first_event_time == evaluated_by[0][raw_rows.EVENT_TIME].isoformat()
 
 
 def test_run_from_scratch_reads_lake_or_span_and_evaluates_on_unseen_rows(
@@ -102,7 +102,7 @@ REFUSED = {
         )
         for reference in ("m1,m2", "current, m2", "m1 m2")
     },
-    "unknown parent": ({"parent": "m9"}, "parent 'm9' is not in the model store"),
+    "unknown parent": ({"parent": "m9"}, "parent 'm9' is not in the model registry"),
     "unknown champion": ({"champion": "m9"}, "champion 'm9' was never released"),
     "no column": (
         {"columns": '["I1", "label"]'},

@@ -193,25 +193,25 @@ def test_chain_of_rounds_learns_each_row_once(seed, flags, run_main, released, r
             )
         watermark = datetime.fromisoformat(dataset.last_learned_time)
         learned = rows_read(dataset.train_uri, dataset.num_train_rows)
-        judging = rows_read(dataset.holdout_uri, dataset.num_holdout_rows)
+        holdout = rows_read(dataset.holdout_uri, dataset.num_holdout_rows)
         newer = {row for row in fresh if ledger.times[row] > watermark}
         assert Counter(learned) == Counter({*fresh, *late} - newer)
         assert set(learned[: dataset.num_late_rows]) == late
         assert sorted(learned) == learned, "rows come in the order of time"
-        assert len(judging) + dataset.num_straddling_rows == len(newer)
-        assert judging
+        assert len(holdout) + dataset.num_straddling_rows == len(newer)
+        assert holdout
         replayed = rows_read(dataset.replay_uri, dataset.num_replay_rows)
-        assert not {*learned, *judging} & {*replayed}
+        assert not {*learned, *holdout} & {*replayed}
         after = Line(
             watermark, ledger.here(number), line.learned + Counter(learned), line.passed_over | lost
         )
-        contestants = [
+        baselines = [
             after,
             *([ledger.lines[dataset.champion_model_id]] if dataset.champion_model_id else []),
         ]
-        for each in contestants:
-            assert not ledger.requests_of(judging) & ledger.requests_of(each.learned)
-        assert ledger.requests_of(newer - {*judging}) <= ledger.requests_of([*learned, *replayed])
+        for each in baselines:
+            assert not ledger.requests_of(holdout) & ledger.requests_of(each.learned)
+        assert ledger.requests_of(newer - {*holdout}) <= ledger.requests_of([*learned, *replayed])
         if fate == "refused":
             continue
         ledger.lines[f"m{number}"] = after

@@ -88,7 +88,7 @@ def test_empty_window_names_itself_and_what_lake_holds(lake, run_step):
         "window [2027-01-01T00:00:00+00:00, 2027-01-02T00:00:00+00:00) holds no rows, expected at "
         "least 10; "
         f"lake {lake.files.name} holds days 2026-03-01 to 2026-03-02: bring more rows by "
-        "`evergreen ingest`, or ask "
+        "`evergreen data ingest`, or ask "
         "for others by window_start and window_end"
     )
 
@@ -135,7 +135,7 @@ def extract_lots(tmp_path, raw_table, write_lake, monkeypatch):
 
     Returns the manifest and all files by name.
     """
-    monkeypatch.setattr(extract_module, "LOT_ROWS", 150)
+    monkeypatch.setattr(extract_module, "_LOT_ROWS", 150)
     table = raw_table(1000, start=START.timestamp(), seconds=2 * 86_400, request_rows=7)
     label = pa.array(
         [None if n in (5, 705) else v for n, v in enumerate(table[raw_rows.LABEL].to_pylist())],
@@ -185,13 +185,13 @@ def test_processes_share_rows_and_leave_bytes_of_one(extract_lots):
     assert len([path for path in files if "train" in path.parts]) > 5
     assert (dataset.num_duplicates, dataset.num_malformed) == (50, 2)
     assert dataset.num_late_clicks == extract_lots.num_late_clicks > 50
-    learned, judging = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
+    learned, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     assert dataset.num_straddling_rows > 0
     assert learned == extract_lots.rows[: len(learned)]
     straddling = learned[-1][raw_rows.REQUEST_ID]
     newer = extract_lots.rows[len(learned) :]
-    assert judging == [row for row in newer if row[raw_rows.REQUEST_ID] != straddling]
-    assert len(newer) - len(judging) == dataset.num_straddling_rows
+    assert holdout == [row for row in newer if row[raw_rows.REQUEST_ID] != straddling]
+    assert len(newer) - len(holdout) == dataset.num_straddling_rows
 
 
 def test_unfit_files_that_several_processes_find_are_all_left_out(extract_lots):

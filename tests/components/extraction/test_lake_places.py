@@ -121,7 +121,7 @@ def test_run_passes_over_what_its_settings_name(flags, run_main, tmp_path, capsy
     assert run_main(flags, settings="'extraction.pass_over=[\"notes/*\"]'") == 0
 
 
-def test_bucket_is_judged_by_same_rules(tmp_path, lake, cloud_storage):
+def test_bucket_is_evaluated_by_same_rules(tmp_path, lake, cloud_storage):
     (lake / "dt=2026-03-03").mkdir()
     (lake / "dt=2026-03-03" / "part-0.parquet").write_bytes(b"x")
     put(lake)

@@ -207,7 +207,7 @@ def test_row_whose_seen_copy_was_malformed_is_learned_from_valid_copy(rounds, be
     assert keys_in(dataset.train_uri)[: dataset.num_late_rows] == keys_of(good.slice(0, 1))
 
 
-def test_malformed_late_rows_are_set_aside_once_and_judged(rounds, between):
+def test_malformed_late_rows_are_set_aside_once_and_evaluated(rounds, between):
     rounds.add(between(20, 30, step=2, offset=1), "a.parquet")
     rounds.turn()
     late = between(20, 30, step=2)

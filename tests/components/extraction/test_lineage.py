@@ -1,6 +1,7 @@
 """Tests of lineage: which model was trained on which version of which day, or its parents were."""
 
 import json
+import re
 import shutil
 from datetime import date, datetime, timedelta, timezone
 
@@ -182,25 +183,27 @@ def test_what_nobody_noted_is_said(told):
 
 def test_lines_for_people_say_same(store, lake, capsys):
     assert main(["--store", str(store), "--lake", str(lake), "--model", "m2"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "m2 (live), continues m1",
-        f"  trained on rows up to {at(1)}, evaluated on rows up to {at(1.5)}; evaluation rows "
-        "learned later by m3",
-        "  2026-03-02 version 0: 60 rows",
-        "    OUTDATED: the lake has version 2",
-        "  2026-03-01 version 1: 20 rows, replayed",
-        "  2026-03-01 version 0: 100 rows, through m1",
-        "    OUTDATED: the lake has version 1",
-        "  2026-03-02 version 0: 50 rows, 15 of them held out, through m1",
-        "    OUTDATED: the lake has version 2",
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert re.split(r"  +", head) == [
+        *("model", "day", "version", "rows", "late", "held out", "through", "note")
+    ]
+    assert [re.split(r"  +", line) for line in lines[:4]] == [
+        ["m2", "2026-03-02", "0", "60", "0", "0", "-", "OUTDATED: the lake has version 2"],
+        ["m2", "2026-03-01", "1", "20", "0", "0", "-", "replayed"],
+        ["m2", "2026-03-01", "0", "100", "0", "0", "m1", "OUTDATED: the lake has version 1"],
+        ["m2", "2026-03-02", "0", "50", "0", "15", "m1", "OUTDATED: the lake has version 2"],
+    ]
+    assert lines[4:] == [
+        f"model m2 (live), from m1: trained on rows up to {at(1)}, evaluated on rows up to "
+        f"{at(1.5)}",
+        "  its evaluation rows were learned later by m3",
     ]
 
 
 def test_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys):
     assert main(["--store", str(store), "--day", "2027-01-01"]) == 0
     assert capsys.readouterr().out.splitlines() == [
-        "old, continues gone",
-        f"  trained on rows up to {at(4)}, evaluated on rows up to {at(4.5)}",
+        f"model old, from gone: trained on rows up to {at(4)}, evaluated on rows up to {at(4.5)}",
         "  the days of old are unknown",
         "  the days of gone are unknown",
     ]
@@ -212,7 +215,7 @@ def test_day_that_no_model_saw_is_told_so_only_where_all_is_known(store, capsys)
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model", "nobody"], "model 'nobody' is not in the model store"),
+        (["--model", "nobody"], "model 'nobody' is not in the model registry"),
         (["--day", "yesterday"], "day is 'yesterday', expected a date YYYY-MM-DD"),
         (["--lake", "/no/such"], "lake /no/such does not exist"),
     ],

@@ -38,7 +38,7 @@ def test_share_above_maximum_is_refused_with_counts_and_examples(
         read(find_reader(path), max_fraction=0.01)
 
 
-def test_each_file_is_judged_by_itself(tmp_path):
+def test_each_file_is_evaluated_by_itself(tmp_path):
     with MalformedRows(tmp_path / "s.jsonl", max_fraction=0.1) as malformed:
         malformed.count(tmp_path / "good", 1000)
         malformed.add(tmp_path / "bad", 1, "reason", text="text")

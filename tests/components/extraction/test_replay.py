@@ -211,9 +211,9 @@ def test_of_long_days_places_are_read_and_of_each_what_is_needed(
 ):
     lake = write_lake(tmp_path / "lake", ten_days, row_group_size=100)
     monkeypatch.setattr(replay, "BATCH_ROWS", 100)
-    monkeypatch.setattr(replay, "MIN_PIECES", 14)
-    monkeypatch.setattr(replay, "ROWS_OF_PIECE", 1)
-    monkeypatch.setattr(replay, "STRETCH_ROWS", 20)
+    monkeypatch.setattr(replay, "_MIN_PIECES", 14)
+    monkeypatch.setattr(replay, "_ROWS_OF_PIECE", 1)
+    monkeypatch.setattr(replay, "_STRETCH_ROWS", 20)
     read = []
 
     def counted(self, piece, *others, **of_the_window):

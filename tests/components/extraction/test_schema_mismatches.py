@@ -91,7 +91,7 @@ def test_missing_categories_may_be_nan_among_floats_as_pandas_has_them(
     assert rows.filter(first_day)["C8"].null_count == before
 
 
-def test_columns_that_run_does_not_read_are_not_judged(flags, run_main, change_file):
+def test_columns_that_run_does_not_read_are_not_evaluated(flags, run_main, change_file):
     change_file(cast("C7", pa.string()))
     assert foreign(flags, run_main, columns='["I1", "C1"]') == []
 

@@ -30,7 +30,7 @@ def refuses(run_step, capsys):
 
 
 def test_parent_that_is_not_in_store(write_raw, refuses, raw_table):
-    refuses(write_raw(raw_table(50)), "parent 'm7' is not in the model store", parent="m7")
+    refuses(write_raw(raw_table(50)), "parent 'm7' is not in the model registry", parent="m7")
 
 
 @pytest.mark.parametrize("damage", ["missing", "truncated", "swapped", "other slots"])

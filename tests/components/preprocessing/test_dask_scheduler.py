@@ -45,7 +45,7 @@ def arguments(write_raw, run_step, raw_table):
 def test_scheduler_that_does_not_answer_is_told_by_its_address(
     arguments, run_step, monkeypatch, capsys
 ):
-    monkeypatch.setattr(dask_workers, "CONNECT_SECONDS", "1s")
+    monkeypatch.setattr(dask_workers, "_CONNECT_SECONDS", "1s")
     assert main([*arguments, "--dask-scheduler", "tcp://127.0.0.1:1"]) == 3
     assert "error: Dask scheduler tcp://127.0.0.1:1 does not answer" in capsys.readouterr().err
     assert not (run_step.store.parent / "r" / "preprocessing").exists()
@@ -110,7 +110,7 @@ def test_two_workers_killed_at_count_and_write_leave_bytes_of_one_process(
 
     first = run_step(write_raw(raw_table(900, seed=1), name="first"), run="first")
     keep_as_model(local_path(first.workflow_uri), first.slot_sizes, "parent")
-    monkeypatch.setattr(preprocess, "THINNED_ROWS", 700)
+    monkeypatch.setattr(preprocess, "_THINNED_ROWS", 700)
     raw = write_raw(
         {f"part-{i}.parquet": raw_table(700, seed=2 + i) for i in range(3)}, row_group_size=100
     )

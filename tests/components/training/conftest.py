@@ -62,7 +62,7 @@ def validation_report(tmp_path):
         "parent_statistics_uri": None
     }
     return ValidationReport(
-        decision="pass", reasons=[], findings=[], drift=[], num_rows=1, raw_digest="digest", **uris
+        decision="pass", checks=[], drift=[], num_rows=1, raw_digest="digest", **uris
     )
 
 

@@ -154,16 +154,16 @@ def tables(folder, slot_sizes):
 
 @everyone
 def test_learns_planted_signal(name, config, make_engine, initial, world):
-    rows, judging = world.encoded(20_000), world.encoded(8_000, 2)
+    rows, holdout = world.encoded(20_000), world.encoded(8_000, 2)
     engine = make_engine(name, config)
     engine.restore(initial(config))
-    before = roc_auc_score(judging.labels, engine.score(judging))
+    before = roc_auc_score(holdout.labels, engine.score(holdout))
     losses = [
         engine.learn(rows, shuffled(20_000, epoch), batch_size=128, seed=epoch)
         for epoch in range(2)
     ]
-    bound = roc_auc_score(judging.labels, world.rows(8_000, 2)[3])
-    after = roc_auc_score(judging.labels, engine.score(judging))
+    bound = roc_auc_score(holdout.labels, world.rows(8_000, 2)[3])
+    after = roc_auc_score(holdout.labels, engine.score(holdout))
     assert before < 0.7 < bound - 0.06 < after < bound + 0.005
     assert losses[1] < losses[0]
     assert engine.num_steps == 2 * 157
@@ -397,19 +397,19 @@ def test_lists_and_vectors_of_several_widths_are_trained_and_mean_pooled(
     for mine, its in zip(*(each.parts for each in both)):
         for left, right in zip(mine.tables, its.tables, strict=True):
             np.testing.assert_allclose(left, right, atol=1e-5)
-    judging = rows_with_lists(2_000, 2)
-    vectors = float64_vectors(tmp_path / "saved", judging.ids)
+    holdout = rows_with_lists(2_000, 2)
+    vectors = float64_vectors(tmp_path / "saved", holdout.ids)
     logits = networks.logits(
-        WIDE, open_model(tmp_path / "saved", SLOT_SIZES).weights.dense, judging.dense, vectors
+        WIDE, open_model(tmp_path / "saved", SLOT_SIZES).weights.dense, holdout.dense, vectors
     )
-    scores = engine.score(judging)
+    scores = engine.score(holdout)
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-6)
-    assert roc_auc_score(judging.labels, scores) > 0.7
+    assert roc_auc_score(holdout.labels, scores) > 0.7
     continued = make_engine(name, WIDE, SLOT_SIZES, PLACES)
     continued.restore(tmp_path / "saved")
     for each in (continued, engine):
         each.learn(rows, np.arange(256), batch_size=128, seed=4)
-    np.testing.assert_allclose(continued.score(judging), engine.score(judging), atol=1e-6)
+    np.testing.assert_allclose(continued.score(holdout), engine.score(holdout), atol=1e-6)
 
 
 def test_table_whose_lists_are_pooled_in_two_ways_fails_only_in_hugectr(tmp_path, double):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from components.training.checkpoint import Judgement, best_of
+from components.training.checkpoint import TrialEvaluation, best_of
 from components.training.rows import Rows
 from evergreen.config.training import TrainingSettings
 from evergreen.runtime.errors import ContractError, PermanentError, Preempted
@@ -134,7 +134,7 @@ def test_last_tenth_of_pass_is_scored_before_training_and_used_by_fit(
 def test_another_rate_is_chosen_only_if_it_is_better_by_more_than_chance(gains, best):
     losses = [[0.5] * len(gains[0]), *([0.5 - gain for gain in each] for each in gains)]
     repeated = [np.tile(np.array(each, float), 10 if len(each) > 1 else 1) for each in losses]
-    assert best_of([Judgement(scores={}, row_losses=each) for each in repeated]) == best
+    assert best_of([TrialEvaluation(scores={}, row_losses=each) for each in repeated]) == best
 
 
 @pytest.mark.parametrize("rows_a_request", [1, 64])
@@ -155,7 +155,7 @@ def test_equally_good_rate_is_chosen_as_rarely_with_long_requests(rows_a_request
         # Both models are equally wrong, but make different errors.
         logits = [known + 0.1 + shared(0.25) for _ in range(2)]
         losses = [np.logaddexp(0, np.where(labels, -each, each)) for each in logits]
-        chosen += best_of([Judgement(scores={}, row_losses=each) for each in losses])
+        chosen += best_of([TrialEvaluation(scores={}, row_losses=each) for each in losses])
     # A difference exceeds one standard error by chance 16 % of the time. If rows were treated as
     # independent, it would be 26 % here.
     assert 0.11 < chosen / 400 < 0.22
@@ -257,7 +257,9 @@ def test_each_pass_holds_replay_rows_in_asked_for_share_spread_over_it(with_repl
     assert set(first) != set(second)
 
 
-def test_replayed_rows_come_among_new_ones_of_round_and_do_not_judge_it(with_replay, run, parent):
+def test_replayed_rows_come_among_new_ones_of_round_and_do_not_evaluate_it(
+    with_replay, run, parent
+):
     training_set = with_replay(0.1)
     engine = WatchedEngine(training_set.slot_sizes, SETTINGS)
     run(training_set, replace(SETTINGS, round_rates=(1.0,)), start=parent, engine=engine)
@@ -294,8 +296,10 @@ def test_stopped_anywhere_and_continued_equals_undisturbed_bit_for_bit(
         whole.optimizer_step,
         whole.progressive,
     )
-    judged = [{k: v for k, v in line.items() if k != "rows_per_second"} for line in again]
-    assert judged == [{k: v for k, v in line.items() if k != "rows_per_second"} for line in lines]
+    evaluations = [{k: v for k, v in line.items() if k != "rows_per_second"} for line in again]
+    assert evaluations == [
+        {k: v for k, v in line.items() if k != "rows_per_second"} for line in lines
+    ]
 
 
 def test_ended_fit_is_not_fitted_again_unless_its_weights_were_taken(
@@ -336,7 +340,7 @@ def test_window_without_labels_of_both_classes_is_refused(world, make_training_s
         run(make_training_set(labels * 0, dense, ids))
 
 
-def test_smallest_window_is_fitted_and_judged_by_one_row(world, make_training_set, run, parent):
+def test_smallest_window_is_fitted_and_evaluated_by_one_row(world, make_training_set, run, parent):
     labels, dense, ids, _ = world.rows(3)
     labels[:2] = 0, 1
     result, _, _ = run(make_training_set(labels, dense, ids), start=parent)
@@ -434,7 +438,7 @@ class DivergingEngine(LogisticEngine):
 
 
 @pytest.mark.parametrize(
-    "steps", [8, 29, 32], ids=["before it is judged", "as it is judged", "at its end"]
+    "steps", [8, 29, 32], ids=["before it is evaluated", "as it is evaluated", "at its end"]
 )
 def test_rate_that_diverges_is_given_up_for_ones_before_it(
     world, make_training_set, run, parent, caplog, steps

@@ -225,15 +225,15 @@ def test_fit_by_hugectr_publishes_model_that_either_backend_continues(
     # steps.
     first_set = make_training_set(*world.rows(3_840, 1)[:3], name="first")
     second_set = make_training_set(*world.rows(3_840, 5)[:3], name="second")
-    judging = world.encoded(4_000, 9)
+    holdout = world.encoded(4_000, 9)
     first = run(first_set, "hugectr", "first")
     assert (first.backend, first.parent_model_id) == ("hugectr", None)
     twin = run(first_set, "pytorch", "twin")
     assert first.optimizer_step == twin.optimizer_step
-    assert auc(first, judging) == pytest.approx(auc(twin, judging), abs=1e-4)
+    assert auc(first, holdout) == pytest.approx(auc(twin, holdout), abs=1e-4)
     second_set = replace(second_set, parent_model_uri=first.uri)
     children = [run(second_set, backend, backend) for backend in ("hugectr", "pytorch")]
-    scores = [auc(child, judging) for child in children]
+    scores = [auc(child, holdout) for child in children]
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
-    assert min(scores) > auc(first, judging)
+    assert min(scores) > auc(first, holdout)
     assert {child.parent_model_id for child in children} == {first.model_id}

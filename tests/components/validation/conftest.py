@@ -11,7 +11,7 @@ import pytest
 from components.validation.__main__ import main
 from evergreen.contracts import criteo, raw_rows
 from evergreen.contracts.manifests import RawDataset, ValidationReport
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.registry import runs
 from evergreen.statistics.profile_counter import ProfileCounter
 from tests.support import recommenders
@@ -36,7 +36,7 @@ def write_rows(tmp_path):
 
 @pytest.fixture
 def store(tmp_path):
-    folder = tmp_path / "model store"
+    folder = tmp_path / "model registry"
     folder.mkdir()
     return folder
 
@@ -48,7 +48,7 @@ def release_model(store):
 
 
 @pytest.fixture
-def judged(raw_table):
+def checked(raw_table):
     """The checked columns and the request ids of `n` rows, with some columns replaced."""
 
     def make(n=2000, *, seed=0, **replaced):
@@ -71,7 +71,7 @@ def step(tmp_path, store):
         if settings:
             asked = recommenders.criteo_with(validation=settings)
             replace(RawDataset.read(manifest), recommender=asked).write(manifest)
-        if live := model_store.champion(store, champion):  # The run also continues this model.
+        if live := registry.champion(store, champion):  # The run also continues this model.
             replace(RawDataset.read(manifest), parent_model_id=live.model_id).write(manifest)
         arguments = {
             "run": run,
@@ -103,14 +103,14 @@ def notes_of(store):
 
 
 @pytest.fixture
-def in_requests(judged):
+def in_requests(checked):
     """Groups rows into requests of `size`.
 
     Rows of a request share the values of the `alike` columns, like rows of one user.
     """
 
     def make(n, *, seed=0, size=64, alike=("I2", "I5", "C2", "C9", "C13"), **replaced):
-        table = judged(n, seed=seed, **replaced)
+        table = checked(n, seed=seed, **replaced)
         first = np.arange(n) // size * size
         for name in alike:
             table = table.set_column(

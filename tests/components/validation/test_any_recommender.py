@@ -86,7 +86,7 @@ def write(tmp_path):
 
 
 @EVERY_KIND
-def test_rounds_are_judged_by_recommenders_columns(step, write, release_model, features):
+def test_rounds_are_checked_by_recommenders_columns(step, write, release_model, features):
     code, first = step(write(shop_rows(features, seed=0), features, "first"))
     assert (code, first.decision, first.findings) == (0, "pass", [])
     schema = local_path(first.schema_uri).read_text()
@@ -137,7 +137,7 @@ def test_column_that_drifted_is_reported_under_its_name_and_no_other_is(
     )
     name = getattr(features, column[:-1])[int(column[-1])]
     assert (code, report.decision) == (0, "warn")
-    found = {finding["feature"] for finding in report.findings if finding["rule"] == "drift"}
+    found = {finding.column for finding in report.findings if finding.rule == "drift"}
     assert found == {"/".join([name, *length])}
 
 
@@ -156,9 +156,7 @@ def test_column_served_otherwise_than_trained_on_is_named(step, write, tmp_path)
     pq.write_table(brought, tmp_path / "archive" / "day=2025-10-09" / "brought.parquet")
     words = replace(SHOP, categorical_options={item: CategoricalOptions(type="string")})
     _, report = step(write(trained, words, "first"), f"--served={tmp_path / 'archive'}")
-    assert [finding["feature"] for finding in report.findings if finding["rule"] == "skew"] == [
-        city
-    ]
+    assert [finding.column for finding in report.findings if finding.rule == "skew"] == [city]
 
 
 def test_feature_that_changed_its_kind_is_refused_by_name(step, write, release_model, capsys):
@@ -206,11 +204,9 @@ def test_lists_are_compared_and_quarantined_by_elements_and_may_grow(
     (tmp_path / "archive" / "day=2025-10-09").mkdir(parents=True)
     pq.write_table(served, tmp_path / "archive" / "day=2025-10-09" / "part-0.parquet")
     _, first = step(write(trained, LISTS, "first"), f"--served={tmp_path / 'archive'}")
-    (found,) = [finding for finding in first.findings if finding["rule"] == "skew"]
+    (found,) = [finding for finding in first.findings if finding.rule == "skew"]
     differing = sum((each or [])[-1:] != [5] for each in trained["last"].to_pylist())
-    assert (
-        f"last is not what was served in {differing:,} of 3,000 joined rows" in found["description"]
-    )
+    assert f"last is not what was served in {differing:,} of 3,000 joined rows" in found.detail
     schema = read_schema(local_path(first.schema_uri))
     (tags,) = (feature for feature in schema.feature if feature.name == "tags")
     tags.string_domain.value.extend(str(value) for value in range(19))
@@ -222,9 +218,7 @@ def test_lists_are_compared_and_quarantined_by_elements_and_may_grow(
     )
     release_model(first)
     _, second = step(write(shop_rows(LISTS, seed=1), LISTS, "second"), run="r2")
-    assert {(each["feature"], each["rule"]) for each in second.findings} == {
-        ("last/length", "drift")
-    }
+    assert {(each.column, each.rule) for each in second.findings} == {("last/length", "drift")}
 
 
 def test_people_are_shown_words_and_no_user(step, write, release_model, tmp_path):
@@ -256,11 +250,7 @@ def test_people_are_shown_words_and_no_user(step, write, release_model, tmp_path
     _, report = step(
         write(shop_rows(features, seed=1, **moved[1]), features, "second", **facts), run="r2"
     )
-    said = {
-        found["feature"]: found["description"]
-        for found in report.findings
-        if found["rule"] == "drift"
-    }
+    said = {found.column: found.detail for found in report.findings if found.rule == "drift"}
     assert set(said) == {"item", "user", "friends"}
     assert re.search("value 'item [01]' went from", said["item"])
     assert "a user went from" in said["user"]
@@ -272,6 +262,6 @@ def test_people_are_shown_words_and_no_user(step, write, release_model, tmp_path
     assert {bar["label"] for bar in columns["item"]["bars"]} < {repr(word) for word in words}
     assert columns["user"]["distinct"] == 2
     page = local_path(report.report_uri).read_text()
-    for shown in (json.dumps(report.findings + report.drift), json.dumps(columns), page):
+    for shown in (repr(report.checks) + json.dumps(report.drift), json.dumps(columns), page):
         assert "771002" not in shown
         assert re.search("('|&#39;)item [01]('|&#39;)", shown)

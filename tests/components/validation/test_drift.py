@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from components.validation.checks import check_click_rate
-from components.validation.drift import measure_drift, measure_label_shift
+from components.validation.checks import apply_rules, observe_click_rate
+from components.validation.measure import measure_drift, measure_label_shift
 from components.validation.windows import KeptWindows
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo, raw_rows
@@ -35,8 +35,8 @@ def drifted(drift):
     return [name for name, entry in drift.items() if entry.drifted]
 
 
-def test_every_feature_has_finite_drift_and_unchanged_window_no_warning(judged, drift_of):
-    drift = drift_of(judged(4000, seed=1), judged(4000))
+def test_every_feature_has_finite_drift_and_unchanged_window_no_warning(checked, drift_of):
+    drift = drift_of(checked(4000, seed=1), checked(4000))
     assert tuple(drift) == criteo.FEATURES
     assert drifted(drift) == []
     json.dumps({name: asdict(entry) for name, entry in drift.items()}, allow_nan=False)
@@ -125,11 +125,11 @@ SHIFTS = {
 
 
 @pytest.mark.parametrize("name", SHIFTS)
-def test_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(judged, drift_of, name):
+def test_planted_shift_is_found_in_10_000_rows_and_nothing_else_is(checked, drift_of, name):
     for seed in (1, 2):
-        rows = judged(10_000, seed=seed)
+        rows = checked(10_000, seed=seed)
         planted = SHIFTS[name](rows, np.random.default_rng(seed))
-        drift = drift_of(judged(10_000, seed=seed, **planted), judged(10_000, seed=9))
+        drift = drift_of(checked(10_000, seed=seed, **planted), checked(10_000, seed=9))
         assert drifted(drift) == list(planted)
 
 
@@ -149,11 +149,11 @@ def test_shift_of_whole_requests_is_found_in_many_and_undetectable_in_few(in_req
     assert few.detectable > few.threshold
 
 
-def test_significant_change_of_no_size_is_no_drift(drift_of, judged):
+def test_significant_change_of_no_size_is_no_drift(drift_of, checked):
     random = np.random.default_rng(0)
 
     def coins(share):
-        return judged(60_000, C1=pa.array((random.random(60_000) < share).astype(np.int64)))
+        return checked(60_000, C1=pa.array((random.random(60_000) < share).astype(np.int64)))
 
     entry = drift_of(coins(0.515), coins(0.5))["C1"]
     assert entry.q_value <= SETTINGS.false_discovery_rate
@@ -163,36 +163,36 @@ def test_significant_change_of_no_size_is_no_drift(drift_of, judged):
     assert drift_of(coins(0.515), coins(0.5), settings=strict)["C1"].drifted
 
 
-def test_permutation_of_column_without_frequent_values_is_seen(judged, drift_of):
+def test_permutation_of_column_without_frequent_values_is_seen(checked, drift_of):
     random = np.random.default_rng(0)
 
     def draw(order):
         return pa.array(order[np.minimum(random.zipf(1.05, 20_000), 500) % 500])
 
     order = np.arange(500, dtype=np.int64)
-    base = judged(20_000, C3=draw(order))
-    assert not drift_of(judged(20_000, C3=draw(order)), base)["C3"].drifted
-    assert drift_of(judged(20_000, C3=draw(random.permutation(order))), base)["C3"].drifted
+    base = checked(20_000, C3=draw(order))
+    assert not drift_of(checked(20_000, C3=draw(order)), base)["C3"].drifted
+    assert drift_of(checked(20_000, C3=draw(random.permutation(order))), base)["C3"].drifted
 
 
-def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(judged, drift_of):
-    values = judged(4000, seed=1)["C20"].to_pandas().to_numpy(dtype=float, na_value=np.nan)
+def test_new_value_share_counts_planted_new_values_and_no_rare_old_ones(checked, drift_of):
+    values = checked(4000, seed=1)["C20"].to_pandas().to_numpy(dtype=float, na_value=np.nan)
     values[::10] = 123456789
     entry = drift_of(
-        judged(4000, seed=1, C20=pa.array(values, pa.int64(), from_pandas=True)), judged(4000)
+        checked(4000, seed=1, C20=pa.array(values, pa.int64(), from_pandas=True)), checked(4000)
     )["C20"]
     assert entry.new_value_share == pytest.approx(400 / np.isfinite(values).sum())
     assert entry.moved_value.value == "123456789"
-    unchanged = drift_of(judged(500, seed=2), judged(4000))
+    unchanged = drift_of(checked(500, seed=2), checked(4000))
     assert {unchanged[name].new_value_share for name in criteo.CATEGORICAL} == {0}
 
 
-def test_drift_newest_window_learned_is_reported_again_only_on_return(judged, drift_of):
+def test_drift_newest_window_learned_is_reported_again_only_on_return(checked, drift_of):
     old = pa.array(np.random.default_rng(0).integers(0, 4, 8000), pa.int64())
     new = pa.array(np.random.default_rng(1).integers(2, 6, 8000), pa.int64())
 
     def rows(seed, column):
-        return judged(8000, seed=seed, C4=column)
+        return checked(8000, seed=seed, C4=column)
 
     before = rows(1, old)
     assert drifted(drift_of(rows(2, new), before)) == ["C4"]
@@ -201,17 +201,17 @@ def test_drift_newest_window_learned_is_reported_again_only_on_return(judged, dr
     assert drift_of(rows(3, old), rows(4, new), rows(2, new), rows(5, new))["C4"].drifted
 
 
-def test_newest_window_too_small_to_show_change_hides_none(judged, drift_of):
-    rows = judged(10_000, seed=1)
+def test_newest_window_too_small_to_show_change_hides_none(checked, drift_of):
+    rows = checked(10_000, seed=1)
     shifted = pa.array(np.floor(rows["I5"].to_numpy() * np.float32(np.exp(0.2))), pa.float32())
-    now, before = judged(10_000, seed=1, I5=shifted), judged(40_000)
+    now, before = checked(10_000, seed=1, I5=shifted), checked(40_000)
     assert drift_of(now, before)["I5"].drifted
-    assert drift_of(now, before, judged(60, seed=5))["I5"].drifted
+    assert drift_of(now, before, checked(60, seed=5))["I5"].drifted
 
 
-def test_effect_is_undefined_on_empty_side_and_missing_share_drifted(judged, drift_of):
+def test_effect_is_undefined_on_empty_side_and_missing_share_drifted(checked, drift_of):
     drift = drift_of(
-        judged(3000, I1=pa.nulls(3000, pa.float32()), C1=pa.nulls(3000, pa.int64())), judged(3000)
+        checked(3000, I1=pa.nulls(3000, pa.float32()), C1=pa.nulls(3000, pa.int64())), checked(3000)
     )
     for name in ("I1", "C1"):
         assert [
@@ -223,30 +223,30 @@ def test_effect_is_undefined_on_empty_side_and_missing_share_drifted(judged, dri
     assert drift["I2"].effect is not None
 
 
-def test_constant_columns_have_no_mean_shift_in_standard_deviations(judged, drift_of):
+def test_constant_columns_have_no_mean_shift_in_standard_deviations(checked, drift_of):
     def rows(value):
-        return judged(3000, I1=pa.array([value] * 3000, pa.float32()))
+        return checked(3000, I1=pa.array([value] * 3000, pa.float32()))
 
     assert drift_of(rows(3.0), rows(3.0))["I1"].mean_shift == 0
     entry = drift_of(rows(4.0), rows(3.0))["I1"]
     assert (entry.mean_shift, entry.drifted) == (None, True)
 
 
-def test_window_that_left_feature_out_does_not_change_its_missing_share(judged, window_of):
+def test_window_that_left_feature_out_does_not_change_its_missing_share(checked, window_of):
     half = pa.array([1.0, None] * 3000, pa.float32())
     before = [
-        window_of(judged(6000, seed=seed, I3=half), excluded=left_out)
+        window_of(checked(6000, seed=seed, I3=half), excluded=left_out)
         for seed, left_out in ((1, ("I3",)), (2, ()))
     ]
     kept = KeptWindows(tuple(before))
-    found = measure_drift(window_of(judged(6000, I3=half)), kept, SETTINGS, shown=ShownValues())
+    found = measure_drift(window_of(checked(6000, I3=half)), kept, SETTINGS, shown=ShownValues())
     (entry,) = [entry for entry in found if entry.feature == "I3"]
     assert (entry.missing_now, entry.missing_before) == (0.5, 0.5)
     assert entry.changes == ()
 
 
-def test_feature_that_run_leaves_out_has_no_entry(judged, window_of):
-    now, before = window_of(judged(500), excluded=("I3", "C7")), window_of(judged(500, seed=1))
+def test_feature_that_run_leaves_out_has_no_entry(checked, window_of):
+    now, before = window_of(checked(500), excluded=("I3", "C7")), window_of(checked(500, seed=1))
     names = [
         entry.feature
         for entry in measure_drift(now, KeptWindows((before,)), SETTINGS, shown=ShownValues())
@@ -254,7 +254,7 @@ def test_feature_that_run_leaves_out_has_no_entry(judged, window_of):
     assert names == [name for name in criteo.FEATURES if name not in ("I3", "C7")]
 
 
-def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of):
+def test_requests_of_two_sizes_are_no_drift_of_column_of_user(checked, window_of):
     """Each window has 150 requests of similar users.
 
     Requests have 64 rows in one window and 40 to 64 rows in the other window.
@@ -268,7 +268,7 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of)
             ids = pa.array([f"{number}-{i}" for i in range(150)]).take(
                 pa.array(np.repeat(np.arange(150), sizes))
             )
-            table = judged(
+            table = checked(
                 int(sizes.sum()), seed=number, C3=pa.array(np.repeat(users, sizes), pa.int64())
             )
             pair.append(
@@ -287,12 +287,12 @@ def test_requests_of_two_sizes_are_no_drift_of_column_of_user(judged, window_of)
 
 
 @pytest.fixture
-def clicked(judged):
+def clicked(checked):
     """A window's summary with these clicks [n], in requests of `size` rows.
 
     The features do not matter.
     """
-    features = judged(64, seed=0).drop([raw_rows.LABEL, raw_rows.REQUEST_ID])
+    features = checked(64, seed=0).drop([raw_rows.LABEL, raw_rows.REQUEST_ID])
 
     def make(clicks, size=1):
         n = len(clicks)
@@ -344,18 +344,20 @@ def test_stable_rates_are_called_changed_no_more_often_than_level(clicked, alike
     assert (np.mean([each.design_effect for each in found]) > 3) == alike
 
 
+def check_click_rate(label):
+    return apply_rules(observe_click_rate(label, SETTINGS), SETTINGS)
+
+
 def test_halved_rate_is_reported_and_smaller_change_or_few_rows_are_not(clicked):
     def finding(now, before):
-        return check_click_rate(
-            measure_label_shift(clicked(now), KeptWindows((clicked(before),))), SETTINGS
-        )
+        return check_click_rate(measure_label_shift(clicked(now), KeptWindows((clicked(before),))))
 
     def rows(n, share):
         return np.random.default_rng(2).permutation(np.arange(n) < share * n)
 
     (found,) = finding(rows(5000, 0.02), rows(5000, 0.05))
-    assert (found.feature, found.rule, found.severity) == ("label", "click_rate", "warn")
-    assert found.description.startswith("the share of clicks is 2.00%, was 5.00%")
+    assert (found.column, found.rule, found.result) == ("label", "click_rate", "warn")
+    assert found.detail.startswith("the share of clicks is 2.00%, was 5.00%")
     assert finding(rows(5000, 0.03), rows(5000, 0.05)) == []
     assert finding(rows(20, 0.15), rows(5000, 0.05)) == []
 
@@ -366,5 +368,5 @@ def test_rate_that_newest_window_learned_is_not_reported_again(clicked):
     found = measure_label_shift(clicked(low), kept)
     assert found.newest.difference == 0
     assert found.p_value < 1e-6
-    assert check_click_rate(found, SETTINGS) == []
-    assert check_click_rate(replace(found, newest=None), SETTINGS) != []
+    assert check_click_rate(found) == []
+    assert check_click_rate(replace(found, newest=None)) != []

@@ -55,7 +55,7 @@ class QuarantineWorld:
         make_dataset(folder, table.num_rows).write(manifest)
         return manifest
 
-    def judge(self, manifest, run, action="quarantine", *, actions=(), **asked):
+    def check(self, manifest, run, action="quarantine", *, actions=(), **asked):
         """Return exit code, report and the dataset that is passed on, without its reference to the
         report.
         """
@@ -69,7 +69,7 @@ class QuarantineWorld:
 
     def release(self):
         """Make a model of the valid rows the champion, and return the report on these rows."""
-        report = self.judge(self.window("sound")[1], "r0", "off")[1]
+        report = self.check(self.window("sound")[1], "r0", "off")[1]
         release_validated(self.store, "m1", report)
         return report
 
@@ -87,7 +87,7 @@ def keys_of(frame):
 
 def test_without_rule_valid_dataset_is_raw_one(world):
     _, manifest = world.window(label={5: 7})
-    _, _, valid = world.judge(manifest, "r1", "off")
+    _, _, valid = world.check(manifest, "r1", "off")
     assert valid == RawDataset.read(manifest)
     assert not (world.store / "quarantine").exists()
 
@@ -95,19 +95,19 @@ def test_without_rule_valid_dataset_is_raw_one(world):
 def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(world):
     world.release()
     table, manifest = world.window(I2={3: 1e9, 500: -1e9}, I4={10: 5.0})
-    code, report, valid = world.judge(manifest, "r1")
+    code, report, valid = world.check(manifest, "r1")
     assert (code, report.decision, report.num_rows) == (0, "warn", 598)
     (finding,) = report.findings
-    assert metric_values(report)["num_quarantined"] == finding["num_quarantined"] == 2
+    assert metric_values(report)["num_quarantined"] == finding.num_quarantined == 2
     assert metric_values(report)["quarantine_domain"] == 1
-    assert (finding["rule"], finding["action"], finding["severity"]) == (
+    assert (finding.rule, finding.action, finding.result) == (
         "domain",
         "quarantine",
         "warn",
     )
     assert (
         "broken by 2 of 600 rows, 2 of them quarantined by it; first: I2 is 1e+09, expected"
-        in report.reasons[0]
+        in finding.detail
     )
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(table.to_pandas())[at] for at in (3, 500)]
@@ -131,15 +131,15 @@ def test_offending_rows_are_quarantined_with_reason_and_rest_is_passed_on(world)
 def test_quarantined_rows_outlive_work_folder_and_retry_replaces_them(world, capsys):
     world.release()
     _, manifest = world.window(I2={3: 1e9})
-    world.judge(manifest, "r1")
-    _, _, valid = world.judge(manifest, "r1")
+    world.check(manifest, "r1")
+    _, _, valid = world.check(manifest, "r1")
     shutil.rmtree(world.folder / "work place")
     assert local_path(valid.quarantine_uri).is_relative_to(world.store)
     assert len(rows_of(valid.quarantine_uri)) == 1
     assert quarantine(["list", "--store", str(world.store)]) == 0
     said = capsys.readouterr().out
     assert f"1 rows  {local_path(valid.quarantine_uri)}\n1 rows of 1 runs are quarantined" in said
-    world.judge(world.window("clean")[1], "r1")
+    world.check(world.window("clean")[1], "r1")
     assert quarantine(["list", "--store", str(world.store), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
 
@@ -147,26 +147,26 @@ def test_quarantined_rows_outlive_work_folder_and_retry_replaces_them(world, cap
 def test_more_quarantined_rows_than_share_allows_block(world):
     world.release()
     _, manifest = world.window(I2=dict.fromkeys(range(31), 1e9))
-    assert world.judge(manifest, "r1")[0] == 1
-    assert world.judge(manifest, "r2", max_quarantined_fraction=31 / 600)[:1] == (0,)
-    report = world.judge(manifest, "r3", actions={"quarantined_share": "notify"})[1]
-    assert {f["rule"]: f["action"] for f in report.findings}["quarantined_share"] == "notify"
+    assert world.check(manifest, "r1")[0] == 1
+    assert world.check(manifest, "r2", max_quarantined_fraction=31 / 600)[:1] == (0,)
+    report = world.check(manifest, "r3", actions={"quarantined_share": "notify"})[1]
+    assert {f.rule: f.action for f in report.findings}["quarantined_share"] == "notify"
 
 
 def test_rule_that_only_reports_counts_rows_and_moves_none(world):
     world.release()
     _, manifest = world.window(I2=dict.fromkeys(range(40), 1e9))
-    code, report, valid = world.judge(manifest, "r1", "block")
-    assert (code, report.decision, valid) == (1, "block", RawDataset.read(manifest))
-    (finding,) = [each for each in report.findings if each["rule"] == "domain"]
-    assert "broken by 40 of 600 rows; first: I2 is 1e+09" in finding["description"]
+    code, report, valid = world.check(manifest, "r1", "block")
+    assert (code, report.decision, valid) == (1, "fail", RawDataset.read(manifest))
+    (finding,) = [each for each in report.findings if each.rule == "domain"]
+    assert "broken by 40 of 600 rows; first: I2 is 1e+09" in finding.detail
     assert not (world.store / "quarantine").exists()
 
 
 def test_rule_with_nothing_to_compare_with_is_reported_in_first_run(world):
     _, manifest = world.window()
-    _, report, valid = world.judge(manifest, "r1")
-    assert [(f["rule"], f["severity"]) for f in report.findings] == [("domain", "info")]
+    _, report, valid = world.check(manifest, "r1")
+    assert [(f.rule, f.action) for f in report.findings] == [("domain", "info")]
     assert valid == RawDataset.read(manifest)
 
 
@@ -184,7 +184,7 @@ def test_rows_out_of_any_domain_of_schema_are_quarantined(world):
     assert schema_command([*accept, "--change=I6", "--change=C1"]) == 0
     odd = {"I2": {4: 1e9}, "I3": {5: float("inf")}, "I6": {6: -1.0}, "C1": {7: 123}, "C2": {8: 123}}
     rows, manifest = world.window(**odd, label={9: 2})
-    _, _, valid = world.judge(manifest, "r2")
+    _, _, valid = world.check(manifest, "r2")
     gone = rows_of(valid.quarantine_uri)
     assert keys_of(gone) == [keys_of(rows.to_pandas())[at] for at in (4, 5, 6, 7, 9)]
     assert [reason.split(",")[0] for reason in gone["quarantine_reason"]] == [
@@ -198,7 +198,7 @@ def test_memory_is_flat_in_rows(world, tmp_path):
     Eight times as many rows need no more Arrow memory.
     """
     rules = ValidationSettings(actions={"domain": "quarantine"})
-    schema, peaks = read_schema(local_path(world.release().schema_uri)), []
+    schema, peaks = local_path(world.release().schema_uri), []
     table, _ = world.window(rows=40_000, files=1, I2={3: 1e9})
     for files in (1, 8):
         raw = RawDataset.read(
@@ -206,11 +206,13 @@ def test_memory_is_flat_in_rows(world, tmp_path):
         )
         folder = tmp_path / f"step {files}"
         folder.mkdir()
-        round_ = Round(run="r", raw=raw, folder=folder, store=world.store, rules=rules)
+        round_ = Round(
+            run="r", raw=raw, folder=folder, store=world.store, rules=rules, schema_path=schema
+        )
         pool, before = pa.system_memory_pool(), pa.default_memory_pool()
         pa.set_memory_pool(pool)
         try:
-            screen_rows(round_, schema, folder)
+            screen_rows(round_, folder)
         finally:
             pa.set_memory_pool(before)
         peaks.append(pool.max_memory())

@@ -30,8 +30,8 @@ def fair(table):
     return table.filter(pa.array(np.arange(table.num_rows) // BLOCK_ROWS % 2 == 1))
 
 
-def test_counts_are_tfdvs_where_tfdv_counts_exactly(judged):
-    table = judged(5000)
+def test_counts_are_tfdvs_where_tfdv_counts_exactly(checked):
+    table = checked(5000)
     found, theirs = counted(table).reference(), by_feature(statistics_of(fair(table)))
     assert (found.rows, found.profile.rows) == (5000, 2 * BLOCK_ROWS)
     for name in criteo.DENSE:
@@ -49,8 +49,8 @@ def test_counts_are_tfdvs_where_tfdv_counts_exactly(judged):
         assert column.missing.rows == num_missing(theirs[name])
 
 
-def test_values_and_bounds_are_chosen_by_every_other_block(judged):
-    table = judged(6000)
+def test_values_and_bounds_are_chosen_by_every_other_block(checked):
+    table = checked(6000)
     found, chosen = counted(table).reference(), np.arange(6000) // BLOCK_ROWS % 2 == 0
     for name in criteo.CATEGORICAL:
         counts = table[name].to_pandas()[chosen].value_counts()
@@ -81,9 +81,9 @@ def test_sums_over_requests_are_those_of_rows_that_did_not_choose(in_requests):
         np.testing.assert_array_equal(column.sums, expected)
 
 
-def test_list_is_bounded(judged):
+def test_list_is_bounded(checked):
     random = np.random.default_rng(0)
-    table = judged(20_000, C3=pa.array(random.integers(0, 5000, 20_000), pa.int64()))
+    table = checked(20_000, C3=pa.array(random.integers(0, 5000, 20_000), pa.int64()))
     found = counted(table).reference().profile.columns["C3"]
     assert len(found.values) == LISTED_VALUES
     values, counts = np.unique(fair(table)["C3"].to_numpy(), return_counts=True)
@@ -92,12 +92,12 @@ def test_list_is_bounded(judged):
 
 
 @pytest.mark.parametrize("largest", [2**32, MAX_CATEGORY])
-def test_hashes_of_words_are_counted_whatever_number_of_requests_in_batch(judged, largest):
+def test_hashes_of_words_are_counted_whatever_number_of_requests_in_batch(checked, largest):
     random = np.random.default_rng(2)
     known = random.integers(largest // 2, largest, 300)
     column = pa.array([largest, *known[random.zipf(1.3, 19_999) % 300]], pa.int64())
     requests = pa.array([f"request {i // 2}" for i in range(20_000)])
-    found = counted(judged(20_000, C3=column, request_id=requests)).profile().columns["C3"]
+    found = counted(checked(20_000, C3=column, request_id=requests)).profile().columns["C3"]
     values, counts = np.unique(column.to_numpy(), return_counts=True)
     assert dict(zip(values.tolist(), counts.tolist())) == dict(
         zip(found.values.tolist(), found.counts.tolist())

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from components.validation import validate
+from components.validation import report
 from components.validation.report_page import draw_page
 from evergreen.contracts import criteo, raw_rows
 from evergreen.reports.rendering import STYLE
@@ -17,8 +17,8 @@ from tests.support.validation_reports import NUM_CARDS, document_of, document_wi
 
 
 @pytest.fixture
-def document(judged):
-    return document_with_drift(judged)
+def document(checked):
+    return document_with_drift(checked)
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def test_page_needs_no_network_and_no_script(page):
 def test_hostile_names_are_escaped_wherever_they_come_from(page):
     parse_page(page)
     assert "<script" not in page
-    # These are the title twice, the finding's name and detail, the schema difference, and the
-    # quarantine's path.
-    assert page.count("&lt;script src=") == 6
+    # These are the title twice, the check's name and detail in both tables, the schema
+    # difference, and the quarantine's path.
+    assert page.count("&lt;script src=") == 8
 
 
 def test_every_column_has_card_and_strongest_evidence_comes_first(document, page):
@@ -100,10 +100,11 @@ def test_text_has_contrast_on_light_and_on_dark():
         assert contrast(badge, "#ffffff") >= 4.5, name
 
 
-def test_report_without_champion_rows_or_findings_is_still_page(judged):
-    document = document_of(judged(10).slice(0, 0), None, run="r")
+def test_report_without_champion_rows_or_findings_is_still_page(checked):
+    document = document_of(checked(10).slice(0, 0), None, run="r")
     document |= {
-        "findings": [],
+        "checks": [],
+        "decision": "pass",
         "skew": [],
         "served": None,
         "quarantine": {"num_rows": 0, "uri": None},
@@ -111,7 +112,7 @@ def test_report_without_champion_rows_or_findings_is_still_page(judged):
     page = draw_page(document)
     parse_page(page)
     for text in (
-        "Nothing was found",
+        "All checks passed",
         "no champion",
         "No archive of served rows",
         "No row was quarantined",
@@ -130,13 +131,13 @@ def test_sections_show_skew_schema_and_quarantine(page):
 def test_document_is_json_with_its_documented_keys(document):
     again = json.loads(json.dumps(document, allow_nan=False))
     assert again == document
-    documented = set(re.findall(r"`(\w+)`", validate.__doc__))
+    documented = set(re.findall(r"`(\w+)`", report.__doc__))
     assert set(document) <= documented
     assert {key for column in document["columns"] for key in column} <= documented
 
 
-def test_documents_columns_are_numpys(judged):
-    now, before = judged(3000, seed=1), judged(3000)
+def test_documents_columns_are_numpys(checked):
+    now, before = checked(3000, seed=1), checked(3000)
     columns = {column["column"]: column for column in document_of(now, before)["columns"]}
     assert list(columns) == [raw_rows.LABEL, *criteo.FEATURES]
     for name in ("I1", "I7"):
@@ -173,18 +174,13 @@ def test_bars_are_drawn_to_scale():
     ]
 
 
-def test_first_screen_says_what_was_checked_and_findings_have_numbers(document, page):
+def test_first_screen_has_worst_checks_and_section_has_all_with_numbers(document, page):
     drifted = {entry["feature"]: entry for entry in document["drift"] if entry["drifted"]}
-    checked = table_of(page, "What was checked")
-    assert [row[0] for row in checked[1:]] == [
-        "findings by schema and rules",
-        "change of the click rate",
-        "features that drifted",
-        "columns served otherwise",
-    ]
-    assert checked[3][1:] == [f"{len(drifted)} of {len(document['drift'])}", "–", "none", "warn"]
-    found = table_of(page, "worst first")
-    (c5,) = [row for row in found if row[0] == "C5: drift"]
+    first, every = table_of(page, "What was checked")[1:], table_of(page, "worst first")[1:]
+    assert first == every[: len(first)]
+    names = [check["name"] for check in document["checks"]]
+    assert [row[0] for row in every if len(row) > 1] == names
+    (c5,) = [row for row in every if row[0] == "C5: drift"]
     entry = drifted["C5"]
     assert [float(value) for value in (c5[1], *c5[2].split(" to "))] == pytest.approx(
         [entry["effect"], entry["effect_low"], entry["effect_high"]], rel=1e-3

@@ -20,8 +20,8 @@ document.title = JSON.stringify(seen);</script>"""  # noqa: E501
 pytestmark = needs_browser
 
 
-def test_report_is_drawn_in_its_colours_fits_phone_and_unfolds_by_keys(judged, tmp_path):
-    page = draw_page(document_with_drift(judged, run="hourly-1"))
+def test_report_is_drawn_in_its_colours_fits_phone_and_unfolds_by_keys(checked, tmp_path):
+    page = draw_page(document_with_drift(checked, run="hourly-1"))
     copy = tmp_path / "report.html"
     copy.write_text(page.replace("</body>", MEASURE + "</body>"), encoding="utf-8")
     drawn = browse(tmp_path, "--window-size=500,1400", DARK, "--dump-dom", copy.as_uri())

@@ -12,8 +12,8 @@ from tests.support.validation_statistics import statistics_of
 
 
 @pytest.fixture
-def schema(judged):
-    rows = judged(
+def schema(checked):
+    rows = checked(
         400, I2=pa.array([-2.0, 0.0, 5.0, 30.0] * 100, pa.float32()), C5=pa.nulls(400, pa.int64())
     )
     return infer_schema(statistics_of(rows), criteo.CRITEO, range_factor=10.0)
@@ -41,9 +41,9 @@ def test_features_may_be_missing_in_rows_and_in_all_only_if_they_were(features):
     assert features["C5"].presence.min_fraction == 0
 
 
-def test_share_of_rows_must_have_value_less_sampling_error(judged):
+def test_share_of_rows_must_have_value_less_sampling_error(checked):
     half = pa.array([1.0, None] * 10_000, pa.float32())
-    statistics = statistics_of(judged(20_000, I1=half))
+    statistics = statistics_of(checked(20_000, I1=half))
     features = {
         f.name: f for f in infer_schema(statistics, criteo.CRITEO, range_factor=10.0).feature
     }
@@ -73,14 +73,14 @@ def test_dense_columns_are_bounded_by_multiples_of_their_extremes(features):
     assert all(features[name].float_domain.disallow_nan for name in criteo.DENSE)
 
 
-def test_column_without_negatives_forbids_them_only_if_rows_are_many(judged):
+def test_column_without_negatives_forbids_them_only_if_rows_are_many(checked):
     for rows, is_bounded in ((9_999, False), (10_000, True)):
         columns = {
             "I1": pa.array([0.0] * rows, pa.float32()),
             "I2": pa.array([-1.0] + [0.0] * (rows - 1), pa.float32()),
         }
         schema = infer_schema(
-            statistics_of(judged(rows, **columns)), criteo.CRITEO, range_factor=10.0
+            statistics_of(checked(rows, **columns)), criteo.CRITEO, range_factor=10.0
         )
         least = {feature.name: feature.float_domain.min for feature in schema.feature}
         assert (least["I1"] == 0, least["I2"]) == (is_bounded, -10)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from components.validation.checks import check_skew
+from components.validation.checks import apply_rules, observe_skew
 from components.validation.skew import EventSpan, measure_skew, open_served, read_served
 from evergreen.config.validation import ValidationSettings
 from evergreen.contracts import criteo, raw_rows
@@ -26,6 +26,11 @@ from tests.support.archives import day_folders
 
 ROWS_OF_REQUEST = 10
 START = dt.datetime(2026, 3, 1, 12, tzinfo=dt.timezone.utc)
+
+
+def check_skew(skew):
+    rules = ValidationSettings()
+    return apply_rules(observe_skew(skew, rules), rules)
 
 
 def make_frame(requests: int, seed: int = 0) -> pd.DataFrame:
@@ -143,9 +148,9 @@ def test_feature_served_with_other_values_is_counted_as_pandas_counts(
     assert found.factor == (pytest.approx(1000, rel=1e-3) if plant is scaled else None)
     assert (found.only_training == differing) == (plant is nulled)
     assert found.example["training"] != found.example["served"]
-    (finding,) = check_skew(skew, ValidationSettings())
-    assert (finding.feature, finding.rule, finding.action) == (name, "skew", "warn")
-    assert f"{differing:,} of {joined:,}" in finding.description
+    (finding,) = check_skew(skew)
+    assert (finding.column, finding.rule, finding.action) == (name, "skew", "warn")
+    assert f"{differing:,} of {joined:,}" in finding.detail
 
 
 def test_row_that_differs_is_shown_in_words_and_no_user_is(training, archive, tmp_path):
@@ -157,8 +162,8 @@ def test_row_that_differs_is_shown_in_words_and_no_user_is(training, archive, tm
     found = {entry.feature: entry for entry in skew.entries if entry.drifted}
     assert found["C7"].example["served"] == "'red'"
     assert found["C8"].example is None
-    first, second, *_ = check_skew(skew, ValidationSettings())
-    assert "served was 'red'" in first.description + second.description
+    first, second, *_ = check_skew(skew)
+    assert "served was 'red'" in first.detail + second.detail
 
 
 def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archive, tmp_path):
@@ -168,7 +173,7 @@ def test_equal_rows_give_no_skew_whatever_their_order_and_labels(training, archi
     skew = compare(training(frame), archive(served), tmp_path)
     assert [entry.effect for entry in skew.entries] == [0.0] * len(criteo.FEATURES)
     assert not any(entry.drifted for entry in skew.entries)
-    assert check_skew(skew, ValidationSettings()) == []
+    assert check_skew(skew) == []
 
 
 def test_rows_of_one_side_only_are_counted_and_name_counts_once(training, archive, tmp_path):
@@ -218,9 +223,9 @@ def test_archive_without_days_is_reported_and_non_folder_is_refused(training, ar
     served[raw_rows.EVENT_TIME] = START - dt.timedelta(days=30)
     skew = compare(training(frame), archive(served), tmp_path)
     assert skew.entries == ()
-    (finding,) = check_skew(skew, ValidationSettings())
-    assert finding.severity == "info"
-    assert "only 0 training rows were found" in finding.description
+    (finding,) = check_skew(skew)
+    assert finding.action == "info"
+    assert "only 0 training rows were found" in finding.detail
     with pytest.raises(ContractError, match="nowhere is not a folder"):
         compare(training(frame), tmp_path / "nowhere", tmp_path)
 
@@ -237,11 +242,9 @@ def test_file_of_another_type_is_left_out_and_named(training, archive, tmp_path)
     (path.parent / "torn.parquet").write_bytes(content[:100])
     skew = compare(training(frame), root, tmp_path)
     assert (skew.facts.num_joined, len(skew.facts.unread)) == (len(frame), 2)
-    (finding,) = [
-        each for each in check_skew(skew, ValidationSettings()) if each.rule == "files_quarantined"
-    ]
+    (finding,) = [each for each in check_skew(skew) if each.rule == "files_quarantined"]
     assert finding.action == "warn"
-    assert finding.description.startswith(
+    assert finding.detail.startswith(
         "2 files of served rows cannot be read and were not compared; the first: "
     )
     torn, other = sorted(skew.facts.unread, key=lambda reason: "C3" in reason)

@@ -14,6 +14,7 @@ from components.validation.__main__ import metric_values
 from components.validation.windows import read_windows
 from evergreen.config.reader import parse_settings
 from evergreen.contracts import criteo, raw_rows
+from evergreen.contracts.checks import headline
 from evergreen.registry import runs
 from evergreen.registry.runs import report_path
 from evergreen.runtime.errors import flags_to_run_again
@@ -23,7 +24,11 @@ from tests.support.kfp_components import run_component
 
 
 def blocking(report):
-    return [(f["feature"], f["description"]) for f in report.findings if f["severity"] == "block"]
+    return [(f.column, f.detail) for f in report.findings if f.result == "fail"]
+
+
+def reasons(report):
+    return [check.detail for check in report.checks if not check.passed]
 
 
 def test_first_run_infers_schema_and_passes(step, write_rows, raw_table, store):
@@ -52,35 +57,36 @@ def test_second_run_reuses_champions_schema_unchanged(step, write_rows, raw_tabl
     assert local_path(second.parent_statistics_uri) == model / "statistics/statistics.pb"
 
 
-def test_drift_warns_and_lets_retraining_go_through(step, write_rows, judged, release_model):
-    release_model(step(write_rows(judged(3000)))[1])
-    rows = judged(3000, seed=1)
+def test_drift_warns_and_lets_retraining_go_through(step, write_rows, checked, release_model):
+    release_model(step(write_rows(checked(3000)))[1])
+    rows = checked(3000, seed=1)
     old = rows["C4"].fill_null(rows["C4"].drop_null()[0]).to_numpy()
     swapped = pa.array(np.where(np.arange(3000) % 2, 999_999_937, old), pa.int64())
-    code, report = step(write_rows(judged(3000, seed=1, C4=swapped), name="raw2"), run="r2")
+    code, report = step(write_rows(checked(3000, seed=1, C4=swapped), name="raw2"), run="r2")
     assert (code, report.decision) == (0, "warn")
-    assert {finding["feature"] for finding in report.findings} == {"C4"}
-    assert {finding["kind"] for finding in report.findings} == {"drift"}
-    assert any("value 999999937 went from 0.0% to 50.0%" in reason for reason in report.reasons)
-    assert any("never saw in at least 50.0% of the rows" in reason for reason in report.reasons)
+    assert {finding.column for finding in report.findings} == {"C4"}
+    assert {finding.rule for finding in report.findings} == {"drift", "new_categories"}
+    assert any("value 999999937 went from 0.0% to 50.0%" in reason for reason in reasons(report))
+    assert any("never saw in at least 50.0% of the rows" in reason for reason in reasons(report))
 
 
 @pytest.mark.parametrize("value", [0, 1])
-def test_one_class_labels_block_with_class_named(step, write_rows, judged, store, value):
-    code, report = step(write_rows(judged(200, label=pa.array([value] * 200, pa.int32()))))
+def test_one_class_labels_block_with_class_named(step, write_rows, checked, store, value):
+    code, report = step(write_rows(checked(200, label=pa.array([value] * 200, pa.int32()))))
     assert code == 1
     assert [feature for feature, _ in blocking(report)] == ["label"]
-    assert f"label is {value} in all 200 rows" in report.reasons[0]
+    assert f"label is {value} in all 200 rows" in reasons(report)[0]
     (note,) = runs.read_notes(store, "r1")
     assert note.state == "refused"
-    assert note.reason == f"{report.reasons[0]}; correct the rows and ingest them again"
+    assert note.reason == f"{headline(report.checks)}; correct the rows and ingest them again"
+    assert "failed: label: label_one_class" in note.reason
 
 
 def test_refusal_names_setting_by_which_rows_would_be_learned_all_same(
-    step, write_rows, judged, release_model, store
+    step, write_rows, checked, release_model, store
 ):
-    release_model(step(write_rows(judged(3000)))[1])
-    empty = write_rows(judged(3000, seed=1, I1=pa.nulls(3000, pa.float32())), name="raw2")
+    release_model(step(write_rows(checked(3000)))[1])
+    empty = write_rows(checked(3000, seed=1, I1=pa.nulls(3000, pa.float32())), name="raw2")
     code, report = step(empty, run="r2", actions={"click_rate": "notify"})
     assert (code, [feature for feature, _ in blocking(report)]) == (1, ["I1"])
     note = next(note for note in runs.read_notes(store, "r2") if note.state == "refused")
@@ -93,47 +99,47 @@ def test_refusal_names_setting_by_which_rows_would_be_learned_all_same(
 
 
 @pytest.mark.parametrize("labels", [[0, 1, 2, -1], [0, 1, None, 1], [None] * 4], ids=str)
-def test_label_other_than_0_and_1_or_none_blocks(step, write_rows, judged, labels):
-    code, report = step(write_rows(judged(200, label=pa.array(labels * 50, pa.int32()))))
+def test_label_other_than_0_and_1_or_none_blocks(step, write_rows, checked, labels):
+    code, report = step(write_rows(checked(200, label=pa.array(labels * 50, pa.int32()))))
     assert (code, {feature for feature, _ in blocking(report)}) == (1, {"label"})
 
 
-def test_column_entirely_null_warns_in_first_run(step, write_rows, judged):
-    rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
+def test_column_entirely_null_warns_in_first_run(step, write_rows, checked):
+    rows = checked(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
     code, report = step(write_rows(rows))
     assert (code, report.decision) == (0, "warn")
-    assert report.reasons == [
+    assert reasons(report) == [
         "I7 has no value in any of 200 rows",
         "C7 has no value in any of 200 rows",
     ]
 
 
 def test_column_entirely_null_blocks_only_if_it_had_values_before(
-    step, write_rows, judged, release_model
+    step, write_rows, checked, release_model
 ):
-    release_model(step(write_rows(judged(300, I7=pa.nulls(300, pa.float32()))))[1])
-    rows = judged(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
+    release_model(step(write_rows(checked(300, I7=pa.nulls(300, pa.float32()))))[1])
+    rows = checked(200, I7=pa.nulls(200, pa.float32()), C7=pa.nulls(200, pa.int64()))
     code, report = step(write_rows(rows, name="raw2"), run="r2")
     assert code == 1
     assert [feature for feature, _ in blocking(report)] == ["C7"]
-    assert "had values in" in report.reasons[0]
-    assert "before" in report.reasons[0]
-    assert [f["feature"] for f in report.findings if f["severity"] == "info"] == ["I7"]
+    assert "had values in" in reasons(report)[0]
+    assert "before" in reasons(report)[0]
+    assert [f.column for f in report.findings if f.action == "info"] == ["I7"]
 
 
 def test_rare_column_empty_in_small_window_warns_because_it_may_be_chance(
-    step, write_rows, judged, release_model
+    step, write_rows, checked, release_model
 ):
     rare = pa.array([7.0 if i % 100 == 0 else None for i in range(3000)], pa.float32())
-    release_model(step(write_rows(judged(3000, I7=rare)))[1])
-    rows = judged(200, I7=pa.nulls(200, pa.float32()))
+    release_model(step(write_rows(checked(3000, I7=rare)))[1])
+    rows = checked(200, I7=pa.nulls(200, pa.float32()))
     code, report = step(write_rows(rows, name="small"), run="small")
     assert (code, blocking(report)) == (0, [])
     assert (
         "I7 has no value in any of 200 rows, had values in 30 of 3000 rows before: 2 were expected"
-        in report.reasons
+        in reasons(report)
     )
-    rows = judged(1500, I7=pa.nulls(1500, pa.float32()))
+    rows = checked(1500, I7=pa.nulls(1500, pa.float32()))
     code, report = step(write_rows(rows, name="large"), run="large")
     assert (code, [feature for feature, _ in blocking(report)]) == (1, ["I7"])
 
@@ -149,27 +155,27 @@ def test_no_rows_block(step, write_rows, raw_table, release_model, files):
     assert (code, len(blocking(report)), report.drift) == (1, 1, [])
 
 
-def test_fall_of_click_rate_warns_and_chance_does_not(step, write_rows, judged, release_model):
+def test_fall_of_click_rate_warns_and_chance_does_not(step, write_rows, checked, release_model):
     def clicks(share):
         # The order is random, because consecutive clicks would fall into few requests.
         return pa.array(
             np.random.default_rng(0).permutation(np.arange(1000) < share * 1000).astype(np.int32)
         )
 
-    release_model(step(write_rows(judged(1000, label=clicks(0.3))))[1])
-    code, report = step(write_rows(judged(1000, seed=1, label=clicks(0.1)), name="raw2"), run="r2")
+    release_model(step(write_rows(checked(1000, label=clicks(0.3))))[1])
+    code, report = step(write_rows(checked(1000, seed=1, label=clicks(0.1)), name="raw2"), run="r2")
     assert (code, report.decision) == (0, "warn")
-    assert report.reasons[0].startswith("the share of clicks is 10.00%, was 30.00%")
-    few = judged(10, seed=1, label=pa.array([1] * 6 + [0] * 4, pa.int32()))
-    assert step(write_rows(few, name="raw3"), run="r3")[1].reasons == []
+    assert reasons(report)[0].startswith("the share of clicks is 10.00%, was 30.00%")
+    few = checked(10, seed=1, label=pa.array([1] * 6 + [0] * 4, pa.int32()))
+    assert reasons(step(write_rows(few, name="raw3"), run="r3")[1]) == []
 
 
-def test_column_of_nan_only_warns_and_is_page_without_nan(step, write_rows, judged, release_model):
+def test_column_of_nan_only_warns_and_is_page_without_nan(step, write_rows, checked, release_model):
     nothing = pa.array([float("nan")] * 300, pa.float32())
-    _, first = step(write_rows(judged(300, I3=nothing)))
-    assert (first.decision, [f["feature"] for f in first.findings]) == ("warn", ["I3"])
+    _, first = step(write_rows(checked(300, I3=nothing)))
+    assert (first.decision, [f.column for f in first.findings]) == ("warn", ["I3"])
     release_model(first)
-    code, second = step(write_rows(judged(300, seed=1), name="raw2"), run="r2")
+    code, second = step(write_rows(checked(300, seed=1), name="raw2"), run="r2")
     assert code == 0
     assert next(e for e in second.drift if e["feature"] == "I3")["effect"] is None
     assert "nan" not in local_path(first.report_uri).read_text()
@@ -180,14 +186,14 @@ def test_column_of_nan_only_warns_and_is_page_without_nan(step, write_rows, judg
     [(1e9, "Out-of-range"), (float("nan"), "NaN"), (float("inf"), "Inf")],
     ids=str,
 )
-def test_values_that_no_count_can_have_warn(step, write_rows, judged, release_model, value, words):
-    release_model(step(write_rows(judged(500)))[1])
-    column = judged(500)["I2"].to_pandas().to_numpy(copy=True)
+def test_values_that_no_count_can_have_warn(step, write_rows, checked, release_model, value, words):
+    release_model(step(write_rows(checked(500)))[1])
+    column = checked(500)["I2"].to_pandas().to_numpy(copy=True)
     column[3] = value
-    rows = judged(500, I2=pa.array(column, pa.float32()))
+    rows = checked(500, I2=pa.array(column, pa.float32()))
     code, report = step(write_rows(rows, name="raw2"), run="r2")
     assert (code, report.decision) == (0, "warn")
-    assert any(words in reason and reason.startswith("I2") for reason in report.reasons)
+    assert any(words in reason and reason.startswith("I2") for reason in reasons(report))
 
 
 def test_second_attempt_replaces_first(step, write_rows, raw_table):
@@ -261,7 +267,7 @@ def test_component_answers_and_copies_report(component, tmp_path):
     assert done.returncode == 0, done.stderr
     assert recorded["parameterValues"]["Output"] is True
     assert (tmp_path / "html").read_text().startswith("<!doctype html>")
-    assert "decision pass: 0 findings" in done.stdout + done.stderr
+    assert "decision pass: passed 12 of 12 checks" in done.stdout + done.stderr
 
 
 def test_each_round_adds_its_window_to_those_of_its_champion(
@@ -301,9 +307,9 @@ def test_feature_served_in_another_unit_is_named_by_step(step, write_rows, raw_t
     served = replaced(rows, "I4", pc.multiply(rows.column("I4"), pa.scalar(0.001, pa.float32())))
     code, report = step(write_rows(rows), f"--served={archive(served)}", champion="none")
     assert (code, report.decision) == (0, "warn")
-    (finding,) = [finding for finding in report.findings if finding["rule"] == "skew"]
-    assert finding["feature"] == "I4"
-    assert "1000 times the served value" in finding["description"]
+    (finding,) = [finding for finding in report.findings if finding.rule == "skew"]
+    assert finding.column == "I4"
+    assert "1000 times the served value" in finding.detail
     assert report.served["num_joined"] == 2000
     metrics = metric_values(report)
     assert (metrics["num_skewed"], metrics["num_joined"]) == (1, 2000)
@@ -316,7 +322,7 @@ def test_rule_may_block_on_skew_and_rows_served_as_trained_pass(
     served = replaced(rows, "C9", pa.nulls(2000, pa.int64()))
     manifest, flag = write_rows(rows), f"--served={archive(served)}"
     code, report = step(manifest, flag, champion="none", actions={"skew": "block"})
-    assert (code, report.decision) == (1, "block")
+    assert (code, report.decision) == (1, "fail")
     code, report = step(manifest, flag, champion="none", run="r2", actions={}, skew_share=1.0)
     assert (code, report.decision) == (0, "pass")
     assert next(entry for entry in report.skew if entry["feature"] == "C9")["effect"] > 0.9

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow_data_validation as tfdv
 
-from components.validation.rows import judged_columns, parquet_files
+from components.validation.rows import checked_columns, parquet_files
 from components.validation.tfdv_statistics import (
     by_feature,
     make_options,
@@ -53,8 +53,8 @@ def by_tfdv():
 @pytest.mark.filterwarnings(
     "ignore:invalid value encountered:RuntimeWarning"
 )  # TFDV's, for infinite numbers
-def test_statistics_equal_tfdv_on_same_dataframe(judged, by_tfdv, odd):
-    rows = judged(5000, **odd)
+def test_statistics_equal_tfdv_on_same_dataframe(checked, by_tfdv, odd):
+    rows = checked(5000, **odd)
     found, expected = statistics_of(rows), by_tfdv(rows)
     assert str(found) == str(expected)  # As text, NaN is equal to itself.
 
@@ -97,7 +97,7 @@ def test_counts_and_moments_are_truth_whatever_number_of_processes(files, frame,
     )
     assert num_rows(found) == 9000
     features = by_feature(found)
-    assert list(features) == list(judged_columns(criteo.CRITEO))
+    assert list(features) == list(checked_columns(criteo.CRITEO))
     for name in criteo.DENSE:
         numbers, values = features[name].num_stats, frame[name].dropna().astype(np.float64)
         assert (num_values(features[name]), num_missing(features[name])) == (

@@ -130,10 +130,10 @@ def test_merged_windows_are_window_of_all_rows(in_requests, window_of):
     assert_same(merged, whole)
 
 
-def test_frequent_values_of_long_column_are_kept_and_floor_bounds_rest(judged, window_of):
+def test_frequent_values_of_long_column_are_kept_and_floor_bounds_rest(checked, window_of):
     random = np.random.default_rng(0)
     parts = [random.zipf(1.15, 30_000) % 20_000 for _ in range(3)]
-    tables = [judged(30_000, C3=pa.array(part, pa.int64())) for part in parts]
+    tables = [checked(30_000, C3=pa.array(part, pa.int64())) for part in parts]
     merged = KeptWindows(tuple(window_of(table) for table in tables)).merged.columns["C3"]
     values, counts = np.unique(np.concatenate(parts), return_counts=True)
     listed = find_sums(values, merged.values, merged.sums)[:, 0]
@@ -177,9 +177,9 @@ def test_what_is_read_is_what_was_written_and_same_windows_give_same_bytes(
     ],
     ids=["absent", "cut", "text", "version"],
 )
-def test_corrupt_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path, break_it, words):
+def test_corrupt_file_is_refused_with_what_is_wrong(checked, window_of, tmp_path, break_it, words):
     path = tmp_path / "windows.npz"
-    KeptWindows((window_of(judged(100)),)).write(path)
+    KeptWindows((window_of(checked(100)),)).write(path)
     break_it(path)
     with pytest.raises(ContractError, match=words):
         read_windows(path)
@@ -189,10 +189,10 @@ def test_corrupt_file_is_refused_with_what_is_wrong(judged, window_of, tmp_path,
     ("factor", "same"), [(1 + 1e-15, True), (1.01, False)], ids=["last digit", "others"]
 )
 def test_edges_that_another_numpy_computed_are_same_edges(
-    judged, window_of, tmp_path, monkeypatch, factor, same
+    checked, window_of, tmp_path, monkeypatch, factor, same
 ):
     path = tmp_path / "windows.npz"
-    KeptWindows((window_of(judged(100)),)).write(path)
+    KeptWindows((window_of(checked(100)),)).write(path)
     monkeypatch.setattr(profile_files, "DENSE_EDGES", DENSE_EDGES * factor)
     assert not np.array_equal(profile_files.DENSE_EDGES, DENSE_EDGES)
     if same:

@@ -276,7 +276,7 @@ def test_score_prints_line_per_row_of_every_form_and_names_malformed_ones(
             texts = [None if value is None else f"{value:x}" for value in table[name].to_pylist()]
             table = table.set_column(table.schema.get_field_index(name), name, pa.array(texts))
     (pq.write_table if form == "parquet" else write_csv)(table, path)
-    flags = ["score", "--server", server.url, "--recommender", store, "--data", path]
+    flags = ["models", "score", "--server", server.url, "--recommender", store, "--data", path]
     done = run(*flags, "--limit", 7, module="cli")
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert (done.returncode, done.stderr) == (0, "")
@@ -318,7 +318,7 @@ def test_whoever_reads_first_line_only_meets_no_traceback(server, folder, store,
 
 def test_simulate_and_drift_write_what_they_say(folder):
     arguments = ["--rows", 2000, "--days", 2, "--last-day", "2026-03-02", "--seed", 7]
-    done = run("simulate", "--lake", folder / "lake", "--world", folder / "w.json", *arguments)
+    done = run("lake", "--lake", folder / "lake", "--world", folder / "w.json", *arguments)
     report = json.loads(done.stdout)
     assert done.returncode == 0
     assert (report["rows"], report["days"]) == (2000, ["2026-03-01", "2026-03-02"])
@@ -329,7 +329,7 @@ def test_simulate_and_drift_write_what_they_say(folder):
     drifted = run("drift", "--world", folder / "w.json", "--output", folder / "d.json", "--seed", 8)
     assert json.loads(drifted.stdout)["columns"] == ["C2", "C14", "C17", "C23"]
     assert World.load(folder / "d.json") == World.create(7).drifted(Drift(seed=8))
-    again = run("simulate", "--lake", folder / "lake", "--world", folder / "w.json", *arguments)
+    again = run("lake", "--lake", folder / "lake", "--world", folder / "w.json", *arguments)
     assert again.returncode == 2
     assert "already" in again.stderr
 

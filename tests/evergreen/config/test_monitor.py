@@ -4,11 +4,11 @@ import pytest
 
 from evergreen.config.monitor import (
     DriftSettings,
-    JudgeSettings,
+    EvaluationSettings,
     PolicySettings,
+    RateLimitSettings,
     RecipeSettings,
-    RestraintSettings,
-    judging_settings,
+    decision_settings,
 )
 from evergreen.config.release import BakingSettings
 from evergreen.runtime.errors import ContractError
@@ -29,12 +29,12 @@ OUT_OF_RANGE = {
         "drift_columns": 0,
         "max_serving_seconds": 0.0,
     },
-    JudgeSettings: {
+    EvaluationSettings: {
         "window_rows": 0,
         "attribution_window_seconds": -1.0,
         "decide_seconds": float("nan"),
     },
-    RestraintSettings: {
+    RateLimitSettings: {
         "daily_budget": 0,
         "cooldown_seconds": float("nan"),
         "failure_backoff_seconds": 0.0,
@@ -85,4 +85,4 @@ def test_settings_out_of_range_are_refused_with_their_value(kind, name, value):
 )
 def test_bad_rules_are_refused_with_their_name(wrong, message):
     with pytest.raises(ContractError, match=message):
-        judging_settings(criteo_with(monitor=wrong))
+        decision_settings(criteo_with(monitor=wrong))

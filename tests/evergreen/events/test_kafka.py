@@ -167,7 +167,7 @@ def _acknowledge_all(one, two, held):
 
 
 def test_reader_that_acknowledges_nothing_holds_bounded_number_of_bytes(ends, monkeypatch):
-    monkeypatch.setattr("evergreen.events.kafka.subscriber.MAX_HELD_BYTES", 2500)
+    monkeypatch.setattr("evergreen.events.kafka.subscriber._MAX_HELD_BYTES", 2500)
     ends.publisher().publish([(str(i), b"x" * 1000) for i in range(10)])
     reader = ends.reader()
     held = []
@@ -308,7 +308,7 @@ def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster,
     The test is marked slow because the abandoned client stays in the process until its end.
     """
     process, place = frozen_cluster
-    monkeypatch.setattr(offsets, "CLOSE_SECONDS", 2.0)
+    monkeypatch.setattr(offsets, "_CLOSE_SECONDS", 2.0)
     reader = KafkaSubscriber(place)
     with closing(KafkaPublisher(place)) as publisher:
         publisher.publish(batch(1))
@@ -326,7 +326,7 @@ def test_reader_beside_broker_that_hangs_closes_within_its_bound(frozen_cluster,
 
 @pytest.mark.timeout(30)
 def test_reader_of_dead_letters_has_no_group_to_leave_and_closes_at_once(ends, monkeypatch):
-    monkeypatch.setattr(offsets, "CLOSE_SECONDS", 300)
+    monkeypatch.setattr(offsets, "_CLOSE_SECONDS", 300)
     assert ends.reader().list_dead_letters() == []
 
 

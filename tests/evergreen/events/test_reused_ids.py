@@ -1,7 +1,7 @@
 """Tests of five requests with one id: the first is accepted, and the others are dead-lettered."""
 
 from monitoring.monitor import Monitor
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.clocks import Clock
 from tests.support.monitors import (
     START,
@@ -22,7 +22,7 @@ def test_monitor_counts_and_keeps_requests_that_it_cannot_join(
     tmp_path, bench, publisher, subscriber
 ):
     settings, clock = monitor_settings(tmp_path), Clock(START + 10)
-    store = Store(settings.state / "monitor.db")
+    store = StateStore(settings.state / "monitor.db")
     monitor = Monitor(
         settings,
         subscriber=subscriber,

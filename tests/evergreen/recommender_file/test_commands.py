@@ -1,4 +1,4 @@
-"""Tests of `evergreen recommender`: from a click log to an accepted file."""
+"""Tests of `evergreen data`: from a click log to an accepted file."""
 
 import re
 from pathlib import Path
@@ -47,9 +47,10 @@ def test_click_log_becomes_accepted_file(run, tmp_path):
         f"{drafted} is valid: my_clicks, 1 numeric and 1 categorical features" in printed,
     ) == (0, True)
     assert run("accept", drafted, "--why", "first", "--who", "ann")[0] == 0
-    code, printed = run("log")
+    code, printed = run("history")
     assert code == 0
-    assert re.fullmatch(r"1  \S+  ann  my_clicks [0-9a-f]{8}: first\n", printed)
+    line = printed.splitlines()[1]
+    assert re.fullmatch(r" +1  \S+ \S+ \S+ +ann +my_clicks +[0-9a-f]{8} +first", line)
     (tmp_path / "shown.yaml").write_text(run("show")[1])
     assert run("diff", "current", tmp_path / "shown.yaml") == (0, "0 differences\n")
 
@@ -80,7 +81,7 @@ def test_wrong_file_is_neither_sound_nor_accepted(run, file):
         assert printed.startswith(
             f"error: {file}:4: features.numeric[0] is 'score', which every row has"
         )
-    assert run("log") == (0, "no recommender was accepted yet\n")
+    assert run("history") == (0, "no recommender was accepted yet\n")
 
 
 def test_accepting_says_what_changes_and_same_again_is_refused(run, file):
@@ -141,7 +142,7 @@ def test_difference_of_any_key_is_told(run, file, tmp_path):
 
 
 def test_no_reason_and_no_such_version_are_refused(run, file):
-    assert "evergreen recommender accept" in run("show")[1]
+    assert "evergreen data accept" in run("show")[1]
     assert run("accept", file, "--why", " ")[0] == 2
     assert run("accept", file, "--why", "first")[0] == 0
     assert run("show", "2")[0] == 2

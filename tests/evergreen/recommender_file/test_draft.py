@@ -1,4 +1,4 @@
-"""Tests of `evergreen recommender init`: columns are guessed, and the draft is valid."""
+"""Tests of `evergreen init`: columns are guessed, and the draft is valid."""
 
 import datetime
 import gzip

@@ -179,7 +179,7 @@ def test_rows_without_times_are_each_request_and_ingest_needs_days(write):
         "event_time",
         "request_id",
     )
-    assert "`evergreen ingest` needs --last-day and --days" in line_of(text, "event_time")
+    assert "`evergreen data ingest` needs --last-day and --days" in line_of(text, "event_time")
     assert "each row is its own request" in line_of(text, "request_id")
 
 

@@ -1,4 +1,4 @@
-"""Tests of `evergreen recommender check FILE --data ROWS`."""
+"""Tests of `evergreen data check FILE --data ROWS`."""
 
 import datetime
 
@@ -171,7 +171,7 @@ def test_rows_without_times_say_what_ingest_needs(write):
     )
     trial = try_rows(write([f"{n % 2},{n}" for n in range(9)], "click,price"), recommender, now=NOW)
     assert (trial.is_refused, trial.span) == (False, None)
-    assert "no times: `evergreen ingest` needs --last-day and --days" in said(trial)
+    assert "no times: `evergreen data ingest` needs --last-day and --days" in said(trial)
 
 
 def test_folder_is_tried_file_by_file_and_other_files_are_named(write, tmp_path):

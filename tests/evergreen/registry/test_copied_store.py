@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from evergreen.contracts.manifests import CURRENT, Model
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.registry import runs
 from evergreen.registry.models import GRAPH_FILE, graph_folder, model_folder
 from evergreen.runtime.durable import sha256_tree
@@ -65,13 +65,13 @@ def there(tmp_path, request):
 
 
 def test_every_reader_of_copied_store_reads_copy(there):
-    live, parent = model_store.champion(there, CURRENT), model_store.parent(there, CURRENT)
-    by_name = model_store.stored_model(there, "m1"), model_store.referenced_model(there, "3")
-    assert live == model_store.champion(there, "m1")
+    live, parent = registry.champion(there, CURRENT), registry.parent(there, CURRENT)
+    by_name = registry.stored_model(there, "m1"), registry.referenced_model(there, "3")
+    assert live == registry.champion(there, "m1")
     assert parent == by_name[0] == by_name[1]
     assert local_path(live.model_uri) == local_path(parent.uri) == model_folder(there, "m1")
     assert local_path(live.graph_uri).read_bytes() == b"graph"
-    assert [model_store.verified_part(parent, part).parent for part in Model.PARTS] == [
+    assert [registry.verified_part(parent, part).parent for part in Model.PARTS] == [
         model_folder(there, "m1")
     ] * 3
     (outcome,) = runs.read_outcomes(there)
@@ -98,10 +98,10 @@ def test_part_that_is_not_as_it_was_stored_is_refused_by_name(tmp_path, name, fa
         path.with_name("another").write_bytes(b"")
     for part in Model.PARTS:
         if not name.startswith(part):
-            model_store.verified_part(model, part)
+            registry.verified_part(model, part)
             continue
         with pytest.raises(ContractError) as caught:
-            model_store.verified_part(model, part)
+            registry.verified_part(model, part)
         assert f"{path.parent} with" in str(caught.value)
         assert f"expected {model.sha256[part]} as in the manifest of model m1" in str(caught.value)
-    model_store.verified_part(replace(model, sha256={}), Model.PARTS[0])
+    registry.verified_part(replace(model, sha256={}), Model.PARTS[0])

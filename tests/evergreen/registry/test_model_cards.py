@@ -94,9 +94,9 @@ def test_line_is_told_as_far_as_it_is_there_and_no_longer_than_page(write, tmp_p
         ([("promote", 2)], False),
         ([("intent", 2), ("promote", 2), ("withdrawn", 2)], True),
     ],
-    ids=["taken back", "promoted since", "whose promotion was taken back"],
+    ids=["taken back", "promoted since", "whose promotion was rolled back"],
 )
-def test_model_that_was_taken_back_is_blocked_until_person_promotes_it(write, after, is_blocked):
+def test_model_that_was_rolled_back_is_blocked_until_person_promotes_it(write, after, is_blocked):
     card = write(
         ("release", 1), ("release", 2), ("rollback", 1, {"blocked_model_id": "m2"}), *after
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from evergreen.contracts.manifests import CURRENT, NONE, ServingPlace
-from evergreen.registry import models as model_store
+from evergreen.registry import models as registry
 from evergreen.registry import promotion_journal, runs
 from evergreen.registry.promotion_journal import Promotion, append_promotion
 from evergreen.runtime.errors import ContractError, Preempted, Refused
@@ -27,8 +27,8 @@ def promotion(store, version, model_id, action=promotion_journal.RELEASE):
         version=version,
         previous_version=version - 1 or None,
         model_id=model_id,
-        model_uri=model_store.model_folder(store, model_id).as_uri(),
-        release_uri=model_store.release_path(store, version).as_uri(),
+        model_uri=registry.model_folder(store, model_id).as_uri(),
+        release_uri=registry.release_path(store, version).as_uri(),
         trigger_id=None,
         reason="größer: \u2028 ok",
     )
@@ -40,7 +40,7 @@ def store(tmp_path):
 
     The path of the registry needs quoting in a URI.
     """
-    store = tmp_path / "model store #1"
+    store = tmp_path / "model registry #1"
     make_live(store, 1, "first")
     make_live(store, 2, "second")
     return store
@@ -53,19 +53,19 @@ def store(tmp_path):
 def test_current_is_live_version_none_is_nothing_and_model_is_named_by_id(
     store, reference, version, model_id
 ):
-    champion, parent = model_store.champion(store, reference), model_store.parent(store, reference)
+    champion, parent = registry.champion(store, reference), registry.parent(store, reference)
     assert (champion and champion.version, parent and parent.model_id) == (version, model_id)
 
 
 def test_nothing_is_live_in_empty_store(tmp_path):
-    assert model_store.champion(tmp_path, CURRENT) is model_store.parent(tmp_path, CURRENT) is None
+    assert registry.champion(tmp_path, CURRENT) is registry.parent(tmp_path, CURRENT) is None
 
 
 def test_unknown_reference_is_refused(store):
     with says(ContractError, "never-released"):
-        model_store.champion(store, "third")
+        registry.champion(store, "third")
     with raises(ContractError, "parent 'third'", "not in"):
-        model_store.parent(store, "third")
+        registry.parent(store, "third")
 
 
 def test_step_is_running_while_it_runs_and_done_after(tmp_path):
@@ -127,15 +127,15 @@ def test_outcome_of_run_is_found_by_runs_name(tmp_path):
 
 
 def test_where_releases_go_is_noted_once_and_read_back(tmp_path):
-    assert model_store.read_serving_place(tmp_path) is None
+    assert registry.read_serving_place(tmp_path) is None
     place = ServingPlace(
         repository_uri="gs://models/repository", triton_urls=["dns:///triton:8001"], server="python"
     )
-    model_store.write_serving_place(tmp_path, place)
+    registry.write_serving_place(tmp_path, place)
     first = (tmp_path / "serving.json").stat().st_ino
-    model_store.write_serving_place(tmp_path, place)
+    registry.write_serving_place(tmp_path, place)
     assert (tmp_path / "serving.json").stat().st_ino == first, (
         "an unchanged place is not written again"
     )
-    model_store.write_serving_place(tmp_path, replace(place, server="onnxruntime"))
-    assert model_store.read_serving_place(tmp_path).server == "onnxruntime"
+    registry.write_serving_place(tmp_path, replace(place, server="onnxruntime"))
+    assert registry.read_serving_place(tmp_path).server == "onnxruntime"

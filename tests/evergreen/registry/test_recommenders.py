@@ -41,7 +41,7 @@ def test_journal_tells_who_when_and_why(tmp_path):
 
 
 def test_store_without_one_says_how_to_accept_one(tmp_path):
-    with raises(ContractError, "evergreen recommender accept"):
+    with raises(ContractError, "evergreen data accept"):
         recommenders.accepted(tmp_path, "current")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from datetime import datetime, timezone
 
 import pytest
@@ -14,8 +15,10 @@ from evergreen.registry.promotion_journal import (
     current,
     interrupted,
     live_at,
+    read_entries,
 )
 from evergreen.runtime.errors import ContractError
+from evergreen.runtime.terminal import local_time
 from tests.support.errors import raises
 
 
@@ -69,7 +72,7 @@ def test_only_releases_rollbacks_and_promotions_change_who_is_live(store):
     assert current(store).version == 1
 
 
-def test_line_taken_back_right_after_it_was_written_never_was(tmp_path):
+def test_line_rolled_back_right_after_it_was_written_never_was(tmp_path):
     for entry in (
         line("release", 1, at(1)),
         line("release", 2, at(2)),
@@ -86,17 +89,21 @@ def test_times_never_run_backwards(store):
 
 
 def test_models_lists_every_entry_and_marks_what_is_live(store, capsys):
-    assert main(["models", "--store", str(store)]) == 0
+    assert main(["models", "list", "--store", str(store)]) == 0
     told = capsys.readouterr()
-    lines = told.out.splitlines()
-    assert len(lines) == 10
-    assert "evergreen model card" in told.err
-    assert [line.startswith("*") for line in lines] == [False] * 9 + [True]
-    assert "graph aaaaaaaaaaaa " in lines[1]
-    assert "run-1: because" in lines[1]
-    assert "anna@desk: because" in lines[-1]
-    assert "(0.05 of the traffic)" in lines[6]
-    assert main(["models", "--store", store.as_uri(), "--json"]) == 0
+    head, *lines = told.out.splitlines()
+    assert head.split() == ["version", "action", "time", "model", "by", "reason", "hashes"]
+    assert "evergreen models show" in told.err
+    shown = [line for line in read_entries(store) if line.action != "intent"]
+    assert [line.split()[line.startswith("*")] for line in lines] == [
+        str(each.version) for each in shown
+    ]
+    assert [line.startswith("*") for line in lines] == [False] * (len(lines) - 1) + [True]
+    assert "graph aaaaaaaaaaaa" in lines[0]
+    assert re.search(r"run-1 +because", lines[0])
+    assert re.search(r"anna@desk +because", lines[-1])
+    assert "canary 5 %" in "\n".join(lines)
+    assert main(["models", "list", "--store", store.as_uri(), "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
     assert [entry["live"] for entry in entries] == [False] * 9 + [True]
     assert entries[1]["sha256"] == {"graph": "a" * 64}
@@ -116,19 +123,19 @@ def test_models_lists_every_entry_and_marks_what_is_live(store, capsys):
 def test_live_at_prints_what_was_live_since_when_and_until_when(
     store, capsys, time, version, until
 ):
-    assert main(["live-at", time, "--store", str(store), "--json"]) == 0
+    assert main(["models", "live-at", time, "--store", str(store), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["until"]) == (version, until)
-    assert main(["live-at", time, "--store", str(store)]) == 0
+    assert main(["models", "live-at", time, "--store", str(store)]) == 0
     text = capsys.readouterr().out
     assert f"version {version}, model model-{version}" in text
-    assert ("still live" if until is None else f"until {until}") in text
+    assert ("still live" if until is None else f"until {local_time(until)} (") in text
 
 
 def test_live_at_time_before_everything_or_at_no_time_is_error(store, capsys):
-    assert main(["live-at", "2026-03-01T00:59:59Z", "--store", str(store)]) == 2
+    assert main(["models", "live-at", "2026-03-01T00:59:59Z", "--store", str(store)]) == 2
     assert "error: no version was live at 2026-03-01T00:59:59+00:00" in capsys.readouterr().err
-    assert main(["live-at", "yesterday", "--store", str(store)]) == 2
+    assert main(["models", "live-at", "yesterday", "--store", str(store)]) == 2
     assert "expected ISO 8601" in capsys.readouterr().err
 
 
@@ -153,7 +160,7 @@ def test_corrupt_line_is_named(store, change, capsys):
         journal.write(json.dumps(document) + "\n")
     with raises(ContractError, "journal.jsonl", "line 11"):
         append_promotion(store, line("intent", 5, at(7)))
-    assert main(["models", "--store", str(store)]) == 2
+    assert main(["models", "list", "--store", str(store)]) == 2
     assert "line 11 is " in capsys.readouterr().err
 
 

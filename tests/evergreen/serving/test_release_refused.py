@@ -98,7 +98,7 @@ def test_journal_that_cannot_be_written_undoes_switch(world, monkeypatch):
     assert world.release(3).version == 3, "a number that the journal named is not given again"
 
 
-def test_line_whose_writing_failed_after_it_was_there_is_taken_back(world, monkeypatch):
+def test_line_whose_writing_failed_after_it_was_there_is_rolled_back(world, monkeypatch):
     world.release(1)
     failing_journal(monkeypatch, OSError(5, "input/output error"), after=True)
     with pytest.raises(OSError, match="input/output"):

@@ -9,7 +9,7 @@ from evergreen.serving.release import StaleVerdict, release
 
 
 @pytest.fixture
-def judged(make_candidate):
+def candidate_of(make_candidate):
     """The candidate of `seed`, evaluated against `champion`.
 
     The verdict names the champion `reference`.
@@ -26,22 +26,27 @@ def judged(make_candidate):
     return make
 
 
-def test_verdict_against_none_or_another_than_live_model_is_refused(judged, unserved):
-    release(*judged(unserved.store, 1, None, "current"), settings=unserved)
+def test_verdict_against_none_or_another_than_live_model_is_refused(candidate_of, unserved):
+    release(*candidate_of(unserved.store, 1, None, "current"), settings=unserved)
     with pytest.raises(StaleVerdict, match="compared with no champion, but model-1 is live"):
-        release(*judged(unserved.store, 4, None), settings=unserved)
-    release(*judged(unserved.store, 2, "model-1"), settings=unserved)
+        release(*candidate_of(unserved.store, 4, None), settings=unserved)
+    release(*candidate_of(unserved.store, 2, "model-1"), settings=unserved)
     with pytest.raises(
         StaleVerdict,
         match="model-3 was compared with model-1, but model-2 is live: evaluate it again",
     ):
-        release(*judged(unserved.store, 3, "model-1"), settings=unserved)
+        release(*candidate_of(unserved.store, 3, "model-1"), settings=unserved)
     assert [entry.version for entry in read_journal(unserved.store)] == [1, 2]
     assert read_entries(unserved.store)[-1].action == "release", "nothing was even announced"
 
 
 @pytest.mark.parametrize(("champion", "reference"), [(None, "none"), ("model-1", "model-1")])
-def test_run_that_named_its_champion_is_not_held_to_live_one(judged, unserved, champion, reference):
-    release(*judged(unserved.store, 1, None), settings=unserved)
-    release(*judged(unserved.store, 2, "model-1"), settings=unserved)
-    assert release(*judged(unserved.store, 3, champion, reference), settings=unserved).version == 3
+def test_run_that_named_its_champion_is_not_held_to_live_one(
+    candidate_of, unserved, champion, reference
+):
+    release(*candidate_of(unserved.store, 1, None), settings=unserved)
+    release(*candidate_of(unserved.store, 2, "model-1"), settings=unserved)
+    assert (
+        release(*candidate_of(unserved.store, 3, champion, reference), settings=unserved).version
+        == 3
+    )

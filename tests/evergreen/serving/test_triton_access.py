@@ -144,7 +144,7 @@ def test_commands_take_it_from_flags_and_from_environment(secured, pki, world, m
     said = {"ca": str(pki / "ca.pem"), "name": "triton"}
     for name, value in said.items() if by == "variables" else ():
         monkeypatch.setenv(f"EVERGREEN_TRITON_{name.upper()}", value)
-    parser = CommandParser(prog="evergreen rollback")
+    parser = CommandParser(prog="evergreen release rollback")
     add_site_flags(parser)
     flags = [
         "--store",

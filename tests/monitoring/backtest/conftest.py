@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.contracts.manifests import Model
 from evergreen.registry.models import model_folder, scores_path
 from evergreen.storage.folder import FolderObjects
@@ -37,7 +37,7 @@ class Ran:
     """A bench after a run of the monitor, with the files that the monitor wrote."""
 
     bench: Bench
-    settings: JudgingSettings
+    settings: DecisionSettings
     folder: Path | None = None
     """State folder of the monitor. None means the folder of the bench."""
     archived: Path | None = None
@@ -102,7 +102,7 @@ def run_over(bench: Bench, records_by_second, seconds: int, *, every: int) -> Ra
             bench.monitor.tick()
     bench.tick(at=START + seconds + WINDOW + 30.0)
     bench.monitor.stop()
-    settings = bench.settings.judging
+    settings = bench.settings.decisions
     write_rules(bench.settings.state, settings)
     return Ran(bench, settings)
 
@@ -118,13 +118,13 @@ def know_references(store: Path, reference) -> None:
 def backtested(settings, features=SHOP.features) -> list[str]:
     """Return the decision lines of a backtest of a monitor's archive and registry."""
     models = ReleasedModels(settings.store)
-    judged = evaluate_requests(
+    evaluated = evaluate_requests(
         read_requests(FolderObjects(settings.archive), features=features),
-        settings.judging,
+        settings.decisions,
         baseline=models.baseline,
         reference=models.reference,
     )
-    return [each.line() for each in judged]
+    return [each.line() for each in evaluated]
 
 
 @pytest.fixture(scope="session")

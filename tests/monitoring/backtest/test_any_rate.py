@@ -70,7 +70,7 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
         bench.monitor.tick()
         bench.clock.now += 1.0
     bench.monitor.stop()
-    judged = backtested(bench.settings, CRITEO)
+    evaluated = backtested(bench.settings, CRITEO)
     lines = (bench.settings.state / "decisions.jsonl").read_text().splitlines()
     counters = dict(bench.store.counters)
     bench.close()
@@ -80,7 +80,7 @@ def play(folder, requests, reference, *, times, looks, pull_messages, kills):
         for name, rows in counters.items()
         if name.startswith("drift_") and name.endswith("_row") and rows
     ]
-    return lines, judged
+    return lines, evaluated
 
 
 GAPS = st.one_of(

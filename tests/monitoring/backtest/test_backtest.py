@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evergreen.config.monitor import JudgingSettings
+from evergreen.config.monitor import DecisionSettings
 from evergreen.config.reader import make_settings
 from evergreen.storage.uris import open_objects
 from monitoring.backtest.__main__ import main
@@ -18,11 +18,11 @@ from tests.monitoring.backtest.conftest import CHANGED_AT, SETTINGS
 from tests.support.monitors import WINDOW
 
 SETTINGS_10 = make_settings(
-    JudgingSettings, attribution_window_seconds=10.0, cooldown_seconds=100.0, daily_budget=2
+    DecisionSettings, attribution_window_seconds=10.0, cooldown_seconds=100.0, daily_budget=2
 )
 
 
-def judged(actions: str) -> list[DecisionPoint]:
+def evaluated(actions: str) -> list[DecisionPoint]:
     """Return decisions every 50 s: `.` for no action, `!` for retrain."""
     made = []
     for number, sign in enumerate(actions):
@@ -62,15 +62,15 @@ def test_fires_are_what_live_restraint_lets_through():
 
     The cooldown ends at 190 s, and the next request is at 210 s. These two runs use up the budget.
     """
-    found = backtest(judged(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)
+    found = backtest(evaluated(".!!!!!!!!!"), SETTINGS_10, run_seconds=30.0)
     assert [fire.time for fire in found.fires] == [60.0, 210.0]
     assert found.held == 7
 
 
 def test_delay_and_false_alarms_need_time_of_change():
-    unknown = backtest(judged("!...!"), SETTINGS_10, run_seconds=0.0)
+    unknown = backtest(evaluated("!...!"), SETTINGS_10, run_seconds=0.0)
     assert (unknown.false_alarms, unknown.delay_seconds) == (None, None)
-    known = backtest(judged("!...!"), SETTINGS_10, run_seconds=0.0, drift_at=100.0)
+    known = backtest(evaluated("!...!"), SETTINGS_10, run_seconds=0.0, drift_at=100.0)
     assert (known.false_alarms, known.delay_seconds) == (1, 110.0)
 
 

@@ -198,7 +198,7 @@ def test_incident_not_yet_complete_names_decisions_that_are_open(rolled_back, tm
     early = replace(rolled_back, archived=archive_up_to(rolled_back, tmp_path / "early", end))
     assert record(early, tmp_path / "incident", None, end) == 0
     said = capsys.readouterr().out
-    ahead = serving_ahead(rolled_back.settings.judge)
+    ahead = serving_ahead(rolled_back.settings.evaluation)
     found = replay(tmp_path / "incident")
     assert found.complete_until == pytest.approx(end - ahead, abs=2.0)
     open_points = len(found.recorded) - found.num_complete

@@ -54,7 +54,7 @@ def drift_events(bench):
     return [event for event in bench.events if event["kind"] == "drift"]
 
 
-def test_drifted_bucket_is_told_shown_counted_and_judged(watched, world):
+def test_drifted_bucket_is_told_shown_counted_and_evaluated(watched, world):
     watched.tick(*predictions(world, seed=1, prefix="a", drifted=True))
     assert drift_events(watched) == []
     pass_bucket(watched)

@@ -70,7 +70,7 @@ def replace_arrays(drawn, **arrays):
     )
 
 
-def test_unchanged_world_has_no_drift_and_every_column_is_judged(reference, rows):
+def test_unchanged_world_has_no_drift_and_every_column_is_evaluated(reference, rows):
     report = report_on(reference, rows)
     assert (report.drifted, report.outlying) == ((), ())
     assert [each.feature for each in report.columns] == [*criteo.FEATURES, "score"]
@@ -123,7 +123,7 @@ def test_unit_change_is_alarm_of_outliers(reference, rows):
     assert "outliers: I5" in report.text()
 
 
-def test_outliers_are_set_apart_before_drift_is_judged(reference, rows):
+def test_outliers_are_set_apart_before_drift_is_evaluated(reference, rows):
     """One value in fifty becomes an outlier.
 
     Outliers raise a separate alarm, but do not count as drift of the other values.

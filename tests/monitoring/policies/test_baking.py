@@ -40,7 +40,7 @@ def traffic(seed, *, rows, calibration=1.0, noise=0.0, user_spread=0.0, per_requ
 LIMITS = BakingSettings()
 
 
-def taken_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
+def rolled_back(rows, *, settings=LIMITS, gate=GATE, before=BEFORE):
     """Return the number of rows until the rollback, and the last decision.
 
     The number of rows is None if no rollback followed.
@@ -86,7 +86,7 @@ def test_version_bad_on_live_traffic_is_rolled_back_within_stated_rows(planted, 
     auc = roc_auc(good.labels, good.scores)
     gate = Baseline(auc=auc, low=auc - 0.01, high=auc + 0.01, previous_version=1)
     for seed in range(3):
-        rows, decision = taken_back(
+        rows, decision = rolled_back(
             traffic(seed, rows=within, **planted),
             settings=BakingSettings(bake_rows=10**6, max_auc_loss=0.01),
             gate=gate,
@@ -97,11 +97,11 @@ def test_version_bad_on_live_traffic_is_rolled_back_within_stated_rows(planted, 
         assert state_of(decision) == BAD
 
 
-def _share_taken_back(planted, runs, *, rows=20_000):
+def _share_rolled_back(planted, runs, *, rows=20_000):
     settings = BakingSettings(bake_alpha=0.25, bake_rows=10**7)
     streams = (traffic(seed, rows=rows, **planted) for seed in range(runs))
     return (
-        sum(taken_back(each, settings=settings, gate=None)[0] is not None for each in streams)
+        sum(rolled_back(each, settings=settings, gate=None)[0] is not None for each in streams)
         / runs
     )
 
@@ -121,12 +121,12 @@ def test_version_at_exact_limit_is_rolled_back_with_at_most_alpha(planted):
 
     At an alpha of 0.25, each of the five tests may roll back 5 % of the runs.
     """
-    assert _share_taken_back(planted, 500) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 500)
+    assert _share_rolled_back(planted, 500) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 500)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_of_thousand_equal_versions_at_most_alpha_are_taken_back():
+def test_of_thousand_equal_versions_at_most_alpha_are_rolled_back():
     """The test uses the default settings and all rows.
 
     The metrics of the gate and of the predecessor are each measured on 20,000 other rows.
@@ -145,7 +145,7 @@ def test_of_thousand_equal_versions_at_most_alpha_are_taken_back():
         )
         promised = Baseline(auc=auc.auc, low=auc.low, high=auc.high, previous_version=1)
         reached = Predecessor(auc_low=live_auc.low, click_rate=float(before.labels.mean()))
-        taken += taken_back(live, gate=promised, before=reached)[0] is not None
+        taken += rolled_back(live, gate=promised, before=reached)[0] is not None
     assert taken <= LIMITS.bake_alpha * 1_000
 
 
@@ -153,7 +153,7 @@ def test_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
     settings = BakingSettings(bake_seconds=200.0, bake_rows=6_400)
     low = replace(GATE, low=0.5)
     for rows, state in ((6_400, BAKES), (12_160, BAKES), (12_800, WELL)):
-        back, decision = taken_back(traffic(3, rows=rows), settings=settings, gate=low)
+        back, decision = rolled_back(traffic(3, rows=rows), settings=settings, gate=low)
         assert (back, state_of(decision)) == (None, state), decision.reason
 
 
@@ -161,7 +161,7 @@ def test_version_as_good_as_promised_is_baked_after_its_rows_and_its_time():
 def test_version_under_suspicion_goes_on_baking_until_evidence_is_enough(seed):
     early = BakingSettings(bake_seconds=0.0, bake_rows=1_280)
     states = [
-        state_of(taken_back(traffic(seed, rows=n, calibration=2.0), settings=early)[1])
+        state_of(rolled_back(traffic(seed, rows=n, calibration=2.0), settings=early)[1])
         for n in (1_920, 6_400)
     ]
     assert states == [BAKES, BAD]
@@ -171,7 +171,7 @@ def test_after_change_version_is_held_to_what_its_predecessor_reaches():
     """Both versions are worse than the gate measured, so a rollback would not help."""
     rows = traffic(5, rows=40_000, noise=1.2)
     assert (
-        taken_back(
+        rolled_back(
             rows, settings=BakingSettings(bake_rows=10**6), before=replace(BEFORE, auc_low=0.5)
         )[0]
         is None
@@ -179,7 +179,7 @@ def test_after_change_version_is_held_to_what_its_predecessor_reaches():
 
 
 def test_version_whose_predecessor_left_no_rows_is_held_to_gate_alone():
-    rows, decision = taken_back(traffic(1, rows=6_400, calibration=3.0), before=None)
+    rows, decision = rolled_back(traffic(1, rows=6_400, calibration=3.0), before=None)
     assert (rows is not None, decision.action) == (True, Action.ROLLBACK)
 
 
@@ -208,7 +208,7 @@ def test_version_that_gives_every_row_one_score_is_asked_back_without_test():
     stuck = MaturedRows(
         labels=rows.labels, scores=np.full(1_280, 0.07, np.float32), groups=rows.groups
     )
-    back, decision = taken_back(stuck, gate=None)
+    back, decision = rolled_back(stuck, gate=None)
     assert back == 1_280
     assert "failed: rows of one score 1280 (below 1000)" in decision.reason
 
@@ -218,9 +218,9 @@ def test_version_that_gives_every_row_one_score_is_asked_back_without_test():
     [(BakingSettings(), None), (BakingSettings(bake_rows=0), BEFORE)],
     ids=["first", "off"],
 )
-def test_version_without_anything_to_go_back_to_is_not_judged(settings, before):
+def test_version_without_anything_to_go_back_to_is_not_evaluated(settings, before):
     first = replace(GATE, previous_version=None)
-    back, decision = taken_back(
+    back, decision = rolled_back(
         traffic(1, rows=6_400, calibration=5.0), settings=settings, before=before, gate=first
     )
     assert (back, decision.action) == (None, Action.OK)
@@ -253,5 +253,5 @@ def test_few_users_who_come_back_take_no_good_version_back():
         found = auc_estimate(held_out.labels, held_out.scores, groups=users)
         gate = Baseline(auc=found.auc, low=found.low, high=found.high, previous_version=1)
         before = Predecessor(auc_low=found.low, click_rate=float(held_out.labels.mean()))
-        alarms += taken_back(stream, gate=gate, before=before)[0] is not None
+        alarms += rolled_back(stream, gate=gate, before=before)[0] is not None
     assert alarms <= 2, "P(more than 2 of 30 at 1 %) = 0.003; the seeds are fixed"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evergreen.config.monitor import JudgeSettings, PolicySettings
+from evergreen.config.monitor import EvaluationSettings, PolicySettings
 from evergreen.config.release import BakingSettings
 from evergreen.runtime.errors import ContractError
 from monitoring.metrics.window import MAX_VERSIONS
@@ -20,10 +20,10 @@ from tests.support.errors import raises
 from tests.support.monitors import START, matured
 
 WINDOW, GRACE = 7.0, 2.0
-JUDGE = JudgeSettings(
+SETTINGS = EvaluationSettings(
     window_rows=60, attribution_window_seconds=WINDOW, decide_seconds=4.0, drift_grace_seconds=GRACE
 )
-AHEAD = serving_ahead(JUDGE)
+AHEAD = serving_ahead(SETTINGS)
 POLICY = PolicySettings(
     policies=",".join(POLICIES), auc_threshold=0.74, min_clicks=2, consecutive_breaches=2
 )
@@ -33,8 +33,8 @@ def baseline(version: int) -> Baseline | None:
     return Baseline(auc=0.8, low=0.78, high=0.82, trained_until=START - 60.0 + 40.0 * version)
 
 
-def make_judge(memory=None, policies=POLICY, judge_settings=JUDGE) -> Evaluator:
-    return Evaluator(judge_settings, make_policies(policies), baseline=baseline, memory=memory)
+def make_evaluator(memory=None, policies=POLICY, settings=SETTINGS) -> Evaluator:
+    return Evaluator(settings, make_policies(policies), baseline=baseline, memory=memory)
 
 
 def world(seed: int, num: int = 60):
@@ -73,19 +73,19 @@ DRIFTS = [
 ]
 
 
-def note(judge, request, *, is_canary=False):
-    judge.record_predictions(request.times, request.versions, canary=np.array([is_canary]))
+def note(evaluator, request, *, is_canary=False):
+    evaluator.record_predictions(request.times, request.versions, canary=np.array([is_canary]))
 
 
-def note_all(judge, made):
+def note_all(evaluator, made):
     """Record the predictions of these requests in one call."""
     if made:
         together = MaturedRequests.joined([request for request, _ in made])
         canary = np.array([is_canary for _, is_canary in made])
-        judge.record_predictions(together.times, together.versions, canary=canary)
+        evaluator.record_predictions(together.times, together.versions, canary=canary)
 
 
-def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
+def evaluate_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
     """Return the lines of a monitor that gets the shuffled records in batches.
 
     Predictions arrive late, but within the grace period. The evaluator decides on each batch as
@@ -93,7 +93,7 @@ def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
     """
     random = np.random.default_rng(seed)
     arrival = {request.ids[0]: request.times[0] + random.uniform(0, GRACE) for request, _ in made}
-    judge, lines = make_judge(), []
+    evaluator, lines = make_evaluator(), []
     ends = sorted(random.uniform(START, START + 120, bites)) + [START + 200.0]
     began = START - 100.0
     for end in ends:
@@ -102,29 +102,29 @@ def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
             for i in random.permutation(len(made))
             if began < arrival[made[i][0].ids[0]] <= end
         ]
-        note_all(judge, new)
+        note_all(evaluator, new)
         for drift in DRIFTS:
             if began - GRACE < drift.bucket_end <= end - GRACE:
-                judge.record_drift(drift)
+                evaluator.record_drift(drift)
         shuffled = [made[i][0] for i in random.permutation(len(made))]
         if due := [
             request for request in shuffled if began - WINDOW < request.times[0] <= end - WINDOW
         ]:
-            judge.observe(MaturedRequests.joined(due))
-        lines += [each.line() for each in judge.decide_up_to(end - WINDOW)]
-        if restarts and judge.decided_until is not None:
-            memory = json.loads(json.dumps(judge.memory()))
-            judge = make_judge(memory)
+            evaluator.observe(MaturedRequests.joined(due))
+        lines += [each.line() for each in evaluator.decide_up_to(end - WINDOW)]
+        if restarts and evaluator.decided_until is not None:
+            memory = json.loads(json.dumps(evaluator.memory()))
+            evaluator = make_evaluator(memory)
             held = [
                 made[i][0]
                 for i in random.permutation(len(made))
                 if made[i][0].times[0] <= end - WINDOW
             ]
             if held:
-                judge.restore(MaturedRequests.joined(held))
-            ahead = judge.decided_until + AHEAD
+                evaluator.restore(MaturedRequests.joined(held))
+            ahead = evaluator.decided_until + AHEAD
             note_all(
-                judge,
+                evaluator,
                 [
                     each
                     for each in made
@@ -132,7 +132,7 @@ def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
                 ],
             )
         began = end
-    assert judge.num_passed_over == 0
+    assert evaluator.num_passed_over == 0
     return lines
 
 
@@ -140,9 +140,9 @@ def judge_in_bites(made, seed: int, *, bites: int, restarts: bool) -> list[str]:
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.integers(1, 30), st.booleans())
 def test_bites_orders_and_restarts_give_same_lines(world_seed, seed, bites, restarts):
     made = world(world_seed)
-    expected = judge_in_bites(made, 0, bites=0, restarts=False)
+    expected = evaluate_in_bites(made, 0, bites=0, restarts=False)
     assert len(expected) > 5
-    assert judge_in_bites(made, seed, bites=bites, restarts=restarts) == expected
+    assert evaluate_in_bites(made, seed, bites=bites, restarts=restarts) == expected
 
 
 def requests(*times, version=1, rows=4):
@@ -152,46 +152,48 @@ def requests(*times, version=1, rows=4):
     ]
 
 
-def fed(judge, *groups, canary=()):
+def fed(evaluator, *groups, canary=()):
     for group in groups:
         for request in group:
-            note(judge, request, is_canary=int(request.versions[0]) in canary)
-            judge.observe(request)
-    return judge
+            note(evaluator, request, is_canary=int(request.versions[0]) in canary)
+            evaluator.observe(request)
+    return evaluator
 
 
 def test_points_are_multiples_of_span_at_which_rows_matured():
-    judge = fed(make_judge(), requests(0.0, 0.1, 4.0, 30.0))
+    evaluator = fed(make_evaluator(), requests(0.0, 0.1, 4.0, 30.0))
     points = [
         (each.time - START, each.decision.numbers["rows"])
-        for each in judge.decide_up_to(START + 31.9)
+        for each in evaluator.decide_up_to(START + 31.9)
     ]
     assert points == [(0.0, 4), (4.0, 12)], "30.0 belongs to the point at 32"
-    assert judge.decided_until == START + 28.0
-    assert [each.time - START for each in judge.decide_up_to(START + 32.0)] == [32.0]
+    assert evaluator.decided_until == START + 28.0
+    assert [each.time - START for each in evaluator.decide_up_to(START + 32.0)] == [32.0]
 
 
 def test_version_one_attribution_window_minus_grace_ahead_is_evaluated():
-    judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.0, 20.0, version=2))
-    judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
-    assert judged == [(0.0, 1), (4.0, 2), (12.0, 2), (20.0, 2)], (
+    evaluator = fed(make_evaluator(), requests(0.0, 2.0, 8.5), requests(9.0, 20.0, version=2))
+    evaluated = [(each.time - START, each.version) for each in evaluator.decide_up_to(START + 40.0)]
+    assert evaluated == [(0.0, 1), (4.0, 2), (12.0, 2), (20.0, 2)], (
         "at 4 version 2 serves, and version 1's rows mature"
     )
-    judge = fed(make_judge(), requests(0.0, 2.0, 8.5), requests(9.5, 20.0, version=2))
-    judged = [(each.time - START, each.version) for each in judge.decide_up_to(START + 40.0)]
-    assert judged == [(0.0, 1), (4.0, 1), (12.0, 2), (20.0, 2)], (
+    evaluator = fed(make_evaluator(), requests(0.0, 2.0, 8.5), requests(9.5, 20.0, version=2))
+    evaluated = [(each.time - START, each.version) for each in evaluator.decide_up_to(START + 40.0)]
+    assert evaluated == [(0.0, 1), (4.0, 1), (12.0, 2), (20.0, 2)], (
         "predictions of the last two seconds may be under way"
     )
 
 
-def test_rollback_is_judged_on_older_version_again():
-    judge = fed(make_judge(), requests(0.0), requests(20.0, 21.0, version=2), requests(40.0))
-    assert judge.decided_until is None
-    points = judge.decide_up_to(START + 60.0)
+def test_rollback_is_evaluated_on_older_version_again():
+    evaluator = fed(
+        make_evaluator(), requests(0.0), requests(20.0, 21.0, version=2), requests(40.0)
+    )
+    assert evaluator.decided_until is None
+    points = evaluator.decide_up_to(START + 60.0)
     assert [each.version for each in points] == [1, 2, 2, 1]
     assert points[-1].memory["matured_total"] == 16
-    assert judge.decide_up_to(START + 10.0) == []
-    assert judge.decided_until == START + 60.0
+    assert evaluator.decide_up_to(START + 10.0) == []
+    assert evaluator.decided_until == START + 60.0
     (schedule,) = [each for each in points[1].decisions if each.policy == "schedule"]
     assert schedule.numbers["serving_seconds"] == points[1].time + AHEAD - (START + 20.0), (
         "as of what was seen"
@@ -228,17 +230,19 @@ def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
     ..., -1254 s".
     """
     policies = make_policies(POLICY, BakingSettings(bake_rows=1_000, bake_seconds=60.0))
-    judge = Evaluator(
-        JUDGE, policies, baseline=lambda version: replace(baseline(version), previous_version=1)
+    evaluator = Evaluator(
+        SETTINGS,
+        policies,
+        baseline=lambda version: replace(baseline(version), previous_version=1),
     )
     fed(
-        judge,
+        evaluator,
         requests(0.0, 8.0, 16.0),
         requests(20.0, 21.0, version=2),
         requests(22.0),
         requests(23.0, 40.0, version=2),
     )
-    points = judge.decide_up_to(START + 60.0)
+    points = evaluator.decide_up_to(START + 60.0)
     baked = reasons(points, "baking")
     assert baked[20.0].reason.startswith(
         "passed 1 of 1 checks: model version 2, 4 matured rows since its release of 1000, 0 s"
@@ -252,13 +256,13 @@ def test_ages_are_never_negative_after_rollback_and_return_in_one_window():
 
 
 def test_age_of_version_is_not_negative_after_clock_was_ahead_for_while():
-    judge = fed(make_judge(), requests(0.0))
-    judge.decide_up_to(START)
+    evaluator = fed(make_evaluator(), requests(0.0))
+    evaluator.decide_up_to(START)
     (ahead,) = requests(100_000.0, version=2)
-    note(judge, ahead)
-    judge.decide_up_to(START + 100_004.0)
-    judge.decide_up_to(START + 4.0)
-    (point,) = fed(judge, requests(8.0, version=2)).decide_up_to(START + 8.0)
+    note(evaluator, ahead)
+    evaluator.decide_up_to(START + 100_004.0)
+    evaluator.decide_up_to(START + 4.0)
+    (point,) = fed(evaluator, requests(8.0, version=2)).decide_up_to(START + 8.0)
     assert reasons([point], "schedule")[8.0].numbers["serving_seconds"] == 4.0, (
         "since it was set right"
     )
@@ -273,15 +277,15 @@ def test_rows_of_earlier_versions_are_evidence_and_of_later_ones_are_not():
             (evidence.time - START, evidence.version, evidence.lineage, rows, evidence.kpis.version)
         )
 
-    judge = Evaluator(JUDGE, [Looking(look)], baseline=baseline)
+    evaluator = Evaluator(SETTINGS, [Looking(look)], baseline=baseline)
     fed(
-        judge,
+        evaluator,
         requests(0.0),
         requests(9.0, 12.0, version=2),
         requests(20.0, 24.0),
         requests(40.0, 44.0, version=3),
     )
-    judge.decide_up_to(START + 60.0)
+    evaluator.decide_up_to(START + 60.0)
     assert seen == [
         (0.0, 1, (1,), {1: 4}, 1),
         (12.0, 2, (1, 2), {2: 8}, 2),
@@ -291,9 +295,9 @@ def test_rows_of_earlier_versions_are_evidence_and_of_later_ones_are_not():
         (44.0, 3, (1, 3), {3: 4}, 3),
     ]
     seen.clear()
-    judge = Evaluator(JUDGE, [Looking(look)], baseline=baseline)
-    fed(judge, requests(0.0, 4.0, 8.0), requests(8.5, version=2), requests(9.0))
-    judge.decide_up_to(START + 60.0)
+    evaluator = Evaluator(SETTINGS, [Looking(look)], baseline=baseline)
+    fed(evaluator, requests(0.0, 4.0, 8.0), requests(8.5, version=2), requests(9.0))
+    evaluator.decide_up_to(START + 60.0)
     assert seen[1:] == [
         (4.0, 1, (1,), {1: 4}, 1),
         (8.0, 1, (1,), {1: 4}, 1),
@@ -302,9 +306,11 @@ def test_rows_of_earlier_versions_are_evidence_and_of_later_ones_are_not():
 
 
 def test_version_that_served_between_two_decision_points_is_in_line():
-    judge = fed(make_judge(), requests(0.0), requests(9.0, version=2), requests(10.0, version=3))
-    points = judge.decide_up_to(START + 40.0)
-    assert [each for each, _ in judge.memory()["lineage"]] == [1, 2, 3]
+    evaluator = fed(
+        make_evaluator(), requests(0.0), requests(9.0, version=2), requests(10.0, version=3)
+    )
+    points = evaluator.decide_up_to(START + 40.0)
+    assert [each for each, _ in evaluator.memory()["lineage"]] == [1, 2, 3]
     assert points[-1].memory["matured_total"] == 12
 
 
@@ -318,46 +324,46 @@ def test_predecessor_is_measured_when_first_own_row_matures_and_not_before():
     def look(evidence):
         seen[evidence.time - START] = evidence.predecessor
 
-    judge = Evaluator(
-        JUDGE,
+    evaluator = Evaluator(
+        SETTINGS,
         [Looking(look)],
         baseline=lambda version: Baseline(previous_version=version - 1 or None),
     )
     clicked = matured("late", START + 7.0, 1, [1, 1, 1, 1], np.zeros(4))
-    fed(judge, requests(0.0, 4.0), [clicked], requests(8.5, 12.0, version=2))
-    judge.decide_up_to(START + 60.0)
+    fed(evaluator, requests(0.0, 4.0), [clicked], requests(8.5, 12.0, version=2))
+    evaluator.decide_up_to(START + 60.0)
     assert (seen[4.0], seen[8.0]) == (None, None)
     assert seen[12.0].click_rate == pytest.approx(8 / 12)
 
 
-def test_many_versions_in_log_make_memory_of_judge_no_larger_than_so_many():
-    judge = make_judge()
+def test_many_versions_in_log_make_memory_of_evaluate_no_larger_than_so_many():
+    evaluator = make_evaluator()
     for version in range(1, 1_001):
-        note(judge, *requests(0.04 * version, version=version))
-    judge.observe(*requests(0.0))
-    judge.decide_up_to(START + 60.0)
-    assert len(judge.memory()["lineage"]) <= MAX_LINEAGE
+        note(evaluator, *requests(0.04 * version, version=version))
+    evaluator.observe(*requests(0.0))
+    evaluator.decide_up_to(START + 60.0)
+    assert len(evaluator.memory()["lineage"]) <= MAX_LINEAGE
 
 
-def test_canary_is_not_judged_and_its_rows_are_in_no_others_window():
-    judge = fed(make_judge(), requests(0.0, 8.0), requests(1.0, 9.0, version=2), canary={2})
-    judged = judge.decide_up_to(START + 60.0)
-    assert [(each.version, each.decision.numbers["rows"]) for each in judged] == [(1, 4), (1, 8)]
+def test_canary_is_not_evaluated_and_its_rows_are_in_no_others_window():
+    evaluator = fed(make_evaluator(), requests(0.0, 8.0), requests(1.0, 9.0, version=2), canary={2})
+    evaluated = evaluator.decide_up_to(START + 60.0)
+    assert [(each.version, each.decision.numbers["rows"]) for each in evaluated] == [(1, 4), (1, 8)]
 
 
 def test_request_that_comes_after_its_point_is_skipped_also_after_restart():
-    judge = fed(make_judge(), requests(0.0, 8.0))
-    judge.decide_up_to(START + 12.0)
+    evaluator = fed(make_evaluator(), requests(0.0, 8.0))
+    evaluator.decide_up_to(START + 12.0)
     (late,) = requests(3.0)
-    judge.observe(late)
-    assert judge.num_passed_over == 1
-    restarted = make_judge(json.loads(json.dumps(judge.memory())))
+    evaluator.observe(late)
+    assert evaluator.num_passed_over == 1
+    restarted = make_evaluator(json.loads(json.dumps(evaluator.memory())))
     restarted.restore(MaturedRequests.joined([*requests(0.0, 8.0), late]))
     lines = []
-    for each in (judge, restarted):
-        (judgement,) = fed(each, requests(14.0)).decide_up_to(START + 16.0)
-        assert judgement.decision.numbers["rows"] == 12
-        lines.append(judgement.line())
+    for each in (evaluator, restarted):
+        (point,) = fed(each, requests(14.0)).decide_up_to(START + 16.0)
+        assert point.decision.numbers["rows"] == 12
+        lines.append(point.line())
     assert lines[0] == lines[1]
 
 
@@ -367,26 +373,26 @@ def test_prediction_after_its_point_changes_no_serving_version_or_time(is_restar
 
     The start of version 2 must not change.
     """
-    judge = fed(make_judge(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
-    judge.decide_up_to(START + 40.0)
-    note(judge, *requests(1.0))
+    evaluator = fed(make_evaluator(), requests(0.0), requests(20.0, 30.0, 40.0, version=2))
+    evaluator.decide_up_to(START + 40.0)
+    note(evaluator, *requests(1.0))
     if is_restarted:
-        judge = make_judge(json.loads(json.dumps(judge.memory())))
-        note(judge, *requests(2.0))
-    (judgement,) = fed(judge, requests(47.0, version=2)).decide_up_to(START + 48.0)
-    assert judgement.version == 2
-    assert judgement.memory["lineage"][-1] == [2, round((START + 20.0) * 1e6)]
-    note(judge, *requests(1.0))
-    judge.decide_up_to(START + 60.0)
-    assert judge.serving_version == 2
+        evaluator = make_evaluator(json.loads(json.dumps(evaluator.memory())))
+        note(evaluator, *requests(2.0))
+    (point,) = fed(evaluator, requests(47.0, version=2)).decide_up_to(START + 48.0)
+    assert point.version == 2
+    assert point.memory["lineage"][-1] == [2, round((START + 20.0) * 1e6)]
+    note(evaluator, *requests(1.0))
+    evaluator.decide_up_to(START + 60.0)
+    assert evaluator.serving_version == 2
 
 
 def test_prediction_newer_than_all_counts_at_next_point_after_its_own():
-    judge = fed(make_judge(), requests(0.0, 40.0 + AHEAD - 2))
-    judge.decide_up_to(START + 40.0)
-    note(judge, *requests(40.0 + AHEAD - 1, version=2))
-    judge.decide_up_to(START + 44.0)
-    assert judge.serving_version == 2
+    evaluator = fed(make_evaluator(), requests(0.0, 40.0 + AHEAD - 2))
+    evaluator.decide_up_to(START + 40.0)
+    note(evaluator, *requests(40.0 + AHEAD - 1, version=2))
+    evaluator.decide_up_to(START + 44.0)
+    assert evaluator.serving_version == 2
 
 
 def test_baseline_is_read_once_per_version_and_remembered_over_restart():
@@ -397,32 +403,37 @@ def test_baseline_is_read_once_per_version_and_remembered_over_restart():
         return Baseline(auc=0.8, low=0.7, high=0.9)
 
     policies = make_policies(PolicySettings())
-    judge = Evaluator(JUDGE, policies, baseline=ask)
-    fed(judge, requests(0.0, 5.0)).decide_up_to(START + 8.0)
-    judge = Evaluator(JUDGE, policies, baseline=ask, memory=json.loads(json.dumps(judge.memory())))
-    fed(judge, requests(9.0)).decide_up_to(START + 12.0)
+    evaluator = Evaluator(SETTINGS, policies, baseline=ask)
+    fed(evaluator, requests(0.0, 5.0)).decide_up_to(START + 8.0)
+    evaluator = Evaluator(
+        SETTINGS,
+        policies,
+        baseline=ask,
+        memory=json.loads(json.dumps(evaluator.memory())),
+    )
+    fed(evaluator, requests(9.0)).decide_up_to(START + 12.0)
     assert asked == [1]
 
 
 def test_returning_version_finds_its_window_and_baseline_among_few():
     read = []
-    smallest = JudgeSettings(window_rows=1, attribution_window_seconds=0.0)
-    judge = Evaluator(
+    smallest = EvaluationSettings(window_rows=1, attribution_window_seconds=0.0)
+    evaluator = Evaluator(
         replace(smallest, window_rows=60), make_policies(PolicySettings()), baseline=read.append
     )
     versions = range(1, MAX_VERSIONS + 1)
     for number, version in enumerate([*versions, 1, 99]):
-        fed(judge, requests(20.0 * number, version=version))
-    points = judge.decide_up_to(START + 20.0 * len(versions) + 30.0)
+        fed(evaluator, requests(20.0 * number, version=version))
+    points = evaluator.decide_up_to(START + 20.0 * len(versions) + 30.0)
     assert read == [*versions, 99], "once each"
     assert (points[-2].version, points[-2].kpis.rows) == (1, 8)
     assert len(points[-1].memory["baselines"]) == MAX_VERSIONS
 
 
 def test_buckets_that_closed_by_one_window_after_point_count_at_it():
-    judge = fed(make_judge(), requests(3.0))
-    judge.record_drift(replace(DRIFTS[0], bucket_end=START + 4.0 + WINDOW - GRACE))
-    (point,) = judge.decide_up_to(START + 4.0)
+    evaluator = fed(make_evaluator(), requests(3.0))
+    evaluator.record_drift(replace(DRIFTS[0], bucket_end=START + 4.0 + WINDOW - GRACE))
+    (point,) = evaluator.decide_up_to(START + 4.0)
     (drift,) = [each for each in point.decisions if each.policy == "data_drift"]
     assert drift.numbers["drifted_columns"] == 1
 

@@ -99,7 +99,7 @@ def test_way_back_counts_rows_of_both_versions():
     seen.see([4], {4: AUC})
     before = seen.see([4, 5], {5: AUC}).numbers
     after = seen.see([4, 5], {4: FALLEN, 5: FALLEN}, points=6)
-    assert before["clicks_judged"] < after.numbers["clicks_judged"]
+    assert before["evaluated_clicks"] < after.numbers["evaluated_clicks"]
     assert after.action is Action.RETRAIN
     assert "rows of model versions 4 and 5 from" in after.reason
 
@@ -161,7 +161,7 @@ def test_as_many_versions_as_fit_one_window_of_releases_suffice():
     seen = Line(learned)
     for version in range(1, 20):
         decision = seen.see(list(range(1, version + 10)), {version: AUC})
-    assert decision.numbers["clicks_judged"] > 1_000
+    assert decision.numbers["evaluated_clicks"] > 1_000
     assert len(seen.memory["processes"]) == len(seen.memory["rounds"]) == MAX_VERSIONS
     assert seen.see(list(range(1, 31)), {19: FALLEN}, points=12).action is Action.RETRAIN
 

@@ -38,7 +38,7 @@ HIGH = KPIS
 UNDEFINED = replace(KPIS, auc=None, auc_low=None, auc_high=None, clicks=0)
 
 
-def judge(kpis=LOW, memory=None, settings=SETTINGS, *, total=0):
+def evaluator(kpis=LOW, memory=None, settings=SETTINGS, *, total=0):
     return ThresholdPolicy(settings).decide(evidence_of(kpis, matured_total=total), memory or {})
 
 
@@ -64,7 +64,7 @@ def judge(kpis=LOW, memory=None, settings=SETTINGS, *, total=0):
     ],
 )
 def test_decision_names_action_and_reason(kpis, changes, action, reason):
-    decision, _ = judge(kpis, settings=replace(SETTINGS, **changes))
+    decision, _ = evaluator(kpis, settings=replace(SETTINGS, **changes))
     assert decision.action.value == action
     assert reason in decision.reason
     assert decision.numbers["auc"] == kpis.auc
@@ -78,7 +78,7 @@ def test_confirmation_needs_breaches_in_row_and_rows_since_first():
         [],
     )
     for kpis, total in [(LOW, 10), (HIGH, 20), (LOW, 30), (LOW, 40), (LOW, 129), (LOW, 130)]:
-        decision, memory = judge(kpis, memory, settings, total=total)
+        decision, memory = evaluator(kpis, memory, settings, total=total)
         actions.append(decision.action.value)
     assert actions == ["breach", "ok", "breach", "breach", "breach", "retrain"]
     assert decision.numbers["rows_since_breach"] == 100
@@ -86,15 +86,15 @@ def test_confirmation_needs_breaches_in_row_and_rows_since_first():
 
 def test_undecidable_window_neither_confirms_nor_clears_breach():
     settings = replace(SETTINGS, consecutive_breaches=2)
-    _, memory = judge(LOW, None, settings)
-    _, memory = judge(replace(LOW, auc_high=0.75), memory, settings)
-    assert judge(LOW, memory, settings)[0].action is Action.RETRAIN
+    _, memory = evaluator(LOW, None, settings)
+    _, memory = evaluator(replace(LOW, auc_high=0.75), memory, settings)
+    assert evaluator(LOW, memory, settings)[0].action is Action.RETRAIN
 
 
 def test_breaches_of_old_version_do_not_count_against_new_one():
     settings = replace(SETTINGS, consecutive_breaches=2)
-    _, memory = judge(LOW, None, settings)
-    assert judge(replace(LOW, version=2), memory, settings)[0].action is Action.BREACH
+    _, memory = evaluator(LOW, None, settings)
+    assert evaluator(replace(LOW, version=2), memory, settings)[0].action is Action.BREACH
 
 
 # -- data drift
@@ -132,7 +132,7 @@ def test_drift_over_several_buckets_requests_run_and_repeats_request():
     ]
     assert "1 of 2 columns drifted over 1000 rows (C1 0.300)" in decision.reason
     assert decision.numbers["drifted_columns"] == 1
-    assert decision.numbers["judged_columns"] == 2
+    assert decision.numbers["compared_columns"] == 2
     assert decision.numbers["rows_since_breach"] == 3000
 
 

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from evergreen.config.monitor import RestraintSettings
+from evergreen.config.monitor import RateLimitSettings
 from monitoring.policies.policy import Action, Decision
 from monitoring.policies.rate_limit import DAY_SECONDS, RunMemory, apply_limits, ended, requested
 
-SETTINGS = RestraintSettings()
+SETTINGS = RateLimitSettings()
 DRIFT = Decision(
     policy="threshold", action=Action.RETRAIN, reason="auc fell", numbers={"version": 1}
 )
 
 
-def judge(memory, *, now):
+def evaluator(memory, *, now):
     return apply_limits(DRIFT, memory, SETTINGS, now=now)
 
 
@@ -27,10 +27,10 @@ def test_only_confirmed_drift_can_be_held(action):
 
 def test_release_rests_cool_down():
     memory = ended(requested(RunMemory(), now=0.0), "released", SETTINGS, now=100.0)
-    decision = judge(memory, now=100.0)
+    decision = evaluator(memory, now=100.0)
     assert decision.action is Action.HELD
     assert decision.reason == "auc fell; held 3600 s more: cool-down after a release"
-    assert judge(memory, now=3700.0) == DRIFT
+    assert evaluator(memory, now=3700.0) == DRIFT
 
 
 def test_runs_without_release_back_off_longer_each_time_up_to_day():
@@ -55,10 +55,10 @@ def test_daily_budget_holds_over_any_24_hours():
     memory = RunMemory()
     for hour in range(4):
         memory = requested(memory, now=hour * 3600.0)
-    decision = judge(memory, now=DAY_SECONDS - 1)
+    decision = evaluator(memory, now=DAY_SECONDS - 1)
     assert decision.action is Action.HELD
     assert "daily budget is 4" in decision.reason
-    assert judge(memory, now=DAY_SECONDS).action is Action.RETRAIN
+    assert evaluator(memory, now=DAY_SECONDS).action is Action.RETRAIN
     assert len(requested(memory, now=2 * DAY_SECONDS).requested_at) == 1
 
 
@@ -69,8 +69,8 @@ def test_clock_set_back_does_not_hold_for_longer_than_longest_rest():
     for _ in range(SETTINGS.daily_budget):
         memory = requested(memory, now=year)
     memory = ended(memory, "released", SETTINGS, now=year)
-    assert judge(memory, now=year).action is Action.HELD
-    assert judge(memory, now=100.0).action is Action.RETRAIN
+    assert evaluator(memory, now=year).action is Action.HELD
+    assert evaluator(memory, now=100.0).action is Action.RETRAIN
 
 
 def test_canary_counts_as_release_and_is_named_as_what_it_is():

@@ -72,7 +72,7 @@ def test_only_version_that_learned_rows_after_change_ends_evidence():
     waiting = [point for point in after if point.decision.action is Action.UNDECIDABLE]
     assert "it has learned rows from after the change" in waiting[0].decision.reason
     assert after[-1].decision.action is Action.OK, (
-        "its own rows and its successors' are judged again"
+        "its own rows and its successors' are evaluated again"
     )
 
 

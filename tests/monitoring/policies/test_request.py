@@ -2,7 +2,7 @@
 
 import pytest
 
-from evergreen.config.monitor import RecipeSettings, RestraintSettings
+from evergreen.config.monitor import RateLimitSettings, RecipeSettings
 from monitoring.policies.rate_limit import RunMemory, choose_parent, ended
 from tests.support.monitors import DRIFT
 
@@ -34,7 +34,7 @@ def test_rule_names_parent_and_why(rules, memory, parent, reason):
 def test_memory_counts_what_rules_need():
     def counts(memory, *runs):
         for outcome, parent in runs:
-            memory = ended(memory, outcome, RestraintSettings(), now=10.0, parent=parent)
+            memory = ended(memory, outcome, RateLimitSettings(), now=10.0, parent=parent)
         return memory, (memory.releases_since_full, memory.refusals)
 
     runs = [
@@ -55,7 +55,7 @@ def test_two_refused_incremental_runs_lead_to_full_one_and_back(bench):
     b = bench(**{**DRIFT, "cooldown_seconds": 0.0}, full_after_refusals=2, daily_budget=100)
     monitor, hour = b.start(), 3600.0
     for number in range(4):
-        b.judge(f"bad{number}", auc="bad")
+        b.evaluate(f"bad{number}", auc="bad")
         b.trigger.end("refused")
         monitor.tick()
         b.clock.now += 24 * hour

@@ -125,7 +125,7 @@ def test_alarm_lasts_until_other_version_serves_and_waits_for_rows():
     assert back.action is Action.RETRAIN, "versions that alternate keep their evidence"
 
 
-def test_good_stream_is_ok_once_rounds_were_judged_and_undecidable_before():
+def test_good_stream_is_ok_once_rounds_were_evaluated_and_undecidable_before():
     policy, memory, seen = SequentialPolicy(EDGE), {}, []
     good = rows_of([1, 0, 0, 0] * 25, [0.9, 0.1, 0.2, 0.3] * 25)
     for _ in range(2):
@@ -133,7 +133,7 @@ def test_good_stream_is_ok_once_rounds_were_judged_and_undecidable_before():
         seen.append(
             (
                 decision.action,
-                decision.numbers["clicks_judged"] > 0,
+                decision.numbers["evaluated_clicks"] > 0,
                 decision.numbers["rows_since_breach"],
             )
         )

@@ -14,7 +14,7 @@ def test_policy_that_only_notifies_requests_no_run_and_pauses_as_usual(bench, ha
     b.trigger = b.trigger if has_trigger else None
     monitor = b.start()
     for number in range(4):
-        b.judge(f"bad{number}", auc="bad")
+        b.evaluate(f"bad{number}", auc="bad")
     assert not has_trigger or b.trigger.requests == []
     assert b.kinds().count("decision") == 1
     assert "held" not in b.kinds()
@@ -24,10 +24,10 @@ def test_policy_that_only_notifies_requests_no_run_and_pauses_as_usual(bench, ha
 
 def test_start_without_trigger_leaves_request_under_way_for_later_start(started):
     b = started(**DRIFT)
-    b.judge("bad", auc="bad")
+    b.evaluate("bad", auc="bad")
     trigger, b.trigger = b.trigger, None
     b.start()
-    b.judge("bad too", auc="bad")
+    b.evaluate("bad too", auc="bad")
     assert b.monitor.actions.retraining.progress.phase == "running"
     b.trigger = trigger
     trigger.end("released", version=2)
@@ -37,7 +37,7 @@ def test_start_without_trigger_leaves_request_under_way_for_later_start(started)
 
 
 def confirmed(policy, reason):
-    numbers = {"version": 1, "drifted_columns": 30, "judged_columns": 39}
+    numbers = {"version": 1, "drifted_columns": 30, "compared_columns": 39}
     return Decision(policy=policy, action=Action.RETRAIN, reason=reason, numbers=numbers)
 
 

@@ -61,10 +61,10 @@ def test_drift_is_reported_once_with_size_start_action_and_link(told, server):
     b = told(status_url="https://monitor.example/page")
     monitor = b.start()
     for i in range(5):
-        b.judge(f"bad{i}", auc="bad")
+        b.evaluate(f"bad{i}", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
-    b.judge("v2", auc="good", version=2)
+    b.evaluate("v2", auc="good", version=2)
     turn(monitor, lambda: len(monitor.actions.notifier.outbox) == 0)
     titles = [text.split(":")[0] for text in texts(server)]
     assert titles == [
@@ -109,7 +109,7 @@ def test_incident_that_nothing_would_end_is_not_recalled_forever(told):
     """The monitor was killed after it sent the event, and before it stored the open incident."""
     b = told(cooldown_seconds=1e6)
     monitor = b.start()
-    b.judge("bad", auc="bad")
+    b.evaluate("bad", auc="bad")
     b.trigger.end("released", version=2)
     monitor.tick()
     assert list(monitor.actions.notifier.open) == ["drift"]
@@ -121,13 +121,13 @@ def test_restart_neither_forgets_nor_repeats(told, server):
     b = told()
     server.answers = [(503, {})] * 3
     monitor = b.start()
-    b.judge("bad", auc="bad")
+    b.evaluate("bad", auc="bad")
     waiting = len(monitor.actions.notifier.outbox)
     assert waiting == 2
     wait_for(lambda: server.asked, "the first try")
     for number in range(3):  # this is the state after a kill while the server was unreachable
         monitor = b.start()
-        b.judge(f"bad{number}", auc="bad")
+        b.evaluate(f"bad{number}", auc="bad")
 
     def through():
         b.clock.now += 10.0
@@ -231,7 +231,7 @@ def test_message_that_server_refuses_is_dropped_and_next_goes_out(server, outbox
 
 
 def test_room_is_bounded_newest_stay_and_drop_is_counted(server, outbox, monkeypatch):
-    monkeypatch.setattr(notifications, "MAX_WAITING", 3)
+    monkeypatch.setattr(notifications, "_MAX_WAITING", 3)
     clock, kept = Clock(START), KeptDocuments()
     server.answers = [(503, {})] * 1000
     box = outbox(kept)

@@ -20,18 +20,18 @@ def drifted(bench):
     def make(**settings):
         b = bench(**{**DRIFT, **settings})
         b.start()
-        b.judge("bad", auc="bad")
+        b.evaluate("bad", auc="bad")
         return b
 
     return make
 
 
-def test_drift_requests_one_run_and_new_version_is_judged_afresh(started):
+def test_drift_requests_one_run_and_new_version_is_evaluated_afresh(started):
     b = started(**DRIFT)
-    b.judge("good", auc="good")
+    b.evaluate("good", auc="good")
     assert b.trigger.requests == []
     for i in range(5):
-        b.judge(f"bad{i}", auc="bad")
+        b.evaluate(f"bad{i}", auc="bad")
     (request,) = b.trigger.requests
     assert request.request_id.startswith("drift-2025")
     assert request.request_id.endswith("-v1")
@@ -42,12 +42,12 @@ def test_drift_requests_one_run_and_new_version_is_judged_afresh(started):
     assert request.observed["auc"] < request.observed["threshold"] == 0.74
     assert "< 0.740 over" in request.reason
     b.trigger.end("released", version=2)
-    b.judge("v1 goes on", auc="bad")
-    b.judge("v2", auc="good", version=2)
+    b.evaluate("v1 goes on", auc="bad")
+    b.evaluate("v2", auc="good", version=2)
     for i in range(3):
-        b.judge(f"v2-{i}", auc="good", version=2)
+        b.evaluate(f"v2-{i}", auc="good", version=2)
     b.clock.now += 2000  # after the cooldown, the old window is still a breach
-    b.judge("last", auc="good", version=2)
+    b.evaluate("last", auc="good", version=2)
     assert len(b.trigger.requests) == 1
     kinds = b.kinds()
     for kind in ("decision", "requested", "run_started", "run_ended", "recovered"):
@@ -78,7 +78,7 @@ def test_rows_of_old_version_that_mature_after_release_never_retrigger(drifted, 
 def test_files_sealed_after_flush_do_not_hold_run_up(drifted):
     b = drifted(upload_wait_seconds=1000.0, archive_roll_rows=1)
     Uploader(b.settings.archive, b.folder / "lake").run_once()
-    b.judge("next", auc="bad")
+    b.evaluate("next", auc="bad")
     assert len(b.archived) == 400  # The file was sealed in this turn and is not uploaded yet.
     assert len(b.trigger.requests) == 1
 
@@ -101,7 +101,7 @@ def test_uploader_that_never_comes_ends_request_and_backs_off(drifted):
     (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
     assert ended["outcome"] == "failed"
     assert "1 files not uploaded within 100 s" in ended["text"]
-    b.judge("bad again", auc="bad")
+    b.evaluate("bad again", auc="bad")
     assert b.kinds()[-1] == "held"
 
 
@@ -167,7 +167,7 @@ def test_crash_at_any_step_leads_to_exactly_one_run(bench, point):
     b.checkpoint = lambda name: None
     monitor = b.start()
     for i in range(3):
-        b.judge(f"bad{i}", auc="bad")
+        b.evaluate(f"bad{i}", auc="bad")
     assert len(b.trigger.requests) == 1
     if point != "retraining.ended":
         assert monitor.actions.retraining.progress.phase == "running"
@@ -194,7 +194,7 @@ def test_trigger_that_cannot_tell_runs_state_ends_request_and_not_monitor(drifte
         raise PermanentError("looking for it: KFP answered 404 Not Found")
 
     b.trigger.state = state
-    b.judge("next", auc="bad")
+    b.evaluate("next", auc="bad")
     (ended,) = [event for event in b.events if event["kind"] == "run_ended"]
     assert ended["outcome"] == "failed"
     assert "KFP answered 404" in ended["text"]
@@ -214,7 +214,7 @@ def test_remote_trigger_is_not_queried_at_every_turn(bench):
 
 
 @pytest.mark.parametrize("offset", [0.0, 7.25], ids=["at a decision point", "between two"])
-def test_every_row_that_was_judged_belongs_to_run(started, offset):
+def test_every_row_that_was_evaluated_belongs_to_run(started, offset):
     """The archive counts in microseconds, and the window's end is exclusive.
 
     The newest evaluated row is before the end of the run's window.

@@ -17,7 +17,7 @@ from monitoring.state import archive
 from monitoring.state.archive import Archive, build_row_table
 from monitoring.state.database import VERSION
 from monitoring.state.join import attribute
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.archives import archived_rows, expected_rows, values_of
 from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, clicks, prediction, publish
@@ -71,7 +71,7 @@ def test_file_is_durable_before_its_name_and_name_before_row_release(started, mo
         lambda path: "fsync file" if path.suffix == ".aside" else f"fsync {path.name}",
     )
     told(archive.os, "rename", lambda *_: "rename")
-    told(Store, "seal_file", lambda *_: "seal")
+    told(StateStore, "seal_file", lambda *_: "seal")
     b = started()
     assert b.store._connection.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
     publish(b.log, prediction("a", 3))
@@ -148,8 +148,8 @@ def test_rows_that_no_file_takes_are_set_apart_and_others_are_archived(started, 
 def test_folders_that_cannot_be_written_are_named(tmp_path):
     (tmp_path / "a file").write_text("")
     with raises(TemporaryError, "state", "a file", "written"):
-        Store(tmp_path / "a file" / "state" / "monitor.db")
-    store = Store(tmp_path / "monitor.db")
+        StateStore(tmp_path / "a file" / "state" / "monitor.db")
+    store = StateStore(tmp_path / "monitor.db")
     with raises(TemporaryError, "archive", "a file", "written"):
         Archive(
             tmp_path / "a file" / "archive",
@@ -163,7 +163,7 @@ def test_folders_that_cannot_be_written_are_named(tmp_path):
 
 
 def mature_and_seal(
-    store: Store, number: int, rows_of: dict[int, int], keep_after: float
+    store: StateStore, number: int, rows_of: dict[int, int], keep_after: float
 ) -> set[str]:
     """Put a request with these rows into its own file, and return the ids still stored."""
     batches = [
@@ -178,13 +178,13 @@ def mature_and_seal(
     return set(store.newest_rows().ids)
 
 
-def test_rows_are_held_for_each_version_and_for_judge(tmp_path):
-    store = Store(tmp_path / "monitor.db")
+def test_rows_are_held_for_each_version_and_for_evaluate(tmp_path):
+    store = StateStore(tmp_path / "monitor.db")
     mature_and_seal(store, 0, {7: 2}, START - 1)
     for number in range(9):
         held = mature_and_seal(store, number, {1: 2}, START - 1)
     assert held == {"7-0", *(f"1-{number}" for number in range(9))}, (
-        "nothing is judged: all is held"
+        "nothing is evaluated: all is held"
     )
     assert mature_and_seal(store, 9, {1: 2}, START + 5) == {"7-0", "1-6", "1-7", "1-8", "1-9"}
     assert mature_and_seal(store, 10, {1: 2}, START + 10) == {"7-0", "1-9", "1-10"}
@@ -266,16 +266,16 @@ def test_windows_are_rebuilt_after_restart_from_archived_and_waiting_rows(starte
 
 def test_state_of_another_version_is_refused_and_left_alone(tmp_path):
     path = tmp_path / "monitor.db"
-    Store(path).close()
+    StateStore(path).close()
     for version in (99, 0):
         connection = sqlite3.connect(path)
         connection.execute(f"PRAGMA user_version = {version}")
         connection.close()
         with raises(PermanentError, f"version {version}", f"expected {VERSION}"):
-            Store(path)
+            StateStore(path)
 
 
 def test_file_that_is_no_database_is_named(tmp_path):
     (tmp_path / "monitor.db").write_bytes(b"this is no database" * 100)
     with raises(PermanentError, "state", "not a database"):
-        Store(tmp_path / "monitor.db")
+        StateStore(tmp_path / "monitor.db")

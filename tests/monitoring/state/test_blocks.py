@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import monitoring.state.store
 from monitoring.state.join import attribute
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.monitors import START, WINDOW, add_in_pulls, prediction
 
 
@@ -27,7 +27,7 @@ from tests.support.monitors import START, WINDOW, add_in_pulls, prediction
 def test_requests_mature_by_time_and_id_and_lie_so_in_their_file(
     tmp_path_factory, times, pull, block_bytes, limit, max_rows, part_rows, bounds
 ):
-    store = Store(tmp_path_factory.mktemp("blocks") / "monitor.db")
+    store = StateStore(tmp_path_factory.mktemp("blocks") / "monitor.db")
     numbers = [7 * i % 12 for i in range(len(times))]
     made = {
         f"r{n:02}": prediction(f"r{n:02}", 1 + n % 3, time=START + 20 * t)

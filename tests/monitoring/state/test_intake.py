@@ -14,7 +14,7 @@ from evergreen.contracts.records import MAX_ROWS_PER_RECORD, PredictionBatch, Re
 from evergreen.runtime.errors import TemporaryError
 from monitoring.state import join
 from monitoring.state.admission import MAX_OTHERS
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.errors import raises
 from tests.support.monitors import START, WINDOW, Bench, clicks, prediction, publish
 from tests.support.recommenders import SHOP
@@ -211,14 +211,14 @@ def test_message_that_cannot_be_stored_is_dead_lettered_and_rest_are_kept(
 
 
 def test_rows_that_lack_columns_are_decoded_by_parts_of_so_many_bytes(started, monkeypatch):
-    b, added, add = started(), [], Store.add
+    b, added, add = started(), [], StateStore.add
 
     def count(store, predictions, *arguments, **known):
         added.append(predictions.num_rows)
         return add(store, predictions, *arguments, **known)
 
-    monkeypatch.setattr(Store, "add", count)
-    monkeypatch.setattr(join, "DECODED_BYTES", 10 * FORM.row_bytes)
+    monkeypatch.setattr(StateStore, "add", count)
+    monkeypatch.setattr(join, "_DECODED_BYTES", 10 * FORM.row_bytes)
     b.tick(prediction("first", 1))
     narrow = RecordFormat(Features(numeric=("price",), categorical=()))
     for number, rows in enumerate((4, 4, 4, 30, 1)):
@@ -304,7 +304,7 @@ def test_unknown_versions_are_bounded_and_released_one_is_always_accepted(bench)
 
 
 def test_ids_of_dead_letters_are_few_short_and_forgotten_in_time(started, monkeypatch):
-    monkeypatch.setattr(store_module, "MAX_DEAD_LETTERS", 20)
+    monkeypatch.setattr(store_module, "_MAX_DEAD_LETTERS", 20)
     b = started(keep_ids_seconds=1000.0)
 
     def kept() -> list[str]:

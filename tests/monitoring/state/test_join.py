@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import monitoring.monitor
 from evergreen.contracts.records import Predictions
 from monitoring.state.join import attribute
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.monitors import START, WINDOW, add_in_pulls, clicks, matured, prediction, publish
 
 
@@ -50,7 +50,7 @@ def test_any_order_with_any_repetition_gives_labels_of_oracle(tmp_path_factory, 
     outcomes = [clicks(f"o{i}", [(n, row, 100.0 + t)]) for i, (n, row, t) in enumerate(events)]
     records = data.draw(st.permutations([*predictions.values(), *outcomes]))
     repeated = records + data.draw(st.lists(st.sampled_from(records), max_size=4))
-    store = Store(tmp_path_factory.mktemp("join") / "monitor.db")
+    store = StateStore(tmp_path_factory.mktemp("join") / "monitor.db")
     add_in_pulls(store, repeated, data.draw(st.integers(1, 8)))
     waiting = store.waiting(1e9, 100)
     found = attribute(waiting, store.clicks_on(waiting.numbers), window_seconds=WINDOW).requests
@@ -81,7 +81,7 @@ def test_windows_stay_open_while_their_clicks_wait_in_log(bench, monkeypatch):
 
     Clicks that wait in the log must still count.
     """
-    monkeypatch.setattr(monitoring.monitor, "MATURE_REQUESTS", 7)
+    monkeypatch.setattr(monitoring.monitor, "_MATURE_REQUESTS", 7)
     b = bench(pull_messages=2)
     publish(
         b.log, *[prediction(f"r{i}", 1) for i in range(50)], clicks("o", [("r0", 0, START + 1)])
@@ -136,7 +136,7 @@ def test_stop_under_flood_ends_and_leaves_rest_to_next_start(started):
 
 
 def test_ids_and_orphans_are_forgotten_only_when_old_and_archived(tmp_path):
-    store = Store(tmp_path / "monitor.db")
+    store = StateStore(tmp_path / "monitor.db")
     orphan = clicks("o", [("unknown", 0, 1.0)])
     store.add(
         Predictions.of([prediction("a", 1), prediction("b", 1, time=START + 1)]),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evergreen.contracts.records import Predictions
 from monitoring.state.join import attribute
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.monitors import START, WINDOW, add_in_pulls, clicks, prediction
 
 
@@ -19,7 +19,7 @@ from tests.support.monitors import START, WINDOW, add_in_pulls, clicks, predicti
 )
 @given(st.data())
 def test_open_rows_are_those_of_records_whose_window_is_open(tmp_path_factory, data):
-    store = Store(tmp_path_factory.mktemp("open") / "monitor.db")
+    store = StateStore(tmp_path_factory.mktemp("open") / "monitor.db")
     requests = [
         prediction(
             f"r{i}",
@@ -60,7 +60,7 @@ def test_open_rows_are_those_of_records_whose_window_is_open(tmp_path_factory, d
 
 
 def test_beyond_limit_newest_requests_are_handed_out_whole(tmp_path):
-    store = Store(tmp_path / "monitor.db")
+    store = StateStore(tmp_path / "monitor.db")
     store.add(
         Predictions.of([prediction(f"r{i}", 4, time=100.0 + i) for i in range(10)]), [], [], now=0.0
     )

@@ -10,7 +10,7 @@ from evergreen.contracts.records import CLICK, CONVERSION
 from monitoring.monitor import FORGET_SECONDS, ORPHAN_SECONDS
 from monitoring.state.archive import OUTCOME_SCHEMA as SCHEMA
 from monitoring.state.archive import marker_path
-from monitoring.state.store import Store
+from monitoring.state.store import StateStore
 from tests.support.archives import archived_rows, expected_rows, outcome_files, outcomes
 from tests.support.crashes import Kill
 from tests.support.monitors import START, WINDOW, Bench, add_in_pulls, clicks, prediction, publish
@@ -188,7 +188,7 @@ EVENTS = st.lists(
 )
 @given(EVENTS, st.data())
 def test_rate_is_that_of_records_in_any_order(tmp_path_factory, events, data):
-    store = Store(tmp_path_factory.mktemp("conversions") / "monitor.db")
+    store = StateStore(tmp_path_factory.mktemp("conversions") / "monitor.db")
     sizes = {name: data.draw(st.integers(1, 3)) for name in "ab"}  # c is unknown
     made = [prediction(name, size, time=100.0, version=ord(name)) for name, size in sizes.items()]
     records = [*made, *(clicks(f"o{i}", [event], CONVERSION) for i, event in enumerate(events))]

@@ -17,7 +17,7 @@ last_turn_timestamp_seconds auc_threshold last_decision_timestamp_seconds retrai
 retrain_blocked_until_timestamp_seconds runs_without_release_in_a_row failed_runs_in_a_row gate_refusals_in_a_row
 run_under_way run_started_timestamp_seconds runs_total last_run_end_timestamp_seconds last_run_duration_seconds
 promotions_total live_version live_since_timestamp_seconds notifications_total notifications_waiting
-unuploaded_files oldest_unuploaded_timestamp_seconds model_store_readable
+unuploaded_files oldest_unuploaded_timestamp_seconds model_registry_readable
 disk_free_bytes disk_size_bytes
 """  # noqa: E501
 
@@ -103,10 +103,10 @@ oldest_unuploaded_timestamp_seconds unuploaded_files retrain_budget_left notific
 
 def test_what_is_not_known_of_runs_and_store_is_absent():
     found = {name for name, *_ in samples(Snapshot(time=1.0, store_status=StoreStatus()))}
-    assert "ctr_monitor_model_store_readable" in found
+    assert "ctr_monitor_model_registry_readable" in found
     assert not found & {f"ctr_monitor_{name}" for name in UNKNOWN.split()}
     unreadable = samples(Snapshot(time=1.0, store_status=StoreStatus(store_problem="gone")))
-    assert unreadable["ctr_monitor_model_store_readable",] == 0
+    assert unreadable["ctr_monitor_model_registry_readable",] == 0
     assert not any(name == "ctr_monitor_promotions_total" for name, *_ in unreadable)
 
 

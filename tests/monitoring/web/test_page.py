@@ -175,7 +175,7 @@ def test_banner_is_green_only_if_rows_of_serving_lineage_were_evaluated():
     ],
     ids=["nothing", "another version", "undecidable", "the calendar alone", "baked once"],
 )
-def test_banner_is_grey_where_nothing_was_judged(changes, expected):
+def test_banner_is_grey_where_nothing_was_evaluated(changes, expected):
     state, text = banner(**changes)
     assert state == "wait"
     assert text.startswith("Working; the newest prediction is 3 s old.")
@@ -284,7 +284,7 @@ def drawn(snapshot: Snapshot, events=()) -> str:
 
 def test_decision_is_table_of_its_checks():
     numbers = {**DECISION.numbers, "auc": 0.61234, "auc_low": 0.6, "auc_high": 0.625}
-    columns = {"drifted_columns": 1, "judged_columns": 11, "threshold": None, "auc": 0.6}
+    columns = {"drifted_columns": 1, "compared_columns": 11, "threshold": None, "auc": 0.6}
     decisions = (
         replace(DECISION, numbers=numbers),
         replace(DECISION, policy="data_drift", action=Action.OK, reason="calm", numbers=columns),

@@ -1,4 +1,4 @@
-"""Tests of `evergreen scale simulate`: its output, defaults, wrong flags and files."""
+"""Tests of `evergreen simulate autoscaler`: its output, defaults, wrong flags and files."""
 
 import re
 from pathlib import Path
@@ -22,7 +22,7 @@ def short(tmp_path) -> str:
 def refused(capsys, *flags: object) -> str:
     """Return the command's output for flags or files that it refuses."""
     try:
-        code = main(["simulate", *map(str, flags)])
+        code = main([*map(str, flags)])
     except SystemExit as ended:  # argparse's message
         code = ended.code
     assert code == 2
@@ -44,7 +44,7 @@ def test_what_is_printed_of_run_is_same_again(tmp_path, capsys):
     )
     runs = []
     for _ in range(2):
-        assert main(["simulate", "--trace", str(tmp_path / "trace.csv")]) == 0
+        assert main(["--trace", str(tmp_path / "trace.csv")]) == 0
         runs.append(capsys.readouterr().out)
     assert runs[0] == runs[1]
     answered = int(re.search(r"([\d,]+) answered", runs[0])[1].replace(",", ""))
@@ -52,7 +52,7 @@ def test_what_is_printed_of_run_is_same_again(tmp_path, capsys):
 
 
 def test_default_service_times_are_those_of_shipped_target(short, capsys):
-    assert main(["simulate", "--trace", short]) == 0
+    assert main(["--trace", short]) == 0
     printed = capsys.readouterr().out
     target = read_autoscaler(SHIPPED_AUTOSCALER).metrics[0].target
     times = read_service_times(shipped_or_file("demo"))

@@ -3,8 +3,8 @@
 The input is two folders of raw Parquet files. There are two methods:
 
 - `ours`: `validate`, called like in a run, with default settings and rules. The earlier window is
-  validated like the rows of a first run, whose model folder is then the champion. Every finding
-  that is more severe than a note is an alarm of its feature.
+  validated like the rows of a first run, whose model folder is then the champion. Every check
+  that does not pass, by any rule, is an alarm of its feature.
 - `TFDV`: its drift comparator, used as in its guide, with statistics of two frames and one
   threshold for all features. The guide ("Get started", Checking data skew and drift) sets an
   L-infinity of 0.01 for categories. For numbers the guide names the Jensen-Shannon divergence
@@ -31,11 +31,9 @@ THRESHOLDS = {"TFDV, threshold 0.01": 0.01, "TFDV, threshold 0.3": 0.3}
 
 
 def alarms_by_ours(before: Path, now: Path) -> dict[str, list[str]]:
-    """Return the features, and `dataset`, with a finding that warns or blocks."""
-    findings = _validate_window(now, now.parent / "validation", _champion_of(before)).findings
-    return {
-        OURS: sorted({finding["feature"] for finding in findings if finding["severity"] != "info"})
-    }
+    """Return the features, and `dataset`, with a check that did not pass."""
+    checks = _validate_window(now, now.parent / "validation", _champion_of(before)).checks
+    return {OURS: sorted({check.column for check in checks if not check.passed})}
 
 
 def _validate_window(rows: Path, folder: Path, model: Path | None) -> Any:
@@ -117,4 +115,4 @@ def _read_frame(folder: Path) -> Any:
     return frame
 
 
-JUDGES: dict[str, Method] = {OURS: alarms_by_ours, TFDV: alarms_by_tfdv}
+METHODS: dict[str, Method] = {OURS: alarms_by_ours, TFDV: alarms_by_tfdv}

@@ -238,13 +238,13 @@ def running(
             Stack(logs=models.folder / "logs", variables={"OMP_NUM_THREADS": "1"})
         )
         web = _start_web_server(processes, peers_python, ours.graph(version))
-        contestants = [
+        servers = [
             MeasuredServer(OURS, ours.server.grpc_url, CRITEO_RECOMMENDER.name),
             MeasuredServer(FLOOR, ours.server.grpc_url, FLOOR),
             MeasuredServer(REFERENCE, reference.grpc_url, REFERENCE),
             MeasuredServer(WEB, web, "/score"),
         ]
-        yield ours, {contestant.name: contestant for contestant in contestants}
+        yield ours, {server.name: server for server in servers}
 
 
 def _load_model(url: str, name: str) -> None:

@@ -52,7 +52,7 @@ def asked_windows(draw):
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_no_row_that_judges_was_learned_by_any_contestant(
+def test_no_row_that_evaluates_was_learned_by_any_baseline(
     asked, learned, request_rows, flags, run_main, released, raw_table, write_lake, tmp_path, capsys
 ):
     lake = tmp_path / "lake"
@@ -79,14 +79,14 @@ def test_no_row_that_judges_was_learned_by_any_contestant(
     assert baselines == {
         {"current": "m2", "none": None}.get(asked[role], "m1") for role in ("parent", "champion")
     } - {None}
-    train, judging = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
+    train, holdout = rows_in(dataset.train_uri), rows_in(dataset.holdout_uri)
     newest_learned = max([row[raw_rows.EVENT_TIME] for row in train], default=START)
-    assert judging
-    for row in judging:
+    assert holdout
+    for row in holdout:
         assert row[raw_rows.EVENT_TIME] > max(
             [newest_learned, *(watermarks[baseline] for baseline in baselines)]
         )
-    assert not {row[raw_rows.REQUEST_ID] for row in judging} & {
+    assert not {row[raw_rows.REQUEST_ID] for row in holdout} & {
         row[raw_rows.REQUEST_ID] for row in train
     }
     # Rows that are used neither for training nor for evaluation are in the window of the next run.
@@ -100,7 +100,7 @@ def test_no_row_that_judges_was_learned_by_any_contestant(
         (row[raw_rows.REQUEST_ID], row[raw_rows.ROW]): row[raw_rows.EVENT_TIME] for row in window
     }
     left = by_identity.keys() - {
-        (row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in train + judging
+        (row[raw_rows.REQUEST_ID], row[raw_rows.ROW]) for row in train + holdout
     }
     assert len(left) == dataset.num_straddling_rows
     assert all(by_identity[key] > learned_until for key in left)

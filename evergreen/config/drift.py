@@ -1,0 +1,40 @@
+"""Thresholds of drift, which validation and the monitor share."""
+
+from dataclasses import dataclass
+
+from evergreen.runtime.errors import expect
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftThresholds:
+    """Minimum effects that count as drift, and the false discovery rate.
+
+    Raises:
+        ContractError: a threshold is out of range.
+    """
+
+    categorical_drift: float = 0.02
+    """Minimum change of one category's share that counts as drift. A change that chance can explain
+    does not count."""
+    categorical_drift_relative: float = 0.5
+    """Minimum change relative to the category's previous share. The smaller of this limit and
+    `categorical_drift` applies, but at least 0.002."""
+    numeric_drift: float = 0.003
+    """Minimum Jensen-Shannon divergence, in bits beyond what chance adds, that counts as drift."""
+    missing_drift: float = 0.02
+    """Minimum change of a column's share of missing values that counts as drift."""
+    false_discovery_rate: float = 0.05
+    """False discovery rate: maximum expected share of false alarms among the columns reported as
+    drifted."""
+
+    def __post_init__(self) -> None:
+        expect(self, "inside (0, 1)", lambda value: 0 < value < 1, "false_discovery_rate")
+        expect(
+            self,
+            "a number in [0, 1]",
+            lambda value: 0 <= value <= 1,
+            "categorical_drift",
+            "categorical_drift_relative",
+            "numeric_drift",
+            "missing_drift",
+        )

@@ -1,0 +1,162 @@
+"""Tables, local times and progress bars of the commands.
+
+Rich renders them, and is imported when a command prints. A table is cut to the width of the
+terminal. Output that is not a terminal gets the whole table. Colors appear only on a terminal, and
+not if the environment variable NO_COLOR is set. Progress bars are written to standard error.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Protocol
+
+from evergreen.runtime.plain_text import printable
+
+ABSENT = "-"
+"""Cell of a value that does not exist."""
+UNLIMITED = 10_000
+"""Columns of output that is not a terminal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """Column of a table."""
+
+    name: str
+    is_flexible: bool = False
+    """Whether cells are cut with an ellipsis to make the table fit."""
+    is_number: bool = False
+    """Whether cells are aligned to the right."""
+    is_wide_only: bool = False
+    """Whether the column is left out if the table does not fit."""
+
+
+def add_listing_flags(parser: argparse.ArgumentParser) -> None:
+    """Add `--json` and `--wide`, which every command that prints a table has."""
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--wide", action="store_true", help="do not cut the table to the terminal's width"
+    )
+
+
+def print_table(
+    columns: Sequence[TableColumn], rows: Iterable[Sequence[str | None]], *, wide: bool = False
+) -> None:
+    """Print a table to standard output.
+
+    Args:
+        columns: The columns.
+        rows: Cells of each row. None and "" are shown as `ABSENT`.
+        wide: Whether all columns are printed whole, whatever the width of the terminal is.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[printable(cell) if cell else ABSENT for cell in row] for row in rows]
+    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
+    console = Console(width=UNLIMITED if wide or not has_width else None, highlight=False)
+    shown = range(len(columns))
+    if _natural_width(columns, cells) > console.width:
+        shown = [at for at in shown if not columns[at].is_wide_only]  # type: ignore[assignment]
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in (columns[at] for at in shown):
+        table.add_column(
+            column.name,
+            no_wrap=not column.is_flexible,
+            justify="right" if column.is_number else "left",
+        )
+    for row in cells:
+        table.add_row(*(Text(row[at], no_wrap=True, overflow="ellipsis") for at in shown))
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())
+
+
+def _natural_width(columns: Sequence[TableColumn], cells: Sequence[Sequence[str]]) -> int:
+    widths = (
+        max(len(column.name), *(len(row[at]) for row in cells), 0)
+        for at, column in enumerate(columns)
+    )
+    return sum(widths) + 2 * len(columns)
+
+
+def local_time(time: str | float | None) -> str | None:
+    """Return a time to the second in the zone of this machine, such as `2026-03-01 12:00:05 CET`.
+
+    Args:
+        time: ISO 8601, in UTC if it has no zone, or seconds since the epoch. None returns None.
+    """
+    if time is None:
+        return None
+    if isinstance(time, str):
+        moment = datetime.fromisoformat(time.replace("Z", "+00:00"))
+    else:
+        moment = datetime.fromtimestamp(time, timezone.utc)
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=timezone.utc)
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S %Z}"
+
+
+class Advance(Protocol):
+    """Function that moves a progress bar."""
+
+    def __call__(self, amount: int = 1) -> None:
+        """Add to the finished amount."""
+        ...
+
+
+@contextmanager
+def progress(title: str, *, total: int | None = None) -> Iterator[Advance]:
+    """Show a progress bar on standard error while the block runs.
+
+    Nothing is shown if standard error is not a terminal, or if Rich is not installed, as in the
+    environments of some steps.
+
+    Args:
+        title: What the command does, and the unit of the amounts.
+        total: Expected amount. None if it is unknown.
+
+    Yields:
+        The function that moves the bar.
+    """
+    if not sys.stderr.isatty():
+        yield _ignore
+        return
+    try:
+        from rich import progress as bars
+        from rich.console import Console
+    except ImportError:
+        yield _ignore
+        return
+    end = bars.TimeElapsedColumn() if total is None else bars.TimeRemainingColumn()
+    text = bars.TextColumn("{task.fields[done]}")
+    # What the command prints meanwhile goes above the bar. A redirected output stays redirected.
+    with bars.Progress(
+        bars.TextColumn("{task.description}"),
+        bars.BarColumn(),
+        text,
+        end,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=sys.stdout.isatty(),
+    ) as shown:
+        task = shown.add_task(printable(title), total=total, done="")
+        done = 0
+
+        def advance(amount: int = 1) -> None:
+            nonlocal done
+            done += amount
+            of = "" if total is None else f" of {total:,}"
+            shown.update(task, completed=done, done=f"{done:,}{of}")
+
+        yield advance
+
+
+def _ignore(amount: int = 1) -> None:
+    """Move no bar."""
