@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from components.training import torch_parts
 from components.training.pytorch.engine import PytorchEngine, gpu_hints
 from components.training.start import write_initial
 from components.training.torch_parts import assemble
@@ -194,12 +195,14 @@ def test_step_moves_no_scalars_between_host_and_device(world, rows, config):
     assert not {"lift_fresh", "_local_scalar_dense", "_to_copy"} & set(called.names)
 
 
-def test_lookups_move_no_scalars_and_wait_once_for_distinct_rows(world, rows):
+def test_lookups_move_no_scalars_and_wait_only_for_distinct_rows(world, rows, monkeypatch):
+    monkeypatch.setattr(torch_parts, "_sorted", lambda keys: keys.sort(stable=True))
+    ids = torch.from_numpy(rows.ids[:64])
     with (
         closing(PytorchEngine(CONFIG, world.slot_sizes, SETTINGS, device="cpu")) as engine,
         _CalledOperators() as called,
     ):
-        engine._places[0].lookups(torch.from_numpy(rows.ids[:64]))
+        engine._places[0].lookups(ids)
     waits = {"lift_fresh", "_local_scalar_dense", "nonzero"}
     assert [name for name in called.names if name in waits] == ["nonzero"]
 
