@@ -195,7 +195,8 @@ def _sorted(keys: Tensor) -> tuple[Tensor, Tensor]:
     np.sort of int64 takes 0.2 ms, torch.sort takes 0.8 ms and np.argsort takes 2.4 ms.
     """
     if keys.device.type != "cpu":
-        return keys.sort(stable=True)
+        in_order, positions = keys.sort(stable=True)
+        return in_order, positions
     position_bits = max(1, (len(keys) - 1).bit_length())
     packed = (keys.numpy() << position_bits) | np.arange(len(keys))
     packed.sort()

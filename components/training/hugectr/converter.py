@@ -135,15 +135,20 @@ def graph_document(config: DcnConfig, embeddings: Sequence[Embedding]) -> dict[s
 
 def _layer_document(layer: Layer) -> dict[str, Any]:
     """Return a dense layer. A single tensor is a name, and several tensors are a list."""
-    arguments = layer.arguments
-    details: dict[str, Any] = {
-        "Reshape": lambda: {"leading_dim": arguments["leading_dim"], "time_step": 0},
-        "Concat": lambda: {"axis": 1},
-        "Slice": lambda: {"ranges": [list(each) for each in arguments["ranges"]]},
-        "MultiCross": lambda: {"mc_param": {"num_layers": arguments["num_layers"]}},
-        "InnerProduct": lambda: {"fc_param": {"num_output": arguments["num_output"]}},
-        "Dropout": lambda: {"rate": arguments["dropout_rate"]},
-    }.get(layer.type, dict)()
+    given, details = layer.arguments, dict[str, Any]()
+    match layer.type:
+        case "Reshape":
+            details = {"leading_dim": given["leading_dim"], "time_step": 0}
+        case "Concat":
+            details = {"axis": 1}
+        case "Slice":
+            details = {"ranges": [list(each) for each in given["ranges"]]}
+        case "MultiCross":
+            details = {"mc_param": {"num_layers": given["num_layers"]}}
+        case "InnerProduct":
+            details = {"fc_param": {"num_output": given["num_output"]}}
+        case "Dropout":
+            details = {"rate": given["dropout_rate"]}
     tensors = {
         name: each[0] if len(each) == 1 else each
         for name, each in (("bottom", layer.bottoms), ("top", layer.tops))

@@ -23,7 +23,7 @@ from tests.support.networks import shaped
 from tests.support.training_world import dcn
 
 SIZES = [9, 7, 12, 5]
-LISTS = Places((0, 1, 1, 1, 2, 3, 3), (PooledPlaces(1, 4, "sum"), PooledPlaces(5, 7, "sum")))
+LISTS = Places((0, 2, 1, 1, 1, 3, 3), (PooledPlaces(2, 5, "sum"), PooledPlaces(5, 7, "sum")))
 BASE = replace(
     dcn(embedding_dim=4, num_cross_layers=2, tower=(16, 8)), num_dense=3, num_categorical=4
 )
